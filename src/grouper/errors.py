@@ -1,0 +1,138 @@
+"""Every exception Grouper raises on purpose.
+
+    GrouperError                 exit code 2: something the user can put right
+    |-- ConfigError              the recipe, an override, or a combination of settings
+    |-- DataError                a data file, a column, a row, a reference answer
+    |-- PromptError              a prompt format, a chat template, a tokenizer
+    |-- ModelError               a model folder, an adapter, an architecture we cannot run
+    |-- RewardError              a reward function: not found, wrong shape, fails too often
+    |-- GradingError             the grader cannot be started (never: a bad model answer)
+    |-- RunFolderError           the output folder: another experiment, not writable, full
+    |-- CheckpointError          a checkpoint that is missing, broken, or of another recipe
+    |-- PreflightError           the run would not learn (everything truncated, no stop token)
+    `-- Interrupted              exit code 130: Ctrl-C or SIGTERM, after saving
+
+Model output is data and never raises: a bad completion becomes a `Verdict`.
+Our own mistakes are `assert`s and ordinary Python exceptions, with a traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "GradingError",
+    "GrouperError",
+    "Interrupted",
+    "ModelError",
+    "PreflightError",
+    "PromptError",
+    "RewardError",
+    "RunFolderError",
+    "did_you_mean",
+]
+
+
+class GrouperError(Exception):
+    """A mistake in what we were given, told as what happened, where, and what to do.
+
+    Args:
+        what: one sentence saying what is wrong, with the offending value.
+        where: the file, line, recipe key or argument it was found in.
+        fix: what the reader should do about it.
+        others: further problems of the same kind found in the same pass, so that the
+            reader can repair all of them at once.
+    """
+
+    exit_code = 2
+
+    def __init__(
+        self, what: str, *, where: str = "", fix: str = "", others: Sequence[GrouperError] = ()
+    ) -> None:
+        self.what = what
+        self.where = where
+        self.fix = fix
+        self.others = tuple(others)
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        return "\n".join(problem.paragraph() for problem in (self, *self.others))
+
+    def paragraph(self) -> str:
+        """This problem alone, as one paragraph.
+
+        >>> print(GrouperError("group_size is 1", where="grpo", fix="Use 2 or more.").paragraph())
+        grpo: group_size is 1. Use 2 or more.
+        """
+        what = self.what if self.what.endswith((".", "!", "?", ":")) else f"{self.what}."
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{what} {self.fix}".rstrip()
+
+
+class ConfigError(GrouperError):
+    """The recipe, an override on the command line, or a combination of settings."""
+
+
+class DataError(GrouperError):
+    """A data file, a column, a row or a reference answer."""
+
+
+class PromptError(GrouperError):
+    """A prompt format, a chat template or a tokenizer."""
+
+
+class ModelError(GrouperError):
+    """A model folder, an adapter, or an architecture that cannot be run."""
+
+
+class RewardError(GrouperError):
+    """A reward function that is missing, returns the wrong thing, or fails too often."""
+
+
+class GradingError(GrouperError):
+    """The grader itself cannot be started. A bad model answer never raises this."""
+
+
+class RunFolderError(GrouperError):
+    """The output folder belongs to another experiment, is not writable, or is full."""
+
+
+class CheckpointError(GrouperError):
+    """A checkpoint that is missing, incomplete, or belongs to another recipe."""
+
+
+class PreflightError(GrouperError):
+    """A check before training shows that the run would waste its time."""
+
+
+class Interrupted(GrouperError):
+    """The user asked to stop (Ctrl-C, SIGTERM); the state has been saved first."""
+
+    exit_code = 130
+
+
+def raise_all(problems: Sequence[GrouperError]) -> None:
+    """Raise the first of `problems` carrying all the others; do nothing if there are none."""
+    if not problems:
+        return
+    first, *rest = problems
+    raise type(first)(first.what, where=first.where, fix=first.fix, others=[*first.others, *rest])
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence naming the nearest valid names.
+
+    >>> did_you_mean("groop_size", ["group_size", "seed"])
+    "Did you mean 'group_size'?"
+    >>> did_you_mean("zzz", ["b", "a"])
+    'Known names: a, b.'
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    return f"Known names: {', '.join(names)}." if names else ""

@@ -1,0 +1,1 @@
+"""Samplers: the protocol, the native engine, and the shipped fake."""

@@ -1,0 +1,53 @@
+"""What every sampler promises: requests in, completions out as each one finishes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from grouper.types import Completion, Prompt, SamplingParams
+
+__all__ = ["SampleRequest", "Sampler", "address"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """One completion to draw.
+
+    Example: `SampleRequest(prompt=prompt, params=SamplingParams(), key=address(0, "grpo", 3,
+    "gsm8k/1", 0))`.
+    """
+
+    prompt: Prompt
+    params: SamplingParams
+    key: int
+    """64-bit address of this draw, from `address`; position i of the completion uses the i-th
+    uniform number of the stream it names. Equal keys give equal completions."""
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Draws completions; evaluation and training know nothing else of how."""
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        """Yield (index of the request, its completion) as each finishes, each index once."""
+        ...
+
+
+def address(*parts: int | str) -> int:
+    """The 64-bit key of a draw, a pure function of everything that names it.
+
+    By convention the parts are (run seed, purpose, step, problem id, sample index), so a draw
+    does not depend on the slot, batch or process it runs in, and resuming needs no generator
+    state.
+
+    >>> address(0, "grpo", 1, "a/1", 0) == address(0, "grpo", 1, "a/1", 0)
+    True
+    >>> address(0, "grpo", 1, "a/1", 0) == address(0, "grpo", 1, "a/1", 1)
+    False
+    """
+    # repr keeps ("1",) and (1,) apart; the separator keeps ("ab", "c") and ("a", "bc") apart.
+    text = "\x1f".join(repr(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

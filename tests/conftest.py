@@ -1,0 +1,25 @@
+"""Settings every test shares: one thread, no network, no TensorFlow."""
+
+from __future__ import annotations
+
+import os
+
+# Two OpenMP threads collapse when another process holds a core, so tests use one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The real problem sets beside the checkout; tests that need them skip without."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("the shared problem sets are not beside this checkout")
+    return SHARED_DATA
