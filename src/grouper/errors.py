@@ -109,7 +109,7 @@ class PreflightError(GrouperError):
     """A check before training shows that the run would waste its time."""
 
 
-class Interrupted(GrouperError):
+class Interrupted(GrouperError):  # noqa: N818 - it is a request, not an error
     """The user asked to stop (Ctrl-C, SIGTERM); the state has been saved first."""
 
     exit_code = 130

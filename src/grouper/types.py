@@ -129,9 +129,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A problem as the model sees it. Engines receive `token_ids` and nothing else.
+    r"""A problem as the model sees it. Engines receive `token_ids` and nothing else.
 
-    Example: `Prompt(problem_id="a/0", text="Q: 2+2?\\nA:", token_ids=(5, 9, 2))`.
+    Example: `Prompt(problem_id="a/0", text="Q: 2+2?\nA:", token_ids=(5, 9, 2))`.
     """
 
     problem_id: str
