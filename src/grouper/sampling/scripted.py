@@ -10,6 +10,10 @@ from grouper.types import Completion, FinishReason
 __all__ = ["ScriptedSampler"]
 
 
+def _code_points(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
 class ScriptedSampler:
     """Answers every request from a function of the request and its index.
 
@@ -32,7 +36,7 @@ class ScriptedSampler:
         self,
         script: Callable[[SampleRequest, int], str],
         *,
-        encode: Callable[[str], Sequence[int]] = lambda text: [ord(c) for c in text],
+        encode: Callable[[str], Sequence[int]] = _code_points,
         stop_token_id: int = 0,
         logprob: float = -1.0,
     ) -> None:
