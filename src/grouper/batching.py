@@ -1,0 +1,239 @@
+"""TrainBatch: exactly one optimizer step, its normalisation included.
+
+Prompts are stored once and rows point at them, because the update runs each prompt's forward
+once. A batch can be cut into row slices in any way: each slice keeps the weights computed over
+the whole step, so the losses of the slices add up to the loss of the step. Nothing here may
+depend on how it is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from grouper.algorithms.weighting import WeightingFunction
+from grouper.types import Demonstration, RolloutGroup
+
+__all__ = ["TrainBatch", "demonstration_batch", "micro_batches", "rollout_batch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainBatch:
+    """Rows of one optimizer step: P prompts, R completions of at most T tokens.
+
+    All id tensors are padded on the right with 0; lengths say what is real, never a token value.
+    """
+
+    prompt_ids: Tensor
+    """[P, Tp] int64."""
+    prompt_lengths: Tensor
+    """[P] int64, each at least 1."""
+    prompt_index: Tensor
+    """[R] int64: the prompt of each row."""
+    completion_ids: Tensor
+    """[R, T] int64."""
+    completion_lengths: Tensor
+    """[R] int64, each at least 1."""
+    mask: Tensor
+    """[R, T] bool: the target tokens."""
+    weights: Tensor
+    """[R, T] float32 (float64 in tests): zero off the mask; fixed over the whole step."""
+    sequence_ids: Tensor
+    """[R] int64: the row's number within the step; survives slicing."""
+    group_ids: Tensor
+    """[R] int64: rows with equal ids share a baseline."""
+    advantages: Tensor
+    """[R], zeros in SFT."""
+    sampler_logprobs: Tensor | None = None
+    """[R, T]: what the sampler reported; for the gap metric."""
+    old_logprobs: Tensor | None = None
+    """[R, T]: the trainer's own, before the first update on these rows; None means on-policy:
+    the current ones, detached."""
+    reference_logprobs: Tensor | None = None
+    """[R, T]: of the frozen reference; None without a KL term."""
+    temperature: float = 1.0
+    """Log-probs are taken of logits divided by this; 1 in SFT."""
+
+    def __post_init__(self) -> None:
+        rows, tokens = self.completion_ids.shape
+        assert self.mask.shape == self.weights.shape == (rows, tokens), "mask, weights: [R, T]"
+        assert self.prompt_index.shape == self.advantages.shape == (rows,), "one a row"
+        assert not self.weights[~self.mask].any(), "weights are zero off the mask"
+
+    @property
+    def rows(self) -> int:
+        return self.completion_ids.shape[0]
+
+    @property
+    def target_tokens(self) -> int:
+        return int(self.mask.sum())
+
+    def select(self, index: Tensor) -> TrainBatch:
+        """The rows `index` [rows] int64 as a batch of their own, trimmed to their lengths.
+
+        Weights, advantages and ids are the step's own values: slices add up.
+        """
+        prompts, prompt_index = torch.unique(self.prompt_index[index], return_inverse=True)
+        width = int(self.completion_lengths[index].max())
+        prompt_width = int(self.prompt_lengths[prompts].max())
+
+        def grid(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[index, :width]
+
+        return replace(
+            self,
+            prompt_ids=self.prompt_ids[prompts, :prompt_width],
+            prompt_lengths=self.prompt_lengths[prompts],
+            prompt_index=prompt_index,
+            completion_ids=self.completion_ids[index, :width],
+            completion_lengths=self.completion_lengths[index],
+            mask=self.mask[index, :width],
+            weights=self.weights[index, :width],
+            sequence_ids=self.sequence_ids[index],
+            group_ids=self.group_ids[index],
+            advantages=self.advantages[index],
+            sampler_logprobs=grid(self.sampler_logprobs),
+            old_logprobs=grid(self.old_logprobs),
+            reference_logprobs=grid(self.reference_logprobs),
+        )
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> TrainBatch:
+        """The batch on `device`; floating tensors in `dtype` where given."""
+        changes: dict[str, Tensor] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Tensor):
+                floating = dtype if value.is_floating_point() else None
+                changes[item.name] = value.to(device=device, dtype=floating)
+        return replace(self, **changes)  # type: ignore[arg-type]  # only tensor fields change
+
+
+def _pad(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
+    """[rows, longest], padded on the right with 0."""
+    width = max((len(row) for row in rows), default=0)
+    padded = torch.zeros(len(rows), width, dtype=dtype)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = torch.tensor(row, dtype=dtype)
+    return padded
+
+
+def _lengths(rows: Sequence[Sequence[float]]) -> Tensor:
+    return torch.tensor([len(row) for row in rows], dtype=torch.int64)
+
+
+def demonstration_batch(
+    demonstrations: Sequence[Demonstration],
+    weighting: WeightingFunction,
+    *,
+    weighting_constant: float = 0.0,
+) -> TrainBatch:
+    """One SFT step: every completion token, the stop token among them, is a target."""
+    prompts = [d.prompt.token_ids for d in demonstrations]
+    completions = [d.token_ids for d in demonstrations]
+    lengths = _lengths(completions)
+    ids = _pad(completions, torch.int64)
+    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    rows = torch.arange(len(completions))
+    return TrainBatch(
+        prompt_ids=_pad(prompts, torch.int64),
+        prompt_lengths=_lengths(prompts),
+        prompt_index=rows,
+        completion_ids=ids,
+        completion_lengths=lengths,
+        mask=mask,
+        weights=weighting(mask, weighting_constant).float(),
+        sequence_ids=rows,
+        group_ids=rows,
+        advantages=torch.zeros(len(completions)),
+    )
+
+
+def rollout_batch(
+    groups: Sequence[RolloutGroup],
+    advantages: Sequence[Sequence[float]],
+    weighting: WeightingFunction,
+    *,
+    weighting_constant: float = 0.0,
+    keep_flat: bool = False,
+) -> TrainBatch | None:
+    """One GRPO step from groups and the advantage of each scored rollout.
+
+    The weights count every scored rollout of the step. Afterwards rows with advantage 0 are left
+    out unless `keep_flat` (a KL or entropy term needs them): their gradient is zero, so leaving
+    them out changes the time and nothing else.
+
+    Args:
+        groups: all groups of the step, with or without signal.
+        advantages: per group, one value for each of `group.scored`.
+        weighting: from `algorithms.weighting`.
+        weighting_constant: divisor of the constant weighting.
+        keep_flat: keep rows with advantage 0.
+
+    Returns:
+        The batch, or None when no row is left: then there is nothing to step on.
+    """
+    rows = [
+        (g, rollout.completion, advantage)
+        for g, (group, values) in enumerate(zip(groups, advantages, strict=True))
+        for rollout, advantage in zip(group.scored, values, strict=True)
+    ]
+    if not rows:
+        return None
+    completions = [completion.token_ids for _, completion, _ in rows]
+    prompts = [group.prompt.token_ids for group in groups]
+    lengths = _lengths(completions)
+    ids = _pad(completions, torch.int64)
+    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    group_ids = torch.tensor([g for g, _, _ in rows], dtype=torch.int64)
+    batch = TrainBatch(
+        prompt_ids=_pad(prompts, torch.int64),
+        prompt_lengths=_lengths(prompts),
+        prompt_index=group_ids,
+        completion_ids=ids,
+        completion_lengths=lengths,
+        mask=mask,
+        weights=weighting(mask, weighting_constant).float(),
+        sequence_ids=torch.arange(len(rows)),
+        group_ids=group_ids,
+        advantages=torch.tensor([a for _, _, a in rows], dtype=torch.float32),
+        sampler_logprobs=_pad([c.logprobs for _, c, _ in rows], torch.float32),
+        temperature=groups[0].params.temperature,
+    )
+    if keep_flat:
+        return batch
+    live = batch.advantages.nonzero().flatten()
+    return batch.select(live) if live.numel() else None
+
+
+def micro_batches(batch: TrainBatch, token_budget: int) -> list[TrainBatch]:
+    """Cut a step into slices of at most `token_budget` tokens, each prompt counted once a slice.
+
+    Rows are ordered by the longest completion of their prompt, so that slices are padded little
+    and rows of one prompt stay together. A single row over the budget makes a slice of its own.
+    """
+    if token_budget < 1:
+        raise ValueError(f"token_budget must be 1 or more, got {token_budget}")
+    lengths = batch.completion_lengths.tolist()
+    owners = batch.prompt_index.tolist()
+    prompt_lengths = batch.prompt_lengths.tolist()
+    longest: dict[int, int] = {}
+    for owner, length in zip(owners, lengths, strict=True):
+        longest[owner] = max(longest.get(owner, 0), length)
+    order = sorted(range(batch.rows), key=lambda r: (longest[owners[r]], owners[r], lengths[r], r))
+
+    slices: list[list[int]] = []
+    used, seen = 0, set[int]()
+    for row in order:
+        cost = lengths[row] + (0 if owners[row] in seen else prompt_lengths[owners[row]])
+        if slices and used + cost <= token_budget:
+            slices[-1].append(row)
+        else:
+            slices.append([row])
+            used, seen = 0, set()
+            cost = lengths[row] + prompt_lengths[owners[row]]
+        used += cost
+        seen.add(owners[row])
+    return [batch.select(torch.tensor(rows)) for rows in slices]
