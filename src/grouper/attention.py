@@ -1,0 +1,258 @@
+"""Our attention function, registered with transformers and shared by the update and the sampler.
+
+A model's own code runs everything; only the inner product of queries and keys is ours. Tokens
+come as one flat row `[1, N]` without padding, so every linear layer does exactly the work there
+is. A *layout* object travels through the model's keyword arguments and says which flat tokens
+attend to which:
+
+- `SharedPrompts` (the update): each prompt once, its keys and values expanded to its
+  completions, with gradient;
+- `Prefill` and `Decode` in `sampling/slots.py` (the sampler): the same over a slot cache.
+
+What a layout does not understand is refused, never dropped: sliding windows and soft-capping are
+honoured here, attention sinks and other additions raise `ModelError`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from grouper.errors import ModelError
+
+__all__ = ["NAME", "AttentionSpec", "Layout", "SharedPrompts", "attend", "gather_heads"]
+
+NAME = "grouper"
+
+_HARMLESS = frozenset(
+    {
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "is_causal",
+        "return_dict",
+        "position_embeddings",
+    }
+)
+"""Keywords that models pass along and that change nothing here: layouts know the positions."""
+
+
+class AttentionSpec:
+    """What one layer asks of attention beside its tensors."""
+
+    __slots__ = ("layer", "scaling", "softcap", "window")
+
+    def __init__(
+        self, *, layer: int, scaling: float, window: int | None, softcap: float | None
+    ) -> None:
+        self.layer = layer
+        self.scaling = scaling
+        self.window = window
+        """A token sees itself and the `window - 1` tokens before it; None: all of them."""
+        self.softcap = softcap
+
+
+class Layout(Protocol):
+    """Which tokens attend to which."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        """Queries [1, Hq, N, D], key and value [1, Hkv, N, D] -> [1, Hq, N, D]."""
+        ...
+
+
+def _entry(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    layout: Layout | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The function transformers calls. Returns ([batch, N, Hq, D], no attention weights)."""
+    if layout is None:
+        raise ModelError(
+            "the model was called directly while Grouper's attention is switched on",
+            fix="Call it inside `with policy.ordinary_attention():`.",
+        )
+    unknown = [
+        k for k, v in others.items() if v is not None and v is not False and k not in _HARMLESS
+    ]
+    if attention_mask is not None:
+        unknown.append("a mask of its own")
+    if dropout:
+        unknown.append("attention dropout")
+    if not getattr(module, "is_causal", True):
+        unknown.append("attention in both directions")
+    if unknown:
+        raise ModelError(
+            f"{type(module).__name__} asks for attention features that Grouper's own attention "
+            f"does not have: {', '.join(unknown)}",
+            fix="Set model.attention: sdpa (or eager).",
+        )
+    spec = AttentionSpec(
+        layer=int(getattr(module, "layer_idx", 0)),
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+    )
+    return layout.attend(query, key, value, spec).transpose(1, 2), None
+
+
+# No mask function is registered under this name, so models build no mask: layouts know better.
+AttentionInterface.register(NAME, _entry)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
+) -> Tensor:
+    """Attention of query [B, Hq, Q, D] over key and value [B, Hkv, K, D] -> [B, Hq, Q, D].
+
+    `mask` is bool, broadcastable to [B, 1, Q, K]; None means causal with Q = K. Query heads are
+    grouped as transformers groups them: head h uses key head h // (Hq / Hkv).
+    """
+    if spec.softcap is None:
+        return scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=spec.scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = torch.matmul(query, key.transpose(2, 3)) * spec.scaling
+    scores = torch.tanh(scores / spec.softcap) * spec.softcap
+    if mask is None:
+        size = query.shape[2]
+        mask = torch.ones(size, size, dtype=torch.bool, device=query.device).tril()
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    accurate = scores if scores.dtype == torch.float64 else scores.float()
+    return torch.matmul(accurate.softmax(-1).to(value.dtype), value)
+
+
+def gather_heads(flat: Tensor, index: Tensor) -> Tensor:
+    """Flat heads [1, H, N, D] at token indices [B, L] -> [B, H, L, D]."""
+    rows, width = index.shape
+    picked = flat[0].index_select(1, index.reshape(-1))
+    return picked.view(flat.shape[1], rows, width, flat.shape[3]).transpose(0, 1)
+
+
+class SharedPrompts:
+    """P prompts and R completions as one flat row; each prompt's forward runs once.
+
+    The flat order is prompt 0, prompt 1, ..., then the *inputs* of completion 0, 1, ... without
+    their last token, which predicts nothing. Exact for every model whose attention goes through
+    the attention interface, with and without sliding windows, and under gradient checkpointing,
+    since there is no cache.
+
+    Args:
+        prompt_ids: [P, Tp], padded on the right.
+        prompt_lengths: [P].
+        prompt_index: [R], the prompt of each completion.
+        completion_ids: [R, T], padded on the right; T may be 1.
+        completion_lengths: [R].
+    """
+
+    def __init__(
+        self,
+        prompt_ids: Tensor,
+        prompt_lengths: Tensor,
+        prompt_index: Tensor,
+        completion_ids: Tensor,
+        completion_lengths: Tensor,
+    ) -> None:
+        device = prompt_ids.device
+        self.prompt_index = prompt_index
+        prompt_slots = torch.arange(prompt_ids.shape[1], device=device)
+        prompt_mask = prompt_slots < prompt_lengths[:, None]
+        inputs = completion_lengths - 1
+        width = completion_ids.shape[1] - 1
+        slots = torch.arange(width, device=device)
+        input_mask = slots < inputs[:, None]
+
+        prompt_start = prompt_lengths.cumsum(0) - prompt_lengths
+        total = int(prompt_lengths.sum())
+        start = total + inputs.cumsum(0) - inputs
+        # Padding points at a real token of the same row (its first): harmless and in range.
+        self._prompt_gather = prompt_start[:, None] + prompt_slots * prompt_mask
+        self._gather = (start[:, None] + slots * input_mask).clamp(
+            max=total + int(inputs.sum()) - 1
+        )
+        self._prompt_scatter = prompt_mask.reshape(-1).nonzero().flatten()
+        self._scatter = input_mask.reshape(-1).nonzero().flatten()
+
+        flat_ids = [prompt_ids[prompt_mask], completion_ids[:, :width][input_mask]]
+        self.token_ids = torch.cat(flat_ids)[None]
+        """[1, N] int64."""
+        row_positions = prompt_lengths[prompt_index][:, None] + slots
+        positions = [prompt_slots.expand_as(prompt_mask)[prompt_mask], row_positions[input_mask]]
+        self.position_ids = torch.cat(positions)[None]
+        """[1, N] int64, each prompt from 0, completions going on from their prompt."""
+
+        self._row_positions = row_positions
+        self._prompt_live = prompt_mask[prompt_index]
+        self._masks: dict[int | None, tuple[Tensor | None, Tensor]] = {}
+
+        last_of_prompt = (prompt_start + prompt_lengths - 1)[prompt_index]
+        sources = torch.cat([last_of_prompt[:, None], start[:, None] + slots], dim=1)
+        target_slots = torch.arange(completion_ids.shape[1], device=device)
+        self.sources = sources[target_slots < completion_lengths[:, None]]
+        """[targets] int64: the flat token whose hidden state predicts each completion token."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        prompt_mask, mask = self._mask(spec.window)
+        prompt_key = gather_heads(key, self._prompt_gather)
+        prompt_value = gather_heads(value, self._prompt_gather)
+        prompt_query = gather_heads(query, self._prompt_gather)
+        out = self._flatten(
+            attend(prompt_query, prompt_key, prompt_value, prompt_mask, spec), self._prompt_scatter
+        )
+        if self._scatter.numel() == 0:
+            return out[None]
+        rows_key = torch.cat([prompt_key[self.prompt_index], gather_heads(key, self._gather)], 2)
+        rows_value = torch.cat(
+            [prompt_value[self.prompt_index], gather_heads(value, self._gather)], 2
+        )
+        rows = attend(gather_heads(query, self._gather), rows_key, rows_value, mask, spec)
+        return torch.cat([out, self._flatten(rows, self._scatter)], dim=1)[None]
+
+    @staticmethod
+    def _flatten(blocks: Tensor, scatter: Tensor) -> Tensor:
+        """[B, H, L, D] -> [H, live tokens, D]."""
+        heads, dim = blocks.shape[1], blocks.shape[3]
+        return blocks.transpose(0, 1).reshape(heads, -1, dim).index_select(1, scatter)
+
+    def _mask(self, window: int | None) -> tuple[Tensor | None, Tensor]:
+        """Masks of prompts ([1, 1, Tp, Tp]; None: causal) and of rows ([R, 1, T - 1, Tp + T - 1]).
+
+        Padded keys of a prompt are hidden; padded queries see something real, so that no row of
+        the softmax is empty, and are thrown away.
+        """
+        if window not in self._masks:
+            device = self._prompt_live.device
+            prompt_width, width = self._prompt_live.shape[1], self._row_positions.shape[1]
+            positions = torch.arange(prompt_width, device=device)
+            prompt_mask = None
+            own = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+            shared = self._prompt_live[:, None, :].expand(-1, width, -1)
+            if window is not None:
+                distance = positions[:, None] - positions
+                prompt_mask = ((distance >= 0) & (distance < window))[None, None]
+                own = own & (torch.ones_like(own).triu(1 - window))
+                shared = shared & (self._row_positions[:, :, None] - positions < window)
+            mask = torch.cat([shared, own.expand(shared.shape[0], -1, -1)], dim=2)
+            self._masks[window] = (prompt_mask, mask[:, None])
+        return self._masks[window]

@@ -1,0 +1,282 @@
+"""Policy: the model being trained as one module whose forward returns per-token log-probs.
+
+`Policy(batch)` is the only thing the update calls, so that DDP and FSDP2 can wrap exactly it. The
+LM head is applied in chunks inside it; no tensor of [tokens, vocabulary] outlives its chunk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from grouper import attention
+from grouper.batching import TrainBatch
+from grouper.errors import ModelError
+
+__all__ = ["Policy", "TokenOutputs", "head_logits", "supports_native_attention"]
+
+log = logging.getLogger(__name__)
+
+CHUNK_ELEMENTS = 2**26
+"""Logits held at a time by the chunked head: 256 MiB in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutputs:
+    """What the policy says of the completion tokens of a batch."""
+
+    logprobs: Tensor
+    """[R, T]: natural log-probability of each completion token at the batch's temperature, before
+    any truncation, in float32 or higher; 0 on padding. Carries the gradient."""
+    entropies: Tensor
+    """[R, T]: entropy in nats of the distribution each token was drawn from; no gradient."""
+
+
+def supports_native_attention(model: PreTrainedModel) -> bool:
+    """Whether the model's code sends attention through the interface we register with."""
+    return bool(getattr(model, "_supports_attention_backend", False))
+
+
+def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Logits [..., V] of hidden states [..., H], in float32 or higher.
+
+    Applies the scalings that model families put behind their head: final soft-capping (Gemma),
+    `logits_scaling` (Granite divides), `logit_scale` (Cohere multiplies).
+    """
+    head = model.get_output_embeddings()
+    logits: Tensor = head(hidden)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    config: Any = model.config.get_text_config()
+    if (divisor := getattr(config, "logits_scaling", None)) is not None:
+        logits = logits / divisor
+    if (factor := getattr(config, "logit_scale", None)) is not None:
+        logits = logits * factor
+    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+class Policy(nn.Module):
+    """A causal language model as seen by training.
+
+    Args:
+        model: the causal language model, with LoRA layers already inside where they are used.
+        adapter: the PEFT wrapper around `model` when LoRA is used; only for saving.
+        native: run each prompt once through our own attention; otherwise pad rows and use the
+            attention the model was loaded with.
+        compute_dtype: dtype of matrix products (autocast) where it differs from the weights'.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        adapter: Any = None,
+        native: bool = True,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        # Not a submodule: it holds the same parameters under other names.
+        object.__setattr__(self, "adapter", adapter)
+        self.version = 0
+        """Optimizer steps these weights have seen."""
+        self._compute_dtype = compute_dtype
+        self._ordinary = str(model.config._attn_implementation)  # noqa: SLF001 - no public reader
+        self.native = native and supports_native_attention(model)
+        if native and not self.native:
+            log.warning(
+                "%s does not go through transformers' attention interface: rows are padded and "
+                "sampling falls back to a plain cache, which is slower.",
+                type(model).__name__,
+            )
+        self.eval()  # dropout is off unless `training.update` turns LoRA's on
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The model without its LM head."""
+        decoder: nn.Module = self.model.base_model
+        return decoder
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Trainable parameters by name, in a fixed order."""
+        return {n: p for n, p in self.named_parameters() if p.requires_grad}
+
+    @contextlib.contextmanager
+    def native_attention(self) -> Iterator[None]:
+        """Attention goes through our layouts inside this block, and nowhere else."""
+        self.model.set_attn_implementation(attention.NAME)
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(self._ordinary)
+
+    def hidden_states(
+        self, layout: attention.Layout, token_ids: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Last hidden states [N, H] of flat tokens [1, N] under a layout."""
+        with self.native_attention(), self._autocast():
+            output = self.decoder(
+                input_ids=token_ids, position_ids=positions, use_cache=False, layout=layout
+            )
+        hidden: Tensor = output.last_hidden_state
+        return hidden[0]
+
+    def forward(self, batch: TrainBatch) -> TokenOutputs:
+        """Log-probs and entropies of the batch's completion tokens, each [R, T]."""
+        shape = batch.completion_ids.shape
+        slots = torch.arange(shape[1], device=batch.completion_ids.device)
+        live = slots < batch.completion_lengths[:, None]
+        hidden = self._shared(batch) if self.native else self._padded(batch, live)
+        targets = batch.completion_ids[live]
+        logprobs, entropies = self._score(hidden, targets, batch.temperature)
+        blank = logprobs.new_zeros(shape)
+        return TokenOutputs(
+            blank.masked_scatter(live, logprobs), blank.masked_scatter(live, entropies)
+        )
+
+    def _shared(self, batch: TrainBatch) -> Tensor:
+        """Hidden states [targets, H] that predict each completion token; prompts run once."""
+        layout = attention.SharedPrompts(
+            batch.prompt_ids,
+            batch.prompt_lengths,
+            batch.prompt_index,
+            batch.completion_ids,
+            batch.completion_lengths,
+        )
+        hidden = self.hidden_states(layout, layout.token_ids, layout.position_ids)
+        return hidden.index_select(0, layout.sources)
+
+    def _padded(self, batch: TrainBatch, live: Tensor) -> Tensor:
+        """The same from plain right-padded rows, for models without the attention interface."""
+        prompt_lengths = batch.prompt_lengths[batch.prompt_index]
+        lengths = prompt_lengths + batch.completion_lengths
+        width = int(lengths.max())
+        slots = torch.arange(width, device=lengths.device)
+        mask = slots < lengths[:, None]
+        is_prompt = slots < prompt_lengths[:, None]
+        prompt_slot = slots.clamp(max=batch.prompt_ids.shape[1] - 1).expand_as(mask)
+        completion_slot = (slots - prompt_lengths[:, None]).clamp(
+            0, batch.completion_ids.shape[1] - 1
+        )
+        ids = torch.where(
+            is_prompt,
+            batch.prompt_ids[batch.prompt_index].gather(1, prompt_slot),
+            batch.completion_ids.gather(1, completion_slot),
+        )
+        with self._autocast():
+            output = self.decoder(
+                input_ids=ids * mask,
+                attention_mask=mask.long(),
+                position_ids=(slots * mask).expand_as(mask),
+                use_cache=False,
+            )
+        targets = torch.arange(live.shape[1], device=live.device)
+        sources = (prompt_lengths[:, None] - 1 + targets).clamp(max=width - 1)
+        hidden: Tensor = output.last_hidden_state
+        index = sources[..., None].expand(-1, -1, hidden.shape[-1])
+        return hidden.gather(1, index)[live]
+
+    def _score(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [N] of targets [N] from hidden states [N, H], in chunks."""
+        vocabulary = int(self.model.config.get_text_config().vocab_size)
+        chunk = max(1, CHUNK_ELEMENTS // vocabulary)
+        if hidden.shape[0] <= chunk:
+            return self._score_chunk(hidden, targets, temperature)
+        pieces = [
+            checkpoint(self._score_chunk, h, t, temperature, use_reentrant=False)
+            for h, t in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
+        ]
+        return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
+
+    def _score_chunk(
+        self, hidden: Tensor, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        with self._autocast():
+            logits = head_logits(self.model, hidden)
+        logits = logits / temperature if temperature != 1.0 else logits
+        normaliser = logits.logsumexp(-1)
+        logprobs = logits.gather(1, targets[:, None])[:, 0] - normaliser
+        with torch.no_grad():
+            probabilities = (logits - normaliser[:, None]).exp()
+            # 0 * -inf cannot occur: logits are finite, so a zero probability meets a finite logit.
+            entropies = normaliser - (probabilities * logits).sum(-1)
+        return logprobs, entropies
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._compute_dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self._compute_dtype)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """A frozen copy of the trainable weights: the reference of a KL term."""
+        return {name: p.detach().clone() for name, p in self.trainable().items()}
+
+    @torch.no_grad()
+    def logprobs_with(self, weights: dict[str, Tensor], batch: TrainBatch) -> Tensor:
+        """Log-probs [R, T] under other weights for the trainable parameters; changes nothing."""
+        outputs: TokenOutputs = torch.func.functional_call(self, weights, (batch,))
+        return outputs.logprobs
+
+    @torch.no_grad()
+    def check_native_attention(self) -> None:
+        """Compare our attention with the model's own `eager` one on a few tokens.
+
+        Raises:
+            ModelError: the two disagree, so this model must not be run natively.
+        """
+        if not self.native:
+            return
+        vocabulary = int(self.model.config.get_text_config().vocab_size)
+        ids = (torch.arange(24, device=self.device).view(4, 6) * 7919 + 11) % vocabulary
+        batch = _probe_batch(ids)
+        ours = self(batch).logprobs
+        self.native = False
+        try:
+            self.model.set_attn_implementation("eager")
+            theirs = self(batch).logprobs
+        finally:
+            self.model.set_attn_implementation(self._ordinary)
+            self.native = True
+        exact = self._compute_dtype is None and ours.dtype != torch.bfloat16
+        weights = next(self.model.parameters()).dtype
+        bound = 1e-3 if exact and weights in {torch.float32, torch.float64} else 0.3
+        gap = float((ours - theirs).abs().max())
+        if not gap <= bound:
+            raise ModelError(
+                "Grouper's attention disagrees with the eager attention of "
+                f"{type(self.model).__name__} (log-probs differ by {gap:.2g}, allowed {bound:g})",
+                fix="Set model.attention: sdpa (or eager), and please report the model.",
+            )
+
+
+def _probe_batch(ids: Tensor) -> TrainBatch:
+    """Two prompts and four completions of different lengths out of ids [4, 6]."""
+    rows = torch.arange(4, device=ids.device)
+    lengths = torch.tensor([6, 1, 4, 3], device=ids.device)
+    mask = torch.arange(6, device=ids.device) < lengths[:, None]
+    return TrainBatch(
+        prompt_ids=ids[:2, :5].flip(1),
+        prompt_lengths=torch.tensor([5, 3], device=ids.device),
+        prompt_index=rows % 2,
+        completion_ids=ids,
+        completion_lengths=lengths,
+        mask=mask,
+        weights=mask.float(),
+        sequence_ids=rows,
+        group_ids=rows % 2,
+        advantages=torch.zeros(4, device=ids.device),
+    )

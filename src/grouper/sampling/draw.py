@@ -1,0 +1,116 @@
+"""Drawing tokens: addressed uniform numbers, truncation, and the inverse of the distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grouper.types import SamplingParams
+
+__all__ = ["DrawSettings", "draw", "uniforms"]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def uniforms(key: int, count: int) -> np.ndarray:
+    """`count` uniform numbers in [0, 1) of the stream `key`, float32.
+
+    Number i is a pure function of (key, i): SplitMix64's output function (Steele, Lea and Flood,
+    2014) on a counter, of which the 24 highest bits are kept.
+
+    >>> bool((uniforms(5, 4)[:2] == uniforms(5, 2)).all())
+    True
+    """
+    with np.errstate(over="ignore"):
+        z = np.uint64(key) + (np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)
+        z = (z ^ (z >> np.uint64(30))) * _MIX_1
+        z = (z ^ (z >> np.uint64(27))) * _MIX_2
+        z ^= z >> np.uint64(31)
+    return ((z >> np.uint64(40)).astype(np.float32)) * np.float32(2.0**-24)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawSettings:
+    """The sampling parameters of n rows as tensors [n], so that rows may differ."""
+
+    temperature: Tensor
+    top_p: Tensor
+    top_k: Tensor
+    min_p: Tensor
+    truncated: bool
+    """Whether any row draws from less than the full distribution."""
+    all_greedy: bool
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], device: torch.device) -> DrawSettings:
+        def column(name: str) -> Tensor:
+            return torch.tensor([getattr(p, name) for p in params], device=device)
+
+        return cls(
+            temperature=column("temperature").float(),
+            top_p=column("top_p").float(),
+            top_k=column("top_k"),
+            min_p=column("min_p").float(),
+            truncated=any(p.truncated for p in params),
+            all_greedy=all(p.temperature == 0 for p in params),
+        )
+
+
+def draw(
+    logits: Tensor, uniform: Tensor, settings: DrawSettings, banned: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """One token per row.
+
+    Args:
+        logits: [n, V] float32, untouched.
+        uniform: [n] in [0, 1).
+        settings: temperature 0 takes the highest logit.
+        banned: [n, V] bool, tokens that must not be drawn here (stop tokens before
+            `min_new_tokens`), or None.
+
+    Returns:
+        Token ids [n] int64 and their log-probs [n] float32 at the row's temperature (1 for greedy
+        rows) over the whole vocabulary, before truncation and bans.
+    """
+    greedy = settings.temperature == 0
+    scaled = logits / torch.where(greedy, 1.0, settings.temperature)[:, None]
+    normalised = scaled.log_softmax(-1)
+    allowed = normalised if banned is None else normalised.masked_fill(banned, -torch.inf)
+    best = allowed.argmax(-1)
+    if settings.all_greedy:
+        tokens = best
+    else:
+        probabilities = allowed.softmax(-1) if banned is not None else allowed.exp()
+        if settings.truncated:
+            probabilities = _truncate(probabilities, settings)
+        tokens = torch.where(greedy, best, _inverse_cdf(probabilities, uniform))
+    return tokens, normalised.gather(1, tokens[:, None])[:, 0]
+
+
+def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """The first token whose cumulative probability exceeds `uniform` of the total. [n]."""
+    cumulative = probabilities.cumsum(-1)
+    total = cumulative[:, -1]
+    # Rounding may carry u * total up to the total itself, past the last token that can be drawn.
+    threshold = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
+
+
+def _truncate(probabilities: Tensor, settings: DrawSettings) -> Tensor:
+    """Zero what top-k, then top-p, then min-p leave out; the most likely token always stays."""
+    ordered, order = probabilities.sort(-1, descending=True)
+    rank = torch.arange(ordered.shape[1], device=ordered.device)
+    keep = (rank < settings.top_k[:, None]) | (settings.top_k[:, None] == 0)
+    ordered = ordered * keep
+    before = ordered.cumsum(-1) - ordered
+    mass = ordered.sum(-1, keepdim=True)
+    keep &= before < settings.top_p[:, None] * mass
+    keep &= ordered >= settings.min_p[:, None] * ordered[:, :1]
+    keep[:, 0] = True
+    return torch.zeros_like(probabilities).scatter(1, order, ordered * keep)

@@ -1,0 +1,60 @@
+"""Stop strings: found as soon as the token that completes one is drawn, across token borders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+__all__ = ["StopStrings"]
+
+
+class Decoder(Protocol):
+    """The part of a tokenizer this file needs."""
+
+    def decode(self, token_ids: Sequence[int], **kwargs: bool) -> str: ...
+    def __len__(self) -> int: ...
+
+
+class StopStrings:
+    """Watches sequences for any of a few strings.
+
+    Decoding every sequence at every token would cost more than a small model. A token can only
+    complete a stop string if its own text contains the string's last character (or is a fragment
+    of a character), so all other tokens are passed over by a table lookup.
+
+    Args:
+        tokenizer: decodes ids to text.
+        stops: the strings, none of them empty.
+    """
+
+    def __init__(self, tokenizer: Decoder, stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stops = tuple(stops)
+        lasts = {stop[-1] for stop in stops}
+        # U+FFFD marks a token that is only part of a character's bytes.
+        lasts.add("\ufffd")
+        self._candidates = [
+            any(last in text for last in lasts)
+            for text in (self.text([token]) for token in range(len(tokenizer)))
+        ]
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, special tokens kept: nothing the model wrote is hidden."""
+        return self._tokenizer.decode(
+            token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def completed(self, token_ids: Sequence[int]) -> bool:
+        """Whether the last token has just completed a stop string."""
+        last = token_ids[-1]
+        if last < len(self._candidates) and not self._candidates[last]:
+            return False
+        return self.cut(self.text(token_ids), include_stop=True) is not None
+
+    def cut(self, text: str, *, include_stop: bool) -> str | None:
+        """The text up to the first stop string, or None when there is none."""
+        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
+        if not found:
+            return None
+        start, stop = min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
+        return text[: start + len(stop)] if include_stop else text[:start]
