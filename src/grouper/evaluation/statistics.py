@@ -1,0 +1,326 @@
+"""Intervals and tests for accuracies: numbers in, numbers out, nothing but numpy.
+
+Problems are the independent units throughout. Several samples of one problem are one cluster:
+drawing more of them makes that problem's score sharper, never the number of problems larger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Interval",
+    "PairedComparison",
+    "mcnemar_p_value",
+    "mean_interval",
+    "paired_comparison",
+    "pass_at_k",
+    "sign_flip_p_value",
+    "wilson_interval",
+]
+
+Verdict = Literal["better", "worse", "no evidence"]
+Array = npt.NDArray[np.float64]
+
+RESAMPLES = 10_000
+"""Bootstrap and permutation draws; a permutation p-value is at least 1 / (RESAMPLES + 1)."""
+EXACT_FLIPS = 14
+"""Up to this many non-zero differences every one of the 2^m sign patterns is tried."""
+_CELLS = 2_000_000
+"""Random numbers held at once (16 MB), whatever the number of problems."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A closed interval.
+
+    >>> Interval(-0.1, 0.2).covers(0.0)
+    True
+    """
+
+    low: float
+    high: float
+
+    def covers(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedComparison:
+    """Two measurements of the same problems, compared problem by problem."""
+
+    before: float
+    """Mean score before, in [0, 1] for accuracies."""
+    after: float
+    difference: float
+    """after - before."""
+    interval: Interval
+    """For the difference."""
+    p_value: float
+    """Two-sided, under "nothing changed"."""
+    problems: int
+    higher: int
+    """Problems whose score rose."""
+    lower: int
+    """Problems whose score fell."""
+    method: str
+    """The test and the interval, by name."""
+    verdict: Verdict
+    """`better` or `worse` only where the interval leaves out 0 and the test agrees."""
+
+
+def _z(confidence: float) -> float:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1, not {confidence}")
+    return NormalDist().inv_cdf(0.5 + confidence / 2)
+
+
+def _wilson(mean: float, count: float, z: float) -> Interval:
+    centre = mean + z * z / (2 * count)
+    spread = z * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count))
+    scale = 1 + z * z / count
+    # At 0 and 1 the formula's bound is exact; rounding must not push it past the mean.
+    low = max(0.0, min(mean, (centre - spread) / scale))
+    high = min(1.0, max(mean, (centre + spread) / scale))
+    return Interval(low, high)
+
+
+def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> Interval:
+    """Wilson score interval of a proportion (Wilson 1927; Newcombe 1998, method 3).
+
+    (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n) with p = successes / trials.
+
+    By hand, 8 of 10 at z = 1.96: (0.8 + 0.19208 -+ 1.96 sqrt(0.016 + 0.009604)) / 1.38416.
+
+    >>> interval = wilson_interval(8, 10)
+    >>> round(interval.low, 3), round(interval.high, 3)
+    (0.49, 0.943)
+    >>> wilson_interval(0, 0)
+    Interval(low=0.0, high=1.0)
+
+    Raises:
+        ValueError: successes outside 0..trials, or confidence outside (0, 1).
+    """
+    z = _z(confidence)
+    if not 0 <= successes <= trials:
+        raise ValueError(f"{successes} successes of {trials} trials")
+    return _wilson(successes / trials, trials, z) if trials else Interval(0.0, 1.0)
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased estimate of P(at least one of k samples is correct) from c correct of n.
+
+    1 - C(n-c, k) / C(n, k): the share of the k-subsets of the n samples that hold a correct one
+    (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1).
+
+    By hand, 1 correct of 4, k = 2: 3 of the 6 pairs hold it.
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+
+    Raises:
+        ValueError: unless 0 <= c <= n and 1 <= k <= n.
+    """
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"pass@{k} of {c} correct among {n} samples is not defined")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def mean_interval(scores: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
+    """Interval of the mean over problems of the mean over each problem's samples.
+
+    A Wilson interval on the effective sample size n* = n p(1-p) / s^2, where s^2 is the variance
+    of the n problem means (Kish's design effect; Dean and Pagano 2015 find the Wilson form the
+    best of its kind for clustered data). n* is kept between the number of problems and the number
+    of samples. No resampling, so no seed; with one sample a problem it is exactly Wilson's.
+
+    By hand, 2 problems of 4 samples, all right and half right: p = 0.75, s^2 = 0.0625, so
+    n* = 2 * 0.1875 / 0.0625 = 6.
+
+    >>> mean_interval([[1, 1, 1, 1], [1, 1, 0, 0]]) == _wilson(0.75, 6, _z(0.95))
+    True
+    >>> mean_interval([[1], [0], [1]]) == wilson_interval(2, 3)
+    True
+
+    Args:
+        scores: per problem, its samples' scores in [0, 1].
+        confidence: for example 0.95.
+
+    Raises:
+        ValueError: a problem without samples, or a score outside [0, 1].
+    """
+    z = _z(confidence)
+    if not scores:
+        return Interval(0.0, 1.0)
+    if any(not samples or not 0 <= min(samples) <= max(samples) <= 1 for samples in scores):
+        raise ValueError("every problem needs samples, with scores in [0, 1]")
+    means = [math.fsum(samples) / len(samples) for samples in scores]
+    n = len(means)
+    mean = min(1.0, math.fsum(means) / n)
+    variance = math.fsum((m - mean) ** 2 for m in means) / n
+    most = sum(len(samples) for samples in scores)
+    spread = mean * (1 - mean)
+    if max(len(samples) for samples in scores) == 1 or spread == 0:
+        # All right or all wrong says nothing of how alike a problem's samples are.
+        effective = float(n)
+    else:
+        effective = min(most, max(n, n * spread / variance)) if variance > 0 else float(most)
+    return _wilson(mean, effective, z)
+
+
+def mcnemar_p_value(higher: int, lower: int) -> float:
+    """Exact two-sided McNemar test: given the changes, was up as likely as down?
+
+    Twice the smaller tail of Binomial(higher + lower, 1/2), at most 1 (McNemar 1947; the exact
+    form is in Fagerland, Lydersen and Laake 2014).
+
+    By hand, 7 up and 1 down: 2 (C(8,0) + C(8,1)) / 2^8 = 18 / 256.
+
+    >>> mcnemar_p_value(7, 1)
+    0.0703125
+    """
+    changed = higher + lower
+    tail = sum(math.comb(changed, i) for i in range(min(higher, lower) + 1))
+    # Integers throughout: a float power of 2 overflows from 1024 changes on.
+    return min(1.0, 2 * tail / (1 << changed))
+
+
+def _bonett_price(higher: int, lower: int, n: int, z: float) -> Interval:
+    """Adjusted Wald interval of a paired difference of proportions (Bonett and Price 2012).
+
+    With u = (higher+1)/(n+2) and d = (lower+1)/(n+2): u - d -+ z sqrt((u + d - (u-d)^2)/(n+2)).
+
+    By hand, 7 up and 1 down of 21: u = 8/23, d = 2/23, so 0.2609 -+ 1.96 * 0.1263.
+
+    >>> interval = _bonett_price(7, 1, 21, _z(0.95))
+    >>> round(interval.low, 3), round(interval.high, 3)
+    (0.013, 0.508)
+    """
+    up, down = (higher + 1) / (n + 2), (lower + 1) / (n + 2)
+    spread = z * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
+    return Interval(max(-1.0, up - down - spread), min(1.0, up - down + spread))
+
+
+def _batches(draws: int, width: int) -> list[int]:
+    size = max(1, _CELLS // max(1, width))
+    return [min(size, draws - start) for start in range(0, draws, size)]
+
+
+def sign_flip_p_value(differences: Sequence[float], *, seed: int = 0) -> float:
+    """Two-sided permutation test of a mean paired difference of 0 (Fisher 1935).
+
+    Without a change, each problem's difference was as likely to carry the other sign. The p-value
+    is the share of sign patterns whose |mean| reaches the observed one: all 2^m patterns up to
+    m = 14 non-zero differences, else 10 000 drawn ones, counting the observed pattern itself.
+
+    By hand, three rises: of the 8 patterns only +++ and --- reach the sum.
+
+    >>> sign_flip_p_value([0.5, 0.25, 0.0, 0.25])
+    0.25
+    """
+    values = np.asarray([d for d in differences if d != 0], dtype=np.float64)
+    if not len(values):
+        return 1.0
+    # Equal sums may differ in their last bits, depending on the order of addition.
+    reach = abs(float(values.sum())) - 1e-9 * float(np.abs(values).sum())
+    if len(values) <= EXACT_FLIPS:
+        patterns = np.arange(2 ** len(values))[:, None] >> np.arange(len(values)) & 1
+        sums = (1.0 - 2.0 * patterns) @ values
+        return float(np.mean(np.abs(sums) >= reach))
+    rng = np.random.default_rng([seed, 1])
+    hits = 0
+    for rows in _batches(RESAMPLES, len(values)):
+        signs = 1.0 - 2.0 * rng.integers(0, 2, (rows, len(values)))
+        hits += int(np.sum(np.abs(signs @ values) >= reach))
+    return (hits + 1) / (RESAMPLES + 1)
+
+
+def _bootstrap(differences: Array, confidence: float, seed: int) -> Interval:
+    """Percentile bootstrap of the mean over problems (Efron 1979), 10 000 draws.
+
+    Draws are widened by sqrt(n / (n-1)): the plain percentile interval is too narrow by that
+    factor (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", section 4.1).
+    """
+    n = len(differences)
+    if n < 2:
+        return Interval(-1.0, 1.0)
+    rng = np.random.default_rng([seed, 2])
+    means = np.concatenate(
+        [differences[rng.integers(0, n, (rows, n))].mean(axis=1) for rows in _batches(RESAMPLES, n)]
+    )
+    centre = float(differences.mean())
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    wider = math.sqrt(n / (n - 1))
+    return Interval(
+        max(-1.0, centre + wider * (float(low) - centre)),
+        min(1.0, centre + wider * (float(high) - centre)),
+    )
+
+
+def _verdict(interval: Interval, p_value: float, confidence: float) -> Verdict:
+    if p_value >= 1 - confidence or interval.covers(0.0):
+        return "no evidence"
+    return "better" if interval.low > 0 else "worse"
+
+
+def paired_comparison(
+    before: Sequence[float], after: Sequence[float], *, confidence: float = 0.95, seed: int = 0
+) -> PairedComparison:
+    """Compare two score lists of the same problems in the same order.
+
+    Where every score is 0 or 1: exact McNemar test and Bonett-Price interval. Else (several
+    samples a problem): sign-flip permutation test and a bootstrap over problems, both functions
+    of `seed` alone.
+
+    >>> result = paired_comparison([0] * 8 + [1, 1], [1] * 8 + [1, 0])
+    >>> result.higher, result.lower, round(result.difference, 1), result.p_value, result.verdict
+    (8, 1, 0.7, 0.0390625, 'better')
+    >>> paired_comparison([0, 1, 1], [1, 1, 1]).verdict
+    'no evidence'
+
+    Args:
+        before: score in [0, 1] of each problem.
+        after: the same, in the same order.
+        confidence: of the interval; the test's level is 1 - confidence.
+        seed: of the resampling.
+
+    Raises:
+        ValueError: lists of different length, empty, or with scores outside [0, 1].
+    """
+    z = _z(confidence)
+    if len(before) != len(after) or not before:
+        raise ValueError(f"cannot pair {len(before)} scores with {len(after)}")
+    if not all(0 <= score <= 1 for score in (*before, *after)):
+        raise ValueError("scores must be in [0, 1]")
+    differences = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
+    higher, lower = int(np.sum(differences > 0)), int(np.sum(differences < 0))
+    n = len(before)
+    if all(score in (0, 1) for score in (*before, *after)):
+        interval = _bonett_price(higher, lower, n, z)
+        p_value = mcnemar_p_value(higher, lower)
+        method = "exact McNemar test, Bonett-Price interval"
+    else:
+        interval = _bootstrap(differences, confidence, seed)
+        p_value = sign_flip_p_value([float(d) for d in differences], seed=seed)
+        method = "sign-flip test and bootstrap over problems"
+    mean_before, mean_after = math.fsum(before) / n, math.fsum(after) / n
+    return PairedComparison(
+        before=mean_before,
+        after=mean_after,
+        difference=mean_after - mean_before,
+        interval=interval,
+        p_value=p_value,
+        problems=n,
+        higher=higher,
+        lower=lower,
+        method=method,
+        verdict=_verdict(interval, p_value, confidence),
+    )

@@ -1,0 +1,1 @@
+"""Pictures and texts made from a finished or running run folder."""

@@ -1,0 +1,265 @@
+"""Evaluation against a scripted sampler and a fake grader."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+from grouper.errors import DataError
+from grouper.evaluation.evaluate import EvaluationResult, evaluate
+from grouper.evaluation.statistics import wilson_interval
+from grouper.sampling.base import SampleRequest
+from grouper.sampling.scripted import ScriptedSampler
+from grouper.types import Completion, Grade, Problem, Prompt, SamplingParams, Verdict
+
+
+class FakeGrader:
+    """`=<n>` is an answer; some words stand for what may go wrong."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    def submit(self, text: str, reference: str) -> Future[Grade]:
+        self.calls.append((text, reference))
+        special = {"slow": Verdict.TIMEOUT, "boom": Verdict.CRASH, "odd": Verdict.UNPARSEABLE}
+        if reference == "?" and "=" in text:
+            verdict = Verdict.NOT_SCORED
+        elif text in special:
+            verdict = special[text]
+        elif "=" not in text:
+            verdict = Verdict.NO_ANSWER
+        else:
+            same = text.split("=")[1] == reference
+            verdict = Verdict.CORRECT if same else Verdict.INCORRECT
+        future: Future[Grade] = Future()
+        found = text.split("=")[1] if "=" in text else None
+        future.set_result(Grade(verdict=verdict, extracted=found, rung="text", reason="fake"))
+        return future
+
+
+class Shuffled:
+    """The same completions in another order, as a real engine finishes them."""
+
+    def __init__(self, inner: ScriptedSampler) -> None:
+        self.inner = inner
+        self.requests: list[SampleRequest] = []
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        self.requests = list(requests)
+        done = list(self.inner.sample(requests))
+        random.Random(3).shuffle(done)
+        yield from done
+
+
+def make_items(answers: Sequence[str]) -> list[tuple[Problem, Prompt]]:
+    return [
+        (
+            Problem(
+                id=f"p/{i}",
+                question="q?",
+                answer=answer,
+                source="p",
+                subject="algebra" if i % 2 else "counting",
+                level=None,
+            ),
+            Prompt(problem_id=f"p/{i}", text=f"Q{i}", token_ids=(1, i)),
+        )
+        for i, answer in enumerate(answers)
+    ]
+
+
+def run(
+    texts: Sequence[str], answers: Sequence[str], *, samples: int = 1, name: str = "base"
+) -> EvaluationResult:
+    sampler = ScriptedSampler(lambda request, index: texts[index])
+    return evaluate(
+        name=name,
+        step=0,
+        items=make_items(answers),
+        sampler=sampler,
+        grader=FakeGrader(),
+        params=SamplingParams(max_new_tokens=5),
+        samples=samples,
+        seed=7,
+    )
+
+
+def test_every_outcome_is_counted_once_and_apart():
+    texts = ["=1", "=9", "no", "nononono", "=1=long", "slow", "boom", "odd", "=1"]
+    result = run(texts, ["1", "1", "1", "1", "1", "1", "1", "1", "?"])
+    # "=1=long" is cut to "=1=lo" and still has an answer: correct, not truncated.
+    assert result.split_counts == {
+        "correct": 2,
+        "wrong": 2,
+        "no_answer": 1,
+        "truncated": 1,
+        "timeout": 1,
+        "crash": 1,
+        "not_scored": 1,
+    }
+    assert result.cut_off == 2 / 9
+    # The unreadable reference leaves the denominator, the grader's own failures do not.
+    assert result.accuracy == 2 / 8
+    assert result.interval == wilson_interval(2, 8)
+    assert "p/8" not in result.scores
+    assert len(result.scores) == 8
+
+
+def test_one_unreadable_reference_takes_its_whole_problem_out():
+    result = run(["no", "=3", "=1", "=1"], ["?", "1"], samples=2)
+    assert result.scores == {"p/1": 1.0}
+    assert result.overall.problems == 1
+
+
+def test_nothing_scored_is_nan_not_zero():
+    result = run(["=1"], ["?"])
+    assert math.isnan(result.accuracy)
+    assert result.pass_at_k == {}
+
+
+def test_samples_are_averaged_by_problem():
+    texts = ["=1", "=0", "=0", "=0", "=2", "=2", "=2", "=2"]
+    result = run(texts, ["1", "2"], samples=4)
+    assert result.scores == {"p/0": 0.25, "p/1": 1.0}
+    assert result.accuracy == 0.625
+    assert result.pass_at_k == {1: 0.625, 2: 0.75, 4: 1.0}
+    assert [i.sample for i in result.items] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_by_subject_and_level():
+    result = run(["=1", "=1", "=1", "=0"], ["1", "1", "1", "1"])
+    assert {k: (v.mean, v.problems) for k, v in result.by_subject.items()} == {
+        "algebra": (0.5, 2),
+        "counting": (1.0, 2),
+    }
+    assert result.by_subject["algebra"].interval == wilson_interval(1, 2)
+    assert result.by_level == {}
+
+
+@pytest.mark.parametrize("problems", [1, 2, 5])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_each_item_exactly_once_in_any_finishing_order(problems, samples):
+    texts = [f"={i}" for i in range(problems * samples)]
+    sampler = Shuffled(ScriptedSampler(lambda request, index: texts[index]))
+    grader = FakeGrader()
+    seen: list[tuple[int, int]] = []
+    result = evaluate(
+        name="sft",
+        step=4,
+        items=make_items(["0"] * problems),
+        sampler=sampler,
+        grader=grader,
+        params=SamplingParams(),
+        samples=samples,
+        seed=0,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    total = problems * samples
+    assert [item.completion for item in result.items] == texts
+    assert len(grader.calls) == total
+    assert seen == [(i + 1, total) for i in range(total)]
+
+
+def test_draws_depend_on_the_seed_problem_and_sample_alone():
+    def keys(name: str, seed: int, answers: Sequence[str]) -> list[int]:
+        sampler = Shuffled(ScriptedSampler(lambda request, index: "=1"))
+        evaluate(
+            name=name,
+            step=len(name),
+            items=make_items(answers),
+            sampler=sampler,
+            grader=FakeGrader(),
+            params=SamplingParams(),
+            samples=2,
+            seed=seed,
+        )
+        return [request.key for request in sampler.requests]
+
+    base = keys("base", 0, ["1", "1"])
+    assert keys("grpo", 0, ["1", "1"]) == base
+    assert keys("grpo", 0, ["1"]) == base[:2]
+    assert keys("base", 1, ["1", "1"]) != base
+    assert len(set(base)) == 4
+
+
+def test_the_card_says_how_to_measure_again():
+    result = run(["=1", "=0"], ["1", "1"])
+    assert result.card["prompt_of_item_0"] == "Q0"
+    assert result.card["sampling"]["max_new_tokens"] == 5
+    assert (result.card["grader"], result.card["n"], result.card["k"], result.card["seed"]) == (
+        "FakeGrader",
+        2,
+        1,
+        7,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "split"),
+    [
+        ("base", "base", "test"),
+        ("grpo", "grpo", "test"),
+        ("sft-step-000100", "sft", "validation"),
+        ("validation-grpo-000020", "grpo", "validation"),
+    ],
+)
+def test_phase_and_split_follow_from_the_usual_names(name, phase, split):
+    result = run(["=1"], ["1"], name=name)
+    assert (result.phase, result.split) == (phase, split)
+
+
+def test_an_unusual_name_must_say_its_phase():
+    with pytest.raises(ValueError, match="which phase"):
+        run(["=1"], ["1"], name="mine")
+
+
+def test_a_problem_listed_twice_is_refused_before_sampling():
+    sampler = Shuffled(ScriptedSampler(lambda request, index: "=1"))
+    items = make_items(["1", "1"])
+    with pytest.raises(DataError, match=r"listed more than once.*p/0"):
+        evaluate(
+            name="base",
+            step=0,
+            items=[*items, items[0]],
+            sampler=sampler,
+            grader=FakeGrader(),
+            params=SamplingParams(),
+            samples=1,
+            seed=0,
+        )
+    assert sampler.requests == []
+
+
+def test_no_problems_is_an_error():
+    with pytest.raises(DataError, match="no problems"):
+        run([], [])
+
+
+def test_a_result_refuses_the_same_item_twice():
+    result = run(["=1"], ["1"])
+    with pytest.raises(ValueError, match="twice"):
+        replace(result, items=result.items * 2)
+
+
+class Forgetful:
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        yield from list(ScriptedSampler(lambda r, i: "=1").sample(requests))[:-1]
+
+
+def test_a_sampler_that_loses_a_request_is_our_mistake():
+    with pytest.raises(AssertionError, match="1 of 2 requests"):
+        evaluate(
+            name="base",
+            step=0,
+            items=make_items(["1", "1"]),
+            sampler=Forgetful(),
+            grader=FakeGrader(),
+            params=SamplingParams(),
+            samples=1,
+            seed=0,
+        )
