@@ -32,7 +32,8 @@ class SlotCache:
         """The cache of one layer, shaped after keys or values [_, Hkv, _, D]."""
         if index not in self.layers:
             shape = (self.slots, like.shape[1], self.capacity, like.shape[3])
-            self.layers[index] = (like.new_empty(shape), like.new_empty(shape))
+            # Zeros, not empty: a masked column still meets the softmax, and 0 * NaN is NaN.
+            self.layers[index] = (like.new_zeros(shape), like.new_zeros(shape))
         return self.layers[index]
 
     def keep(self, slots: Tensor, columns: int) -> None:

@@ -1,0 +1,68 @@
+"""Sampling weights: the training weights themselves, or one refreshed copy in another dtype."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from grouper.policy import Policy
+
+__all__ = ["SamplingWeights"]
+
+
+class SamplingWeights:
+    """The policy to sample from, always at the trainer's version.
+
+    Args:
+        policy: the policy being trained. It is never changed here: nothing is merged in place.
+        dtype: None samples the training weights themselves (LoRA runs side by side); otherwise a
+            full copy in this dtype, with LoRA merged into the copy, refreshed after each update.
+    """
+
+    def __init__(self, policy: Policy, dtype: torch.dtype | None = None) -> None:
+        self._policy = policy
+        self._dtype = dtype
+        self._copy: Policy | None = None
+
+    def current(self) -> Policy:
+        """The policy to run, refreshed if the trainer has moved on."""
+        if self._dtype is None:
+            return self._policy
+        if self._copy is None:
+            self._copy = self._make()
+        if self._copy.version != self._policy.version:
+            self._refresh(self._copy)
+            self._copy.version = self._policy.version
+        return self._copy
+
+    def _make(self) -> Policy:
+        if self._policy.adapter is None:
+            model = copy.deepcopy(self._policy.model)
+        else:
+            model = copy.deepcopy(self._policy.adapter).merge_and_unload()
+        made = Policy(model.to(self._dtype).requires_grad_(False), native=self._policy.native)
+        made.version = self._policy.version
+        return made
+
+    @torch.no_grad()
+    def _refresh(self, target: Policy) -> None:
+        """Copy every weight, LoRA deltas added in the training dtype before rounding."""
+        sources = dict(self._policy.model.named_modules())
+        for name, module in target.model.named_modules():
+            source = sources[name]
+            delta = _lora_delta(source)
+            base = getattr(source, "base_layer", source)
+            for key, parameter in module.named_parameters(recurse=False):
+                value = getattr(base, key)
+                parameter.copy_(value + delta if key == "weight" and delta is not None else value)
+
+
+def _lora_delta(module: nn.Module) -> torch.Tensor | None:
+    """What the active adapters of a LoRA layer add to its weight, or None."""
+    get_delta = getattr(module, "get_delta_weight", None)
+    if get_delta is None:
+        return None
+    deltas = [get_delta(name) for name in module.active_adapters if name in module.lora_A]  # type: ignore[union-attr,operator]  # PEFT layers are untyped
+    return sum(deltas[1:], deltas[0]) if deltas else None
