@@ -1,0 +1,243 @@
+"""Generated word problems in small whole numbers, for runs without any file or network.
+
+A solution names every step (`6*4=24. 24+10=34.`). With `rushed`, some worked solutions stop one
+step early and give that value as the answer: a bad habit on purpose, which SFT copies and GRPO
+can remove. The reference answer is always right; what the demonstration shows is the column
+`demonstrated_answer`.
+
+No question can be in two splits, whatever the seeds, counts and kinds: the hash of its text says
+which split it belongs to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from grouper.errors import ConfigError, DataError, did_you_mean
+from grouper.types import Problem
+from grouper.validation import validate_json
+
+__all__ = ["SPLITS", "ArithmeticOptions", "arithmetic_options", "generate", "kinds", "split_of"]
+
+SPLITS = ("train", "sft", "validation", "test")
+OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+# Draws in a row without a new question before the space counts as used up.
+PATIENCE = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    text: str
+    steps: tuple[str, ...]
+    """`a+b` and the like: a to d are operands, x and y the results of earlier steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Words:
+    names: tuple[str, ...]
+    items: tuple[str, ...]
+    gains: tuple[str, ...]
+    losses: tuple[str, ...]
+    kinds: Mapping[str, _Kind]
+
+
+@cache
+def _words() -> _Words:
+    table = json.loads(
+        (importlib.resources.files("grouper.data") / "arithmetic.json").read_text("utf-8")
+    )
+    kinds = {
+        name: _Kind(text=kind["text"], steps=tuple(kind["steps"]))
+        for name, kind in table.pop("kinds").items()
+    }
+    return _Words(kinds=kinds, **{name: tuple(words) for name, words in table.items()})
+
+
+def kinds() -> tuple[str, ...]:
+    """The names of the problem kinds, as `options.kinds` takes them."""
+    return tuple(_words().kinds)
+
+
+class ArithmeticOptions(BaseModel):
+    """`options` of the source `arithmetic`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    count: Annotated[int, Field(ge=1)] = 1000
+    kinds: tuple[str, ...] = Field(default_factory=kinds)
+    low: Annotated[int, Field(ge=1)] = 2
+    """Smallest operand."""
+    high: Annotated[int, Field(ge=1)] = 10
+    """Largest operand."""
+    max_value: Annotated[int, Field(ge=1)] = 25
+    """Every intermediate value and answer lies in 1..max_value."""
+    rushed: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
+    """Kind -> probability that the worked solution stops one step early, with a wrong answer."""
+    seed: Annotated[int, Field(ge=0)] | None = None
+    """Left out: the run's seed."""
+
+    @model_validator(mode="after")
+    def _make_sense(self) -> ArithmeticOptions:
+        if not self.kinds:
+            raise ValueError("kinds is empty")
+        for name in (*self.kinds, *self.rushed):
+            if name not in kinds():
+                raise ValueError(f"there is no kind {name!r}. {did_you_mean(name, kinds())}")
+        if self.low > self.high:
+            raise ValueError(f"low ({self.low}) is above high ({self.high})")
+        for name in self.rushed:
+            if len(_words().kinds[name].steps) < 2:
+                raise ValueError(f"kind {name!r} has one step, so it cannot be rushed")
+        return self
+
+
+def arithmetic_options(options: Mapping[str, Any], *, where: str) -> ArithmeticOptions:
+    """`options` checked strictly. Raises `ConfigError` with every problem found."""
+    return validate_json(ArithmeticOptions, json.dumps(options), where=where, place=("options",))
+
+
+def split_of(question: str) -> str:
+    """The one split that this question text belongs to, an equal share to each."""
+    return SPLITS[hashlib.sha256(question.encode()).digest()[0] % len(SPLITS)]
+
+
+def generate(options: ArithmeticOptions, *, split: str, seed: int) -> tuple[Problem, ...]:
+    """`options.count` problems with distinct questions, a function of the arguments alone.
+
+    A longer set starts with the problems of a shorter one, and `rushed` changes no question.
+
+    Args:
+        options: what to generate.
+        split: one of `SPLITS`.
+        seed: used where `options.seed` is not set.
+
+    Raises:
+        ConfigError: unknown split.
+        DataError: the options allow fewer different questions than `count`.
+    """
+    if split not in SPLITS:
+        raise ConfigError(
+            f"arithmetic has no split {split!r}", where="data", fix=did_you_mean(split, SPLITS)
+        )
+    seed = seed if options.seed is None else options.seed
+    drafts = islice(_distinct_drafts(options, split, seed), options.count)
+    problems = []
+    for index, draft in enumerate(drafts):
+        rushed = _random(seed, split, f"rushed/{index}").random() < options.rushed.get(
+            draft.kind, 0.0
+        )
+        problems.append(_problem(f"arithmetic/{split}/{index}", draft, rushed))
+    if len(problems) < options.count:
+        raise DataError(
+            f"only {len(problems)} different questions were found for {options.count} problems",
+            where=f"arithmetic/{split}",
+            fix="Raise options.high or options.max_value, name more kinds, or lower count.",
+        )
+    return tuple(problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    kind: str
+    question: str
+    steps: tuple[str, ...]
+    """With their numbers: `6*4=24`."""
+
+
+def _problem(name: str, draft: _Draft, rushed: bool) -> Problem:
+    shown = draft.steps[:-1] if rushed else draft.steps
+    solution = " ".join(f"{step}." for step in shown)
+    answer = draft.steps[-1].partition("=")[2]
+    columns = {
+        "question": draft.question,
+        "answer": answer,
+        "solution": solution,
+        "demonstrated_answer": shown[-1].partition("=")[2],
+        "kind": draft.kind,
+        "steps": len(draft.steps),
+    }
+    return Problem(
+        id=name,
+        question=draft.question,
+        answer=answer,
+        source="arithmetic",
+        solution=solution,
+        subject=draft.kind,
+        level=f"{len(draft.steps)} step{'s' if len(draft.steps) > 1 else ''}",
+        columns=columns,
+    )
+
+
+def _random(seed: int, split: str, purpose: str) -> random.Random:
+    # Only `.random()` is used: its stream for a text seed is the same in every Python 3 release.
+    return random.Random(f"grouper/arithmetic/{seed}/{split}/{purpose}")
+
+
+def _distinct_drafts(options: ArithmeticOptions, split: str, seed: int) -> Iterator[_Draft]:
+    """Drafts of this split without repeats, every kind equally likely, until patience runs out."""
+    draw = _random(seed, split, "questions")
+    seen: set[str] = set()
+    misses = 0
+    kind = _pick(draw, options.kinds)
+    while misses < PATIENCE:
+        # A failed draw keeps its kind: else kinds with narrow ranges would become rare.
+        draft = _draw_draft(options, kind, draw)
+        if draft is None or draft.question in seen or split_of(draft.question) != split:
+            misses += 1
+            continue
+        misses = 0
+        kind = _pick(draw, options.kinds)
+        seen.add(draft.question)
+        yield draft
+
+
+def _draw_draft(options: ArithmeticOptions, name: str, draw: random.Random) -> _Draft | None:
+    """One draft of this kind, or None where a value leaves the allowed range."""
+    words = _words()
+    kind = words.kinds[name]
+    span = options.high - options.low + 1
+    values = {letter: options.low + int(draw.random() * span) for letter in "abcd"}
+    steps = _work(kind, values, options.max_value)
+    if steps is None:
+        return None
+    p, q, r = _pick_distinct(draw, words.names, 3)
+    gain, gain2 = _pick_distinct(draw, words.gains, 2)
+    loss, loss2 = _pick_distinct(draw, words.losses, 2)
+    items = _pick(draw, words.items)
+    text = kind.text.format(
+        p=p, q=q, r=r, gain=gain, gain2=gain2, loss=loss, loss2=loss2, items=items, **values
+    )
+    return _Draft(kind=name, question=text, steps=steps)
+
+
+def _work(kind: _Kind, operands: Mapping[str, int], max_value: int) -> tuple[str, ...] | None:
+    """The steps with their numbers, or None where a value leaves 1..max_value."""
+    values = dict(operands)
+    lines = []
+    for result, step in zip("xyz", kind.steps, strict=False):
+        left, sign, right = values[step[0]], step[1], values[step[2]]
+        value = OPERATIONS[sign](left, right)
+        if not 1 <= value <= max_value:
+            return None
+        values[result] = value
+        lines.append(f"{left}{sign}{right}={value}")
+    return tuple(lines)
+
+
+def _pick(draw: random.Random, choices: tuple[str, ...]) -> str:
+    return choices[int(draw.random() * len(choices))]
+
+
+def _pick_distinct(draw: random.Random, choices: tuple[str, ...], count: int) -> list[str]:
+    rest = list(choices)
+    return [rest.pop(int(draw.random() * len(rest))) for _ in range(count)]
