@@ -75,6 +75,8 @@ class Policy(nn.Module):
         compute_dtype: dtype of matrix products (autocast) where it differs from the weights'.
     """
 
+    adapter: Any
+
     def __init__(
         self,
         model: PreTrainedModel,

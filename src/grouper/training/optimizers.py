@@ -1,0 +1,123 @@
+"""Optimizers and learning-rate schedules by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from grouper.config import OptimizerConfig
+from grouper.policy import Policy
+
+__all__ = ["OPTIMIZERS", "SCHEDULES", "Optimizer", "make_optimizer", "schedule"]
+
+
+class Optimizer:
+    """One or more torch optimizers that step together.
+
+    The learning rate of every parameter group is its own highest rate times the scale given to
+    `step`: the schedule is a function of the step number and has no state to save.
+    """
+
+    def __init__(self, parts: Iterable[torch.optim.Optimizer]) -> None:
+        self.parts = tuple(parts)
+        self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
+
+    def zero_grad(self) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
+    def step(self, scale: float) -> None:
+        """One optimizer step at `scale` times the highest learning rates."""
+        for part, rates in zip(self.parts, self._rates, strict=True):
+            for group, rate in zip(part.param_groups, rates, strict=True):
+                group["lr"] = rate * scale
+            part.step()
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [part.state_dict() for part in self.parts]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        for part, saved in zip(self.parts, state, strict=True):
+            part.load_state_dict(saved)
+
+
+def _adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        list(parameters),
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+    )
+
+
+def _only_adamw(policy: Policy, config: OptimizerConfig) -> Optimizer:
+    return Optimizer([_adamw(policy.trainable().values(), config)])
+
+
+def _muon(policy: Policy, config: OptimizerConfig) -> Optimizer:
+    """Muon on the 2-D weights between embedding and head, AdamW on everything else.
+
+    Orthogonalised momentum is meant for matrices that map hidden states to hidden states
+    (Jordan et al., 2024); embeddings, heads, norms and biases keep AdamW.
+    """
+    ends = {
+        id(parameter)
+        for module in (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())
+        for parameter in module.parameters()
+    }
+    trainable = list(policy.trainable().values())
+    matrices = [p for p in trainable if p.ndim == 2 and id(p) not in ends]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in trainable if id(p) not in chosen]
+    parts: list[torch.optim.Optimizer] = []
+    if matrices:
+        parts.append(
+            torch.optim.Muon(
+                matrices, lr=config.muon_learning_rate, weight_decay=config.weight_decay
+            )
+        )
+    if others:
+        parts.append(_adamw(others, config))
+    return Optimizer(parts)
+
+
+OPTIMIZERS: dict[str, Callable[[Policy, OptimizerConfig], Optimizer]] = {
+    "adamw": _only_adamw,
+    "muon": _muon,
+}
+
+
+def make_optimizer(policy: Policy, config: OptimizerConfig) -> Optimizer:
+    """The optimizer of one phase over the policy's trainable weights."""
+    return OPTIMIZERS[config.name](policy, config)
+
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda _: 1.0,
+    "linear": lambda share: 1.0 - share,
+    "cosine": lambda share: 0.5 * (1.0 + math.cos(math.pi * share)),
+}
+"""Share of the decay done (0 to 1) -> share of the way that is left between last and highest."""
+
+
+def schedule(config: OptimizerConfig, step: int, total: int) -> float:
+    """The learning-rate scale of step `step` (from 0) of `total`.
+
+    Rises linearly over the warm-up, whose first step is already above 0, then decays to
+    `final_ratio`, which the last step reaches.
+
+    >>> c = OptimizerConfig(schedule="linear", warmup_ratio=0.5, final_ratio=0.0)
+    >>> [round(schedule(c, s, 4), 2) for s in range(4)]
+    [0.5, 1.0, 1.0, 0.0]
+    """
+    warmup = math.ceil(config.warmup_ratio * total)
+    if step < warmup:
+        return (step + 1) / warmup
+    share = (step - warmup) / max(1, total - 1 - warmup)
+    left = SCHEDULES[config.schedule](min(1.0, share))
+    return config.final_ratio + (1.0 - config.final_ratio) * left

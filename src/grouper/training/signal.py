@@ -1,0 +1,102 @@
+"""From rollout groups to advantages, and what the step's rollouts say in numbers and one word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from grouper.algorithms.advantages import ADVANTAGES
+from grouper.config import GRPOConfig
+from grouper.types import Rollout, RolloutGroup, Tally, Verdict
+
+__all__ = ["advantages_of", "rollout_tallies", "shuffle_rewards", "status_of"]
+
+
+def advantages_of(
+    groups: Sequence[RolloutGroup], config: GRPOConfig
+) -> tuple[tuple[float, ...], ...]:
+    """Per group, the advantage of each scored rollout; rollouts without a reward are left out.
+
+    With `shaping_needs_a_correct`, a group without one correct answer gets zeros: nothing is
+    learned from who was wrong in the nicer format.
+    """
+    scored = [group.scored for group in groups]
+    rewards = torch.tensor(
+        [r.reward.total for rollouts in scored for r in rollouts], dtype=torch.float64
+    )
+    ids = torch.tensor([g for g, rollouts in enumerate(scored) for _ in rollouts])
+    if not len(ids):
+        return tuple(() for _ in groups)
+    values = ADVANTAGES[config.advantage](rewards, ids).tolist()
+    result, start = [], 0
+    for group, rollouts in zip(groups, scored, strict=True):
+        part = tuple(values[start : start + len(rollouts)])
+        start += len(rollouts)
+        wasted = config.shaping_needs_a_correct and not group.solved
+        result.append(tuple(0.0 for _ in part) if wasted else part)
+    return tuple(result)
+
+
+def shuffle_rewards(groups: Sequence[RolloutGroup], key: int) -> tuple[RolloutGroup, ...]:
+    """The control experiment: grades and rewards dealt out anew over all rollouts of the step."""
+    everything = [rollout for group in groups for rollout in group.rollouts]
+    order = np.random.default_rng(key).permutation(len(everything)).tolist()
+    dealt = [everything[i] for i in order]
+    result, start = [], 0
+    for group in groups:
+        part = dealt[start : start + len(group.rollouts)]
+        start += len(group.rollouts)
+        rollouts = tuple(
+            Rollout(completion=own.completion, grade=other.grade, reward=other.reward)
+            for own, other in zip(group.rollouts, part, strict=True)
+        )
+        result.append(replace(group, rollouts=rollouts))
+    return tuple(result)
+
+
+def rollout_tallies(
+    groups: Sequence[RolloutGroup], advantages: Sequence[Sequence[float]]
+) -> dict[str, Tally]:
+    """Everything the rollouts of a step say; means are over rollouts, `groups/*` over groups."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    solved = [(group.solved, len(group.rollouts)) for group in groups]
+    totals = [r.reward.total for r in rollouts]
+    tallies = {
+        "reward/total": Tally.of([t for t in totals if t is not None]),
+        "solve_rate": Tally.of([r.grade.correct for r in rollouts]),
+        "groups/all_right": Tally.of([s == n for s, n in solved]),
+        "groups/all_wrong": Tally.of([s == 0 for s, n in solved]),
+        "groups/mixed": Tally.of([0 < s < n for s, n in solved]),
+        "groups/signal": Tally.of([any(values) for values in advantages]),
+        "completion/tokens": Tally.of([len(r.completion.token_ids) for r in rollouts]),
+        "completion/truncated": Tally.of([r.completion.truncated for r in rollouts]),
+        "advantage/abs": Tally.of([abs(a) for values in advantages for a in values]),
+        "rollouts/not_scored": Tally.of([t is None for t in totals]),
+        "grader/timeouts": Tally.of([r.grade.verdict is Verdict.TIMEOUT for r in rollouts]),
+    }
+    for name in rollouts[0].reward.components:
+        values = [r.reward.components[name] for r in rollouts]
+        tallies[f"reward/{name}"] = Tally.of([v for v in values if v is not None])
+    return tallies
+
+
+def status_of(groups: Sequence[RolloutGroup], *, applied: bool, any_advantage: bool) -> str:
+    """One word, and why when nothing was learned."""
+    if applied:
+        return "learning"
+    if any_advantage:
+        return "skipped:not-finite"
+    rollouts: list[Rollout] = [r for group in groups for r in group.rollouts]
+    broken = {Verdict.TIMEOUT, Verdict.CRASH, Verdict.NOT_SCORED}
+    if all(r.completion.truncated for r in rollouts):
+        return "no-signal:truncated"
+    if all(r.grade.verdict in broken for r in rollouts):
+        return "no-signal:grader-error"
+    if not any(group.solved for group in groups):
+        return "no-signal:all-wrong"
+    if all(group.solved == len(group.rollouts) for group in groups):
+        return "no-signal:all-right"
+    return "no-signal:equal-rewards"

@@ -1,0 +1,58 @@
+"""The order in which problems are met: a function of (run seed, phase, epoch), without state."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from grouper.config import PhaseConfig
+from grouper.sampling.base import address
+
+__all__ = ["ProblemStream", "total_steps"]
+
+
+class ProblemStream:
+    """Endless passes over `size` items, each in its own order.
+
+    Args:
+        size: items in one epoch.
+        per_step: items taken by one step; a step at the edge of an epoch goes on into the next.
+        seed: the run's seed.
+        phase: `sft` or `grpo`; the two see different orders.
+
+    >>> stream = ProblemStream(size=3, per_step=2, seed=0, phase="grpo")
+    >>> sorted(stream.at(0) + stream.at(1)[:1])
+    [0, 1, 2]
+    """
+
+    def __init__(self, *, size: int, per_step: int, seed: int, phase: str) -> None:
+        assert size > 0
+        self._size = size
+        self._per_step = per_step
+        self._seed = seed
+        self._phase = phase
+        self._orders: dict[int, list[int]] = {}
+
+    def at(self, step: int) -> list[int]:
+        """Indices of the items of step `step`, counted from 0."""
+        first = step * self._per_step
+        return [self._item(position) for position in range(first, first + self._per_step)]
+
+    def _item(self, position: int) -> int:
+        epoch, place = divmod(position, self._size)
+        if epoch not in self._orders:
+            key = address(self._seed, "order", self._phase, epoch)
+            self._orders = {epoch - 1: self._orders.get(epoch - 1, [])}
+            self._orders[epoch] = np.random.default_rng(key).permutation(self._size).tolist()
+        return self._orders[epoch][place]
+
+
+def total_steps(config: PhaseConfig, *, size: int, per_step: int) -> int:
+    """Optimizer steps of a phase: as set, or as many as the epochs need.
+
+    >>> from grouper.config import SFTConfig
+    >>> total_steps(SFTConfig(epochs=2.0), size=100, per_step=32)
+    7
+    """
+    if config.steps is not None:
+        return config.steps
+    return max(1, -(-int(config.epochs * size) // per_step))

@@ -1,0 +1,117 @@
+"""The update: one TrainBatch, one optimizer step, shared by SFT and GRPO."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from grouper.batching import TrainBatch, micro_batches
+from grouper.policy import Policy
+from grouper.training.objectives import Objective
+from grouper.training.optimizers import Optimizer
+from grouper.types import Tally, merge_tallies
+
+__all__ = ["UpdateResult", "accumulate_gradient", "update"]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """What one update did."""
+
+    tallies: dict[str, Tally]
+    applied: bool
+    """False when the loss or gradient was not finite: the optimizer was not stepped."""
+
+
+def accumulate_gradient(
+    policy: Policy,
+    batch: TrainBatch,
+    objective: Objective,
+    *,
+    token_budget: int,
+    dropout_seed: Callable[[int], int] | None = None,
+) -> tuple[float, dict[str, Tally]]:
+    """Add the gradient of the whole step to the parameters, slice by slice.
+
+    Args:
+        policy: the policy; its gradients are added to, not cleared.
+        batch: the step.
+        objective: loss per token.
+        token_budget: tokens in one forward and backward; changes nothing but time and memory.
+        dropout_seed: micro-batch number -> seed of LoRA's dropout; None: no dropout.
+
+    Returns:
+        The loss of the step and the merged tallies of its slices.
+    """
+    total, reports = 0.0, []
+    for number, part in enumerate(micro_batches(batch, token_budget)):
+        piece = part.to(policy.device)
+        with _dropout(policy, None if dropout_seed is None else dropout_seed(number)):
+            outputs = policy(piece)
+            per_token, tallies = objective(outputs, piece)
+            loss = (per_token * piece.weights).sum()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        total += float(loss.detach())
+        reports.append(tallies)
+    return total, merge_tallies(reports)
+
+
+def update(
+    policy: Policy,
+    batch: TrainBatch,
+    objective: Objective,
+    optimizer: Optimizer,
+    *,
+    scale: float,
+    max_grad_norm: float | None,
+    token_budget: int,
+    dropout_seed: Callable[[int], int] | None = None,
+) -> UpdateResult:
+    """Take one optimizer step on `batch`; a non-finite loss or gradient never reaches it.
+
+    Args:
+        policy: the policy; its version counts the steps applied.
+        batch: the step, normalisation included.
+        objective: loss per token.
+        optimizer: stepped once, or not at all.
+        scale: learning-rate scale of this step, from `optimizers.schedule`.
+        max_grad_norm: the gradient is scaled down to this 2-norm; None: never.
+        token_budget: tokens in one forward and backward.
+        dropout_seed: as in `accumulate_gradient`.
+    """
+    optimizer.zero_grad()
+    loss, tallies = accumulate_gradient(
+        policy, batch, objective, token_budget=token_budget, dropout_seed=dropout_seed
+    )
+    bound = math.inf if max_grad_norm is None else max_grad_norm
+    norm = float(nn.utils.clip_grad_norm_(policy.trainable().values(), bound))
+    tallies = {**tallies, "grad_norm": Tally.of([norm])}
+    applied = math.isfinite(loss) and math.isfinite(norm)
+    if applied:
+        optimizer.step(scale)
+        policy.version += 1
+    optimizer.zero_grad()
+    return UpdateResult(tallies, applied)
+
+
+@contextlib.contextmanager
+def _dropout(policy: Policy, seed: int | None) -> Iterator[None]:
+    """LoRA's dropout on, from `seed`; everything else stays in evaluation mode."""
+    layers = [m for name, m in policy.named_modules() if ".lora_dropout." in name]
+    if seed is None or not layers:
+        yield
+        return
+    with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
+        torch.manual_seed(seed % 2**63)
+        for layer in layers:
+            layer.train()
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.eval()
