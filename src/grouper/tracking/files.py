@@ -1,0 +1,117 @@
+"""Writing files so that a kill, a full disk or two equal runs leave nothing surprising."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from grouper.errors import RunFolderError
+
+__all__ = ["dumps", "read_lines", "refused", "write_atomic", "write_lines"]
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def refused(error: OSError, path: Path) -> NoReturn:
+    """Raise what the operating system said about `path` as a `RunFolderError`."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno in _FULL:
+        raise RunFolderError(
+            f"nothing more can be written ({reason})",
+            where=str(path),
+            fix="Free some space (old checkpoints first) or set output_dir to another disk, then "
+            "continue with --resume; what was written before is complete.",
+        ) from error
+    raise RunFolderError(
+        f"cannot write here ({reason})",
+        where=str(path),
+        fix="Set output_dir to a folder you may write to.",
+    ) from error
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a whole file or nothing: temp file, fsync, rename, fsync of the folder.
+
+    Raises:
+        RunFolderError: the folder is not writable or the disk is full; the old file, if there
+            was one, is untouched.
+    """
+    # The leading dot and the process id keep half-written files out of every glob and apart.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        refused(error, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def dumps(record: Mapping[str, Any]) -> str:
+    r"""One line of JSON that every reader accepts: NaN and infinities become null.
+
+    Text that a model cut in the middle of a character may hold lone surrogates, which UTF-8
+    cannot carry; such a line is written in ASCII escapes, which can.
+
+    >>> dumps({"text": "é", "loss": float("nan")})
+    '{"text":"é","loss":null}'
+    >>> dumps({"text": "\ud83d"})
+    '{"text":"\\ud83d"}'
+    """
+    text = json.dumps(_finite(record), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(json.loads(text), separators=(",", ":"))
+    return text
+
+
+def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write records as gzipped JSON lines; equal records give equal bytes (no time inside)."""
+    text = "".join(dumps(record) + "\n" for record in records)
+    write_atomic(path, gzip.compress(text.encode(), compresslevel=6, mtime=0))
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Read what `write_lines` wrote.
+
+    Raises:
+        RunFolderError: the file is missing or damaged.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)
+    except (OSError, EOFError, ValueError) as error:
+        raise RunFolderError(
+            f"the file cannot be read ({error})",
+            where=str(path),
+            fix="It was damaged after it was written; restore it or delete it.",
+        ) from error

@@ -1,0 +1,361 @@
+"""The run folder: the record of a run, always local, readable without Grouper.
+
+    <output>/<run>/recipe.yaml                     the resolved recipe
+                   run.json                        its hash, package versions, data fingerprints
+                   metrics.jsonl                   one line a step
+                   rollouts/grpo-000001.jsonl.gz   every rollout of a step
+                   evaluations/<name>.json         summary; <name>.jsonl.gz beside it: each item
+                   training.log  curves.png
+                   {sft,grpo}/checkpoint-<step>/   and final/ (written by training)
+
+Two equal runs leave equal bytes in everything but `training.log`, the `host` part of `run.json`
+and the metrics `time.*`, `memory.*` and `host.*`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import platform
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from grouper.errors import RunFolderError
+from grouper.evaluation.result import EvaluationResult
+from grouper.tracking import records
+from grouper.tracking.files import dumps, read_lines, refused, write_atomic, write_lines
+from grouper.types import RolloutGroup, StepReport
+
+__all__ = ["PHASES", "RunFolder", "write_atomic"]
+
+logger = logging.getLogger(__name__)
+
+PHASES = ("base", "sft", "grpo")
+"""In the order in which they happen; `base` is the model before training."""
+
+_OURS = ("metrics.jsonl", "training.log", "curves.png", "recipe.yaml")
+_OUR_FOLDERS = ("rollouts", "evaluations", "sft", "grpo")
+_ROLLOUTS = re.compile(r"([a-z]+)-(\d+)\.jsonl\.gz")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class RunFolder:
+    """Reads and writes one run folder. Only one process of a run may write.
+
+    Example: `RunFolder(Path("outputs/gsm8k")).read_metrics()`.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | str,
+        *,
+        recipe_yaml: str,
+        recipe_hash: str,
+        versions: Mapping[str, str],
+        fingerprints: Mapping[str, str],
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> RunFolder:
+        """Start a run folder, or open one to continue it.
+
+        Args:
+            path: `<output>/<run>`; made if it is missing.
+            recipe_yaml: the resolved recipe as text.
+            recipe_hash: names the experiment; a folder of another hash is refused.
+            versions: package -> version.
+            fingerprints: data set -> hash of what was read.
+            resume: continue the run that is there (or start, if there is none).
+            overwrite: delete the run that is there, whatever its recipe.
+
+        Raises:
+            RunFolderError: the folder holds another experiment, a run that is neither to be
+                continued nor overwritten, or things that are not a run; it cannot be written;
+                or the data changed since the run began.
+        """
+        folder = cls(path)
+        folder._prepare(recipe_hash, resume=resume, overwrite=overwrite)
+        known = folder.read_info() if folder._info.exists() else {}
+        if known:
+            _check_same_data(known, fingerprints, folder.path)
+            _warn_of_versions(known, versions)
+            folder._repair_metrics()
+        info = {
+            "format": 1,
+            "recipe_hash": recipe_hash,
+            "versions": known.get("versions") or dict(versions),
+            "fingerprints": {**known.get("fingerprints", {}), **fingerprints},
+            "host": known.get("host") or _host(),
+        }
+        write_atomic(folder.path / "recipe.yaml", recipe_yaml.encode())
+        # Last: a folder with a run.json is a run folder, and complete as such.
+        write_atomic(folder._info, (json.dumps(info, indent=2) + "\n").encode())
+        return folder
+
+    def read_info(self) -> dict[str, Any]:
+        """The content of `run.json`.
+
+        Raises:
+            RunFolderError: there is none, or it is damaged.
+        """
+        return _read_json(self._info, "this is not a run folder of Grouper")
+
+    def append_metrics(self, report: StepReport) -> None:
+        """Add one step to `metrics.jsonl`, flushed to the operating system.
+
+        Raises:
+            RunFolderError: the disk is full, or the like; no part of the line is left behind.
+        """
+        line = (dumps(records.report_to_json(report)) + "\n").encode()
+        try:
+            # Unbuffered, so that a failed write is not tried again on closing.
+            with self._metrics.open("ab", buffering=0) as file:
+                start = file.tell()
+                try:
+                    left = memoryview(line)
+                    while left:
+                        left = left[file.write(left) :]
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        file.truncate(start)
+                    raise
+        except OSError as error:
+            refused(error, self._metrics)
+
+    def read_metrics(self) -> list[StepReport]:
+        """All steps in the order they were written.
+
+        Raises:
+            RunFolderError: a line is damaged; a last line without its end is left out instead.
+        """
+        reports = []
+        for number, line in enumerate(self._complete_lines(), start=1):
+            try:
+                reports.append(records.report_from_json(json.loads(line)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise RunFolderError(
+                    f"line {number} cannot be read ({error!r})",
+                    where=str(self._metrics),
+                    fix="It was damaged after it was written; restore the file or delete the line.",
+                ) from error
+        return reports
+
+    def write_rollouts(
+        self,
+        phase: str,
+        step: int,
+        groups: Sequence[RolloutGroup],
+        advantages: Sequence[float | None],
+        *,
+        with_ids: bool = False,
+    ) -> None:
+        """Record every rollout of a step, one line each.
+
+        Args:
+            phase: `grpo`.
+            step: as in the step's report: the first step is 1.
+            groups: all groups that were sampled, with signal or without.
+            advantages: one a rollout, in the order of the groups and of their rollouts; None for
+                a rollout that took no part.
+            with_ids: also keep prompt ids, sampled ids and their log-probs.
+        """
+        lines = records.rollouts_to_json(phase, step, groups, advantages, with_ids=with_ids)
+        write_lines(self.path / "rollouts" / f"{phase}-{step:06d}.jsonl.gz", lines)
+
+    def read_rollouts(
+        self, phase: str | None = None, step: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Rollouts in order of phase, step, group and sample; of one phase or step if given."""
+        for file_phase, file_step, file in self._rollout_files():
+            if phase in (None, file_phase) and step in (None, file_step):
+                yield from read_lines(file)
+
+    def write_evaluation(self, result: EvaluationResult) -> None:
+        """Record an evaluation; one of the same name is replaced."""
+        if not _NAME.fullmatch(result.name):
+            raise ValueError(f"{result.name!r} cannot be a file name")
+        base = self.path / "evaluations"
+        # Never an old summary beside new items.
+        _delete(base / f"{result.name}.json")
+        write_lines(base / f"{result.name}.jsonl.gz", records.evaluation_items_to_json(result))
+        # The summary last: an evaluation without one does not exist.
+        summary = json.dumps(json.loads(dumps(records.evaluation_to_json(result))), indent=2)
+        write_atomic(base / f"{result.name}.json", (summary + "\n").encode())
+
+    def read_evaluations(self) -> list[EvaluationResult]:
+        """All evaluations by phase, step and name."""
+        found = [
+            records.evaluation_from_json(summary, read_lines(path.with_suffix(".jsonl.gz")))
+            for path, summary in self._summaries()
+        ]
+        return sorted(found, key=lambda r: (PHASES.index(r.phase), r.step, r.name))
+
+    def truncate_to(self, phase: str, step: int) -> None:
+        """Forget everything after a checkpoint, so that resuming equals never having stopped.
+
+        Keeps all of the earlier phases, and of `phase` itself the steps up to `step`.
+        """
+        here = (PHASES.index(phase), step)
+
+        def later(of_phase: str, of_step: int) -> bool:
+            return (PHASES.index(of_phase), of_step) > here
+
+        reports = self.read_metrics()
+        kept = [r for r in reports if not later(r.phase, r.step)]
+        if self._metrics.exists():
+            lines = "".join(dumps(records.report_to_json(report)) + "\n" for report in kept)
+            write_atomic(self._metrics, lines.encode())
+        for file_phase, file_step, file in list(self._rollout_files()):
+            if later(file_phase, file_step):
+                _delete(file)
+        for path, summary in list(self._summaries()):
+            if later(summary["phase"], summary["step"]):
+                _delete(path)
+                _delete(path.with_suffix(".jsonl.gz"))
+
+    @property
+    def _info(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def _metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def _prepare(self, recipe_hash: str, *, resume: bool, overwrite: bool) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            content = sorted(entry.name for entry in self.path.iterdir())
+        except OSError as error:
+            refused(error, self.path)
+        if not content:
+            return
+        if not self._info.exists():
+            self._refuse_unless_ours(content)
+            return
+        if overwrite:
+            self._clear()
+            return
+        there = self.read_info().get("recipe_hash")
+        if there != recipe_hash:
+            raise RunFolderError(
+                f"the folder holds a run of another recipe (hash {there}, yours is {recipe_hash})",
+                where=str(self.path),
+                fix="Give this run another name or output_dir, go back to the settings in its "
+                "recipe.yaml, or delete it with --overwrite.",
+            )
+        if not resume:
+            raise RunFolderError(
+                f"the folder already holds a run of this recipe (hash {there})",
+                where=str(self.path),
+                fix="Continue it with --resume, start again with --overwrite, or give this run "
+                "another name.",
+            )
+
+    def _refuse_unless_ours(self, content: Sequence[str]) -> None:
+        # A run killed in its first moment leaves only these, and no run.json.
+        leftovers = {"recipe.yaml", "training.log"}
+        others = [name for name in content if name not in leftovers and not name.endswith(".tmp")]
+        if others:
+            raise RunFolderError(
+                f"the folder is not empty and not a run of Grouper (it holds {others[0]!r})",
+                where=str(self.path),
+                fix="Choose another name or output_dir for the run.",
+            )
+
+    def _clear(self) -> None:
+        try:
+            for name in _OUR_FOLDERS:
+                if (self.path / name).exists():
+                    shutil.rmtree(self.path / name)
+            for name in _OURS:
+                (self.path / name).unlink(missing_ok=True)
+            # Last: a clearing that was interrupted can be done again.
+            self._info.unlink()
+        except OSError as error:
+            refused(error, self.path)
+
+    def _complete_lines(self) -> list[str]:
+        if not self._metrics.exists():
+            return []
+        text = self._metrics.read_text(encoding="utf-8", errors="replace")
+        # A kill can leave the last line half-written; only lines with their end count.
+        return text.split("\n")[:-1]
+
+    def _repair_metrics(self) -> None:
+        lines = self._complete_lines()
+        if self._metrics.exists():
+            write_atomic(self._metrics, "".join(line + "\n" for line in lines).encode())
+
+    def _rollout_files(self) -> Iterator[tuple[str, int, Path]]:
+        found = []
+        for file in (self.path / "rollouts").glob("*.jsonl.gz"):
+            match = _ROLLOUTS.fullmatch(file.name)
+            if match and match[1] in PHASES:
+                found.append((PHASES.index(match[1]), int(match[2]), file))
+        for phase, step, file in sorted(found):
+            yield PHASES[phase], step, file
+
+    def _summaries(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        for path in sorted((self.path / "evaluations").glob("*.json")):
+            yield path, _read_json(path, "the summary of the evaluation is damaged")
+
+
+def _read_json(path: Path, what: str) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(
+            f"{what} ({error})", where=str(path), fix="Check the path, or restore the file."
+        ) from error
+    return content
+
+
+def _delete(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        refused(error, path)
+
+
+def _check_same_data(known: Mapping[str, Any], fingerprints: Mapping[str, str], path: Path) -> None:
+    before = known.get("fingerprints", {})
+    changed = [
+        name for name in fingerprints if before.get(name, fingerprints[name]) != fingerprints[name]
+    ]
+    if changed:
+        raise RunFolderError(
+            f"the data changed since this run began: {', '.join(sorted(changed))}",
+            where=str(path),
+            fix="Put the old data back, or start a new run under another name.",
+        )
+
+
+def _warn_of_versions(known: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+    before = known.get("versions", {})
+    changed = [
+        f"{name} {before[name]} -> {version}"
+        for name, version in sorted(versions.items())
+        if name in before and before[name] != version
+    ]
+    if changed:
+        logger.warning(
+            "Continuing with other versions than the run began with (%s): results will not be "
+            "the same bit for bit.",
+            ", ".join(changed),
+        )
+
+
+def _host() -> dict[str, str]:
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "platform": platform.platform(),
+        "machine": platform.node(),
+    }
