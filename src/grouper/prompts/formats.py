@@ -1,0 +1,337 @@
+r"""Prompt formats: what the model is asked, and where its answer will stand.
+
+One object does both, so that no reward or grader can expect another layout than the one that was
+asked for. `render` is the only renderer: SFT, rollouts, evaluation and `generate` all use it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from grouper.config import PromptConfig, TagsConfig
+from grouper.errors import PromptError, did_you_mean
+from grouper.prompts.rendering import encode_completion, encode_plain, render_chat
+from grouper.prompts.tokenizer import Tokenizer
+from grouper.types import AnswerContract, AnswerKind, Demonstration, Problem, Prompt
+
+if TYPE_CHECKING:
+    from grouper.rewards import RewardLayout
+
+__all__ = ["FORMATS", "PromptFormat", "make_format", "warn_about_system"]
+
+# Text with which models go on to invent the next turn of the conversation.
+TURN_MARKERS = (
+    "\nUser:",
+    "\nHuman:",
+    "\nQuestion:",
+    "<|user|>",
+    "<|im_start|>",
+    "<|start_header_id|>",
+    "<start_of_turn>",
+    "[INST]",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFormat:
+    """How a problem becomes a prompt, and a worked solution a completion.
+
+    Example: `FORMATS["xml"].render(problem, tokenizer).token_ids`.
+    """
+
+    name: str
+    description: str
+    system: str
+    """The instruction. In a chat the system message; in plain text the opening paragraph."""
+    contract: AnswerContract
+    tags: tuple[str, ...] = ()
+    """The tags a whole answer has, in order, those opened by `prefix` included."""
+    prefix: str = ""
+    """What the prompt already opens of the assistant's turn."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion; they stay in its text."""
+    template: Literal["auto", "chat", "plain"] = "auto"
+    """`auto`: the tokenizer's chat template where it has one, unless the format is `plain_only`."""
+    plain_only: bool = False
+    """Made for base models: plain text although there is a chat template."""
+    opening: str = ""
+    """Completion = opening + reasoning + middle + answer + closing, less the prefix."""
+    middle: str = ""
+    closing: str = ""
+    before_question: str = "\n\nUser: "
+    """Plain text = system + before_question + question + after_question + prefix."""
+    after_question: str = "\nAssistant:\n"
+
+    @property
+    def layout(self) -> RewardLayout:
+        """What reward functions need to know of this format."""
+        from grouper.rewards import RewardLayout
+
+        return RewardLayout(contract=self.contract, tags=self.tags, prefix=self.prefix)
+
+    def uses_chat(self, tokenizer: Tokenizer) -> bool:
+        """Whether prompts go through the tokenizer's chat template.
+
+        Raises:
+            PromptError: the recipe insists on a chat template and there is none.
+        """
+        if self.template == "chat" and not tokenizer.chat_template:
+            raise PromptError(
+                "the tokenizer has no chat template",
+                where="prompt.template",
+                fix="Use `auto` or `plain`.",
+            )
+        if self.template == "auto":
+            return bool(tokenizer.chat_template) and not self.plain_only
+        return self.template == "chat"
+
+    def render(self, problem: Problem, tokenizer: Tokenizer) -> Prompt:
+        """The prompt of `problem`, generation prompt and prefix included.
+
+        Raises:
+            PromptError: the chat template cannot render it, or it has no tokens.
+        """
+        if self.uses_chat(tokenizer):
+            text, messages = render_chat(tokenizer, self.system, problem.question)
+            text += self.prefix
+            # The template has written the BOS token where the model wants one.
+            ids = tokenizer.encode(text, add_special_tokens=False)
+        else:
+            messages = None
+            text = self.plain_text(problem.question)
+            ids = encode_plain(tokenizer, text)
+        if not ids:
+            raise PromptError(f"the prompt of {problem.id} has no tokens", where="prompt")
+        return Prompt(
+            problem_id=problem.id,
+            text=text,
+            token_ids=tuple(ids),
+            messages=messages,
+            prefix=self.prefix,
+        )
+
+    def plain_text(self, question: str) -> str:
+        """The prompt without a chat template."""
+        before = self.before_question if self.system else self.before_question.lstrip()
+        return f"{self.system}{before}{question}{self.after_question}{self.prefix}"
+
+    def completion_text(self, problem: Problem) -> str:
+        """The worked solution of `problem` as this format wants it, less the prefix.
+
+        The answer is the column `demonstrated_answer` where the source has one, else the
+        reference.
+
+        Raises:
+            PromptError: the problem has no worked solution.
+        """
+        if not (problem.solution or "").strip():
+            raise PromptError(f"problem {problem.id} has no worked solution", where="data.sft")
+        reasoning = (problem.solution or "").strip()
+        answer = str(problem.columns.get("demonstrated_answer", problem.answer))
+        if self.contract.kind is AnswerKind.BOXED and r"\boxed" in reasoning:
+            return self.opening + reasoning
+        whole = f"{self.opening}{reasoning}{self.middle}{answer}{self.closing}"
+        return whole.removeprefix(self.prefix)
+
+    def demonstrate(
+        self, problem: Problem, tokenizer: Tokenizer, stop_token_id: int
+    ) -> Demonstration:
+        """Prompt and worked solution of `problem` as SFT trains them, stop token last.
+
+        The completion's ids are put behind the prompt's: the joined text is never tokenised,
+        so no template can drop a part of it.
+
+        Raises:
+            PromptError: no worked solution, its text does not survive the tokenizer, or it holds
+                the stop token.
+        """
+        prompt = self.render(problem, tokenizer)
+        ids = encode_completion(tokenizer, self.completion_text(problem), problem.id)
+        if stop_token_id in ids:
+            raise PromptError(
+                f"the worked solution of {problem.id} holds the stop token itself",
+                where="data.sft",
+            )
+        return Demonstration(
+            prompt=prompt, token_ids=(*ids, stop_token_id), stop_token_id=stop_token_id
+        )
+
+
+def _tagged(reasoning: tuple[str, str], answer: tuple[str, str]) -> tuple[str, ...]:
+    return (*reasoning, *answer)
+
+
+def _tag_contract(open_: str, close: str) -> AnswerContract:
+    return AnswerContract(kind=AnswerKind.TAG, open=open_, close=close, turn_markers=TURN_MARKERS)
+
+
+XML_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+THINK_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+BOXED = AnswerContract(kind=AnswerKind.BOXED, turn_markers=TURN_MARKERS)
+
+_TABLE = (
+    PromptFormat(
+        name="xml",
+        description="<reasoning> and <answer> tags, each on lines of their own",
+        system=(
+            "Solve the problem. Write your answer in exactly this form:\n"
+            "<reasoning>\nyour working, step by step\n</reasoning>\n"
+            "<answer>\nthe final result and nothing else\n</answer>"
+        ),
+        contract=_tag_contract("<answer>", "</answer>"),
+        tags=XML_TAGS,
+        opening="<reasoning>\n",
+        middle="\n</reasoning>\n<answer>\n",
+        closing="\n</answer>",
+    ),
+    PromptFormat(
+        name="compact",
+        description="the tags of xml without line breaks or instruction, for tiny models",
+        system="",
+        contract=_tag_contract("<answer>", "</answer>"),
+        tags=XML_TAGS,
+        opening="<reasoning>",
+        middle="</reasoning><answer>",
+        closing="</answer>",
+    ),
+    PromptFormat(
+        name="think",
+        description="<think> and <answer> tags with a blank line between them",
+        system=(
+            "Think about the problem first, then give the result. Write in exactly this form:\n"
+            "<think>\nyour thoughts, step by step\n</think>\n\n"
+            "<answer>\nthe final result and nothing else\n</answer>"
+        ),
+        contract=_tag_contract("<answer>", "</answer>"),
+        tags=THINK_TAGS,
+        opening="<think>\n",
+        middle="\n</think>\n\n<answer>\n",
+        closing="\n</answer>",
+    ),
+    PromptFormat(
+        name="r1-zero",
+        description="the plain-text conversation of R1-Zero, for base models",
+        # The published prompt word for word: rows made with it must render identically.
+        system=(
+            "A conversation between User and Assistant. The User asks a question, and the "
+            "Assistant solves it. The Assistant first thinks about the reasoning process in the "
+            "mind and then provides the User with the answer. The reasoning process is enclosed "
+            "within <think> </think> and answer is enclosed within <answer> </answer> tags, "
+            "respectively, i.e., <think> reasoning process here </think> <answer> answer here "
+            "</answer>."
+        ),
+        contract=_tag_contract("<answer>", "</answer>"),
+        tags=THINK_TAGS,
+        prefix="<think>",
+        stop=("</answer>",),
+        plain_only=True,
+        opening="<think> ",
+        middle=" </think> <answer> ",
+        closing=" </answer>",
+        before_question="\nUser: ",
+        after_question="\nAssistant: ",
+    ),
+    PromptFormat(
+        name="question-only",
+        description=r"the question and nothing else, answered in \boxed{}, for base models",
+        system="",
+        contract=BOXED,
+        plain_only=True,
+        opening="\n",
+        middle="\n\nThe final answer is \\boxed{",
+        closing="}.",
+        before_question="",
+        after_question="",
+    ),
+    PromptFormat(
+        name="boxed",
+        description=r"free reasoning with the answer in \boxed{}",
+        system=r"Solve the problem step by step and put the final answer in \boxed{}.",
+        contract=BOXED,
+        middle="\n\nThe final answer is \\boxed{",
+        closing="}.",
+    ),
+)
+
+
+def _with_tags(tags: TagsConfig) -> PromptFormat:
+    return PromptFormat(
+        name="tags",
+        description="tags of your own (prompt.tags); the prompt opens the reasoning tag",
+        system=(
+            "Solve the problem. "
+            f"Write your working between {tags.reasoning_open} and {tags.reasoning_close}, "
+            f"then the final result alone between {tags.answer_open} and {tags.answer_close}."
+        ),
+        contract=_tag_contract(tags.answer_open, tags.answer_close),
+        tags=(tags.reasoning_open, tags.reasoning_close, tags.answer_open, tags.answer_close),
+        prefix=tags.reasoning_open,
+        opening=tags.reasoning_open,
+        middle=f"{tags.reasoning_close}{tags.answer_open}",
+        closing=tags.answer_close,
+    )
+
+
+FORMATS: dict[str, PromptFormat] = {fmt.name: fmt for fmt in (*_TABLE, _with_tags(TagsConfig()))}
+
+
+def make_format(config: PromptConfig) -> PromptFormat:
+    """The format that a recipe's `prompt` section describes.
+
+    Raises:
+        PromptError: unknown format, tags for a format that has its own, or an instruction file
+            that cannot be read.
+    """
+    fmt = _default_format(config)
+    system = fmt.system if config.system is None else config.system
+    if config.system_file is not None:
+        try:
+            system = Path(config.system_file).expanduser().read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise PromptError(
+                f"{config.system_file} cannot be read ({error})", where="prompt.system_file"
+            ) from error
+    return replace(fmt, system=system, template=config.template)
+
+
+def _default_format(config: PromptConfig) -> PromptFormat:
+    if config.format not in FORMATS:
+        raise PromptError(
+            f"there is no prompt format {config.format!r}",
+            where="prompt.format",
+            fix=did_you_mean(config.format, FORMATS),
+        )
+    if config.format == "tags":
+        return _with_tags(config.tags or TagsConfig())
+    if config.tags is not None:
+        raise PromptError(
+            f"the format {config.format} has its own tags",
+            where="prompt.tags",
+            fix="Leave prompt.tags out, or use prompt.format: tags.",
+        )
+    return FORMATS[config.format]
+
+
+def warn_about_system(fmt: PromptFormat) -> list[str]:
+    """A warning where an instruction of the user's never names what the rewards will look for."""
+    if fmt.system == _shipped_system(fmt):
+        return []
+    wanted = [*fmt.tags, *([r"\boxed"] if fmt.contract.kind is AnswerKind.BOXED else [])]
+    missing = [text for text in wanted if text not in fmt.system + fmt.prefix]
+    if not missing:
+        return []
+    warning = (
+        f"prompt.system never mentions {', '.join(missing)}, which the format {fmt.name} and its "
+        "rewards look for: the model is not told how to answer."
+    )
+    return [warning]
+
+
+def _shipped_system(fmt: PromptFormat) -> str:
+    if fmt.name != "tags":
+        return FORMATS[fmt.name].system
+    return _with_tags(
+        TagsConfig(**dict(zip(TagsConfig.model_fields, fmt.tags, strict=True)))
+    ).system

@@ -1,0 +1,125 @@
+"""Whole problem sets -> prompts and demonstrations; what does not fit is listed, never cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grouper.errors import PromptError
+from grouper.prompts.formats import PromptFormat
+from grouper.prompts.tokenizer import Tokenizer
+from grouper.types import Demonstration, Problem, Prompt
+
+__all__ = [
+    "Dropped",
+    "PreparedDemonstrations",
+    "PreparedPrompts",
+    "prepare_demonstrations",
+    "prepare_prompts",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """A problem that is left out, and why.
+
+    Example: `Dropped(problem_id="gsm8k/train/7", reason="the prompt has 612 tokens, above 512")`.
+    """
+
+    problem_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedPrompts:
+    """Prompts in the order of their problems, and what was left out."""
+
+    items: tuple[tuple[Problem, Prompt], ...]
+    dropped: tuple[Dropped, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedDemonstrations:
+    """Demonstrations in the order of their problems, and what was left out."""
+
+    items: tuple[tuple[Problem, Demonstration], ...]
+    dropped: tuple[Dropped, ...]
+
+
+def prepare_prompts(
+    problems: Sequence[Problem],
+    fmt: PromptFormat,
+    tokenizer: Tokenizer,
+    *,
+    max_prompt_tokens: int,
+) -> PreparedPrompts:
+    """The prompts of `problems` that have at most `max_prompt_tokens` tokens.
+
+    Raises:
+        PromptError: the template fails, or no prompt is left.
+    """
+    items, dropped = [], []
+    for problem in problems:
+        prompt = fmt.render(problem, tokenizer)
+        reason = _too_long("prompt", len(prompt.token_ids), max_prompt_tokens)
+        if reason is None:
+            items.append((problem, prompt))
+        else:
+            dropped.append(Dropped(problem_id=problem.id, reason=reason))
+    _require_some(items, dropped, "prompt", "Raise prompt.max_prompt_tokens.")
+    return PreparedPrompts(items=tuple(items), dropped=tuple(dropped))
+
+
+def prepare_demonstrations(
+    problems: Sequence[Problem],
+    fmt: PromptFormat,
+    tokenizer: Tokenizer,
+    stop_token_id: int,
+    *,
+    max_prompt_tokens: int,
+    max_completion_tokens: int | None = None,
+) -> PreparedDemonstrations:
+    """The demonstrations of `problems` that fit, each ending in the stop token.
+
+    Left out: problems without a worked solution, solutions that do not survive the tokenizer,
+    and prompts or completions (stop token included) that are too long.
+
+    Raises:
+        PromptError: the template fails, or no demonstration is left.
+    """
+    items, dropped = [], []
+    for problem in problems:
+        reason: str | None
+        try:
+            demonstration = fmt.demonstrate(problem, tokenizer, stop_token_id)
+        except PromptError as error:
+            # A template that fails on every problem leaves none, and is told below.
+            reason = error.what
+        else:
+            reason = _too_long(
+                "prompt", len(demonstration.prompt.token_ids), max_prompt_tokens
+            ) or _too_long("completion", len(demonstration.token_ids), max_completion_tokens)
+            if reason is None:
+                items.append((problem, demonstration))
+                continue
+        dropped.append(Dropped(problem_id=problem.id, reason=reason))
+    _require_some(
+        items,
+        dropped,
+        "demonstration",
+        "SFT needs worked solutions that fit; set skip_sft, or use a source that has them.",
+    )
+    return PreparedDemonstrations(items=tuple(items), dropped=tuple(dropped))
+
+
+def _too_long(part: str, tokens: int, limit: int | None) -> str | None:
+    if limit is None or tokens <= limit:
+        return None
+    return f"the {part} has {tokens} tokens, above {limit}"
+
+
+def _require_some(items: Sequence[object], dropped: Sequence[Dropped], noun: str, fix: str) -> None:
+    if items:
+        return
+    first = f"; the first: {dropped[0].problem_id}: {dropped[0].reason}" if dropped else ""
+    raise PromptError(f"no {noun} is left of {len(dropped)} problems{first}", fix=fix)
