@@ -85,18 +85,15 @@ def rollout_tallies(
 
 def status_of(groups: Sequence[RolloutGroup], *, applied: bool, any_advantage: bool) -> str:
     """One word, and why when nothing was learned."""
-    if applied:
-        return "learning"
-    if any_advantage:
-        return "skipped:not-finite"
     rollouts: list[Rollout] = [r for group in groups for r in group.rollouts]
     broken = {Verdict.TIMEOUT, Verdict.CRASH, Verdict.NOT_SCORED}
-    if all(r.completion.truncated for r in rollouts):
-        return "no-signal:truncated"
-    if all(r.grade.verdict in broken for r in rollouts):
-        return "no-signal:grader-error"
-    if not any(group.solved for group in groups):
-        return "no-signal:all-wrong"
-    if all(group.solved == len(group.rollouts) for group in groups):
-        return "no-signal:all-right"
-    return "no-signal:equal-rewards"
+    reasons = {
+        "learning": applied,
+        "skipped:not-finite": any_advantage,
+        "no-signal:truncated": all(r.completion.truncated for r in rollouts),
+        "no-signal:grader-error": all(r.grade.verdict in broken for r in rollouts),
+        "no-signal:all-wrong": not any(group.solved for group in groups),
+        "no-signal:all-right": all(group.solved == len(group.rollouts) for group in groups),
+        "no-signal:equal-rewards": True,
+    }
+    return next(word for word, holds in reasons.items() if holds)

@@ -1,0 +1,241 @@
+"""Models and tokenizers on disk: local folders first, else a Hub name; adapters included."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from grouper.config import LoraConfig, ModelConfig
+from grouper.errors import ModelError
+from grouper.policy import Policy
+
+__all__ = [
+    "ADAPTER_FILE",
+    "context_length",
+    "generation_stop_ids",
+    "load_policy",
+    "load_tokenizer",
+    "require_model_folder",
+    "save_policy",
+]
+
+log = logging.getLogger(__name__)
+
+ADAPTER_FILE = "adapter_config.json"
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def _looks_local(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
+
+
+def require_model_folder(path: str, *, where: str = "model.path") -> None:
+    """Check without loading anything that a local `path` is a model or adapter folder.
+
+    Raises:
+        ModelError: the folder is missing or holds no model. Hub names pass.
+    """
+    if not _looks_local(path):
+        return
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ModelError(
+            f"there is no folder {path!r}",
+            where=where,
+            fix=f"{_nearest_folder(folder)}Give a local folder or a Hub name (owner/model).",
+        )
+    if not any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE)):
+        raise ModelError(
+            f"{path!r} holds neither a model (config.json) nor an adapter ({ADAPTER_FILE})",
+            where=where,
+            fix="Give the folder that `save_pretrained` wrote, for example <run>/sft/final.",
+        )
+
+
+def _nearest_folder(folder: Path) -> str:
+    parent = folder.parent
+    if not parent.is_dir():
+        return ""
+    names = [entry.name for entry in parent.iterdir() if entry.is_dir()]
+    near = difflib.get_close_matches(folder.name, names, n=1)
+    return f"Did you mean {str(parent / near[0])!r}? " if near else ""
+
+
+def _load(loader: Any, path: str, **options: Any) -> Any:
+    """Call `loader.from_pretrained`, telling what went wrong in one paragraph."""
+    source = str(Path(path).expanduser()) if _looks_local(path) else path
+    try:
+        return loader.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(
+            f"{path!r} cannot be loaded: {lines[0]}",
+            where="model.path",
+            fix="Check the name; a gated model needs `hf auth login`, and without a network the "
+            "model must be a local folder or in the Hub cache already.",
+        ) from error
+
+
+def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
+    """The tokenizer of a model folder or Hub name.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    require_model_folder(path)
+    return _load(AutoTokenizer, path, revision=revision)
+
+
+def _read_adapter(path: str) -> dict[str, Any] | None:
+    """The adapter configuration of a local folder, or None for a whole model."""
+    file = Path(path).expanduser() / ADAPTER_FILE
+    if not file.is_file():
+        return None
+    config: dict[str, Any] = json.loads(file.read_text())
+    return config
+
+
+def _load_model(path: str, config: ModelConfig) -> PreTrainedModel:
+    attention = "sdpa" if config.attention == "native" else config.attention
+    model: PreTrainedModel = _load(
+        AutoModelForCausalLM,
+        path,
+        revision=config.revision if path == config.path else None,
+        dtype=_DTYPES[config.dtype],
+        attn_implementation=_supported(path, attention, config),
+        trust_remote_code=False,
+    )
+    return model
+
+
+def _supported(path: str, attention: str, config: ModelConfig) -> str:
+    """SDPA drops Gemma 2's soft-capping, so models that have it are loaded with eager."""
+    from transformers import AutoConfig
+
+    loaded = _load(AutoConfig, path, revision=config.revision if path == config.path else None)
+    capped = getattr(loaded.get_text_config(), "attn_logit_softcapping", None)
+    return "eager" if attention == "sdpa" and capped else attention
+
+
+def load_policy(
+    config: ModelConfig, path: str, *, seed: int, device: str | torch.device = "cpu"
+) -> Policy:
+    """Load a model folder, Hub name or adapter folder as the policy to train.
+
+    One rule for adapters: a recipe with LoRA continues the adapter it starts from; a recipe
+    without LoRA merges it and trains all weights.
+
+    Args:
+        config: dtype, attention and LoRA settings.
+        path: what to load; `config.path`, a phase's `final/`, or a checkpoint.
+        seed: of a new adapter's random half.
+        device: where to put it.
+
+    Raises:
+        ModelError: nothing loadable there, or the model cannot be run as asked.
+    """
+    require_model_folder(path)
+    adapter_config = _read_adapter(path)
+    base = path if adapter_config is None else str(adapter_config["base_model_name_or_path"])
+    if adapter_config is not None:
+        require_model_folder(base, where=f"the base model of the adapter {path}")
+    model = _load_model(base, config)
+    adapter: Any = None
+    if adapter_config is not None:
+        adapter = _attach(model, path, keep=config.lora is not None)
+        if config.lora is None:
+            log.info("The adapter %s is merged; all weights are trained.", path)
+            model, adapter = adapter.merge_and_unload(), None
+        else:
+            log.info("The adapter %s is continued.", path)
+    elif config.lora is not None:
+        adapter = _new_adapter(model, config.lora, base, seed)
+    policy = Policy(
+        adapter.get_base_model() if adapter is not None else model,
+        adapter=adapter,
+        native=config.attention == "native",
+        compute_dtype=None
+        if config.compute_dtype == config.dtype
+        else _DTYPES[config.compute_dtype],
+    )
+    policy.to(device)
+    policy.check_native_attention()
+    return policy
+
+
+def _attach(model: PreTrainedModel, path: str, *, keep: bool) -> Any:
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(model, path, is_trainable=keep)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(
+            f"the adapter {path!r} does not fit its base model: {str(error).splitlines()[0]}",
+            where="model.path",
+            fix="Check `base_model_name_or_path` in its adapter_config.json.",
+        ) from error
+
+
+def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int) -> Any:
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import get_peft_model
+
+    targets = (
+        lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    )
+    settings = PeftLoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            adapter = get_peft_model(model, settings)
+        except ValueError as error:
+            raise ModelError(
+                f"LoRA cannot be added: {str(error).splitlines()[0]}",
+                where="model.lora.target_modules",
+                fix="Use all-linear, or names of linear layers of this model.",
+            ) from error
+    adapter.peft_config["default"].base_model_name_or_path = base
+    return adapter
+
+
+def save_policy(policy: Policy, tokenizer: Any, folder: Path) -> None:
+    """Write weights (or the adapter alone), tokenizer, template and generation config.
+
+    The folder loads with `from_pretrained`. Not atomic: `checkpoint.py` wraps it.
+    """
+    target = policy.model if policy.adapter is None else policy.adapter
+    target.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+    if policy.adapter is not None and policy.model.generation_config is not None:
+        policy.model.generation_config.save_pretrained(folder)
+    # PEFT writes a model card whose base model is a path on this machine; it says nothing.
+    (folder / "README.md").unlink(missing_ok=True)
+
+
+def generation_stop_ids(policy: Policy) -> list[int]:
+    """The end ids of the model's generation config; nothing else of it is ever used."""
+    generation = policy.model.generation_config
+    ids = None if generation is None else generation.eos_token_id
+    if ids is None:
+        return []
+    return [int(i) for i in ids] if isinstance(ids, list | tuple) else [int(ids)]
+
+
+def context_length(policy: Policy) -> int | None:
+    """The longest sequence the model was made for, or None where it does not say."""
+    value = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    return None if value is None else int(value)

@@ -1,0 +1,186 @@
+"""Checkpoints: whole or absent. The folder appears under its name only when all of it is on disk.
+
+    <run>/<phase>/checkpoint-<step>/   weights or adapter, tokenizer, template, generation config,
+                                       optimizer.pt, trainer_state.json
+    <run>/<phase>/final/               the same without optimizer.pt
+
+`trainer_state.json` is written last and is the mark that the folder is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grouper.errors import CheckpointError, RunFolderError
+from grouper.model_files import save_policy
+from grouper.policy import Policy
+from grouper.tracking.run_folder import write_atomic
+from grouper.training.optimizers import Optimizer
+
+__all__ = [
+    "TrainState",
+    "is_complete",
+    "latest_checkpoint",
+    "load_optimizer",
+    "save_checkpoint",
+    "save_final",
+]
+
+log = logging.getLogger(__name__)
+
+STATE_FILE = "trainer_state.json"
+OPTIMIZER_FILE = "optimizer.pt"
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainState:
+    """Everything a checkpoint holds: the only mutable record.
+
+    The problem stream and the schedule are functions of `step`, so they need no entry.
+    """
+
+    phase: str
+    step: int
+    """Steps finished in this phase."""
+    policy: Policy
+    optimizer: Optimizer
+    skipped: int = 0
+    """Steps whose loss or gradient was not finite."""
+
+
+def _sync(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _whole_folder(target: Path, state: dict[str, Any]) -> Iterator[Path]:
+    """A temporary folder that becomes `target`, marker last, when the block ends well."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        if temporary.exists():
+            shutil.rmtree(temporary)
+        temporary.mkdir(parents=True)
+        yield temporary
+        write_atomic(temporary / STATE_FILE, (json.dumps(state, indent=2) + "\n").encode())
+        _sync(temporary)
+        if target.exists():
+            shutil.rmtree(target)
+        temporary.rename(target)
+        _sync(target.parent)
+    except OSError as error:
+        raise RunFolderError(
+            f"the checkpoint could not be saved: {error.strerror or error}",
+            where=str(target),
+            fix="Free some space or set output_dir to another disk, then continue with --resume.",
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def save_checkpoint(
+    run: Path, state: TrainState, tokenizer: Any, *, recipe_hash: str, keep: int
+) -> Path:
+    """Save `checkpoint-<step>` of a phase and remove all but the newest `keep`.
+
+    Raises:
+        RunFolderError: the disk is full or not writable; nothing is left half-written.
+    """
+    target = run / state.phase / f"checkpoint-{state.step}"
+    readable = {**_readable(state, recipe_hash), "skipped": state.skipped}
+    with _whole_folder(target, readable) as folder:
+        save_policy(state.policy, tokenizer, folder)
+        torch.save(state.optimizer.state_dict(), folder / OPTIMIZER_FILE)
+    for _, old in _checkpoints(run, state.phase)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def save_final(run: Path, state: TrainState, tokenizer: Any, *, recipe_hash: str) -> Path:
+    """Save `<phase>/final`, the model a phase hands on."""
+    target = run / state.phase / "final"
+    with _whole_folder(target, _readable(state, recipe_hash)) as folder:
+        save_policy(state.policy, tokenizer, folder)
+    return target
+
+
+def _readable(state: TrainState, recipe_hash: str) -> dict[str, Any]:
+    return {
+        "phase": state.phase,
+        "step": state.step,
+        "policy_version": state.policy.version,
+        "recipe_hash": recipe_hash,
+    }
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a checkpoint or final folder was written to its end."""
+    return (folder / STATE_FILE).is_file()
+
+
+def _checkpoints(run: Path, phase: str) -> list[tuple[int, Path]]:
+    """Complete checkpoints of a phase, oldest first; broken ones are named and skipped."""
+    found = []
+    for folder in (run / phase).glob("checkpoint-*"):
+        number = folder.name.removeprefix("checkpoint-")
+        if not number.isdigit():
+            continue
+        if is_complete(folder):
+            found.append((int(number), folder))
+        else:
+            log.warning("%s is incomplete and is skipped.", folder)
+    return sorted(found)
+
+
+def latest_checkpoint(
+    run: Path, phase: str, *, recipe_hash: str
+) -> tuple[Path, dict[str, Any]] | None:
+    """The newest complete checkpoint of a phase and its readable state, or None.
+
+    Raises:
+        CheckpointError: it belongs to another recipe.
+    """
+    found = _checkpoints(run, phase)
+    if not found:
+        return None
+    folder = found[-1][1]
+    state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
+    if state["recipe_hash"] != recipe_hash:
+        raise CheckpointError(
+            f"this checkpoint was written by recipe {state['recipe_hash'][:12]}, this is "
+            f"{recipe_hash[:12]}",
+            where=str(folder),
+            fix="Continue with the recipe.yaml of that run, or use another name or output_dir.",
+        )
+    return folder, state
+
+
+def load_optimizer(folder: Path, optimizer: Optimizer) -> None:
+    """Put a checkpoint's optimizer state into `optimizer`.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    file = folder / OPTIMIZER_FILE
+    try:
+        optimizer.load_state_dict(torch.load(file, weights_only=True, map_location="cpu"))
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
+        raise CheckpointError(
+            f"the optimizer state cannot be read: {str(error).splitlines()[0]}",
+            where=str(file),
+            fix="Delete this checkpoint; --resume then uses the one before it.",
+        ) from error
