@@ -11,17 +11,20 @@ import hashlib
 import importlib.resources
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from grouper.config import Recipe
-from grouper.errors import ConfigError, did_you_mean
+from grouper.config import Recipe, SourceConfig
+from grouper.data import SOURCES, check_source
+from grouper.errors import ConfigError, GrouperError, did_you_mean, raise_all
+from grouper.prompts import make_format, warn_about_system
 from grouper.validation import validate_json
 
 __all__ = [
+    "check_recipe",
     "list_recipes",
     "load_recipe",
     "recipe_hash",
@@ -105,6 +108,117 @@ def recipe_hash(recipe: Recipe) -> str:
     """
     data = recipe.model_dump(mode="json", exclude=set(NOT_THE_EXPERIMENT))
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_recipe(recipe: Recipe) -> list[str]:
+    """Everything that can be said about a recipe before any data or model is loaded.
+
+    Returns:
+        Warnings: settings that work but rarely do what was meant.
+
+    Raises:
+        ConfigError: (or a `PromptError`, `RewardError`) all problems at once: unknown source,
+            format, reward or option; a path that does not exist; settings that cannot work
+            together.
+    """
+    checks: list[Callable[[], object]] = [
+        lambda: make_format(recipe.prompt),
+        *(
+            lambda name=name, source=source: _check_data(name, source)
+            for name, source in _sources(recipe)
+        ),
+        lambda: _check_sft(recipe),
+        lambda: _check_path(recipe.model.path, "model.path"),
+        lambda: _check_path(recipe.grpo.start_from, "grpo.start_from"),
+        lambda: _check_lengths(recipe),
+    ]
+    problems: list[GrouperError] = []
+    for check in checks:
+        try:
+            check()
+        except GrouperError as error:
+            problems.append(error)
+    raise_all(problems)
+    return [*warn_about_system(make_format(recipe.prompt)), *_warn_about_data(recipe)]
+
+
+def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:
+    for name in ("sft", "train", "validation", "test"):
+        source = getattr(recipe.data, name)
+        if source is not None:
+            yield f"data.{name}", source
+
+
+def _check_data(where: str, source: SourceConfig) -> None:
+    check_source(source, where=where)
+    if source.source == "hub" or source.path is None:
+        return
+    path = Path(source.path).expanduser()
+    if not path.exists():
+        near = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise ConfigError(
+            f"there is no file or folder {source.path!r}",
+            where=f"{where}.path",
+            fix=did_you_mean(source.path, near),
+        )
+
+
+def _check_sft(recipe: Recipe) -> None:
+    source = recipe.data.sft or recipe.data.train
+    known = SOURCES.get(source.source)
+    if recipe.skip_sft or known is None or known.has_solutions or "solution" in source.columns:
+        return
+    raise ConfigError(
+        f"SFT needs worked solutions, and the source {source.source} has none",
+        where="data.sft",
+        fix="Name another source there, or set skip_sft: true.",
+    )
+
+
+def _check_path(path: str | None, where: str) -> None:
+    """A path that can only be local must exist; `owner/name` may be a Hub name."""
+    if path is None or Path(path).expanduser().exists():
+        return
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise ConfigError(f"there is no folder {path!r}", where=where, fix="Check the path.")
+
+
+def _check_lengths(recipe: Recipe) -> None:
+    if recipe.model.new is None:
+        return
+    room = recipe.model.new.max_position_embeddings
+    wanted = recipe.prompt.max_prompt_tokens + recipe.sampling.max_new_tokens
+    if wanted > room:
+        raise ConfigError(
+            f"max_prompt_tokens + max_new_tokens is {wanted}, above the model's {room} positions",
+            where="model.new.max_position_embeddings",
+            fix=f"Raise it to {wanted}, or lower the other two.",
+        )
+
+
+def _warn_about_data(recipe: Recipe) -> list[str]:
+    parts = dict(_sources(recipe))
+    warnings = [
+        f"{held_out} and {trained} read the same rows: its accuracy will say nothing about new "
+        "problems."
+        for held_out in ("data.validation", "data.test")
+        for trained in ("data.sft", "data.train")
+        if held_out in parts and trained in parts and _overlap(parts[held_out], parts[trained])
+    ]
+    if recipe.data.test is None:
+        warnings.append("data.test is not set: there will be no final comparison.")
+    return warnings
+
+
+def _overlap(a: SourceConfig, b: SourceConfig) -> bool:
+    if (a.source, a.path, a.subset) != (b.source, b.path, b.subset) or _split(a) != _split(b):
+        return False
+    first, second = sorted((a, b), key=lambda source: source.offset)
+    return first.limit is None or second.offset < first.offset + first.limit
+
+
+def _split(source: SourceConfig) -> str:
+    return source.split or SOURCES[source.source].splits[0]
 
 
 def _shipped() -> list[str]:
