@@ -92,7 +92,7 @@ def evaluate(
     )
     settings = {
         "prompt_of_item_0": items[0][1].text,
-        "sampling": asdict(params),
+        "sampling": {**asdict(params), "stop": list(params.stop)},
         "grader": type(grader).__qualname__,
         "n": len(items),
         "k": samples,

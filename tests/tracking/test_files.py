@@ -1,0 +1,72 @@
+"""Atomic writes and JSON lines."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from grouper.errors import RunFolderError
+from grouper.tracking.files import dumps, read_lines, write_atomic, write_lines
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypatch):
+    target = tmp_path / "a.json"
+    write_atomic(target, b"old")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunFolderError, match="No space left on device.*Free some space"):
+        write_atomic(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_the_data_is_on_disk_before_the_name_is(tmp_path, monkeypatch):
+    order: list[str] = []
+    real_fsync, real_replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("fsync"), real_fsync(fd))[1])
+    monkeypatch.setattr(
+        Path, "replace", lambda self, to: (order.append("rename"), real_replace(self, to))[1]
+    )
+    write_atomic(tmp_path / "a", b"x")
+    assert order == ["fsync", "rename", "fsync"]
+
+
+def test_a_folder_that_cannot_be_written_says_so(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunFolderError, match="cannot write here.*output_dir"):
+        write_atomic(tmp_path / "file" / "a.json", b"x")
+
+
+def test_equal_records_give_equal_bytes_whenever_written(tmp_path, monkeypatch):
+    lines = [{"text": "a\nb  c\r", "x": 0.1 + 0.2}] * 50
+    write_lines(tmp_path / "one.gz", lines)
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    write_lines(tmp_path / "two.gz", lines)
+    assert (tmp_path / "one.gz").read_bytes() == (tmp_path / "two.gz").read_bytes()
+    assert list(read_lines(tmp_path / "one.gz")) == lines
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "\x00", "\u2028", '"\\', "é🙂"])
+def test_whatever_a_model_writes_comes_back(tmp_path, text):
+    write_lines(tmp_path / "a.gz", [{"text": text}])
+    assert list(read_lines(tmp_path / "a.gz")) == [{"text": text}]
+
+
+def test_not_finite_becomes_null_at_any_depth():
+    record = {"a": [1.0, float("inf")], "b": {"c": float("nan")}}
+    assert json.loads(dumps(record)) == {"a": [1.0, None], "b": {"c": None}}
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    write_lines(tmp_path / "a.gz", [{"text": "x" * 100}] * 100)
+    data = (tmp_path / "a.gz").read_bytes()
+    (tmp_path / "a.gz").write_bytes(data[: len(data) // 2])
+    with pytest.raises(RunFolderError, match=r"a\.gz.*cannot be read"):
+        list(read_lines(tmp_path / "a.gz"))

@@ -1,0 +1,369 @@
+"""The run folder: what is refused, what is written, what a resume forgets."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grouper.errors import RunFolderError
+from grouper.evaluation.evaluate import EvaluationItem, EvaluationResult
+from grouper.tracking.run_folder import RunFolder
+from grouper.types import (
+    Completion,
+    FinishReason,
+    Grade,
+    Problem,
+    Prompt,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    SamplingParams,
+    StepReport,
+    Tally,
+    Verdict,
+)
+
+
+def create(path: Path, **changes: Any) -> RunFolder:
+    settings: dict[str, Any] = {
+        "recipe_yaml": "name: demo\n",
+        "recipe_hash": "aaaa",
+        "versions": {"torch": "2.13.0"},
+        "fingerprints": {"train": "f1"},
+    }
+    return RunFolder.create(path, **{**settings, **changes})
+
+
+def make_report(phase: str, step: int) -> StepReport:
+    return StepReport(
+        phase=phase,
+        step=step,
+        status="learning",
+        events=("grader timeout",),
+        tallies={"reward/total": Tally.of([0.1, 0.2, 1.3]), "loss": Tally.of([])},
+    )
+
+
+def make_group(index: int, rewards: list[float | None]) -> RolloutGroup:
+    rollouts = tuple(
+        Rollout(
+            completion=Completion(
+                token_ids=(5, 6, 2),
+                logprobs=(-0.5, -0.25, -0.125),
+                text=f"=  {value} é",
+                finish_reason=FinishReason.STOP_TOKEN,
+                policy_version=4,
+            ),
+            grade=Grade(
+                verdict=Verdict.CORRECT if value else Verdict.NO_ANSWER,
+                extracted=str(value) if value else None,
+                rung="number",
+                reason="because",
+            ),
+            reward=Reward(
+                components={"correctness": value, "format": 0.5},
+                weights={"correctness": 1.0, "format": 0.1},
+            ),
+        )
+        for value in rewards
+    )
+    return RolloutGroup(
+        problem=Problem(id=f"p/{index}", question="q", answer="1", source="p"),
+        prompt=Prompt(problem_id=f"p/{index}", text="Q: q", token_ids=(7, 8)),
+        params=SamplingParams(),
+        rollouts=rollouts,
+    )
+
+
+def make_result(name: str, phase: str, step: int, *, split: str = "validation") -> EvaluationResult:
+    verdicts = [Verdict.CORRECT, Verdict.NOT_SCORED, Verdict.NO_ANSWER]
+    return EvaluationResult(
+        name=name,
+        phase=phase,
+        step=step,
+        split=split,
+        samples=1,
+        confidence=0.9,
+        card={"seed": 3, "sampling": {"stop": ["x"]}},
+        items=tuple(
+            EvaluationItem(
+                problem_id=f"p/{i}",
+                subject="algebra",
+                level=None,
+                sample=0,
+                prompt="Q",
+                completion="A",
+                answer="1",
+                extracted=None,
+                verdict=verdict,
+                reason="r",
+                rung="text",
+                finish_reason=FinishReason.LENGTH,
+                tokens=3,
+            )
+            for i, verdict in enumerate(verdicts)
+        ),
+    )
+
+
+# Opening
+
+
+def test_a_new_folder_holds_the_recipe_and_what_it_ran_with(tmp_path):
+    run = create(tmp_path / "out" / "demo")
+    assert (run.path / "recipe.yaml").read_text() == "name: demo\n"
+    info = run.read_info()
+    assert (info["recipe_hash"], info["versions"]) == ("aaaa", {"torch": "2.13.0"})
+    assert info["fingerprints"] == {"train": "f1"}
+
+
+def test_only_the_host_part_of_run_json_differs_between_equal_runs(tmp_path):
+    infos = [create(tmp_path / name).read_info() for name in "ab"]
+    for info in infos:
+        assert info.pop("host")["started"]
+    assert infos[0] == infos[1]
+
+
+def test_another_recipe_is_refused_with_both_hashes_and_nothing_is_touched(tmp_path):
+    run = create(tmp_path / "r")
+    run.append_metrics(make_report("sft", 1))
+    for resume in (False, True):
+        with pytest.raises(RunFolderError, match=r"hash aaaa, yours is bbbb.*--overwrite"):
+            create(tmp_path / "r", recipe_hash="bbbb", recipe_yaml="x", resume=resume)
+    assert len(run.read_metrics()) == 1
+    assert (run.path / "recipe.yaml").read_text() == "name: demo\n"
+
+
+def test_the_same_recipe_needs_resume_or_overwrite(tmp_path):
+    run = create(tmp_path / "r")
+    run.append_metrics(make_report("sft", 1))
+    with pytest.raises(RunFolderError, match=r"already holds.*--resume"):
+        create(tmp_path / "r")
+    assert len(create(tmp_path / "r", resume=True).read_metrics()) == 1
+    (run.path / "sft" / "final").mkdir(parents=True)
+    (run.path / "notes.txt").write_text("mine")
+    run = create(tmp_path / "r", recipe_hash="bbbb", overwrite=True)
+    assert run.read_metrics() == []
+    assert not (run.path / "sft").exists()
+    assert (run.path / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_that_is_no_run_is_never_cleared(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunFolderError, match=r"not a run of Grouper.*thesis\.tex"):
+        create(tmp_path, overwrite=True)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_run_killed_in_its_first_moment_can_be_started_again(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("name: demo\n")
+    (tmp_path / ".run.json.123.tmp").write_text("{")
+    assert create(tmp_path).read_info()["recipe_hash"] == "aaaa"
+
+
+def test_changed_data_is_refused_and_a_new_data_set_is_added(tmp_path):
+    create(tmp_path)
+    with pytest.raises(RunFolderError, match="data changed since this run began: train"):
+        create(tmp_path, resume=True, fingerprints={"train": "f2"})
+    run = create(tmp_path, resume=True, fingerprints={"test": "f3"})
+    assert run.read_info()["fingerprints"] == {"train": "f1", "test": "f3"}
+
+
+def test_other_versions_are_a_warning(tmp_path, caplog):
+    create(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        create(tmp_path, resume=True, versions={"torch": "2.14.0"})
+    assert "torch 2.13.0 -> 2.14.0" in caplog.text
+
+
+def test_a_path_through_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunFolderError, match="cannot write here"):
+        create(tmp_path / "file" / "run")
+
+
+# Metrics
+
+
+def test_metrics_come_back_exactly(tmp_path):
+    run = create(tmp_path)
+    reports = [make_report("sft", 1), make_report("grpo", 1)]
+    for report in reports:
+        run.append_metrics(report)
+    assert run.read_metrics() == reports
+
+
+def test_a_non_finite_metric_is_null_and_comes_back_as_nan(tmp_path):
+    run = create(tmp_path)
+    tally = Tally.of([1.0, math.inf])
+    run.append_metrics(StepReport(phase="sft", step=1, tallies={"loss": tally}, status="x"))
+    assert "Infinity" not in (tmp_path / "metrics.jsonl").read_text()
+    assert math.isnan(run.read_metrics()[0].mean("loss"))
+
+
+def test_a_half_written_last_line_is_dropped_and_repaired_on_resume(tmp_path):
+    run = create(tmp_path)
+    run.append_metrics(make_report("sft", 1))
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    (tmp_path / "metrics.jsonl").write_bytes(whole + whole[:20])
+    assert len(run.read_metrics()) == 1
+    run = create(tmp_path, resume=True)
+    run.append_metrics(make_report("sft", 2))
+    assert [r.step for r in run.read_metrics()] == [1, 2]
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path):
+    run = create(tmp_path)
+    run.append_metrics(make_report("sft", 1))
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    (tmp_path / "metrics.jsonl").write_bytes(whole[:20] + b"\n" + whole)
+    with pytest.raises(RunFolderError, match="line 1 cannot be read"):
+        run.read_metrics()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_clear_error(tmp_path):
+    run = create(tmp_path)
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(RunFolderError, match=r"No space left.*--resume"):
+        run.append_metrics(make_report("sft", 1))
+
+
+def test_a_line_that_did_not_fit_leaves_no_part_behind(tmp_path):
+    resource = pytest.importorskip("resource")
+    import signal
+
+    run = create(tmp_path)
+    run.append_metrics(make_report("sft", 1))
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 30, limits[1]))
+        with pytest.raises(RunFolderError):
+            run.append_metrics(make_report("sft", 2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+# Rollouts and evaluations
+
+
+def test_every_rollout_is_recorded_with_its_story(tmp_path):
+    run = create(tmp_path)
+    groups = [make_group(0, [1.0, 0.0]), make_group(1, [None])]
+    run.write_rollouts("grpo", 3, groups, [1.0, -1.0, None])
+    lines = list(run.read_rollouts())
+    assert [(line["group"], line["sample"]) for line in lines] == [(0, 0), (0, 1), (1, 0)]
+    assert lines[0] == {
+        "phase": "grpo",
+        "step": 3,
+        "group": 0,
+        "sample": 0,
+        "problem_id": "p/0",
+        "prompt": "Q: q",
+        "text": "=  1.0 é",
+        "answer": "1",
+        "finish_reason": "stop_token",
+        "tokens": 3,
+        "policy_version": 4,
+        "extracted": "1.0",
+        "verdict": "correct",
+        "rung": "number",
+        "reason": "because",
+        "reward": {"correctness": 1.0, "format": 0.5},
+        "total": 1.05,
+        "advantage": 1.0,
+    }
+    assert lines[2]["total"] is None
+    assert lines[2]["advantage"] is None
+
+
+def test_ids_are_kept_on_demand_exactly(tmp_path):
+    run = create(tmp_path)
+    run.write_rollouts("grpo", 1, [make_group(0, [1.0])], [0.5], with_ids=True)
+    (line,) = run.read_rollouts("grpo", 1)
+    assert line["prompt_token_ids"] == [7, 8]
+    assert line["token_ids"] == [5, 6, 2]
+    assert line["logprobs"] == [-0.5, -0.25, -0.125]
+
+
+@pytest.mark.parametrize("advantages", [[1.0], [1.0, 2.0, 3.0]])
+def test_one_advantage_a_rollout(tmp_path, advantages):
+    run = create(tmp_path)
+    with pytest.raises(ValueError, match="zip"):
+        run.write_rollouts("grpo", 1, [make_group(0, [1.0, 0.0])], advantages)
+    assert not (tmp_path / "rollouts").exists()
+
+
+def test_steps_are_read_in_order_beyond_six_digits(tmp_path):
+    run = create(tmp_path)
+    for step in (1_000_000, 2, 999_999):
+        run.write_rollouts("grpo", step, [make_group(0, [1.0])], [0.0])
+    assert [line["step"] for line in run.read_rollouts()] == [2, 999_999, 1_000_000]
+    assert (tmp_path / "rollouts" / "grpo-000002.jsonl.gz").exists()
+
+
+def test_an_evaluation_comes_back_equal(tmp_path):
+    run = create(tmp_path)
+    result = make_result("validation-grpo-000020", "grpo", 20)
+    run.write_evaluation(result)
+    (back,) = run.read_evaluations()
+    assert back == result
+    assert back.accuracy == 0.5
+
+
+def test_an_evaluation_without_its_summary_does_not_exist(tmp_path):
+    run = create(tmp_path)
+    run.write_evaluation(make_result("base", "base", 0))
+    (tmp_path / "evaluations" / "base.json").unlink()
+    assert run.read_evaluations() == []
+
+
+def test_a_name_cannot_leave_the_folder(tmp_path):
+    with pytest.raises(ValueError, match="file name"):
+        create(tmp_path).write_evaluation(make_result("../base", "base", 0))
+
+
+# Resuming
+
+
+def fill(run: RunFolder, until: tuple[str, int]) -> None:
+    """Everything a run of 4 SFT and 4 GRPO steps writes, up to a moment."""
+    run.write_evaluation(make_result("base", "base", 0, split="test"))
+    moments = [(phase, step) for phase in ("sft", "grpo") for step in (1, 2, 3, 4)]
+    for phase, step in moments[: moments.index(until) + 1]:
+        run.append_metrics(make_report(phase, step))
+        if phase == "grpo":
+            run.write_rollouts(phase, step, [make_group(step, [1.0, 0.0])], [1.0, -1.0])
+        if step % 2 == 0:
+            run.write_evaluation(make_result(f"validation-{phase}-{step:06d}", phase, step))
+        if step == 4:
+            run.write_evaluation(make_result(phase, phase, step, split="test"))
+
+
+def snapshot(run: RunFolder) -> dict[str, bytes]:
+    files = [p for p in run.path.rglob("*") if p.is_file() and p.name != "run.json"]
+    return {str(p.relative_to(run.path)): p.read_bytes() for p in files}
+
+
+@pytest.mark.parametrize("moment", [("sft", 2), ("sft", 4), ("grpo", 1), ("grpo", 3)])
+def test_cutting_back_equals_never_having_gone_on(tmp_path, moment):
+    short, long = create(tmp_path / "short"), create(tmp_path / "long")
+    fill(short, moment)
+    fill(long, ("grpo", 4))
+    assert snapshot(short) != snapshot(long)
+    long.truncate_to(*moment)
+    assert snapshot(short) == snapshot(long)
+
+
+def test_cutting_back_an_empty_run_does_nothing(tmp_path):
+    run = create(tmp_path)
+    run.truncate_to("sft", 1)
+    assert run.read_metrics() == []
