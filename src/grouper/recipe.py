@@ -32,7 +32,15 @@ __all__ = [
 ]
 
 # What may differ between two runs of the same experiment.
-NOT_THE_EXPERIMENT = ("output_dir", "description", "reading", "threads")
+NOT_THE_EXPERIMENT = (
+    "output_dir",
+    "description",
+    "reading",
+    "threads",
+    "device",
+    "skip_sft",
+    "skip_grpo",
+)
 
 
 class _Loader(yaml.SafeLoader):

@@ -1,0 +1,157 @@
+"""What a run reads: problem sets, and the prompts and demonstrations made of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grouper.config import Recipe
+from grouper.data import ProblemSet, load_problems
+from grouper.errors import DataError
+from grouper.prompts import (
+    Dropped,
+    PreparedPrompts,
+    PromptFormat,
+    Tokenizer,
+    prepare_demonstrations,
+    prepare_prompts,
+)
+from grouper.types import Demonstration, Problem, Prompt
+
+__all__ = ["Inputs", "ProblemSets", "load_problem_sets", "prepare_inputs"]
+
+log = logging.getLogger(__name__)
+
+MAX_QUARANTINED_SHARE = 0.05
+"""Training refuses data of which more than this cannot be read."""
+
+Items = tuple[tuple[Problem, Prompt], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemSets:
+    """The problem sets of a recipe; the parts it does not use are None."""
+
+    sft: ProblemSet | None
+    train: ProblemSet | None
+    validation: ProblemSet | None
+    test: ProblemSet | None
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        parts = {"sft": self.sft, "train": self.train, "validation": self.validation}
+        parts["test"] = self.test
+        return {name: part.fingerprint for name, part in parts.items() if part is not None}
+
+    @property
+    def for_fitting(self) -> list[Problem]:
+        """The problems a new tokenizer is fitted to: never those it is measured on."""
+        return [p for part in (self.sft, self.train) if part is not None for p in part.problems]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Everything as token ids, ready to be trained on and measured."""
+
+    demonstrations: tuple[Demonstration, ...]
+    train: Items
+    validation: Items
+    test: Items
+
+
+def load_problem_sets(recipe: Recipe) -> ProblemSets:
+    """Load what the recipe's phases need.
+
+    Raises:
+        DataError: missing or empty data, or too many rows that cannot be read.
+    """
+    data = recipe.data
+    sft = None if recipe.skip_sft else data.sft or data.train
+    parts = {"sft": sft, "train": data.train, "validation": data.validation, "test": data.test}
+    loaded: dict[str, ProblemSet | None] = {}
+    for name, source in parts.items():
+        if source is None:
+            loaded[name] = None
+            continue
+        problems = load_problems(source, seed=recipe.seed)
+        _check_quarantine(name, problems)
+        loaded[name] = problems
+    return ProblemSets(**loaded)
+
+
+def _check_quarantine(part: str, problems: ProblemSet) -> None:
+    if not problems.quarantined:
+        return
+    first = problems.quarantined[0]
+    summary = (
+        f"{len(problems.quarantined)} of {len(problems) + len(problems.quarantined)} rows of "
+        f"{problems.name} cannot be used; the first is row {first.row}: {first.reason}"
+    )
+    if problems.quarantined_share > MAX_QUARANTINED_SHARE:
+        raise DataError(
+            summary,
+            where=f"data.{part}",
+            fix=f"Training refuses more than {MAX_QUARANTINED_SHARE:.0%}; check data.{part}.columns.",
+        )
+    log.warning("data.%s: %s. They are left out.", part, summary)
+
+
+def prepare_inputs(
+    recipe: Recipe, sets: ProblemSets, fmt: PromptFormat, tokenizer: Tokenizer, stop_token_id: int
+) -> Inputs:
+    """Render every problem once, with the one renderer that all phases share."""
+    limit = recipe.prompt.max_prompt_tokens
+
+    def prompts(part: ProblemSet | None, name: str) -> Items:
+        if part is None:
+            return ()
+        prepared: PreparedPrompts = prepare_prompts(
+            part.problems, fmt, tokenizer, max_prompt_tokens=limit
+        )
+        _tell_dropped(name, prepared.dropped)
+        return prepared.items
+
+    demonstrations: tuple[Demonstration, ...] = ()
+    if sets.sft is not None:
+        shown = prepare_demonstrations(
+            sets.sft.problems, fmt, tokenizer, stop_token_id, max_prompt_tokens=limit
+        )
+        _tell_dropped("sft", shown.dropped)
+        demonstrations = tuple(demonstration for _, demonstration in shown.items)
+    return Inputs(
+        demonstrations=demonstrations,
+        train=prompts(sets.train, "train"),
+        validation=prompts(sets.validation, "validation"),
+        test=prompts(sets.test, "test"),
+    )
+
+
+def _tell_dropped(part: str, dropped: Sequence[Dropped]) -> None:
+    """List what is left out: a few on the console, all of them in training.log."""
+    if not dropped:
+        return
+    log.warning(
+        "data.%s: %d rows are left out, the first: %s (%s).",
+        part,
+        len(dropped),
+        dropped[0].problem_id,
+        dropped[0].reason,
+    )
+    for row in dropped:
+        log.debug("data.%s: %s is left out: %s", part, row.problem_id, row.reason)
+
+
+def describe_versions() -> dict[str, str]:
+    """Versions of what the numbers of a run depend on."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, Any] = {"python": platform.python_version()}
+    for package in ("grouper", "torch", "transformers", "tokenizers", "peft", "math-verify"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

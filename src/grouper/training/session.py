@@ -1,0 +1,253 @@
+"""A session: one recipe opened in one run folder, with everything its phases share."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+
+from grouper.config import Recipe
+from grouper.errors import CheckpointError, Interrupted
+from grouper.evaluation.evaluate import EvaluationResult, evaluate
+from grouper.grading import Grader, require_symbolic
+from grouper.model_files import (
+    context_length,
+    generation_stop_ids,
+    load_policy,
+    load_tokenizer,
+    require_model_folder,
+)
+from grouper.new_model import make_new_model, save_new_model
+from grouper.policy import Policy
+from grouper.prompts import find_stop_tokens, make_format
+from grouper.recipe import recipe_hash, resolved_yaml
+from grouper.rewards import build_rewards
+from grouper.sampling.native import NativeSampler
+from grouper.sampling.weights import SamplingWeights
+from grouper.tracking.run_folder import RunFolder
+from grouper.training.checkpoint import STATE_FILE
+from grouper.training.inputs import describe_versions, load_problem_sets, prepare_inputs
+from grouper.types import SamplingParams, StepReport
+
+__all__ = ["Display", "Session"]
+
+log = logging.getLogger(__name__)
+
+
+class Display(Protocol):
+    """What a session tells the person watching."""
+
+    def message(self, text: str) -> None: ...
+    def track(self, description: str) -> Callable[[int, int], None]:
+        """A progress callback (done, total) for one long part."""
+        ...
+
+    def step(self, report: StepReport, total: int) -> None: ...
+
+
+class Session:
+    """Opens a recipe: loads data, tokenizer and rewards; models are loaded as phases need them.
+
+    Args:
+        recipe: what to run.
+        display: where progress goes.
+        resume: continue the run in the folder.
+        overwrite: delete the run in the folder first.
+
+    Raises:
+        GrouperError: anything the user can put right, before any model is loaded.
+    """
+
+    def __init__(
+        self, recipe: Recipe, display: Display, *, resume: bool = False, overwrite: bool = False
+    ) -> None:
+        self.recipe = recipe
+        self.display = display
+        self.hash = recipe_hash(recipe)
+        self.device = _device(recipe.device)
+        if recipe.threads is not None:
+            torch.set_num_threads(recipe.threads)
+        if recipe.model.path is not None:
+            require_model_folder(recipe.model.path)
+        require_symbolic(recipe.grading)
+        self.format = make_format(recipe.prompt)
+        sets = load_problem_sets(recipe)
+        self.folder = RunFolder.create(
+            Path(recipe.output_dir) / recipe.name,
+            recipe_yaml=resolved_yaml(recipe),
+            recipe_hash=self.hash,
+            versions=describe_versions(),
+            fingerprints=sets.fingerprints,
+            resume=resume,
+            overwrite=overwrite,
+        )
+        self.base_path = recipe.model.path or self._new_model(sets.for_fitting)
+        self.tokenizer = load_tokenizer(self.base_path, revision=recipe.model.revision)
+        self.stop_tokens = find_stop_tokens(
+            self.tokenizer, _stop_ids_on_disk(self.base_path), self.format
+        )
+        self.inputs = prepare_inputs(
+            recipe, sets, self.format, self.tokenizer, self.stop_tokens.trained
+        )
+        self.rewards = build_rewards(recipe.rewards, self.format.layout)
+        self.grader = Grader(self.format.contract, recipe.grading)
+        self._stop_requested = False
+        self._previous: dict[int, Any] = {}
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    def _new_model(self, problems: list[Any]) -> str:
+        """The folder of the recipe's random model, made on the first use."""
+        assert self.recipe.model.new is not None
+        target = self.path / "base"
+        if not target.exists():
+            model, tokenizer = make_new_model(
+                self.recipe.model.new, problems, self.format, seed=self.recipe.seed
+            )
+            save_new_model(target, model, tokenizer)
+            count = sum(p.numel() for p in model.parameters())
+            self.display.message(
+                f"New random {self.recipe.model.new.architecture} model: {count:,} parameters, "
+                f"{len(tokenizer)} tokens."
+            )
+        return str(target)
+
+    def load(self, path: str) -> Policy:
+        """Load a model folder as the policy; its version is the steps it has seen."""
+        policy = load_policy(self.recipe.model, path, seed=self.recipe.seed, device=self.device)
+        state = Path(path) / STATE_FILE
+        if state.is_file():
+            policy.version = int(json.loads(state.read_text())["policy_version"])
+        return policy
+
+    def sampler(self, policy: Policy) -> NativeSampler:
+        """The native sampler over a policy's weights."""
+        dtype = {"same": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
+        ids = set(self.stop_tokens.all) | set(generation_stop_ids(policy))
+        return NativeSampler(
+            SamplingWeights(policy, dtype[self.recipe.sampling.dtype]),
+            self.tokenizer,
+            stop_token_ids=sorted(ids),
+            max_slots=self.recipe.sampling.max_slots,
+            max_length=context_length(policy),
+        )
+
+    def training_params(self, *, max_new_tokens: int | None = None) -> SamplingParams:
+        """How GRPO draws its rollouts."""
+        s = self.recipe.sampling
+        return SamplingParams(
+            temperature=s.temperature,
+            top_p=s.top_p,
+            top_k=s.top_k,
+            min_p=s.min_p,
+            min_new_tokens=s.min_new_tokens,
+            max_new_tokens=max_new_tokens or s.max_new_tokens,
+            stop=self.format.stop if s.stop is None else s.stop,
+            include_stop=s.include_stop,
+        )
+
+    def evaluation_params(self) -> SamplingParams:
+        """How every model of the run is measured."""
+        s, e = self.recipe.sampling, self.recipe.evaluation
+        return SamplingParams(
+            temperature=e.temperature,
+            max_new_tokens=e.max_new_tokens or s.max_new_tokens,
+            stop=self.format.stop if s.stop is None else s.stop,
+            include_stop=s.include_stop,
+        )
+
+    def evaluate(self, policy: Policy, *, phase: str, step: int, split: str) -> EvaluationResult:
+        """Measure a policy on the test or validation problems and record it."""
+        name = phase if split == "test" else f"validation-{phase}-{step:06d}"
+        tell = self.display.track(f"evaluating {phase} on {split}")
+
+        def progress(done: int, total: int) -> None:
+            tell(done, total)
+            self.raise_if_stopped()
+
+        result = evaluate(
+            name=name,
+            step=step,
+            items=self.inputs.test if split == "test" else self.inputs.validation,
+            sampler=self.sampler(policy),
+            grader=self.grader,
+            params=self.evaluation_params(),
+            samples=self.recipe.evaluation.samples,
+            seed=self.recipe.seed,
+            confidence=self.recipe.evaluation.confidence,
+            phase=phase,
+            split=split,
+            progress=progress,
+            card={
+                "recipe_hash": self.hash,
+                "fingerprints": self.folder.read_info()["fingerprints"],
+            },
+        )
+        self.folder.write_evaluation(result)
+        return result
+
+    def recorded(self, name: str) -> EvaluationResult | None:
+        """An evaluation that this run has already made."""
+        return next((r for r in self.folder.read_evaluations() if r.name == name), None)
+
+    def raise_if_stopped(self) -> None:
+        """Leave a long part early once the user has asked to stop."""
+        if self._stop_requested:
+            raise Interrupted(
+                "stopped on request",
+                where=str(self.path),
+                fix="Everything up to the last finished step is saved; go on with --resume.",
+            )
+
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self._stop_requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._stop_requested = True
+        self.display.message(
+            "Stopping: the current step is finished and saved first (Ctrl-C again: stop at once)."
+        )
+
+    def __enter__(self) -> Session:
+        # Signal handlers can only be set from the main thread; elsewhere the caller's stay.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._request_stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+        self.grader.close()
+
+
+def _device(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("cpu")
+
+
+def _stop_ids_on_disk(path: str) -> list[int]:
+    """End ids of a local folder's generation config, read before the model is loaded."""
+    file = Path(path).expanduser() / "generation_config.json"
+    if not file.is_file():
+        return []
+    try:
+        ids = json.loads(file.read_text()).get("eos_token_id")
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"cannot be read ({error})", where=str(file)) from error
+    if ids is None:
+        return []
+    return [int(i) for i in ids] if isinstance(ids, list) else [int(ids)]
