@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from grouper.config import LoraConfig, ModelConfig
 from grouper.errors import ModelError
@@ -18,11 +18,11 @@ from grouper.policy import Policy
 __all__ = [
     "ADAPTER_FILE",
     "context_length",
-    "generation_stop_ids",
     "load_policy",
     "load_tokenizer",
     "require_model_folder",
     "save_policy",
+    "stop_ids_of",
 ]
 
 log = logging.getLogger(__name__)
@@ -226,10 +226,13 @@ def save_policy(policy: Policy, tokenizer: Any, folder: Path) -> None:
     (folder / "README.md").unlink(missing_ok=True)
 
 
-def generation_stop_ids(policy: Policy) -> list[int]:
-    """The end ids of the model's generation config; nothing else of it is ever used."""
-    generation = policy.model.generation_config
-    ids = None if generation is None else generation.eos_token_id
+def stop_ids_of(path: str, revision: str | None = None) -> list[int]:
+    """The end ids of a model's generation config; nothing else of it is ever used."""
+    source = str(Path(path).expanduser()) if _looks_local(path) else path
+    try:
+        ids = GenerationConfig.from_pretrained(source, revision=revision).eos_token_id
+    except OSError:  # a model without a generation config
+        return []
     if ids is None:
         return []
     return [int(i) for i in ids] if isinstance(ids, list | tuple) else [int(ids)]

@@ -93,7 +93,7 @@ def _check_quarantine(part: str, problems: ProblemSet) -> None:
         raise DataError(
             summary,
             where=f"data.{part}",
-            fix=f"Training refuses more than {MAX_QUARANTINED_SHARE:.0%}; check data.{part}.columns.",
+            fix=f"At most {MAX_QUARANTINED_SHARE:.0%} may be unusable; check data.{part}.columns.",
         )
     log.warning("data.%s: %s. They are left out.", part, summary)
 

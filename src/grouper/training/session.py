@@ -9,20 +9,20 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
 from grouper.config import Recipe
-from grouper.errors import CheckpointError, Interrupted
+from grouper.errors import Interrupted
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
 from grouper.grading import Grader, require_symbolic
 from grouper.model_files import (
     context_length,
-    generation_stop_ids,
     load_policy,
     load_tokenizer,
     require_model_folder,
+    stop_ids_of,
 )
 from grouper.new_model import make_new_model, save_new_model
 from grouper.policy import Policy
@@ -91,7 +91,7 @@ class Session:
         self.base_path = recipe.model.path or self._new_model(sets.for_fitting)
         self.tokenizer = load_tokenizer(self.base_path, revision=recipe.model.revision)
         self.stop_tokens = find_stop_tokens(
-            self.tokenizer, _stop_ids_on_disk(self.base_path), self.format
+            self.tokenizer, stop_ids_of(self.base_path, recipe.model.revision), self.format
         )
         self.inputs = prepare_inputs(
             recipe, sets, self.format, self.tokenizer, self.stop_tokens.trained
@@ -132,11 +132,10 @@ class Session:
     def sampler(self, policy: Policy) -> NativeSampler:
         """The native sampler over a policy's weights."""
         dtype = {"same": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
-        ids = set(self.stop_tokens.all) | set(generation_stop_ids(policy))
         return NativeSampler(
             SamplingWeights(policy, dtype[self.recipe.sampling.dtype]),
             self.tokenizer,
-            stop_token_ids=sorted(ids),
+            stop_token_ids=self.stop_tokens.all,
             max_slots=self.recipe.sampling.max_slots,
             max_length=context_length(policy),
         )
@@ -217,7 +216,7 @@ class Session:
             "Stopping: the current step is finished and saved first (Ctrl-C again: stop at once)."
         )
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         # Signal handlers can only be set from the main thread; elsewhere the caller's stay.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -237,17 +236,3 @@ def _device(name: str) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("cpu")
-
-
-def _stop_ids_on_disk(path: str) -> list[int]:
-    """End ids of a local folder's generation config, read before the model is loaded."""
-    file = Path(path).expanduser() / "generation_config.json"
-    if not file.is_file():
-        return []
-    try:
-        ids = json.loads(file.read_text()).get("eos_token_id")
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"cannot be read ({error})", where=str(file)) from error
-    if ids is None:
-        return []
-    return [int(i) for i in ids] if isinstance(ids, list) else [int(ids)]

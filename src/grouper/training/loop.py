@@ -1,0 +1,99 @@
+"""When things happen: steps, evaluations, checkpoints. What a step does is the phase's business."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from grouper.config import PhaseConfig
+from grouper.errors import Interrupted, ModelError
+from grouper.training.checkpoint import TrainState, save_checkpoint
+from grouper.training.session import Session
+from grouper.types import StepReport
+
+__all__ = ["Phase", "run_phase"]
+
+log = logging.getLogger(__name__)
+
+MAX_SKIPPED = 3
+"""Steps in a row whose loss or gradient was not finite before the run stops."""
+
+
+class Phase(Protocol):
+    """SFT or GRPO: one optimizer step at a time."""
+
+    name: str
+    total: int
+    """Steps of the whole phase."""
+    config: PhaseConfig
+    state: TrainState
+
+    def step(self) -> StepReport:
+        """Do step `state.step` and count it."""
+        ...
+
+
+def run_phase(session: Session, phase: Phase) -> None:
+    """Run a phase from `state.step` to its end.
+
+    What is due at a step is done when the loop arrives there and looks whether it has been done:
+    a run that was killed in the middle of an evaluation makes it up when it resumes.
+
+    Raises:
+        Interrupted: on Ctrl-C or SIGTERM, after saving a checkpoint.
+        ModelError: the loss was not finite several times in a row.
+    """
+    state, saved = phase.state, phase.state.step
+    try:
+        while True:
+            _evaluate_if_due(session, phase)
+            due = _due(phase.config.checkpoint_every, state.step) and state.step < phase.total
+            if due and state.step != saved:
+                saved = _save(session, phase)
+            session.raise_if_stopped()
+            if state.step >= phase.total:
+                return
+            report = phase.step()
+            session.folder.append_metrics(report)
+            session.display.step(report, phase.total)
+            _stop_if_broken(session, phase)
+    except Interrupted:
+        if state.step != saved:
+            _save(session, phase)
+        raise
+
+
+def _due(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _evaluate_if_due(session: Session, phase: Phase) -> None:
+    step = phase.state.step
+    if not session.inputs.validation or not phase.config.evaluate_every:
+        return
+    if not (_due(phase.config.evaluate_every, step) or step == phase.total):
+        return
+    if session.recorded(f"validation-{phase.name}-{step:06d}") is None:
+        session.evaluate(phase.state.policy, phase=phase.name, step=step, split="validation")
+
+
+def _save(session: Session, phase: Phase) -> int:
+    save_checkpoint(
+        session.path,
+        phase.state,
+        session.tokenizer,
+        recipe_hash=session.hash,
+        keep=phase.config.keep_checkpoints,
+    )
+    return phase.state.step
+
+
+def _stop_if_broken(session: Session, phase: Phase) -> None:
+    if phase.state.skipped < MAX_SKIPPED:
+        return
+    raise ModelError(
+        f"the loss or its gradient was not finite {MAX_SKIPPED} steps in a row",
+        where=f"{phase.name} step {phase.state.step}",
+        fix=f"Lower {phase.name}.optimizer.learning_rate or use model.compute_dtype: float32; the "
+        f"checkpoints in {session.path / phase.name} are from before.",
+    )

@@ -1,0 +1,70 @@
+"""Supervised fine-tuning: the model learns the answer format from worked solutions."""
+
+from __future__ import annotations
+
+import time
+
+from grouper.algorithms.weighting import WEIGHTINGS
+from grouper.batching import demonstration_batch
+from grouper.sampling.base import address
+from grouper.training.checkpoint import TrainState
+from grouper.training.objectives import sft_objective
+from grouper.training.optimizers import schedule
+from grouper.training.session import Session
+from grouper.training.stream import ProblemStream, total_steps
+from grouper.training.update import update
+from grouper.types import StepReport, Tally
+
+__all__ = ["SFTPhase"]
+
+
+class SFTPhase:
+    """Trains exactly the completion and its stop token of every demonstration."""
+
+    name = "sft"
+
+    def __init__(self, session: Session, state: TrainState) -> None:
+        self.config = session.recipe.sft
+        self.state = state
+        self._seed = session.recipe.seed
+        self._demonstrations = session.inputs.demonstrations
+        size = len(self._demonstrations)
+        self.total = total_steps(self.config, size=size, per_step=self.config.batch_size)
+        self._stream = ProblemStream(
+            size=size, per_step=self.config.batch_size, seed=self._seed, phase=self.name
+        )
+
+    def step(self) -> StepReport:
+        """One optimizer step."""
+        started = time.perf_counter()
+        number, config, state = self.state.step, self.config, self.state
+        batch = demonstration_batch(
+            [self._demonstrations[i] for i in self._stream.at(number)],
+            WEIGHTINGS[config.weighting],
+            weighting_constant=config.weighting_constant or 0.0,
+        )
+        scale = schedule(config.optimizer, number, self.total)
+        result = update(
+            state.policy,
+            batch,
+            sft_objective,
+            state.optimizer,
+            scale=scale,
+            max_grad_norm=config.optimizer.max_grad_norm,
+            token_budget=config.tokens_per_micro_batch,
+            dropout_seed=lambda micro: address(self._seed, "dropout", number, micro),
+        )
+        state.step += 1
+        state.skipped = 0 if result.applied else state.skipped + 1
+        tallies = {
+            **result.tallies,
+            "learning_rate": Tally.of([scale * config.optimizer.learning_rate]),
+            "tokens": Tally.of([batch.target_tokens]),
+            "time.step": Tally.of([time.perf_counter() - started]),
+        }
+        return StepReport(
+            phase=self.name,
+            step=state.step,
+            tallies=tallies,
+            status="learning" if result.applied else "skipped:not-finite",
+        )
