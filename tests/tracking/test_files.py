@@ -21,7 +21,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunFolderError, match="No space left on device.*Free some space"):
+    with pytest.raises(RunFolderError, match=r"No space left on device.*Free some space"):
         write_atomic(target, b"new")
     assert target.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
@@ -40,7 +40,7 @@ def test_the_data_is_on_disk_before_the_name_is(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(RunFolderError, match="cannot write here.*output_dir"):
+    with pytest.raises(RunFolderError, match=r"cannot write here.*output_dir"):
         write_atomic(tmp_path / "file" / "a.json", b"x")
 
 

@@ -296,7 +296,7 @@ def paired_comparison(
         ValueError: lists of different length, empty, or with scores outside [0, 1].
     """
     z = _z(confidence)
-    if len(before) != len(after) or not before:
+    if len(before) != len(after) or len(before) == 0:
         raise ValueError(f"cannot pair {len(before)} scores with {len(after)}")
     if not all(0 <= score <= 1 for score in (*before, *after)):
         raise ValueError("scores must be in [0, 1]")

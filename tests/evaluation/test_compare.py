@@ -1,0 +1,149 @@
+"""The final table: the same items, honest verdicts, and gains that are only format."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from grouper.errors import DataError
+from grouper.evaluation.compare import compare, render_parts, render_plain, render_table
+from grouper.evaluation.evaluate import EvaluationItem, EvaluationResult
+from grouper.types import FinishReason, Verdict
+
+VERDICTS = {
+    "+": Verdict.CORRECT,
+    "-": Verdict.INCORRECT,
+    ".": Verdict.NO_ANSWER,
+    "/": Verdict.NO_ANSWER,  # and cut off
+    "?": Verdict.NOT_SCORED,
+    "t": Verdict.TIMEOUT,
+}
+
+
+def make_result(name: str, outcomes: str, *, subject: str | None = None) -> EvaluationResult:
+    items = tuple(
+        EvaluationItem(
+            problem_id=f"p/{i}",
+            subject=subject,
+            level=None,
+            sample=0,
+            prompt="",
+            completion="",
+            answer="1",
+            extracted=None,
+            verdict=VERDICTS[mark],
+            reason="",
+            rung="",
+            finish_reason=FinishReason.LENGTH if mark == "/" else FinishReason.STOP_TOKEN,
+            tokens=10,
+        )
+        for i, mark in enumerate(outcomes)
+    )
+    return EvaluationResult(
+        name=name, phase=name, step=0, split="test", items=items, samples=1, confidence=0.95
+    )
+
+
+BASE = make_result("base", "." * 60 + "/" * 40)
+SFT = make_result("sft", "+" * 40 + "-" * 58 + "/" * 2)
+GRPO = make_result("grpo", "+" * 90 + "-" * 10)
+
+
+def test_each_is_compared_with_the_one_before_and_the_last_with_the_first():
+    comparison = compare([BASE, SFT, GRPO], confidence=0.95)
+    assert [(d.before, d.after) for d in comparison.differences] == [
+        ("base", "sft"),
+        ("sft", "grpo"),
+        ("base", "grpo"),
+    ]
+    second = comparison.differences[1]
+    assert second.paired.difference == pytest.approx(0.5)
+    assert (second.paired.higher, second.paired.lower) == (50, 0)
+    assert second.paired.verdict == "better"
+
+
+def test_two_results_have_one_difference_and_one_has_none():
+    assert len(compare([SFT, GRPO]).differences) == 1
+    assert compare([SFT]).differences == ()
+    assert "SFT" in render_plain(render_table(compare([SFT])))
+    assert "Nothing" in render_plain(render_table(compare([])))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "share"),
+    [
+        ("..--", "++++", 0.5),
+        ("..-/", "++++", 0.75),
+        ("----", "++++", 0.0),
+        ("++++", "----", None),
+        # Gains 3 from no answer, loses 1 to no answer: 2 of the net 2.
+        ("...+", "+++.", 1.0),
+        # Gains 2 from wrong, loses 1 to no answer: the net gain of 1 is in spite of format.
+        ("--+", "++.", -1.0),
+    ],
+)
+def test_the_share_of_a_gain_that_is_format(before, after, share):
+    (difference,) = compare([make_result("base", before), make_result("sft", after)]).differences
+    assert difference.from_format == share
+    assert difference.mostly_format == (share is not None and share > 0.5)
+
+
+def test_the_table_flags_a_gain_that_is_format_and_only_that():
+    text = " ".join(render_plain(render_table(compare([BASE, SFT, GRPO]))).split())
+    assert "Format: 100 % of SFT - base and 100 % of GRPO - base" in text
+    assert "of GRPO - SFT" not in text
+
+
+def test_the_table_says_better_worse_and_no_evidence():
+    up = render_plain(render_table(compare([SFT, GRPO])))
+    assert "GRPO is better than SFT" in up
+    down = render_plain(render_table(compare([GRPO, SFT])))
+    assert "SFT is worse than GRPO" in down
+    near = make_result("grpo", "+" * 42 + "-" * 58)
+    same = render_plain(render_table(compare([SFT, near])))
+    assert "no evidence" in same
+    assert "better" not in same
+    assert "Format" not in same
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_table_fits_and_no_row_wraps(width):
+    lines = render_plain(render_table(compare([BASE, SFT, GRPO])), width=width).splitlines()
+    assert max(len(line) for line in lines) <= width
+    rows = [line for line in lines if line.startswith(("base ", "SFT ", "GRPO "))]
+    assert len(rows) == 6
+    assert rows[2] == rows[2].rstrip()
+    assert "90.0 [82.6, 94.5]" in rows[2]
+    assert rows[2].split()[-5:] == ["90", "10", "0", "0", "10"]
+
+
+def test_an_unreadable_reference_leaves_every_difference_and_is_told():
+    # The base gives no answer, so only the better model meets the unreadable reference.
+    comparison = compare([make_result("base", ".-"), make_result("sft", "?+")])
+    assert comparison.left_out == 1
+    assert comparison.differences[0].paired.problems == 1
+    assert "cannot be read, taking no part: base 0, SFT 1" in render_plain(render_table(comparison))
+
+
+def test_grader_timeouts_are_told():
+    text = render_plain(render_table(compare([SFT, make_result("grpo", "t" * 100)])))
+    assert "timeouts, counted as not correct: SFT 0, GRPO 100" in text
+
+
+def test_other_items_are_refused():
+    with pytest.raises(DataError, match="1 only in the first, 0 only in the second"):
+        compare([make_result("base", "---"), make_result("sft", "--")])
+    changed = replace(SFT, items=(replace(SFT.items[0], answer="2"), *SFT.items[1:]))
+    with pytest.raises(DataError, match="1 with another reference answer"):
+        compare([BASE, changed])
+
+
+def test_by_subject_or_nothing():
+    assert render_parts([SFT], by="subject") is None
+    parts = render_parts(
+        [make_result("sft", "+-", subject="algebra"), make_result("grpo", "++", subject="algebra")],
+        by="subject",
+    )
+    assert parts is not None
+    assert "algebra         2  50.0 [9, 91]  100.0 [34, 100]" in render_plain(parts)
