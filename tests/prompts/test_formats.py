@@ -1,0 +1,185 @@
+"""Each format renders what it should, and its completion holds its own contract."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tokenizer_fixtures as fixtures
+
+from grouper.config import PromptConfig, TagsConfig
+from grouper.errors import PromptError
+from grouper.prompts import FORMATS, make_format, warn_about_system
+from grouper.types import AnswerKind, Problem
+
+PROBLEM = Problem(id="a/0", question="2+2?", answer="4", source="a", solution="2+2=4.")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("xml", "<reasoning>\n2+2=4.\n</reasoning>\n<answer>\n4\n</answer>"),
+        ("compact", "<reasoning>2+2=4.</reasoning><answer>4</answer>"),
+        ("think", "<think>\n2+2=4.\n</think>\n\n<answer>\n4\n</answer>"),
+        ("r1-zero", " 2+2=4. </think> <answer> 4 </answer>"),
+        ("tags", "2+2=4.<end_working_out><SOLUTION>4</SOLUTION>"),
+        ("boxed", "2+2=4.\n\nThe final answer is \\boxed{4}."),
+        ("question-only", "\n2+2=4.\n\nThe final answer is \\boxed{4}."),
+    ],
+)
+def test_completion_text(name, text):
+    assert FORMATS[name].completion_text(PROBLEM) == text
+
+
+def test_every_format_is_tested_above():
+    assert set(FORMATS) == {
+        *("xml", "compact", "think", "r1-zero", "tags", "boxed", "question-only")
+    }
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
+def test_prefix_and_completion_together_hold_each_tag_once_and_in_order(fmt):
+    whole = fmt.prefix + fmt.completion_text(PROBLEM)
+    assert [whole.count(tag) for tag in fmt.tags] == [1] * len(fmt.tags)
+    positions = [whole.index(tag) for tag in fmt.tags]
+    assert positions == sorted(positions)
+    if fmt.contract.kind is AnswerKind.TAG:
+        assert (fmt.contract.open, fmt.contract.close) == fmt.tags[2:]
+        assert whole.split(fmt.contract.open)[1].split(fmt.contract.close)[0].strip() == "4"
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
+def test_every_shipped_instruction_names_its_tags(fmt):
+    if fmt.system:
+        assert all(tag in fmt.system for tag in fmt.tags)
+
+
+def test_a_boxed_solution_is_shown_as_it_is():
+    problem = Problem(
+        id="a/0", question="q", answer="4", source="a", solution=r"So it is $\boxed{4}$."
+    )
+    assert FORMATS["boxed"].completion_text(problem) == r"So it is $\boxed{4}$."
+
+
+def test_a_demonstrated_answer_is_shown_instead_of_the_reference():
+    problem = Problem(
+        id="a/0",
+        question="q",
+        answer="7",
+        source="a",
+        solution="2+2=4.",
+        columns={"demonstrated_answer": "4"},
+    )
+    assert FORMATS["compact"].completion_text(problem).endswith("<answer>4</answer>")
+
+
+def test_braces_in_a_solution_are_text():
+    problem = Problem(id="a/0", question="q{x}", answer="{4}", source="a", solution="{reasoning}")
+    text = FORMATS["compact"].completion_text(problem)
+    assert text == "<reasoning>{reasoning}</reasoning><answer>{4}</answer>"
+    assert "q{x}" in FORMATS["r1-zero"].plain_text(problem.question)
+
+
+def test_no_solution_is_an_error():
+    problem = Problem(id="a/0", question="q", answer="4", source="a", solution="  ")
+    with pytest.raises(PromptError, match="no worked solution"):
+        FORMATS["xml"].completion_text(problem)
+
+
+def test_r1_zero_prompts_equal_the_published_ones_but_for_one_blank_line(shared_data):
+    """Rows made with the published prompt must be what rollouts and evaluation see."""
+    tokenizer = fixtures.qwen25().tokenizer
+    lines = (shared_data / "math" / "sft.jsonl").read_text().split("\n")
+    published = {json.loads(line)["prompt"] for line in lines if line}
+    assert len(published) == 128
+    for text in published:
+        head, _, rest = text.partition("\n\nUser: ")
+        question = rest.removesuffix("\nAssistant: <think>")
+        assert question != rest
+        problem = Problem(id="m/0", question=question, answer="1", source="m")
+        prompt = FORMATS["r1-zero"].render(problem, tokenizer)
+        assert prompt.text == f"{head}\nUser: {rest}"
+        assert prompt.messages is None
+
+
+def test_r1_zero_stops_at_the_closing_answer_tag_and_opens_the_thinking():
+    fmt = FORMATS["r1-zero"]
+    assert (fmt.stop, fmt.prefix) == (("</answer>",), "<think>")
+
+
+def test_own_tags_reach_instruction_contract_prefix_and_completion():
+    tags = TagsConfig(
+        reasoning_open="<work>", reasoning_close="</work>", answer_open="[[", answer_close="]]"
+    )
+    fmt = make_format(PromptConfig(format="tags", tags=tags))
+    assert fmt.completion_text(PROBLEM) == "2+2=4.</work>[[4]]"
+    assert (fmt.contract.open, fmt.contract.close) == ("[[", "]]")
+    assert all(tag in fmt.system for tag in fmt.tags)
+    prompt = fmt.render(PROBLEM, fixtures.qwen25().tokenizer)
+    assert prompt.text.endswith("<|im_start|>assistant\n<work>")
+    assert prompt.prefix == "<work>"
+    assert warn_about_system(fmt) == []
+
+
+def test_the_template_setting_decides_between_chat_and_plain_text():
+    qwen, base = fixtures.qwen25().tokenizer, fixtures.no_template().tokenizer
+    auto, plain, chat = (
+        make_format(PromptConfig(format="xml", template=t)) for t in ("auto", "plain", "chat")
+    )
+    assert auto.uses_chat(qwen)
+    assert not auto.uses_chat(base)
+    assert not plain.uses_chat(qwen)
+    assert chat.uses_chat(qwen)
+    assert not FORMATS["r1-zero"].uses_chat(qwen)
+    with pytest.raises(PromptError, match="no chat template"):
+        chat.render(PROBLEM, base)
+
+
+def test_question_only_is_the_question_and_nothing_else():
+    prompt = FORMATS["question-only"].render(PROBLEM, fixtures.qwen25().tokenizer)
+    assert prompt.text == "2+2?"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"format": "xlm"}, "Did you mean 'xml'"),
+        ({"format": "xml", "tags": {}}, "has its own tags"),
+        ({"system_file": "no/such/file.txt"}, r"system_file.*cannot be read"),
+    ],
+)
+def test_bad_settings_are_prompt_errors(config, message):
+    with pytest.raises(PromptError, match=message):
+        make_format(PromptConfig(**config))
+
+
+def test_the_instruction_can_come_from_a_file(tmp_path):
+    path = tmp_path / "system.txt"
+    path.write_text("Use <reasoning> </reasoning> <answer> </answer>.\n")
+    fmt = make_format(PromptConfig(format="xml", system_file=str(path)))
+    assert fmt.system == "Use <reasoning> </reasoning> <answer> </answer>."
+    assert warn_about_system(fmt) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "missing"),
+    [
+        ({"format": "xml", "system": "Use <reasoning> and </reasoning>."}, "<answer>, </answer>"),
+        ({"format": "boxed", "system": "Just answer."}, "boxed"),
+        ({"format": "xml", "system": ""}, "<reasoning>"),
+    ],
+)
+def test_an_instruction_that_never_names_its_tags_is_a_warning(config, missing):
+    (warning,) = warn_about_system(make_format(PromptConfig(**config)))
+    assert missing in warning
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_shipped_instructions_give_no_warning(name):
+    assert warn_about_system(make_format(PromptConfig(format=name))) == []
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
+def test_layout_is_what_rewards_read(fmt):
+    layout = fmt.layout
+    assert (layout.contract, layout.tags, layout.prefix) == (fmt.contract, fmt.tags, fmt.prefix)

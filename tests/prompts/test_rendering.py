@@ -1,0 +1,175 @@
+"""Golden ids for every kind of tokenizer, and the traps of chat templates (P17, P18)."""
+
+from __future__ import annotations
+
+import pytest
+import tokenizer_fixtures as fixtures
+from tokenizer_fixtures import byte_ids
+
+from grouper.config import PromptConfig
+from grouper.errors import PromptError
+from grouper.prompts import find_stop_tokens, make_format
+from grouper.prompts.rendering import encode_completion, encode_plain, render_chat
+from grouper.types import Problem
+
+PROBLEM = Problem(id="a/0", question="2+2?", answer="4", source="a", solution="2+2=4.")
+XML = make_format(PromptConfig(format="xml", system="Do."))
+# Byte-level ids: '!' is 0, so '2' (0x32) is 17, '+' is 10; '\n' is 198 and ' ' is 220.
+DO, QUESTION = [35, 78, 13], [17, 10, 17, 30]
+SYSTEM, USER, ASSISTANT = (
+    [82, 88, 82, 83, 68, 76],
+    [84, 82, 68, 81],
+    [64, 82, 82, 72, 82, 83, 64, 77, 83],
+)
+NL = 198
+
+GOLDEN = {
+    # <|im_start|> 257, <|im_end|> 258
+    "qwen25": [
+        *[257, *SYSTEM, NL, *DO, 258, NL],
+        *[257, *USER, NL, *QUESTION, 258, NL],
+        *[257, *ASSISTANT, NL],
+    ],
+    # one BOS (256) although template and tokenizer both have one; headers 258, 259; eot 261
+    "llama3": [
+        *[256, 258, *SYSTEM, 259, NL, NL, *DO, 261],
+        *[258, *USER, 259, NL, NL, *QUESTION, 261],
+        *[258, *ASSISTANT, 259, NL, NL],
+    ],
+    # the instruction folded into the user turn: 259 user ... 260, then 259 model
+    "gemma": [
+        *[258, 259, *USER, NL, *DO, NL, NL, *QUESTION, 260, NL],
+        *[259, 76, 78, 67, 68, 75, NL],
+    ],
+    # <s>[INST] ... [/INST], and no generation prompt
+    "mistral": [
+        *[257, 58, 40, 45, 50, 51, 60, 220],
+        *[*DO, NL, NL, *QUESTION],
+        *[220, 58, 14, 40, 45, 50, 51, 60],
+    ],
+    "drops_system": [257, *DO, NL, NL, *QUESTION, 256, 258],
+    "strips_thinking": [
+        *[257, *SYSTEM, NL, *DO, 258, NL],
+        *[257, *USER, NL, *QUESTION, 258, NL],
+        *[257, *ASSISTANT, NL],
+    ],
+    "no_template": [
+        *[*DO, NL, NL, 52, 82, 68, 81, 25, 220, *QUESTION, NL],
+        *[32, 82, 82, 72, 82, 83, 64, 77, 83, 25, NL],
+    ],
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_prompt_ids(name):
+    fixture = getattr(fixtures, name)()
+    prompt = XML.render(PROBLEM, fixture.tokenizer)
+    assert list(prompt.token_ids) == GOLDEN[name]
+    assert fixture.tokenizer.decode(prompt.token_ids) == prompt.text
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_completion_is_appended_as_ids_and_ends_in_the_stop_token(name):
+    fixture = getattr(fixtures, name)()
+    stop = find_stop_tokens(fixture.tokenizer, fixture.generation_eos, XML)
+    demonstration = XML.demonstrate(PROBLEM, fixture.tokenizer, stop.trained)
+    text = "<reasoning>\n2+2=4.\n</reasoning>\n<answer>\n4\n</answer>"
+    assert list(demonstration.prompt.token_ids) == GOLDEN[name]
+    assert list(demonstration.token_ids) == [*byte_ids(text), stop.trained]
+
+
+def test_without_an_instruction_qwen_keeps_its_own_default():
+    fixture = fixtures.qwen25()
+    fmt = make_format(PromptConfig(format="xml", system=""))
+    prompt = fmt.render(PROBLEM, fixture.tokenizer)
+    assert prompt.text.startswith(f"<|im_start|>system\n{fixtures.QWEN_DEFAULT_SYSTEM}<|im_end|>")
+    assert prompt.messages == ({"role": "user", "content": "2+2?"},)
+
+
+@pytest.mark.parametrize("name", ["gemma", "mistral", "drops_system"])
+def test_a_refused_or_ignored_instruction_goes_in_front_of_the_question(name):
+    tokenizer = getattr(fixtures, name)().tokenizer
+    _, messages = render_chat(tokenizer, "Do.", "2+2?")
+    assert messages == ({"role": "user", "content": "Do.\n\n2+2?"},)
+
+
+def test_a_template_that_always_fails_is_a_prompt_error():
+    tokenizer = fixtures.qwen25().tokenizer
+    tokenizer.chat_template = "{{ raise_exception('broken template') }}"
+    with pytest.raises(PromptError, match="broken template"):
+        XML.render(PROBLEM, tokenizer)
+
+
+def test_a_template_that_loses_the_question_is_a_prompt_error():
+    tokenizer = fixtures.qwen25().tokenizer
+    tokenizer.chat_template = "Do. and nothing else"
+    with pytest.raises(PromptError, match="leaves out the question"):
+        XML.render(PROBLEM, tokenizer)
+
+
+@pytest.mark.parametrize("format_name", ["xml", "think"])
+def test_a_thinking_block_opened_by_the_template_is_left_to_the_format(format_name):
+    """`enable_thinking` templates: the assistant's turn begins with the format's prefix only."""
+    tokenizer = fixtures.thinks_by_default().tokenizer
+    raw = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "2+2?"}], tokenize=False, add_generation_prompt=True
+    )
+    assert raw.endswith("<think>\n")
+    fmt = make_format(PromptConfig(format=format_name))
+    assert fmt.render(PROBLEM, tokenizer).text.endswith("<|im_start|>assistant\n")
+
+
+def test_a_question_that_ends_in_a_thinking_tag_is_kept():
+    tokenizer = fixtures.mistral().tokenizer
+    tokenizer.chat_template = "{{ messages[-1]['content'] }}"
+    text, _ = render_chat(tokenizer, "", "what is <think>")
+    assert text == "what is <think>"
+
+
+def test_a_template_that_strips_thinking_cannot_hurt_a_demonstration():
+    fixture = fixtures.strips_thinking()
+    fmt = make_format(PromptConfig(format="think"))
+    text = fmt.completion_text(PROBLEM)
+    lost = fixture.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": text}],
+        tokenize=False,
+    )
+    assert "<think>" not in lost
+    demonstration = fmt.demonstrate(PROBLEM, fixture.tokenizer, fixture.id("<|im_end|>"))
+    assert fixture.tokenizer.decode(demonstration.token_ids[:-1]) == text
+    assert text.startswith("<think>\n2+2=4.\n</think>")
+
+
+@pytest.mark.parametrize(("adds_bos", "expected"), [(True, [257]), (False, [])])
+def test_plain_text_gets_a_bos_exactly_where_the_tokenizer_adds_one(adds_bos, expected):
+    tokenizer = fixtures.no_template(adds_bos=adds_bos).tokenizer
+    assert encode_plain(tokenizer, "2+2?") == [*expected, *QUESTION]
+
+
+def test_a_bos_that_is_already_in_the_text_is_not_doubled():
+    tokenizer = fixtures.no_template(adds_bos=True).tokenizer
+    assert encode_plain(tokenizer, "<bos>2+2?") == [257, *QUESTION]
+
+
+def test_a_completion_in_mid_sequence_gets_no_space_in_front():
+    tokenizer = fixtures.sentencepiece_like().tokenizer
+    assert (
+        tokenizer.encode("<answer>", add_special_tokens=False)[0]
+        == tokenizer.encode(" ", add_special_tokens=False)[0]
+    )
+    ids = encode_completion(tokenizer, "<answer>", "a/0")
+    before = tokenizer.encode("Q:", add_special_tokens=False)
+    assert tokenizer.decode([*before, *ids]) == "Q:<answer>"
+
+
+def test_a_completion_that_does_not_survive_is_refused():
+    tokenizer = fixtures.no_template().tokenizer
+    # é becomes e: what lower-casing and accent-stripping tokenizers do
+    from tokenizers import normalizers
+
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFD(), normalizers.StripAccents()]
+    )
+    assert encode_completion(tokenizer, "cafe", "a/0") == byte_ids("cafe")
+    with pytest.raises(PromptError, match="does not survive"):
+        encode_completion(tokenizer, "café", "a/0")
