@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from grouper.config import Recipe
 from grouper.data import ProblemSet, load_problems
 from grouper.errors import DataError
-from grouper.prompts import (
-    Dropped,
-    PreparedPrompts,
-    PromptFormat,
-    Tokenizer,
-    prepare_demonstrations,
-    prepare_prompts,
-)
-from grouper.types import Demonstration, Problem, Prompt
+from grouper.prompts import prepare_demonstrations
+from grouper.training.workbench import Items, Workbench, tell_dropped
+from grouper.types import Demonstration, Problem
 
-__all__ = ["Inputs", "ProblemSets", "load_problem_sets", "prepare_inputs"]
+__all__ = ["Inputs", "ProblemSets", "describe_versions", "load_problem_sets", "prepare_inputs"]
 
 log = logging.getLogger(__name__)
 
 MAX_QUARANTINED_SHARE = 0.05
 """Training refuses data of which more than this cannot be read."""
-
-Items = tuple[tuple[Problem, Prompt], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,27 +89,22 @@ def _check_quarantine(part: str, problems: ProblemSet) -> None:
     log.warning("data.%s: %s. They are left out.", part, summary)
 
 
-def prepare_inputs(
-    recipe: Recipe, sets: ProblemSets, fmt: PromptFormat, tokenizer: Tokenizer, stop_token_id: int
-) -> Inputs:
+def prepare_inputs(recipe: Recipe, sets: ProblemSets, bench: Workbench) -> Inputs:
     """Render every problem once, with the one renderer that all phases share."""
-    limit = recipe.prompt.max_prompt_tokens
 
     def prompts(part: ProblemSet | None, name: str) -> Items:
-        if part is None:
-            return ()
-        prepared: PreparedPrompts = prepare_prompts(
-            part.problems, fmt, tokenizer, max_prompt_tokens=limit
-        )
-        _tell_dropped(name, prepared.dropped)
-        return prepared.items
+        return () if part is None else bench.render(part.problems, name)
 
     demonstrations: tuple[Demonstration, ...] = ()
     if sets.sft is not None:
         shown = prepare_demonstrations(
-            sets.sft.problems, fmt, tokenizer, stop_token_id, max_prompt_tokens=limit
+            sets.sft.problems,
+            bench.format,
+            bench.tokenizer,
+            bench.stop_tokens.trained,
+            max_prompt_tokens=recipe.prompt.max_prompt_tokens,
         )
-        _tell_dropped("sft", shown.dropped)
+        tell_dropped("sft", shown.dropped)
         demonstrations = tuple(demonstration for _, demonstration in shown.items)
     return Inputs(
         demonstrations=demonstrations,
@@ -126,21 +112,6 @@ def prepare_inputs(
         validation=prompts(sets.validation, "validation"),
         test=prompts(sets.test, "test"),
     )
-
-
-def _tell_dropped(part: str, dropped: Sequence[Dropped]) -> None:
-    """List what is left out: a few on the console, all of them in training.log."""
-    if not dropped:
-        return
-    log.warning(
-        "data.%s: %d rows are left out, the first: %s (%s).",
-        part,
-        len(dropped),
-        dropped[0].problem_id,
-        dropped[0].reason,
-    )
-    for row in dropped:
-        log.debug("data.%s: %s is left out: %s", part, row.problem_id, row.reason)
 
 
 def describe_versions() -> dict[str, str]:

@@ -25,8 +25,10 @@ class Phase(Protocol):
     name: str
     total: int
     """Steps of the whole phase."""
-    config: PhaseConfig
     state: TrainState
+
+    @property
+    def config(self) -> PhaseConfig: ...
 
     def step(self) -> StepReport:
         """Do step `state.step` and count it."""

@@ -1,8 +1,7 @@
-"""A session: one recipe opened in one run folder, with everything its phases share."""
+"""A session: a workbench with a run folder, the data of a recipe, and someone watching."""
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import threading
@@ -11,30 +10,24 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, Self
 
-import torch
-
 from grouper.config import Recipe
 from grouper.errors import Interrupted
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
-from grouper.grading import Grader, require_symbolic
-from grouper.model_files import (
-    context_length,
-    load_policy,
-    load_tokenizer,
-    require_model_folder,
-    stop_ids_of,
-)
+from grouper.model_files import require_model_folder
 from grouper.new_model import make_new_model, save_new_model
 from grouper.policy import Policy
-from grouper.prompts import find_stop_tokens, make_format
+from grouper.prompts import make_format
 from grouper.recipe import recipe_hash, resolved_yaml
 from grouper.rewards import build_rewards
-from grouper.sampling.native import NativeSampler
-from grouper.sampling.weights import SamplingWeights
 from grouper.tracking.run_folder import RunFolder
-from grouper.training.checkpoint import STATE_FILE
-from grouper.training.inputs import describe_versions, load_problem_sets, prepare_inputs
-from grouper.types import SamplingParams, StepReport
+from grouper.training.inputs import (
+    ProblemSets,
+    describe_versions,
+    load_problem_sets,
+    prepare_inputs,
+)
+from grouper.training.workbench import Workbench
+from grouper.types import StepReport
 
 __all__ = ["Display", "Session"]
 
@@ -52,7 +45,7 @@ class Display(Protocol):
     def step(self, report: StepReport, total: int) -> None: ...
 
 
-class Session:
+class Session(Workbench):
     """Opens a recipe: loads data, tokenizer and rewards; models are loaded as phases need them.
 
     Args:
@@ -68,16 +61,10 @@ class Session:
     def __init__(
         self, recipe: Recipe, display: Display, *, resume: bool = False, overwrite: bool = False
     ) -> None:
-        self.recipe = recipe
         self.display = display
         self.hash = recipe_hash(recipe)
-        self.device = _device(recipe.device)
-        if recipe.threads is not None:
-            torch.set_num_threads(recipe.threads)
         if recipe.model.path is not None:
             require_model_folder(recipe.model.path)
-        require_symbolic(recipe.grading)
-        self.format = make_format(recipe.prompt)
         sets = load_problem_sets(recipe)
         self.folder = RunFolder.create(
             Path(recipe.output_dir) / recipe.name,
@@ -88,16 +75,10 @@ class Session:
             resume=resume,
             overwrite=overwrite,
         )
-        self.base_path = recipe.model.path or self._new_model(sets.for_fitting)
-        self.tokenizer = load_tokenizer(self.base_path, revision=recipe.model.revision)
-        self.stop_tokens = find_stop_tokens(
-            self.tokenizer, stop_ids_of(self.base_path, recipe.model.revision), self.format
-        )
-        self.inputs = prepare_inputs(
-            recipe, sets, self.format, self.tokenizer, self.stop_tokens.trained
-        )
+        self.base_path = recipe.model.path or self._new_model(recipe, sets)
+        super().__init__(recipe, self.base_path)
+        self.inputs = prepare_inputs(recipe, sets, self)
         self.rewards = build_rewards(recipe.rewards, self.format.layout)
-        self.grader = Grader(self.format.contract, recipe.grading)
         self._stop_requested = False
         self._previous: dict[int, Any] = {}
 
@@ -105,64 +86,22 @@ class Session:
     def path(self) -> Path:
         return self.folder.path
 
-    def _new_model(self, problems: list[Any]) -> str:
+    def _new_model(self, recipe: Recipe, sets: ProblemSets) -> str:
         """The folder of the recipe's random model, made on the first use."""
-        assert self.recipe.model.new is not None
+        assert recipe.model.new is not None
         target = self.path / "base"
         if not target.exists():
+            fmt = make_format(recipe.prompt)
             model, tokenizer = make_new_model(
-                self.recipe.model.new, problems, self.format, seed=self.recipe.seed
+                recipe.model.new, sets.for_fitting, fmt, seed=recipe.seed
             )
             save_new_model(target, model, tokenizer)
             count = sum(p.numel() for p in model.parameters())
             self.display.message(
-                f"New random {self.recipe.model.new.architecture} model: {count:,} parameters, "
+                f"New random {recipe.model.new.architecture} model: {count:,} parameters, "
                 f"{len(tokenizer)} tokens."
             )
         return str(target)
-
-    def load(self, path: str) -> Policy:
-        """Load a model folder as the policy; its version is the steps it has seen."""
-        policy = load_policy(self.recipe.model, path, seed=self.recipe.seed, device=self.device)
-        state = Path(path) / STATE_FILE
-        if state.is_file():
-            policy.version = int(json.loads(state.read_text())["policy_version"])
-        return policy
-
-    def sampler(self, policy: Policy) -> NativeSampler:
-        """The native sampler over a policy's weights."""
-        dtype = {"same": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
-        return NativeSampler(
-            SamplingWeights(policy, dtype[self.recipe.sampling.dtype]),
-            self.tokenizer,
-            stop_token_ids=self.stop_tokens.all,
-            max_slots=self.recipe.sampling.max_slots,
-            max_length=context_length(policy),
-        )
-
-    def training_params(self, *, max_new_tokens: int | None = None) -> SamplingParams:
-        """How GRPO draws its rollouts."""
-        s = self.recipe.sampling
-        return SamplingParams(
-            temperature=s.temperature,
-            top_p=s.top_p,
-            top_k=s.top_k,
-            min_p=s.min_p,
-            min_new_tokens=s.min_new_tokens,
-            max_new_tokens=max_new_tokens or s.max_new_tokens,
-            stop=self.format.stop if s.stop is None else s.stop,
-            include_stop=s.include_stop,
-        )
-
-    def evaluation_params(self) -> SamplingParams:
-        """How every model of the run is measured."""
-        s, e = self.recipe.sampling, self.recipe.evaluation
-        return SamplingParams(
-            temperature=e.temperature,
-            max_new_tokens=e.max_new_tokens or s.max_new_tokens,
-            stop=self.format.stop if s.stop is None else s.stop,
-            include_stop=s.include_stop,
-        )
 
     def evaluate(self, policy: Policy, *, phase: str, step: int, split: str) -> EvaluationResult:
         """Measure a policy on the test or validation problems and record it."""
@@ -227,12 +166,4 @@ class Session:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
-        self.grader.close()
-
-
-def _device(name: str) -> torch.device:
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("cpu")
+        super().__exit__()

@@ -1,0 +1,142 @@
+"""A workbench: model files, prompts, sampler and grader of one recipe, without a run folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from grouper.config import Recipe
+from grouper.grading import Grader, require_symbolic
+from grouper.model_files import (
+    context_length,
+    load_policy,
+    load_tokenizer,
+    require_model_folder,
+    stop_ids_of,
+)
+from grouper.policy import Policy
+from grouper.prompts import Dropped, find_stop_tokens, make_format, prepare_prompts
+from grouper.sampling.native import NativeSampler
+from grouper.sampling.weights import SamplingWeights
+from grouper.training.checkpoint import STATE_FILE
+from grouper.types import Problem, Prompt, SamplingParams
+
+__all__ = ["Items", "Workbench", "tell_dropped"]
+
+log = logging.getLogger(__name__)
+
+Items = tuple[tuple[Problem, Prompt], ...]
+"""Problems with their prompts."""
+
+
+class Workbench:
+    """Everything that sampling and measuring a model of a recipe needs.
+
+    Args:
+        recipe: how prompts are written, sampled and graded.
+        model_path: whose tokenizer is used.
+
+    Raises:
+        GrouperError: the tokenizer, format or grader cannot be had.
+    """
+
+    def __init__(self, recipe: Recipe, model_path: str) -> None:
+        self.recipe = recipe
+        self.device = _device(recipe.device)
+        if recipe.threads is not None:
+            torch.set_num_threads(recipe.threads)
+        require_symbolic(recipe.grading)
+        self.format = make_format(recipe.prompt)
+        revision = recipe.model.revision if model_path == recipe.model.path else None
+        self.tokenizer = load_tokenizer(model_path, revision=revision)
+        self.stop_tokens = find_stop_tokens(
+            self.tokenizer, stop_ids_of(model_path, revision), self.format
+        )
+        self.grader = Grader(self.format.contract, recipe.grading)
+
+    def load(self, path: str) -> Policy:
+        """Load a model folder as the policy; its version is the steps it has seen."""
+        require_model_folder(path)
+        policy = load_policy(self.recipe.model, path, seed=self.recipe.seed, device=self.device)
+        state = Path(path) / STATE_FILE
+        if state.is_file():
+            policy.version = int(json.loads(state.read_text())["policy_version"])
+        return policy
+
+    def sampler(self, policy: Policy) -> NativeSampler:
+        """The native sampler over a policy's weights."""
+        dtype = {"same": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
+        return NativeSampler(
+            SamplingWeights(policy, dtype[self.recipe.sampling.dtype]),
+            self.tokenizer,
+            stop_token_ids=self.stop_tokens.all,
+            max_slots=self.recipe.sampling.max_slots,
+            max_length=context_length(policy),
+        )
+
+    def render(self, problems: Sequence[Problem], name: str) -> Items:
+        """Problems with their prompts; what does not fit is listed and left out."""
+        prepared = prepare_prompts(
+            problems,
+            self.format,
+            self.tokenizer,
+            max_prompt_tokens=self.recipe.prompt.max_prompt_tokens,
+        )
+        tell_dropped(name, prepared.dropped)
+        return prepared.items
+
+    def training_params(self, *, max_new_tokens: int | None = None) -> SamplingParams:
+        """How GRPO draws its rollouts."""
+        s = self.recipe.sampling
+        return SamplingParams(
+            temperature=s.temperature,
+            top_p=s.top_p,
+            top_k=s.top_k,
+            min_p=s.min_p,
+            min_new_tokens=s.min_new_tokens,
+            max_new_tokens=max_new_tokens or s.max_new_tokens,
+            stop=self.format.stop if s.stop is None else s.stop,
+            include_stop=s.include_stop,
+        )
+
+    def evaluation_params(self) -> SamplingParams:
+        """How every model of the run is measured."""
+        s, e = self.recipe.sampling, self.recipe.evaluation
+        return SamplingParams(
+            temperature=e.temperature,
+            max_new_tokens=e.max_new_tokens or s.max_new_tokens,
+            stop=self.format.stop if s.stop is None else s.stop,
+            include_stop=s.include_stop,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.grader.close()
+
+
+def _device(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def tell_dropped(part: str, dropped: Sequence[Dropped]) -> None:
+    """List what is left out: a few on the console, all of them in training.log."""
+    if not dropped:
+        return
+    log.warning(
+        "data.%s: %d rows are left out, the first: %s (%s).",
+        part,
+        len(dropped),
+        dropped[0].problem_id,
+        dropped[0].reason,
+    )
+    for row in dropped:
+        log.debug("data.%s: %s is left out: %s", part, row.problem_id, row.reason)
