@@ -1,0 +1,291 @@
+"""What a person sees while a run goes on: bars, one live line a step, and `training.log`.
+
+Everything is written to standard error. In a terminal the bars redraw in place; anywhere else
+(a file, a batch job, a notebook's log) plain lines are printed now and then instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+from grouper.tracking.files import refused
+from grouper.types import StepReport
+
+__all__ = ["Progress", "Task", "format_step", "setup_logging"]
+
+logger = logging.getLogger(__name__)
+
+PLAIN_SECONDS = 15.0
+"""Without a terminal, a long part that prints nothing else says how far it is this often."""
+
+
+def format_step(report: StepReport, total: int | None = None) -> str:
+    """One line that says how a step went; metrics that are missing are left out.
+
+    >>> from grouper.types import Tally
+    >>> tallies = {"solve_rate": Tally.of([1, 0, 0, 1]), "grad_norm": Tally.of([0.25])}
+    >>> format_step(StepReport(phase="grpo", step=3, tallies=tallies, status="learning"), 60)
+    'grpo 3/60 learning | solved 50% | grad 0.25'
+    """
+    count = f"{report.step}/{total}" if total else str(report.step)
+    parts = [f"{report.phase} {count} {report.status}".strip()]
+    parts += [text for form in _PARTS if (text := form(report))]
+    return " | ".join(parts)
+
+
+def _mean(report: StepReport, name: str) -> float | None:
+    tally = report.tallies.get(name)
+    return tally.mean if tally is not None and tally.count else None
+
+
+def _value(name: str, form: str) -> Callable[[StepReport], str]:
+    def text(report: StepReport) -> str:
+        mean = _mean(report, name)
+        return "" if mean is None else form.format(mean)
+
+    return text
+
+
+def _shares(names: Sequence[tuple[str, str]]) -> Callable[[StepReport], str]:
+    def text(report: StepReport) -> str:
+        found = [(word, _mean(report, name)) for word, name in names]
+        shown = [f"{word} {100 * mean:.0f}" for word, mean in found if mean is not None]
+        return f"{' '.join(shown)}%" if shown else ""
+
+    return text
+
+
+def _seconds(report: StepReport) -> str:
+    whole = _mean(report, "time.step")
+    if not whole:
+        return ""
+    found = [(word, _mean(report, f"time.{word}")) for word in ("sample", "grade", "update")]
+    split = [f"{word} {100 * part / whole:.0f}" for word, part in found if part is not None]
+    return f"{whole:.2f}s" + (f" ({' '.join(split)}%)" if split else "")
+
+
+def _speed(report: StepReport) -> str:
+    tokens, seconds = report.tallies.get("tokens"), _mean(report, "time.step")
+    return f"{tokens.sum / seconds:,.0f} tok/s" if tokens and seconds else ""
+
+
+_GROUPS = [("mixed", "groups/mixed"), ("right", "groups/all_right"), ("wrong", "groups/all_wrong")]
+_PARTS: tuple[Callable[[StepReport], str], ...] = (
+    _value("loss", "loss {:.4f}"),
+    _shares([("solved", "solve_rate")]),
+    _shares(_GROUPS),
+    _shares([("cut off", "completion/truncated")]),
+    _value("completion/tokens", "{:.0f} tok"),
+    _value("policy/entropy", "entropy {:.2f}"),
+    _value("grad_norm", "grad {:.2g}"),
+    _value("learning_rate", "lr {:.1e}"),
+    _speed,
+    _seconds,
+)
+
+
+class _Bars(RichProgress):
+    """Rich's bars with the line of the last training step under them."""
+
+    line: Text | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.line is not None:
+            yield self.line
+
+
+class Task:
+    """One long part in progress. Call it with (done, total), or advance it."""
+
+    def __init__(self, show: Callable[[int, int | None], None], total: int | None) -> None:
+        self._show = show
+        self._total = total
+        self.done = 0
+
+    def __call__(self, done: int, total: int | None = None) -> None:
+        self.done = done
+        self._total = total if total is not None else self._total
+        self._show(done, self._total)
+
+    def advance(self, count: int = 1) -> None:
+        self(self.done + count)
+
+
+class Progress:
+    """Shows how far a run is.
+
+    Args:
+        quiet: show nothing; `training.log` is still written.
+        log_every: steps between lines in `training.log`.
+        plain_every: steps between lines where standard error is not a terminal.
+        console: where to show it; standard error by default.
+
+    Example:
+        with progress.track("evaluating base", total=512) as task:
+            evaluate(..., progress=task)
+    """
+
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        log_every: int = 1,
+        plain_every: int = 10,
+        console: Console | None = None,
+    ) -> None:
+        self.console = console or Console(stderr=True)
+        self._quiet = quiet
+        self._log_every = log_every
+        self._plain_every = plain_every
+        self._bars: _Bars | None = None
+        self._depth = 0
+        self._last_shown = time.monotonic()
+
+    @contextmanager
+    def track(self, description: str, total: int | None = None) -> Iterator[Task]:
+        """Show one long part; parts may be nested (an evaluation inside training)."""
+        logger.info("%s: started", description)
+        start = time.monotonic()
+        if self._live:
+            with self._bar(description, total) as task:
+                yield task
+        else:
+            self._print(f"{description} ...")
+            yield Task(lambda done, total: self._now_and_then(description, done, total), total)
+        seconds = time.monotonic() - start
+        logger.info("%s: done in %.1f s", description, seconds)
+        # A part that was over at once in a terminal is not worth a line.
+        if seconds >= 1 or not self._live:
+            self._print(f"{description}: done in {seconds:.1f} s")
+
+    def step(self, report: StepReport, total: int | None = None) -> None:
+        """Show a training step, and write it to `training.log` now and then.
+
+        Args:
+            report: what the step did.
+            total: steps of the phase.
+        """
+        line = format_step(report, total)
+        edge = report.step in (1, total)
+        if edge or report.step % self._log_every == 0:
+            logger.info("%s", line)
+        for event in report.events:
+            logger.info("%s step %d: %s", report.phase, report.step, event)
+        if self._bars is not None:
+            self._bars.line = Text(line, style="cyan")
+            self._bars.refresh()
+        elif edge or report.step % self._plain_every == 0:
+            self._print(line)
+
+    def say(self, renderable: RenderableType) -> None:
+        """Show something that stays, above the bars."""
+        if not self._quiet:
+            self.console.print(renderable)
+
+    @property
+    def _live(self) -> bool:
+        return self.console.is_terminal and not self._quiet
+
+    def _print(self, line: str) -> None:
+        self._last_shown = time.monotonic()
+        if not self._quiet:
+            # A log line is one line, however narrow the log believes it is.
+            self.console.print(Text(line), soft_wrap=not self._live)
+
+    def _now_and_then(self, description: str, done: int, total: int | None) -> None:
+        if time.monotonic() - self._last_shown >= PLAIN_SECONDS:
+            self._print(f"{description}: {done}" + (f" of {total}" if total else ""))
+
+    @contextmanager
+    def _bar(self, description: str, total: int | None) -> Iterator[Task]:
+        if self._bars is None:
+            self._bars = _Bars(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=self.console,
+                transient=True,
+            )
+            self._bars.start()
+        bars = self._bars
+        self._depth += 1
+        row = bars.add_task(description, total=total)
+        try:
+            yield Task(lambda done, total: bars.update(row, completed=done, total=total), total)
+        finally:
+            bars.remove_task(row)
+            self._depth -= 1
+            if self._depth == 0:
+                self._bars = None
+                bars.stop()
+
+
+class _LogFile(logging.FileHandler):
+    """A log that gives up when it cannot be written: the log may never stop a run."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        logging.getLogger("grouper").removeHandler(self)
+        logger.warning("%s can no longer be written: %s", self.baseFilename, record.getMessage())
+
+
+class _OnConsole(logging.Handler):
+    """Warnings, shown above the bars instead of through them."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        style = "yellow" if record.levelno < logging.ERROR else "bold red"
+        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+
+def setup_logging(run_dir: Path | None, *, console: Console | None = None) -> None:
+    """Send the library's messages to `training.log`, and its warnings to the console.
+
+    Call it after `RunFolder.create`, which may clear the folder. Calling again replaces what an
+    earlier call set up.
+
+    Args:
+        run_dir: the run folder; None for no file.
+        console: the one that `Progress` uses; None for no warnings on the console.
+
+    Raises:
+        RunFolderError: the file cannot be opened.
+    """
+    root = logging.getLogger("grouper")
+    for handler in [h for h in root.handlers if isinstance(h, _LogFile | _OnConsole)]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(logging.INFO)
+    if console is not None:
+        root.addHandler(_OnConsole(console))
+    if run_dir is None:
+        return
+    path = run_dir / "training.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        refused(error, path)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root.addHandler(file)

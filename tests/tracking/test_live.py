@@ -1,0 +1,207 @@
+"""Progress for humans: the line of a step, terminals and logs, `training.log`."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from grouper.errors import RunFolderError
+from grouper.tracking import live
+from grouper.tracking.live import Progress, format_step, setup_logging
+from grouper.types import StepReport, Tally
+
+GRPO = {
+    "solve_rate": Tally.of([1, 1, 1, 0]),
+    "groups/mixed": Tally.of([1, 0]),
+    "groups/all_right": Tally.of([0, 1]),
+    "groups/all_wrong": Tally.of([0, 0]),
+    "completion/truncated": Tally.of([0, 0, 0, 1]),
+    "completion/tokens": Tally.of([20, 24]),
+    "policy/entropy": Tally.of([0.5]),
+    "grad_norm": Tally.of([0.123]),
+    "time.sample": Tally.of([0.6]),
+    "time.grade": Tally.of([0.1]),
+    "time.update": Tally.of([0.3]),
+    "time.step": Tally.of([1.0]),
+}
+
+
+def make_report(
+    step: int = 3, tallies: dict[str, Tally] | None = None, events: tuple[str, ...] = ()
+) -> StepReport:
+    return StepReport(
+        phase="grpo",
+        step=step,
+        tallies=GRPO if tallies is None else tallies,
+        status="learning",
+        events=events,
+    )
+
+
+def plain() -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=60), out
+
+
+def terminal() -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=160, force_terminal=True), out
+
+
+@pytest.fixture
+def log(tmp_path):
+    setup_logging(tmp_path)
+    yield tmp_path / "training.log"
+    setup_logging(None)
+
+
+def test_the_line_says_everything():
+    assert format_step(make_report(), 60) == (
+        "grpo 3/60 learning | solved 75% | mixed 50 right 50 wrong 0% | cut off 25% | 22 tok | "
+        "entropy 0.50 | grad 0.12 | 1.00s (sample 60 grade 10 update 30%)"
+    )
+
+
+def test_an_sft_line():
+    tallies = {
+        "loss": Tally.of([0.5]),
+        "tokens": Tally.of([1000]),
+        "learning_rate": Tally.of([0.02]),
+        "time.step": Tally.of([0.25]),
+    }
+    report = StepReport(phase="sft", step=1, tallies=tallies, status="learning")
+    assert format_step(report) == (
+        "sft 1 learning | loss 0.5000 | lr 2.0e-02 | 4,000 tok/s | 0.25s"
+    )
+
+
+def test_missing_and_empty_metrics_are_left_out():
+    assert format_step(make_report(tallies={})) == "grpo 3 learning"
+    assert format_step(make_report(tallies={"grad_norm": Tally.of([])})) == "grpo 3 learning"
+    for name in GRPO:
+        left = {key: value for key, value in GRPO.items() if key != name}
+        assert "nan" not in format_step(make_report(tallies=left))
+
+
+def test_without_a_terminal_plain_lines_come_every_n_steps():
+    console, out = plain()
+    progress = Progress(console=console, plain_every=10)
+    with progress.track("GRPO", total=25) as task:
+        for step in range(1, 26):
+            progress.step(make_report(step), 25)
+            task.advance()
+    lines = out.getvalue().splitlines()
+    assert [line.split()[1] for line in lines[1:-1]] == ["1/25", "10/25", "20/25", "25/25"]
+    assert lines[0] == "GRPO ..."
+    assert lines[-1].startswith("GRPO: done in")
+    assert "\x1b" not in out.getvalue()
+
+
+def test_without_a_terminal_a_long_part_says_how_far_it_is(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    console, out = plain()
+    with Progress(console=console).track("evaluating base", total=100) as task:
+        for done in range(1, 101):
+            now[0] += 1
+            task(done, 100)
+    assert out.getvalue().count("evaluating base: ") == 7
+    assert "evaluating base: 30 of 100" in out.getvalue()
+
+
+def test_in_a_terminal_nested_bars_and_the_step_line_are_shown():
+    console, out = terminal()
+    progress = Progress(console=console)
+    with progress.track("GRPO", total=2) as steps:
+        progress.step(make_report(1), 2)
+        steps.advance()
+        with progress.track("evaluating", total=4) as task:
+            task(3, 4)
+        progress.say("a table")
+        progress.step(make_report(2), 2)
+    shown = out.getvalue()
+    for text in ("GRPO", "evaluating", "grpo 1/2 learning", "grpo 2/2 learning", "a table"):
+        assert text in shown
+    with progress.track("again", total=1):
+        pass
+    assert "again" in out.getvalue()
+
+
+@pytest.mark.parametrize("make", [plain, terminal])
+def test_an_error_ends_the_bars_and_goes_on_its_way(make):
+    console, out = make()
+    progress = Progress(console=console)
+    with pytest.raises(RuntimeError, match="boom"), progress.track("GRPO", total=2):
+        raise RuntimeError("boom")
+    assert "done in" not in out.getvalue()
+    if console.is_terminal:
+        hidden, shown = (out.getvalue().rfind(code) for code in ("\x1b[?25l", "\x1b[?25h"))
+        assert 0 <= hidden < shown  # the cursor is back
+
+
+def test_quiet_shows_nothing_and_still_logs(log):
+    for console, out in (plain(), terminal()):
+        progress = Progress(console=console, quiet=True)
+        with progress.track("GRPO", total=1):
+            progress.step(make_report(1), 1)
+            progress.say("a table")
+        assert out.getvalue() == ""
+    assert "grpo 1/1 learning" in log.read_text()
+
+
+def test_the_log_holds_every_nth_step_the_edges_and_all_events(log):
+    console, _ = plain()
+    progress = Progress(console=console, log_every=5)
+    for step in range(1, 13):
+        progress.step(make_report(step, events=("grader timeout",) if step == 3 else ()), 12)
+    text = log.read_text()
+    assert [
+        line.split("grpo ")[1].split("/")[0] for line in text.splitlines() if "/12" in line
+    ] == [
+        "1",
+        "5",
+        "10",
+        "12",
+    ]
+    assert "grpo step 3: grader timeout" in text
+
+
+def test_the_log_takes_any_text_and_is_continued(tmp_path):
+    for text in ("first \ud83d", "second"):
+        setup_logging(tmp_path)
+        logging.getLogger("grouper.training").info("%s", text)
+    setup_logging(None)
+    logging.getLogger("grouper.training").info("third")
+    lines = (tmp_path / "training.log").read_text().splitlines()
+    assert [line.split(": ", 1)[1] for line in lines] == ["first \\ud83d", "second"]
+
+
+def test_warnings_and_only_they_reach_the_console(tmp_path):
+    console, out = plain()
+    setup_logging(tmp_path, console=console)
+    logging.getLogger("grouper.training").info("a detail")
+    logging.getLogger("grouper.training").warning("half of the completions are cut off")
+    setup_logging(None)
+    assert out.getvalue() == "warning: half of the completions are cut off\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_log_that_cannot_be_written_does_not_stop_the_run(tmp_path, capsys):
+    (tmp_path / "training.log").symlink_to("/dev/full")
+    console, out = plain()
+    setup_logging(tmp_path, console=console)
+    logging.getLogger("grouper.training").info("a detail")
+    logging.getLogger("grouper.training").info("another")
+    setup_logging(None)
+    assert out.getvalue().count("can no longer be written") == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_log_that_cannot_be_opened_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunFolderError, match="cannot write here"):
+        setup_logging(tmp_path / "file")
