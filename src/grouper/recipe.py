@@ -110,9 +110,9 @@ def resolved_yaml(recipe: Recipe) -> str:
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """16 hex digits that name the experiment: equal recipes but for where and how it is written.
+    """16 hex digits that name the experiment.
 
-    `output_dir`, `description`, `reading` and `threads` do not count.
+    What `NOT_THE_EXPERIMENT` lists does not count: texts, the machine, which phases are skipped.
     """
     data = recipe.model_dump(mode="json", exclude=set(NOT_THE_EXPERIMENT))
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]

@@ -80,7 +80,7 @@ def read_hub(name: str, *, split: str, subset: str | None) -> list[Row]:
 
 
 def _explain_hub(name: str, split: str, subset: str | None, error: Exception) -> DataError:
-    where = "/".join(["Hub set", name, *([subset] if subset else []), split])
+    where = "/".join(["Hub set " + name, *([subset] if subset else []), split])
     text = " ".join(str(error).split())
     lowered = text.lower()
     if "gated" in lowered or "401" in lowered or "403" in lowered:

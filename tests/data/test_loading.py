@@ -1,0 +1,253 @@
+"""Sources -> problems: columns, ids, quarantine, and real data where it lies."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from grouper.config import SourceConfig
+from grouper.data import SOURCES, load_problems
+from grouper.data.sources import last_boxed
+from grouper.errors import ConfigError, DataError
+
+
+def load(source, **config):
+    return load_problems(SourceConfig(source=source, **config), seed=0)
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_gsm8k_solution_loses_its_annotations_and_the_answer(tmp_path):
+    row = {
+        "question": "How many?",
+        "answer": "She sold 48/2 = <<48/2=24>>24 clips.\n48+24 = <<48+24=72>>72.\n#### 72",
+    }
+    path = write_jsonl(tmp_path / "train.jsonl", [row])
+    problem_set = load("gsm8k", path=path)
+    (problem,) = problem_set.problems
+    assert problem.answer == "72"
+    assert problem.solution == "She sold 48/2 = 24 clips.\n48+24 = 72."
+    assert problem.id == "gsm8k/train/0"
+    assert problem.columns == row
+    assert problem_set.name == "gsm8k/train"
+
+
+def test_rows_that_cannot_be_used_are_listed_with_their_reason(tmp_path):
+    rows = [
+        {"question": "a?", "answer": "so #### 1"},
+        {"question": "b?", "answer": "no marker"},
+        {"question": " ", "answer": "so #### 1"},
+        {"question": "c?", "answer": "so ####  "},
+        {"question": "d?", "answer": ["so #### 1"]},
+        {"question": "e?", "answer": "so #### 5"},
+    ]
+    problem_set = load("gsm8k", path=write_jsonl(tmp_path / "test.jsonl", rows))
+    assert [p.id for p in problem_set.problems] == ["gsm8k/test/0", "gsm8k/test/5"]
+    assert {q.row: q.reason for q in problem_set.quarantined} == {
+        1: "the answer has no ####",
+        2: "the question is empty",
+        3: "the answer is empty",
+        4: "column 'answer' holds a list, not text or a number",
+    }
+    assert problem_set.quarantined_share == 4 / 6
+
+
+def test_a_reference_the_grader_cannot_read_is_quarantined(tmp_path):
+    rows = [
+        {"question": "a?", "answer": "12"},
+        {"question": "b?", "answer": r"\frac{1}{"},
+    ]
+    problem_set = load("file", path=write_jsonl(tmp_path / "a.jsonl", rows))
+    assert [p.answer for p in problem_set.problems] == ["12"]
+    (quarantined,) = problem_set.quarantined
+    assert quarantined.row == 1
+    assert "cannot be graded" in quarantined.reason
+
+
+def test_math_takes_the_answer_column_or_the_last_box(tmp_path):
+    rows = [
+        {
+            "problem": "p",
+            "solution": r"\boxed{1} or \boxed{\frac{1}{2}}",
+            "subject": "Algebra",
+            "level": 3,
+            "unique_id": "test/algebra/1.json",
+        },
+        {
+            "problem": "p",
+            "answer": "7",
+            "solution": "s",
+            "subject": "Geometry",
+            "level": "Level 2",
+            "unique_id": "test/geometry/2.json",
+        },
+    ]
+    first, second = load("math", path=write_jsonl(tmp_path / "test.jsonl", rows)).problems
+    assert (first.answer, first.level, first.subject) == (r"\frac{1}{2}", "3", "Algebra")
+    assert (second.answer, second.solution) == ("7", "s")
+    assert first.id == "math/test/algebra/1.json"
+
+
+def test_last_boxed_balances_braces():
+    assert last_boxed(r"\boxed{a{b}{c}}") == "a{b}{c}"
+    assert last_boxed(r"\boxed{a") is None
+    assert last_boxed("none") is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows"),
+    [
+        (
+            {"question": "task", "answer": "reward_model.ground_truth"},
+            [{"task": "q", "reward_model": {"ground_truth": "34", "style": "rule"}}],
+        ),
+        # DAPO-Math: the column called solution holds the answer
+        ({"question": "prompt", "answer": "solution"}, [{"prompt": "q", "solution": "34"}]),
+        # OpenMathReasoning-mini, by its own names
+        ({}, [{"problem": "q", "expected_answer": "34", "generated_solution": "so 34"}]),
+        # NuminaMath-TIR: the answer stands in the solution
+        ({}, [{"problem": "q", "solution": r"so \boxed{34}", "messages": []}]),
+        ({}, [{"question": "q", "answer": 34.0, "id": 7}]),
+    ],
+)
+def test_any_file_by_named_or_usual_columns(tmp_path, columns, rows):
+    path = write_jsonl(tmp_path / "my.jsonl", rows)
+    (problem,) = load("file", path=path, columns=columns).problems
+    assert (problem.question, problem.answer) == ("q", "34")
+    assert problem.source == "my"
+    assert problem.id == ("my/7" if "id" in rows[0] else "my/0")
+    if columns.get("answer") == "solution":
+        assert problem.solution is None
+
+
+def test_offset_and_limit_choose_rows_and_keep_their_numbers(tmp_path):
+    rows = [{"question": f"q{i}", "answer": "1"} for i in range(10)]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    part = load("file", path=path, offset=3, limit=2)
+    assert [p.id for p in part.problems] == ["a/3", "a/4"]
+    whole = load("file", path=path)
+    assert part.problems == whole.problems[3:5]
+    assert part.fingerprint != whole.fingerprint
+
+
+def test_the_fingerprint_is_of_the_contents(tmp_path):
+    rows = [{"question": "q", "answer": "1", "extra": "x"}]
+    before = load("file", path=write_jsonl(tmp_path / "a.jsonl", rows)).fingerprint
+    assert load("file", path=str(tmp_path / "a.jsonl")).fingerprint == before
+    rows[0]["extra"] = "y"
+    assert load("file", path=write_jsonl(tmp_path / "a.jsonl", rows)).fingerprint != before
+
+
+def test_folders_choose_the_file_by_split(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", [{"question": "a", "answer": "#### 1"}])
+    write_jsonl(tmp_path / "test.jsonl", [{"question": "b", "answer": "#### 2"}])
+    assert load("gsm8k", path=str(tmp_path)).problems[0].answer == "1"
+    assert load("gsm8k", path=str(tmp_path), split="test").problems[0].answer == "2"
+
+
+def test_repeated_ids_are_an_error(tmp_path):
+    rows = [{"question": "a", "answer": "1", "id": 5}, {"question": "b", "answer": "1", "id": 5}]
+    with pytest.raises(DataError, match=r"1 ids are used by more than one row.*a/5"):
+        load("file", path=write_jsonl(tmp_path / "a.jsonl", rows))
+
+
+@pytest.mark.parametrize(
+    ("rows", "config", "message"),
+    [
+        ([], {}, "no rows"),
+        ([{"question": "a", "answer": ""}], {}, r"no problem is left.*Row 0: the answer is empty"),
+        ([{"question": "a", "answer": "1"}], {"offset": 5}, "no problem is left"),
+        ([{"q": "a", "answer": "1"}], {}, r"no column holds the question.*Columns: answer, q"),
+        ([{"question": "a", "x": "1"}], {}, "no column holds the answer"),
+        (
+            [{"question": "a", "answr": "1"}],
+            {"columns": {"answer": "answer"}},
+            "no column 'answer' for `answer`. Did you mean 'answr'",
+        ),
+    ],
+)
+def test_sets_that_give_no_problem(tmp_path, rows, config, message):
+    with pytest.raises(DataError, match=message):
+        load("file", path=write_jsonl(tmp_path / "a.jsonl", rows), **config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"source": "gsm9k"}, "Did you mean 'gsm8k'"),
+        ({"source": "file"}, "path is missing: give a file or folder"),
+        ({"source": "hub"}, "path is missing: give a Hub name"),
+        ({"source": "gsm8k", "columns": {"qestion": "x"}}, "Did you mean 'question'"),
+        ({"source": "gsm8k", "options": {"count": 3}}, "has no options"),
+        ({"source": "arithmetic", "options": {"cuont": 3}}, "Did you mean 'count'"),
+    ],
+)
+def test_settings_that_cannot_be_right(config, message):
+    with pytest.raises(ConfigError, match=message):
+        load_problems(SourceConfig(**config), seed=0)
+
+
+def test_arithmetic_through_the_same_door():
+    problem_set = load("arithmetic", split="validation", options={"count": 30}, offset=10, limit=5)
+    assert [p.id for p in problem_set.problems] == [
+        f"arithmetic/validation/{i}" for i in range(10, 15)
+    ]
+    other_seed = load_problems(SourceConfig(source="arithmetic"), seed=1)
+    assert other_seed.fingerprint != load("arithmetic").fingerprint
+
+
+def test_a_hub_name_goes_through_datasets(monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load_dataset(name, subset, *, split):
+        asked.append((name, subset, split))
+        return [{"question": "a", "answer": "#### 1"}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert load("gsm8k", split="test").problems[0].id == "gsm8k/test/0"
+    (problem,) = load("hub", path="someone/school", subset="easy", columns={}).problems
+    assert problem.source == "school"
+    assert asked == [("openai/gsm8k", "main", "test"), ("someone/school", "easy", "train")]
+
+
+def test_every_source_names_fields_that_exist():
+    for name, source in SOURCES.items():
+        assert source.description
+        assert source.splits, name
+
+
+@pytest.mark.parametrize(
+    ("source", "path", "rows", "solutions", "answer"),
+    [
+        ("gsm8k", "gsm8k", 7473, True, "72"),
+        ("math", "math", 7500, False, "16"),
+        ("svamp", "svamp.jsonl", 1000, False, "145"),
+        ("file", "aime24.jsonl", 30, True, "204"),
+        ("file", "amc23.jsonl", 40, False, "27"),
+    ],
+)
+def test_real_sets(shared_data, source, path, rows, solutions, answer):
+    problem_set = load(source, path=str(shared_data / path), limit=400)
+    rows = min(rows, 400)
+    assert len(problem_set) + len(problem_set.quarantined) == rows
+    assert problem_set.quarantined_share <= 0.01
+    first = problem_set.problems[0]
+    assert first.answer == answer
+    assert (first.solution is not None) == solutions
+    assert all("<<" not in (p.solution or "") for p in problem_set.problems)
+    if source == "math":
+        assert {p.subject for p in problem_set.problems} >= {"Algebra", "Geometry"}
+        assert first.level == "Level 2"
+    if source == "svamp":
+        assert first.question.endswith("groups. How big is each group of bananas?")
+
+
+def test_a_split_that_the_local_copy_lacks(shared_data):
+    with pytest.raises(DataError, match=r"no split 'test'.*sft, train, validation"):
+        load("math", path=str(shared_data / "math"), split="test")

@@ -1,0 +1,221 @@
+"""Recipes are strict, told all at once, and written back whole."""
+
+from __future__ import annotations
+
+import importlib.resources
+
+import pytest
+import yaml
+
+from grouper.config import Recipe
+from grouper.errors import ConfigError, GrouperError
+from grouper.recipe import check_recipe, list_recipes, load_recipe, recipe_hash, resolved_yaml
+
+SMALL = """
+name: small
+description: a test
+model:
+  new: {layers: 1}
+data:
+  train: {source: arithmetic, split: train, options: {count: 10}}
+  test: {source: arithmetic, split: test, options: {count: 5}}
+grpo:
+  optimizer: {learning_rate: 5e-6, betas: [0.9, 0.99]}
+rewards:
+  - {name: correctness, weight: 1}
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def changed(path, *overrides):
+    return load_recipe(path, overrides)
+
+
+def test_numbers_as_people_write_them(small):
+    optimizer = load_recipe(small).grpo.optimizer
+    assert (optimizer.learning_rate, optimizer.betas) == (5e-6, (0.9, 0.99))
+    for text, value in [("1e6", 1e6), ("3.0e-4", 3e-4), ("1", 1.0), ("-1e-3", None)]:
+        override = f"grpo.optimizer.learning_rate={text}"
+        if value is None:
+            with pytest.raises(ConfigError, match="greater than 0"):
+                changed(small, override)
+        else:
+            assert changed(small, override).grpo.optimizer.learning_rate == value
+
+
+def test_overrides_reach_every_place_and_the_last_wins(small):
+    recipe = changed(
+        small,
+        "grpo.steps=20",
+        "grpo.steps=30",
+        "model.lora.rank=8",
+        "model.new.layers=3",
+        "rewards.0.weight=2",
+        "data.train.limit=7",
+        "prompt.system='Use tags: <answer>'",
+        "data.test=null",
+        "sampling.stop=['</answer>']",
+        "skip_sft=true",
+    )
+    assert recipe.grpo.steps == 30
+    assert recipe.model.lora is not None
+    assert recipe.model.lora.rank == 8
+    assert recipe.model.new.layers == 3
+    assert recipe.rewards[0].weight == 2
+    assert recipe.data.train.limit == 7
+    assert recipe.data.train.options == {"count": 10}
+    assert recipe.data.test is None
+    assert recipe.sampling.stop == ("</answer>",)
+    assert recipe.skip_sft
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("grpo.stesp=3", r"grpo\.stesp: there is no setting 'stesp' here. Did you mean 'steps'"),
+        ("grpo.steps='3'", r"grpo\.steps.*integer.*got '3'"),
+        ("grpo.steps=2.5", r"grpo\.steps"),
+        ("skip_sft=1", "skip_sft.*boolean"),
+        ("grpo.group_size=1", r"grpo\.group_size.*greater than or equal to 2"),
+        ("sampling.top_p=0.9", "sampling.allow_truncated"),
+        ("grpo.beta=.inf", "infinite or not a number"),
+        ("model.path=x", "exactly one of model.path and model.new"),
+        ("grpo.steps", "is not an override"),
+        ("=3", "is not an override"),
+        ("grpo..steps=3", "is not an override"),
+        ("rewards.1.weight=3", r"'1' is not a position in a list of 1.*Use 0 to 0"),
+        ("name.first=3", "holds 'small', which has no settings inside"),
+        ("grpo.steps=[1", "not valid YAML"),
+    ],
+)
+def test_overrides_that_are_wrong(small, override, message):
+    with pytest.raises(ConfigError, match=message):
+        changed(small, override)
+
+
+def test_every_problem_is_told_at_once(small):
+    with pytest.raises(ConfigError) as caught:
+        changed(small, "grpo.stesp=3", "sft.batch_size=-1", "data.train.nope=1", "sead=2")
+    told = str(caught.value).splitlines()
+    assert len(told) == 4
+    assert all(str(small) in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a\n", "is a list, not settings with names"),
+        ("name: [x\n", "line 2: this is not valid YAML"),
+        ("name: x\nname: y\n", "line 2: .*'name' is written twice"),
+        ("seed: 1\n", "name: this setting is required"),
+        ("name: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
+    ],
+)
+def test_files_that_are_not_recipes(tmp_path, text, message):
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(path)
+
+
+def test_an_unknown_recipe_names_the_nearest(small):
+    with pytest.raises(ConfigError, match=r"Did you mean '.*small\.yaml'"):
+        load_recipe(small.with_name("smal.yaml"))
+    with pytest.raises(ConfigError, match="there is no recipe 'nope'"):
+        load_recipe("nope")
+
+
+def test_the_resolved_recipe_is_complete_and_reads_back_unchanged(small, tmp_path):
+    recipe = changed(small, "model.lora={rank: 8}", "grpo.optimizer.eps=1e-9")
+    text = resolved_yaml(recipe)
+    assert set(yaml.safe_load(text)) == set(Recipe.model_fields)
+    again = tmp_path / "again.yaml"
+    again.write_text(text)
+    assert load_recipe(again) == recipe
+    assert resolved_yaml(load_recipe(again)) == text
+
+
+def test_the_hash_names_the_experiment_and_not_how_it_is_run(small):
+    name = recipe_hash(load_recipe(small))
+    same = (
+        "output_dir=/else/where",
+        "description=other",
+        "reading=other",
+        "threads=3",
+        "skip_sft=true",
+    )
+    assert recipe_hash(changed(small, *same)) == name
+    for override in ("seed=1", "grpo.beta=0.1", "data.train.options.count=11"):
+        assert recipe_hash(changed(small, override)) != name
+
+
+def test_the_small_recipe_is_sound(small):
+    assert check_recipe(load_recipe(small)) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.train.source=arithmetics"], r"data\.train\.source.*Did you mean 'arithmetic'"),
+        (["data.train.options.cuont=3"], r"data\.train: options\.cuont.*'count'"),
+        (["data.test.options={kinds: [nope]}"], r"data\.test: options.*no kind 'nope'"),
+        (["prompt.format=xlm"], r"prompt\.format.*Did you mean 'xml'"),
+        (["prompt.system_file=/no/such"], r"prompt\.system_file"),
+        (["data.test={source: gsm8k, path: ./no/such}"], r"data\.test\.path.*no file or folder"),
+        (["model={path: ./no/such}"], r"model\.path: there is no folder"),
+        (["grpo.start_from=/no/such"], r"grpo\.start_from: there is no folder"),
+        (["data.train={source: svamp}"], r"data\.sft.*svamp has none"),
+        (["sampling.max_new_tokens=4000"], r"max_position_embeddings.*4512.*2048"),
+        (["rewards=[{name: corectness}]"], "Did you mean 'correctness'"),
+    ],
+)
+def test_what_the_tables_know(small, overrides, message):
+    with pytest.raises(GrouperError, match=message):
+        check_recipe(changed(small, *overrides))
+
+
+def test_checks_are_told_together(small):
+    with pytest.raises(GrouperError) as caught:
+        check_recipe(changed(small, "prompt.format=xlm", "data.train.source=nope"))
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_sources_without_solutions_are_fine_without_sft(small):
+    assert check_recipe(changed(small, "data.train={source: svamp}", "skip_sft=true")) == []
+    assert check_recipe(changed(small, "model={path: someone/model, new: null}")) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warning"),
+    [
+        (["data.test=null"], "no final comparison"),
+        (["data.test.split=train"], "data.test and data.train read the same rows"),
+        (["data.test={source: arithmetic}"], "data.test and data.train read the same rows"),
+        (["prompt.system=Just answer."], "never mentions <reasoning>"),
+    ],
+)
+def test_warnings(small, overrides, warning):
+    (told,) = check_recipe(changed(small, *overrides))
+    assert warning in told
+
+
+def test_disjoint_parts_of_one_set_are_no_leak(small):
+    parts = ["data.test.split=train", "data.train.limit=3", "data.test.offset=3"]
+    assert check_recipe(changed(small, *parts)) == []
+    parts[-1] = "data.test.offset=2"
+    assert len(check_recipe(changed(small, *parts))) == 1
+
+
+def test_every_shipped_recipe_loads_and_is_listed():
+    folder = importlib.resources.files("grouper") / "recipes"
+    names = sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml"))
+    assert [name for name, _ in list_recipes()] == names
+    for name, description in list_recipes():
+        assert description, name
+        assert load_recipe(name).name == name
