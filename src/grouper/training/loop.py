@@ -45,24 +45,24 @@ def run_phase(session: Session, phase: Phase) -> None:
         Interrupted: on Ctrl-C or SIGTERM, after saving a checkpoint.
         ModelError: the loss was not finite several times in a row.
     """
-    state, saved = phase.state, phase.state.step
-    try:
-        while True:
-            _evaluate_if_due(session, phase)
-            due = _due(phase.config.checkpoint_every, state.step) and state.step < phase.total
-            if due and state.step != saved:
-                saved = _save(session, phase)
-            session.raise_if_stopped()
-            if state.step >= phase.total:
-                return
-            report = phase.step()
-            session.folder.append_metrics(report)
-            session.display.step(report, phase.total)
-            _stop_if_broken(session, phase)
-    except Interrupted:
-        if state.step != saved:
-            _save(session, phase)
-        raise
+    with session.display.track(f"training {phase.name}", phase.total) as task:
+        saved = phase.state.step
+        try:
+            while True:
+                task(phase.state.step)
+                _evaluate_if_due(session, phase)
+                saved = _save_if_due(session, phase, saved)
+                session.raise_if_stopped()
+                if phase.state.step >= phase.total:
+                    return
+                report = phase.step()
+                session.folder.append_metrics(report)
+                session.display.step(report, phase.total)
+                _stop_if_broken(session, phase)
+        except Interrupted:
+            if phase.state.step != saved:
+                _save(session, phase)
+            raise
 
 
 def _due(every: int, step: int) -> bool:
@@ -77,6 +77,14 @@ def _evaluate_if_due(session: Session, phase: Phase) -> None:
         return
     if session.recorded(f"validation-{phase.name}-{step:06d}") is None:
         session.evaluate(phase.state.policy, phase=phase.name, step=step, split="validation")
+
+
+def _save_if_due(session: Session, phase: Phase, saved: int) -> int:
+    """Save a checkpoint where one is due and not there yet; returns the step last saved."""
+    step = phase.state.step
+    if step in (saved, phase.total) or not _due(phase.config.checkpoint_every, step):
+        return saved
+    return _save(session, phase)
 
 
 def _save(session: Session, phase: Phase) -> int:

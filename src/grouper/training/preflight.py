@@ -74,12 +74,12 @@ def _sample(
         )
         for problem, prompt in items
     ]
-    tell = session.display.track("checking completion lengths")
     drawn: list[Completion] = []
-    for _, completion in session.sampler(policy).sample(requests):
-        drawn.append(completion)
-        tell(len(drawn), len(requests))
-        session.raise_if_stopped()
+    with session.display.track("checking completion lengths", len(requests)) as task:
+        for _, completion in session.sampler(policy).sample(requests):
+            drawn.append(completion)
+            task.advance()
+            session.raise_if_stopped()
     return drawn
 
 
@@ -106,7 +106,7 @@ def check_lengths(session: Session, policy: Policy) -> None:
     report = length_report(
         [len(c.token_ids) for c in drawn], [not c.truncated for c in drawn], budget
     )
-    session.display.message(f"Pre-flight: of {len(drawn)} samples, {report}.")
+    session.display.say(f"Pre-flight: of {len(drawn)} samples, {report}.")
     if report.truncated <= MAX_TRUNCATED or config.allow_truncation:
         return
     advice = (
@@ -134,7 +134,7 @@ def check_stopping(session: Session, policy: Policy) -> float:
         session, policy, STOP_SAMPLES, session.recipe.sampling.max_new_tokens, "stop-check"
     )
     share = sum(not c.truncated for c in drawn) / len(drawn)
-    session.display.message(f"Stop check: {share:.0%} of {len(drawn)} samples end by themselves.")
+    session.display.say(f"Stop check: {share:.0%} of {len(drawn)} samples end by themselves.")
     if share < MIN_STOPPED:
         log.warning(
             "Only %.0f%% of the samples end by themselves after SFT. Train longer, raise "

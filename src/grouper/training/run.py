@@ -128,16 +128,16 @@ def _starting_policy(session: Session, policy: Policy | None) -> Policy:
     start = session.recipe.grpo.start_from
     sft = session.path / "sft" / "final"
     if start is not None:
-        session.display.message(f"GRPO starts from {start}.")
+        session.display.say(f"GRPO starts from {start}.")
         return session.load(start)
     if is_complete(sft):
         if policy is not None and not session.recipe.skip_sft:
             return policy
-        session.display.message(f"GRPO starts from {sft}.")
+        session.display.say(f"GRPO starts from {sft}.")
         return session.load(str(sft))
     if not session.recipe.skip_sft:
         raise ModelError("SFT left no model", where=str(sft), fix="Run SFT again.")
-    session.display.message(
+    session.display.say(
         f"GRPO starts from the base model {session.base_path}: there is no {sft} and no "
         "grpo.start_from."
     )
@@ -157,7 +157,7 @@ def _state(session: Session, phase: str, policy: Policy) -> TrainState:
     load_optimizer(folder, optimizer)
     step = int(saved["step"])
     session.folder.truncate_to(phase, step)
-    session.display.message(f"Resuming {phase} at step {step} from {folder}.")
+    session.display.say(f"Resuming {phase} at step {step} from {folder}.")
     return TrainState(
         phase=phase,
         step=step,
@@ -173,4 +173,4 @@ def _final_step(final: Path) -> int:
 
 def _finish(session: Session, phase: Phase) -> None:
     path = save_final(session.path, phase.state, session.tokenizer, recipe_hash=session.hash)
-    session.display.message(f"{phase.name} is finished: {path}")
+    session.display.say(f"{phase.name} is finished: {path}")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from grouper.config import Recipe
 from grouper.errors import Interrupted
@@ -19,6 +18,7 @@ from grouper.policy import Policy
 from grouper.prompts import make_format
 from grouper.recipe import recipe_hash, resolved_yaml
 from grouper.rewards import build_rewards
+from grouper.tracking.live import Progress, setup_logging
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.inputs import (
     ProblemSets,
@@ -27,22 +27,10 @@ from grouper.training.inputs import (
     prepare_inputs,
 )
 from grouper.training.workbench import Workbench
-from grouper.types import StepReport
 
-__all__ = ["Display", "Session"]
+__all__ = ["Session"]
 
 log = logging.getLogger(__name__)
-
-
-class Display(Protocol):
-    """What a session tells the person watching."""
-
-    def message(self, text: str) -> None: ...
-    def track(self, description: str) -> Callable[[int, int], None]:
-        """A progress callback (done, total) for one long part."""
-        ...
-
-    def step(self, report: StepReport, total: int) -> None: ...
 
 
 class Session(Workbench):
@@ -59,7 +47,7 @@ class Session(Workbench):
     """
 
     def __init__(
-        self, recipe: Recipe, display: Display, *, resume: bool = False, overwrite: bool = False
+        self, recipe: Recipe, display: Progress, *, resume: bool = False, overwrite: bool = False
     ) -> None:
         self.display = display
         self.hash = recipe_hash(recipe)
@@ -75,6 +63,7 @@ class Session(Workbench):
             resume=resume,
             overwrite=overwrite,
         )
+        setup_logging(self.path, console=display.console)
         self.base_path = recipe.model.path or self._new_model(recipe, sets)
         super().__init__(recipe, self.base_path)
         self.inputs = prepare_inputs(recipe, sets, self)
@@ -97,7 +86,7 @@ class Session(Workbench):
             )
             save_new_model(target, model, tokenizer)
             count = sum(p.numel() for p in model.parameters())
-            self.display.message(
+            self.display.say(
                 f"New random {recipe.model.new.architecture} model: {count:,} parameters, "
                 f"{len(tokenizer)} tokens."
             )
@@ -106,30 +95,29 @@ class Session(Workbench):
     def evaluate(self, policy: Policy, *, phase: str, step: int, split: str) -> EvaluationResult:
         """Measure a policy on the test or validation problems and record it."""
         name = phase if split == "test" else f"validation-{phase}-{step:06d}"
-        tell = self.display.track(f"evaluating {phase} on {split}")
+        items = self.inputs.test if split == "test" else self.inputs.validation
+        total = len(items) * self.recipe.evaluation.samples
+        with self.display.track(f"evaluating {phase} on {split}", total) as task:
 
-        def progress(done: int, total: int) -> None:
-            tell(done, total)
-            self.raise_if_stopped()
+            def progress(done: int, total: int) -> None:
+                task(done, total)
+                self.raise_if_stopped()
 
-        result = evaluate(
-            name=name,
-            step=step,
-            items=self.inputs.test if split == "test" else self.inputs.validation,
-            sampler=self.sampler(policy),
-            grader=self.grader,
-            params=self.evaluation_params(),
-            samples=self.recipe.evaluation.samples,
-            seed=self.recipe.seed,
-            confidence=self.recipe.evaluation.confidence,
-            phase=phase,
-            split=split,
-            progress=progress,
-            card={
-                "recipe_hash": self.hash,
-                "fingerprints": self.folder.read_info()["fingerprints"],
-            },
-        )
+            result = evaluate(
+                name=name,
+                step=step,
+                items=items,
+                sampler=self.sampler(policy),
+                grader=self.grader,
+                params=self.evaluation_params(),
+                samples=self.recipe.evaluation.samples,
+                seed=self.recipe.seed,
+                confidence=self.recipe.evaluation.confidence,
+                phase=phase,
+                split=split,
+                progress=progress,
+                card={"recipe_hash": self.hash},
+            )
         self.folder.write_evaluation(result)
         return result
 
@@ -151,7 +139,7 @@ class Session(Workbench):
         if self._stop_requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._stop_requested = True
-        self.display.message(
+        self.display.say(
             "Stopping: the current step is finished and saved first (Ctrl-C again: stop at once)."
         )
 
