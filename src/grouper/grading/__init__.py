@@ -1,0 +1,21 @@
+r"""Grading in two stages that are never fused: find the answer, then compare it.
+
+`extract` follows the prompt format's answer contract; `equivalent` is a ladder of named rungs
+(text, number, symbolic). `Grader` runs both over completions, the symbolic rung in worker
+processes behind a hard deadline. Model output is data: nothing here raises on it or runs it.
+"""
+
+from grouper.grading.equivalence import Equivalence, equivalent
+from grouper.grading.extraction import Extraction, extract
+from grouper.grading.grader import Grader, check_reference, grade, require_symbolic
+
+__all__ = [
+    "Equivalence",
+    "Extraction",
+    "Grader",
+    "check_reference",
+    "equivalent",
+    "extract",
+    "grade",
+    "require_symbolic",
+]

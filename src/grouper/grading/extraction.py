@@ -1,0 +1,153 @@
+r"""Stage one of grading: find the answer that a completion commits to.
+
+Where it stands is fixed by the prompt format's `AnswerContract`; nothing here knows what the
+answer means or whether it is right. Every miss has a named reason. All scans are linear, so a
+completion of a megabyte costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from grouper.types import AnswerContract, AnswerKind
+
+__all__ = ["Extraction", "extract"]
+
+
+class Extraction(NamedTuple):
+    """The answer as written, or None and why there is none.
+
+    Example: `Extraction("42", "last <answer> tag")`, `Extraction(None, "no <answer> tag")`.
+    """
+
+    answer: str | None
+    reason: str
+
+
+def extract(text: str, contract: AnswerContract) -> Extraction:
+    r"""The last answer before the first turn marker, as the contract says where.
+
+    >>> tag = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
+    >>> extract("<answer>1</answer> no, <answer> 2 </answer>", tag)
+    Extraction(answer='2', reason='last <answer>')
+    >>> extract("<answer>1", tag)
+    Extraction(answer=None, reason='<answer> is not closed')
+    >>> extract(r"so \boxed{\frac{1}{2}}", AnswerContract(kind=AnswerKind.BOXED)).answer
+    '\\frac{1}{2}'
+    >>> extract("9 - 2 = 7\n#### 7", AnswerContract(kind=AnswerKind.HASHES)).answer
+    '7'
+    """
+    found = _FINDERS[contract.kind](_first_turn(text, contract.turn_markers), contract)
+    if found.answer == "":
+        return Extraction(None, "the answer is empty")
+    return found
+
+
+def _first_turn(text: str, markers: tuple[str, ...]) -> str:
+    """The text before the earliest marker: what follows is an invented conversation."""
+    end = len(text)
+    for marker in markers:
+        at = text.find(marker, 0, end)
+        if at >= 0:
+            end = at
+    return text[:end]
+
+
+def _in_tags(text: str, contract: AnswerContract) -> Extraction:
+    start = text.rfind(contract.open)
+    if start < 0:
+        return Extraction(None, f"no {contract.open}")
+    start += len(contract.open)
+    end = text.find(contract.close, start)
+    if end < 0:
+        return Extraction(None, f"{contract.open} is not closed")
+    return Extraction(text[start:end].strip(), f"last {contract.open}")
+
+
+_BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])[ \t]*")
+_BARE = re.compile(r"[^\s$]+")
+
+
+def _last_box(text: str) -> re.Match[str] | None:
+    """The last `\\boxed` or `\\fbox`, found from the right without scanning all of them."""
+    at = len(text)
+    while (at := text.rfind("box", 0, at)) >= 0:
+        for back in (1, 2):
+            if at >= back and (match := _BOX.match(text, at - back)):
+                return match
+    return None
+
+
+def _in_box(text: str, contract: AnswerContract) -> Extraction:  # noqa: ARG001 - one table, one shape
+    match = _last_box(text)
+    if match is None:
+        return Extraction(None, "no \\boxed{}")
+    start = match.end()
+    if not text.startswith("{", start):
+        # `\boxed 2` is how some of MATH's own solutions are written.
+        bare = _BARE.match(text, start)
+        if bare is None:
+            return Extraction(None, "nothing after the last \\boxed")
+        return Extraction(bare.group().rstrip(".,;"), "last \\boxed, without braces")
+    end = closing_brace(text, start)
+    if end < 0:
+        return Extraction(None, "the last \\boxed{ is not closed")
+    return Extraction(text[start + 1 : end].strip(), "last \\boxed{}")
+
+
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def closing_brace(text: str, start: int) -> int:
+    r"""Index of the brace that closes the one at `start`, or -1; `\{` and `\}` do not count.
+
+    >>> closing_brace(r"{a{b}\}c}", 0)
+    8
+    """
+    depth = 0
+    for match in _BRACE.finditer(text, start):
+        token = match.group()
+        if token == "{":
+            depth += 1
+        elif token == "}":
+            depth -= 1
+            if depth == 0:
+                return match.start()
+    return -1
+
+
+def _after_hashes(text: str, contract: AnswerContract) -> Extraction:  # noqa: ARG001 - one table, one shape
+    start = text.rfind("####")
+    if start < 0:
+        return Extraction(None, "no ####")
+    end = text.find("\n", start)
+    line = text[start + 4 : end if end >= 0 else len(text)]
+    return Extraction(line.strip(), "last ####")
+
+
+def _last_number(text: str, contract: AnswerContract) -> Extraction:  # noqa: ARG001 - one table, one shape
+    # Only the last stretch can hold the last number; a longer literal is no answer anyway.
+    tail = text.rstrip()
+    last = max(tail.rfind(digit) for digit in "0123456789")
+    if last < 0:
+        return Extraction(None, "no number")
+    window = tail[max(0, last - 200) : last + 4]
+    numbers = [m.group() for m in _NUMBER.finditer(window)]
+    return Extraction(numbers[-1].strip(), "last number")
+
+
+# A sign counts only where it cannot be a minus between two things ("7-5" ends in 5).
+_NUMBER = re.compile(
+    r"(?:(?<![\w.)\]}\\$])[-+])?(?:\\?[$€£])?(?:(?<=[$€£])-)?"
+    r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?(?:\s?\\?%)?",
+    re.ASCII,
+)
+
+_FINDERS: dict[AnswerKind, Callable[[str, AnswerContract], Extraction]] = {
+    AnswerKind.TAG: _in_tags,
+    AnswerKind.BOXED: _in_box,
+    AnswerKind.HASHES: _after_hashes,
+    AnswerKind.LAST_NUMBER: _last_number,
+}

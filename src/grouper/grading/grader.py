@@ -1,0 +1,255 @@
+"""The grader: completions in, verdicts out, from any thread, event loop or forked child."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import threading
+import weakref
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self
+
+from grouper.config import GradingConfig
+from grouper.errors import GradingError
+from grouper.grading.equivalence import Equivalence, exact, unreadable
+from grouper.grading.extraction import Extraction, extract
+from grouper.grading.normalise import tidy
+from grouper.grading.numerals import read_number
+from grouper.grading.pool import WorkerPool
+from grouper.types import AnswerContract, AnswerKind, Grade, Verdict
+
+__all__ = ["Grader", "check_reference", "grade", "require_symbolic"]
+
+_REMEMBERED = 65_536
+_OFFENDERS = 50
+_RUNG_OFF = Equivalence(
+    Verdict.INCORRECT, "number", "not equal as text or number; the symbolic rung is off"
+)
+
+
+class Grader:
+    """Grades completions by one answer contract.
+
+    Args:
+        contract: where the answer stands.
+        settings: deadline, workers, memory, and whether the symbolic rung is on.
+
+    Raises:
+        GradingError: the symbolic rung is on and Math-Verify is not installed.
+
+    Workers start at the first pair that needs one and live until `close`. Pairs already judged
+    are remembered, timeouts among them, so a string that hangs costs its deadline once.
+
+    >>> contract = AnswerContract(kind=AnswerKind.BOXED)
+    >>> with Grader(contract, GradingConfig()) as grader:
+    ...     [g.verdict.value for g in grader.grade([r"\\boxed{4}", "4?"], ["4.0", "4"])]
+    ['correct', 'no_answer']
+    """
+
+    def __init__(self, contract: AnswerContract, settings: GradingConfig) -> None:
+        require_symbolic(settings)
+        self.contract = contract
+        self.settings = settings
+        self.counts: Counter[Verdict] = Counter()
+        """Verdicts handed out so far."""
+        self.offenders: deque[tuple[str, str, Verdict]] = deque(maxlen=_OFFENDERS)
+        """(answer, reference, verdict) of the last timeouts and crashes."""
+        self._known: OrderedDict[tuple[str | None, str], Equivalence] = OrderedDict()
+        self._pending: dict[tuple[str | None, str], Future[Equivalence]] = {}
+        self._lock = threading.RLock()
+        self._pool: WorkerPool | None = None
+        self._closed = False
+        _graders.add(self)
+
+    def grade(self, texts: Sequence[str], references: Sequence[str]) -> list[Grade]:
+        """One grade a text, in order; blocks until all are known.
+
+        Raises:
+            ValueError: not one reference a text.
+        """
+        futures = [self.submit(t, r) for t, r in zip(texts, references, strict=True)]
+        return [future.result() for future in futures]
+
+    def submit(self, text: str, reference: str) -> Future[Grade]:
+        """The grade to come: there at once unless a worker is needed. Never raises."""
+        result: Future[Grade] = Future()
+        found = extract(text, self.contract)
+        if found.answer is None:
+            self._deliver(result, found, None)
+            return result
+        decided = exact(found.answer, reference)
+        if decided is None and not self.settings.symbolic:
+            decided = _RUNG_OFF
+        if decided is not None:
+            self._deliver(result, found, decided)
+        else:
+            self._ask(found.answer, reference).add_done_callback(
+                lambda future: self._deliver(result, found, future.result())
+            )
+        return result
+
+    def read_reference(self, reference: str) -> str | None:
+        """Why the symbolic rung cannot read a reference, or None."""
+        decided = self._ask(None, reference).result()
+        return None if decided.verdict is Verdict.CORRECT else decided.reason
+
+    def close(self) -> None:
+        """Kill the workers; a later `grade` starts new ones."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the workers alive now."""
+        pool = self._pool
+        return pool.pids if pool is not None else ()
+
+    def _ask(self, answer: str | None, reference: str) -> Future[Equivalence]:
+        """Judged before, being judged, or handed to a worker: each pair once."""
+        key = (answer, reference)
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+                done: Future[Equivalence] = Future()
+                done.set_result(known)
+                return done
+            if key in self._pending:
+                return self._pending[key]
+            if self._pool is None:
+                self._pool = WorkerPool(self.settings)
+            future = self._pool.submit(answer, reference)
+            self._pending[key] = future
+        future.add_done_callback(lambda done: self._remember(key, done.result()))
+        return future
+
+    def _remember(self, key: tuple[str | None, str], decided: Equivalence) -> None:
+        with self._lock:
+            self._pending.pop(key, None)
+            self._known[key] = decided
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+            if decided.verdict in (Verdict.TIMEOUT, Verdict.CRASH):
+                self.offenders.append((key[0] or "", key[1], decided.verdict))
+
+    def _deliver(
+        self, result: Future[Grade], found: Extraction, decided: Equivalence | None
+    ) -> None:
+        if decided is None:
+            grade = Grade(
+                verdict=Verdict.NO_ANSWER, extracted=None, rung="extract", reason=found.reason
+            )
+        else:
+            verdict, rung, reason = decided
+            grade = Grade(verdict=verdict, extracted=found.answer, rung=rung, reason=reason)
+        with self._lock:
+            self.counts[grade.verdict] += 1
+        result.set_result(grade)
+
+    def _after_fork(self) -> None:
+        """In a forked child: our threads are gone and the workers are the parent's."""
+        self._lock = threading.RLock()
+        self._pending = {}
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.abandon()
+
+
+_graders: weakref.WeakSet[Grader] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for grader in list(_graders):
+        grader.close()
+
+
+def _after_fork_in_child() -> None:
+    for grader in list(_graders):
+        grader._after_fork()  # noqa: SLF001 - same module, one class
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def require_symbolic(
+    settings: GradingConfig,
+    find: Callable[[str], object | None] = importlib.util.find_spec,
+) -> None:
+    """Refuse to start with the symbolic rung on and no Math-Verify.
+
+    Args:
+        settings: the recipe's grading section.
+        find: how a module is looked for; never imports it.
+
+    Raises:
+        GradingError: it is on and cannot be imported.
+    """
+    if not settings.symbolic:
+        return
+    missing = [name for name in ("math_verify", "latex2sympy2_extended", "sympy") if not find(name)]
+    if missing:
+        raise GradingError(
+            f"the symbolic rung of the grader needs {', '.join(missing)}, not installed here",
+            where="grading.symbolic",
+            fix="Install it with `pip install 'math-verify[antlr4_13_2]'`, or set "
+            "grading.symbolic: false to grade by text and exact numbers only (answers such as "
+            "2\\sqrt{3} are then correct only when written like the reference).",
+        )
+
+
+_shared: dict[AnswerContract | None, Grader] = {}
+_shared_lock = threading.Lock()
+
+
+def _shared_grader(contract: AnswerContract | None) -> Grader:
+    """One lazily made grader a contract; None: for reading references."""
+    with _shared_lock:
+        if contract not in _shared:
+            _shared[contract] = Grader(
+                contract or AnswerContract(kind=AnswerKind.BOXED), GradingConfig()
+            )
+        return _shared[contract]
+
+
+def grade(text: str, reference: str, contract: AnswerContract) -> Grade:
+    r"""Grade one completion with a shared grader and default settings.
+
+    >>> grade(r"so \boxed{0.5}", r"\frac12", AnswerContract(kind=AnswerKind.BOXED)).verdict.value
+    'correct'
+    """
+    return _shared_grader(contract).submit(text, reference).result()
+
+
+def check_reference(answer: str) -> str | None:
+    r"""Why a reference answer cannot be graded against; None when it is readable and equals itself.
+
+    Numbers, words and shapes made of them are decided at once; the rest is read by a worker.
+
+    >>> check_reference("1,234") is None, check_reference(r"\frac{1}{2")
+    (True, 'unbalanced braces')
+    """
+    why = unreadable(answer)
+    if why is not None:
+        return why
+    if read_number(tidy(answer)) is not None:
+        return None
+    return _shared_grader(None).read_reference(answer)

@@ -1,0 +1,139 @@
+r"""Spelling: one way to write what can be written in many, without touching what it means.
+
+`tidy` removes typesetting and keeps words apart, `canonical` is what the text rung compares.
+Both are idempotent enough for grading (a canonical text canonicalises to itself) and linear.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["canonical", "tidy"]
+
+_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+_SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
+_VULGAR = {
+    "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5",
+    "⅗": "3/5", "⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
+}  # fmt: skip
+_SYMBOLS = {
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "⁄": "/", "∕": "/", "÷": "/",
+    "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "π": r"\pi ",
+    "√": r"\sqrt ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
+    "∪": r"\cup ", "∩": r"\cap ", "±": r"\pm ", "°": r"^{\circ}", "∈": r"\in ", "θ": r"\theta ",
+    "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"',
+    "﹣": "-", "＄": "$", "％": "%", "，": ",", "．": ".", "\u3000": " ", "\u2212": "-",
+}  # fmt: skip
+# Zero-width and direction marks say nothing; leaving them in would make equal answers differ.
+_INVISIBLE = "\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\ufeff\u00ad\x00"
+_SPACES = "\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f"
+_TABLE: dict[int, str] = {
+    **{ord(c): f"^{{{i}}}" for i, c in enumerate(_SUPERSCRIPTS)},
+    **{ord(c): f"_{{{i}}}" for i, c in enumerate(_SUBSCRIPTS)},
+    **{ord(c): f" {fraction} " for c, fraction in _VULGAR.items()},
+    **{ord(c): text for c, text in _SYMBOLS.items()},
+    **{ord(c): "" for c in _INVISIBLE},
+    **{ord(c): " " for c in _SPACES},
+    **{0xFF10 + i: str(i) for i in range(10)},
+    **{0xFF21 + i: chr(65 + i) for i in range(26)},
+    **{0xFF41 + i: chr(97 + i) for i in range(26)},
+}
+
+_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.ASCII), replacement)
+    for pattern, replacement in (
+        # Thousands marked beyond doubt: 1,\!000 and 1{,}000.
+        (r"(?<=\d)(?:,\s*\\!|\{,\}\s*(?:\\!)?)\s*(?=\d{3}(?!\d))", ""),
+        (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|middle)(?![A-Za-z])\.?", ""),
+        (r"\\!", ""),
+        (r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![A-Za-z])|\\thinspace(?![A-Za-z])|[\s]+", " "),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:text|mbox|textrm|textbf|textit|textnormal|mathrm|mathbf|mathit|mathsf|mathtt|bf|rm)"
+         r"\s*\{([^{}]*)\}", r" \1 "),
+        (r"\\operatorname\*?\s*\{([a-z]+)\}", r"\\\1 "),
+        (r"\\(?:leq|leqslant)(?![A-Za-z])", r"\\le"),
+        (r"\\(?:geq|geqslant)(?![A-Za-z])", r"\\ge"),
+        (r"\\neq(?![A-Za-z])", r"\\ne"),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\\lbrack(?![A-Za-z])", "["),
+        (r"\\rbrack(?![A-Za-z])", "]"),
+        (r"\\(?:dots|ldots|cdots)(?![A-Za-z])", "..."),
+        (r"\*\*(?=[^*]*$)|(?<![^*])\*\*", ""),
+        (r"\\(?:degree|degrees|textdegree)(?![A-Za-z])", r"^{\\circ}"),
+        (r"\\%", "%"),
+    )
+)  # fmt: skip
+_TYPESET = re.compile(r"[\\~*{]")
+_DELIMITERS = re.compile(r"\\[()\[\]]")
+_EDGE = " \n\t.,;:"
+
+
+def tidy(text: str) -> str:
+    r"""The answer without typesetting: spaces, sizes, fonts, dollar signs of maths mode.
+
+    >>> tidy(r"$\left( 3,\, \dfrac{1}{2} \right)$.")
+    '( 3, \\frac{1}{2} )'
+    >>> tidy("1,\\!296,\\!540")
+    '1296540'
+    >>> tidy("$70,000")
+    '\\$70,000'
+    """
+    if not text.isascii():
+        text = text.translate(_TABLE)
+    text = _without_dollars(text.strip())
+    if _TYPESET.search(text):
+        text = _DELIMITERS.sub(" ", text) if "\\\\" not in text else text
+        for pattern, replacement in _RULES:
+            text = pattern.sub(replacement, text)
+    return " ".join(text.split()).strip(_EDGE)
+
+
+def _without_dollars(text: str) -> str:
+    r"""Maths-mode dollars removed; a single one before a number is money and becomes `\$`."""
+    if "$" not in text:
+        return text
+    bare = re.sub(r"\\\$", "\0", text)
+    if bare.count("$") == 1 and re.search(r"(?:^|[\s(+-])\$\s*[-+]?\.?\d", bare):
+        bare = bare.replace("$", "\0")
+    return bare.replace("$", " ").replace("\0", r"\$").strip()
+
+
+_SCRIPT = re.compile(r"([\^_]) ?(\d+|[A-Za-z]|\\[A-Za-z]+)(?![^{}]*\\begin)", re.ASCII)
+_FRAC_DIGITS = re.compile(r"\\frac ?(\d|[A-Za-z]) ?(\d|[A-Za-z]|\{)", re.ASCII)
+_FRAC_SECOND = re.compile(r"(\\frac ?\{[^{}]*\}) ?(\d|[A-Za-z])", re.ASCII)
+_SQRT = re.compile(r"\\sqrt ?(\d+|[A-Za-z])", re.ASCII)
+_GAPS = re.compile(
+    # A space matters only between two words, two digits, or a command and a letter.
+    r"(?<=\d) (?!\d)|(?<![A-Za-z\d]) | (?![A-Za-z\d])|(?<=[A-Za-z]) (?=\d)",
+    re.ASCII,
+)
+
+
+def braced(text: str) -> str:
+    r"""Every script, fraction and root with its braces: `x^2` is `x^{2}`, `\frac12` is complete.
+
+    >>> braced(r"\frac12 x^2"), braced(r"\sqrt5")
+    ('\\frac{1}{2} x^{2}', '\\sqrt{5}')
+    """
+    if "\\" in text:
+        text = _FRAC_DIGITS.sub(_two_braces, text)
+        text = _FRAC_SECOND.sub(r"\1{\2}", text)
+        text = _SQRT.sub(r"\\sqrt{\1}", text)
+    if "^" in text or "_" in text:
+        text = _SCRIPT.sub(r"\1{\2}", text)
+    return text
+
+
+def _two_braces(match: re.Match[str]) -> str:
+    first, second = match.groups()
+    return rf"\frac{{{first}}}" + ("{" if second == "{" else f"{{{second}}}")
+
+
+def canonical(tidied: str) -> str:
+    r"""What the text rung compares, of a text that went through `tidy`.
+
+    >>> canonical(tidy(r"2 x^2 + \frac 12")) == canonical(tidy(r"2x^{2}+\dfrac{1}{2}"))
+    True
+    """
+    return _GAPS.sub("", braced(tidied))

@@ -1,0 +1,230 @@
+r"""The number rung's reader: a text that is one exact number, with its unit, or nothing.
+
+Integers, fractions, mixed numbers, decimals, repeating decimals, scientific notation, percent,
+money, units, degrees, thousands separators, bases (`52_8`), number words.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+from grouper.grading.normalise import braced
+from grouper.grading.rational import Rational, evaluate
+from grouper.grading.units import SCALES, Unit, find_unit, is_unit_phrase
+
+__all__ = ["Number", "read_number", "same_number"]
+
+
+class Number(NamedTuple):
+    """One exact number as written."""
+
+    value: Fraction
+    unit: Unit | None = None
+    percent: bool = False
+    decimals: int = -1
+    """Digits after the point of a plain decimal; -1 for everything else."""
+    base: int = 10
+    digits: str = ""
+    """As written, where a base is given."""
+    undone: bool = False
+    """Arithmetic was left to be done: `12+7`."""
+
+
+_MAX_DIGITS = 1_000
+_MAX_EXPONENT = 2_000
+_PLAIN = re.compile(r"([-+]?)(\d*)(?:\.(\d*))?(?:[eE]([-+]?\d+))?", re.ASCII)
+_THOUSANDS = re.compile(
+    r"[-+]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d+)?|[-+]?[1-9]\d{0,2}(?:\.\d{3}){2,}(?:,\d+)?"
+    r"|[-+]?[1-9]\d{0,2}(?:\.\d{3})+,\d+",
+    re.ASCII,
+)
+_REPEATING = re.compile(
+    r"([-+]?)(\d*)\.(\d*?)(?:\\(?:overline|bar)\{?(\d+)\}?|\((\d+)\))", re.ASCII
+)
+_BASED = re.compile(r"(-?)([0-9A-Za-z]+)_\{?(?:\\?)(\d{1,2})\}?", re.ASCII)
+_CURRENCY = re.compile(r"([-+]?)\s*(\\\$|[$€£])\s*(.*)", re.DOTALL)
+_PERCENT = re.compile(r"(.*?)\s*(?:%|percent|per cent|pct)", re.DOTALL | re.IGNORECASE)
+_DEGREES = re.compile(r"(.*?[\d})])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\circ)(.*)", re.DOTALL)
+_TRAILING_WORDS = re.compile(
+    r"(.*?[\d})!])(\s*)([A-Za-z][A-Za-z/.' -]*)(\s*\^\s*\{?\s*[23]\s*\}?)?", re.DOTALL | re.ASCII
+)
+_WORDS = {
+    word: value
+    for value, word in enumerate(
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+        " fifteen sixteen seventeen eighteen nineteen twenty".split()
+    )
+} | {
+    word: 10 * tens
+    for tens, word in enumerate("thirty forty fifty sixty seventy eighty ninety".split(), start=3)
+}
+
+
+@lru_cache(maxsize=8192)
+def read_number(text: str) -> Number | None:
+    r"""The number a tidy text spells, or None.
+
+    Raises:
+        TooLargeError: a power or factorial too large to write down.
+
+    >>> read_number("-15\\frac{3}{5}").value
+    Fraction(-78, 5)
+    >>> read_number(r"\$1,234.50").value, read_number("40%").percent
+    (Fraction(2469, 2), True)
+    >>> read_number("x+1") is None
+    True
+    """
+    plain = _plain(text)
+    if plain is not None:
+        return plain
+    if not text or not (text[-1].isascii() and any(c.isdigit() for c in text)):
+        word = _WORDS.get(text.lower())
+        return None if word is None else Number(Fraction(word))
+    return _based(text) or _with_unit(text) or _bare(text)
+
+
+def _plain(text: str) -> Number | None:
+    match = _PLAIN.fullmatch(text)
+    if match is None:
+        return None
+    sign, whole, part, exponent = match.groups()
+    if not (whole or part) or len(text) > _MAX_DIGITS:
+        return None
+    if exponent is not None and abs(int(exponent)) > _MAX_EXPONENT:
+        return None
+    value = Fraction(int(whole + (part or "")) if part else int(whole))
+    shift = int(exponent or 0) - len(part or "")
+    value *= Fraction(10) ** shift
+    decimals = len(part) if part and exponent is None else -1
+    return Number(-value if sign == "-" else value, decimals=decimals)
+
+
+def _based(text: str) -> Number | None:
+    match = _BASED.fullmatch(text)
+    if match is None:
+        return None
+    sign, digits, base = match.group(1), match.group(2), int(match.group(3))
+    if not 2 <= base <= 36 or len(digits) > 200:
+        return None
+    try:
+        value = int(digits, base)
+    except ValueError:  # a digit the base does not have
+        return None
+    return Number(Fraction(-value if sign else value), base=base, digits=(sign + digits).upper())
+
+
+def _with_unit(text: str) -> Number | None:
+    """A number with a currency sign before it, or a percent sign, degrees or words after it."""
+    if match := _CURRENCY.fullmatch(text):
+        sign, symbol, rest = match.groups()
+        number = read_number(sign + rest.lstrip("+") if not rest.startswith("-") else rest)
+        unit = find_unit(symbol.lstrip("\\"))
+        # "$5 dollars" and "-$-5" say no more than once what they say.
+        return None if number is None or number.percent else number._replace(unit=unit)
+    if match := _PERCENT.fullmatch(text):
+        number = _bare(match.group(1))
+        return None if number is None else number._replace(percent=True, decimals=-1)
+    if match := _DEGREES.fullmatch(text):
+        number = _bare(match.group(1)) if match.group(2).strip() in ("", "C", "F") else None
+        return None if number is None else number._replace(unit=find_unit("degrees"))
+    return _with_words(text)
+
+
+def _with_words(text: str) -> Number | None:
+    match = _TRAILING_WORDS.fullmatch(text)
+    if match is None:
+        return None
+    core, gap, phrase, squared = match.groups()
+    number = _bare(core)
+    if number is None:
+        return None
+    first, _, rest = phrase.strip().partition(" ")
+    if first.lower() in SCALES:
+        number = number._replace(value=number.value * SCALES[first.lower()], decimals=-1)
+        return number if not rest or is_unit_phrase(rest, spaced=True) else None
+    if not is_unit_phrase(phrase.strip(), spaced=bool(gap)):
+        return None
+    return number._replace(unit=None if squared else find_unit(phrase))
+
+
+def _bare(text: str) -> Number | None:
+    """A number without unit, in any notation."""
+    text = text.strip()
+    plain = _plain(text)
+    if plain is not None:
+        return plain
+    if match := _REPEATING.fullmatch(text):
+        return _repeating(match)
+    if _THOUSANDS.fullmatch(text):
+        european = text.count(".") > 1 or ("." in text and text.rfind(",") > text.find("."))
+        if european:
+            text = text.replace(".", "").replace(",", ".")
+        return _plain(text.replace(",", "").replace(" ", ""))
+    ungrouped = re.sub(r"(?<![\d.,])(\d{1,3}(?:,\d{3})+)(?!\d)", _joined, text)
+    result: Rational | None = evaluate(braced(ungrouped.replace(" x 10", r"\times 10")))
+    return None if result is None else Number(result.value, undone=result.undone)
+
+
+def _joined(match: re.Match[str]) -> str:
+    return match.group().replace(",", "")
+
+
+def _repeating(match: re.Match[str]) -> Number:
+    sign, whole, fixed, *blocks = match.groups()
+    block = blocks[0] or blocks[1]
+    value = Fraction(int((whole or "0") + fixed), 10 ** len(fixed))
+    value += Fraction(int(block), 10 ** len(fixed) * (10 ** len(block) - 1))
+    return Number(-value if sign == "-" else value)
+
+
+# A reference with this many decimals is read as rounded; with fewer it is exact.
+_ROUNDED_FROM = 4
+
+
+def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
+    """Whether two numbers are the same answer, and why.
+
+    Units are compared where both sides have a known one; a percent sign on one side only may have
+    been left out or spelled as a fraction; a base on one side only compares the digits.
+
+    >>> same_number(read_number("1/3"), read_number("0.3333"))
+    (True, 'equal to the 4 decimals of the reference')
+    >>> same_number(read_number("50 cents"), read_number("0.50 dollars"))[0]
+    True
+    """
+    if prediction.base != reference.base:
+        return _same_digits(prediction, reference), "bases compared by their digits"
+    left, right = prediction.value, reference.value
+    if prediction.unit and reference.unit:
+        if prediction.unit.kind != reference.unit.kind:
+            return False, f"{prediction.unit.kind} against {reference.unit.kind}"
+        left, right = left * prediction.unit.factor, right * reference.unit.factor
+    if prediction.percent != reference.percent:
+        return _same_percent(prediction, reference), "a percent sign on one side"
+    if left == right:
+        if prediction.undone and not reference.undone:
+            return False, "equal, but the arithmetic is left to be done"
+        return True, "equal numbers"
+    if reference.decimals >= _ROUNDED_FROM and not prediction.undone:
+        half = Fraction(1, 2 * 10**reference.decimals)
+        if abs(prediction.value - reference.value) <= half:
+            return True, f"equal to the {reference.decimals} decimals of the reference"
+    return False, "different numbers"
+
+
+def _same_percent(prediction: Number, reference: Number) -> bool:
+    if reference.percent:
+        return prediction.value in (reference.value, reference.value / 100)
+    # "40%" for 40 answers "what percent?"; "0.5%" for 0.5 is another number.
+    same_digits = prediction.value == reference.value and abs(reference.value) >= 1
+    return same_digits or prediction.value / 100 == reference.value
+
+
+def _same_digits(prediction: Number, reference: Number) -> bool:
+    if prediction.digits and reference.digits:
+        return prediction.value == reference.value
+    based, plain = (prediction, reference) if prediction.digits else (reference, prediction)
+    return plain.value.denominator == 1 and str(plain.value) == based.digits.lstrip("0")

@@ -1,0 +1,218 @@
+"""Warm worker processes for the symbolic rung, each behind a hard wall-clock limit.
+
+One thread owns one worker for the life of the pool: it starts the process, hands it one request
+at a time, and on a missed deadline kills it and starts another. Linux kills a worker with the
+thread that started it, so these threads must not be anybody else's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import select
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import NamedTuple
+
+from grouper.config import GradingConfig
+from grouper.grading.equivalence import Equivalence
+from grouper.types import Verdict
+
+__all__ = ["WorkerPool"]
+
+logger = logging.getLogger(__name__)
+
+_START_SECONDS = 120.0
+_RUNG = "symbolic"
+
+
+class _Request(NamedTuple):
+    """A pair to compare, or with `prediction` None a reference to be read."""
+
+    prediction: str | None
+    reference: str
+    result: Future[Equivalence]
+
+
+class WorkerPool:
+    """Threads, each with one worker process that is started at its first request.
+
+    Args:
+        settings: number of workers, seconds a request, memory a worker.
+
+    `submit` may be called from any thread; `close` kills the workers at once.
+    """
+
+    def __init__(self, settings: GradingConfig) -> None:
+        self._settings = settings
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._workers = [_Worker(settings) for _ in range(settings.workers)]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(worker,), name=f"grading-{i}", daemon=True)
+            for i, worker in enumerate(self._workers)
+        ]
+        self._closed = False
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers alive now."""
+        return tuple(worker.pid for worker in self._workers if worker.pid)
+
+    def submit(self, prediction: str | None, reference: str) -> Future[Equivalence]:
+        """The verdict to come; the deadline starts when a worker takes the request up."""
+        result: Future[Equivalence] = Future()
+        result.set_running_or_notify_cancel()  # a verdict on its way cannot be called back
+        self._requests.put(_Request(prediction, reference, result))
+        return result
+
+    def close(self) -> None:
+        """Kill the workers and end the threads; waiting requests end as crashes."""
+        self._closed = True
+        for _ in self._threads:
+            self._requests.put(None)
+        for worker in self._workers:
+            worker.kill()
+        for thread in self._threads:
+            thread.join(timeout=10)
+
+    def abandon(self) -> None:
+        """After a fork, in the child: let go of the parent's workers without touching them."""
+        for worker in self._workers:
+            worker.release()
+
+    def _serve(self, worker: _Worker) -> None:
+        while (request := self._requests.get()) is not None:
+            if self._closed:
+                request.result.set_result(_crash("the grader was closed"))
+            else:
+                request.result.set_result(worker.ask(request.prediction, request.reference))
+        worker.kill()
+
+
+class _Worker:
+    """One process and its two pipes; replaced whenever it misses a deadline or ends."""
+
+    def __init__(self, settings: GradingConfig) -> None:
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._unread = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    def ask(self, prediction: str | None, reference: str) -> Equivalence:
+        """One request, answered, timed out or crashed; never raises."""
+        try:
+            return self._ask(prediction, reference)
+        except (OSError, ValueError) as error:
+            self.kill()
+            return _crash(f"{type(error).__name__}: {error}")
+
+    def _ask(self, prediction: str | None, reference: str) -> Equivalence:
+        seconds = self._settings.timeout_seconds
+        process = self._started()
+        if process is None:
+            return _crash("the worker could not be started")
+        request = {"prediction": prediction, "reference": reference, "seconds": seconds}
+        reply = self._exchange(process, json.dumps(request).encode() + b"\n", seconds)
+        if reply is None:
+            alive = process.poll() is None
+            self.kill()
+            if alive:
+                return Equivalence(Verdict.TIMEOUT, _RUNG, f"no verdict within {seconds:g} s")
+            return _crash("the worker ended (memory or CPU limit)")
+        if reply["verdict"] == Verdict.CRASH:
+            self.kill()
+        return Equivalence(Verdict(reply["verdict"]), _RUNG, reply["reason"] or "readable")
+
+    def _started(self) -> subprocess.Popen[bytes] | None:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self.kill()
+        command = [sys.executable, "-P", "-m", "grouper.grading.worker"]
+        process = subprocess.Popen(
+            [*command, str(os.getpid()), str(self._settings.memory_mb)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env=_environment(),
+        )
+        with self._lock:
+            self._process, self._unread = process, b""
+        reply = self._exchange(process, b"", _START_SECONDS)
+        if reply is None or not reply["ready"]:
+            logger.error("grading worker did not start: %s", reply and reply["reason"])
+            self.kill()
+            return None
+        return process
+
+    def _exchange(
+        self, process: subprocess.Popen[bytes], message: bytes, seconds: float
+    ) -> dict[str, str] | None:
+        """Send a line, return the reply; None when the deadline passes or the worker ends."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if message:
+            process.stdin.write(message)
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            left = deadline - time.monotonic()
+            if left <= 0 or not _readable(process.stdout.fileno(), left):
+                return None
+            chunk = os.read(process.stdout.fileno(), 65_536)
+            if not chunk:
+                process.wait()
+                return None
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        reply: dict[str, str] = json.loads(line)
+        return reply
+
+    def kill(self) -> None:
+        """End the process now, and wait until it is gone."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            _close_pipes(process)
+
+    def release(self) -> None:
+        """Close our copies of the pipes of a process that belongs to the parent."""
+        if self._process is not None:
+            _close_pipes(self._process)
+            self._process.returncode = 0  # not our child: nothing to reap or warn about
+
+
+def _readable(descriptor: int, seconds: float) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the package findable and one thread: a worker has one thing to do."""
+    package = str(Path(__file__).resolve().parents[2])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+def _crash(reason: str) -> Equivalence:
+    return Equivalence(Verdict.CRASH, _RUNG, reason)

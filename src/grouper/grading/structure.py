@@ -1,0 +1,299 @@
+r"""The shape of an answer: one value, or a list, set, tuple, interval, union or matrix of values.
+
+Shapes are compared here, part by part, with three outcomes: True, False, or None where some part
+needs another rung. The same code runs in the trainer (exact parts) and in the worker (symbolic
+parts), so a symbolic library only ever sees single expressions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import lru_cache
+from typing import NamedTuple
+
+__all__ = ["AtomTest", "Kind", "Node", "compare", "readings"]
+
+AtomTest = Callable[[str, str], bool | None]
+"""(prediction, reference) -> equal, not equal, or not decided here."""
+
+
+class Kind(Enum):
+    """What an answer is made of, and whether order counts."""
+
+    ATOM = "atom"
+    LIST = "list"  # 1, 2 (no brackets): any order
+    SET = "set"  # {1, 2}: any order
+    TUPLE = "tuple"  # (1, 2), and intervals: order and brackets count
+    UNION = "union"  # parts joined by \cup: any order
+    MATRIX = "matrix"  # its rows, each a tuple
+
+
+class Node(NamedTuple):
+    """An answer or a part of one; `text` is an atom's tidy text or a tuple's brackets."""
+
+    kind: Kind
+    text: str
+    items: tuple[Node, ...] = ()
+
+
+_MAX_PARTS = 60
+_THOUSANDS = re.compile(
+    r"\\?\$?[-+]?\\?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)(?: ?[a-z% ]*)", re.ASCII
+)
+_DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
+_GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!,?\d)", re.ASCII)
+_OPENERS = {"(": 1, "[": 1, "{": 1}
+_CLOSERS = {")": 1, "]": 1, "}": 1}
+_CONJUNCTION = re.compile(r",? (?:and|or) (?=\S)|\\cup(?![A-Za-z])|[,;]", re.ASCII)
+_NAME = re.compile(
+    r"\s*(?:\\?[A-Za-z]+(?:_\{?\w+\}?|'|\([A-Za-z, ]*\))*|\([A-Za-z, ]+\)|[A-Za-z ]+)\s*"
+    r"(?:=|\\in(?![A-Za-z])|:(?!\d))\s*",
+    re.ASCII,
+)
+_PREAMBLE = re.compile(
+    r"(?:so |thus |hence |therefore,? )?(?:the )?(?:final )?(?:answer|result|solution)s? "
+    r"(?:is|are)(?::| )",
+    re.IGNORECASE,
+)
+# An atom with one of these may describe a set, so it may equal an interval or a list.
+_SET_LIKE = re.compile(r"[<>{|]|\\(?:le|ge|lt|gt|in|cup|cap|setminus|mathbb|mid|ne)(?![A-Za-z])")
+_MATRIX = re.compile(
+    r"\\begin ?\{[pbB]?(?:small)?matrix\}(.*)\\end ?\{[pbB]?(?:small)?matrix\}"
+    r"|\\begin ?\{array\}(?: ?\{[clr| ]*\})?(.*)\\end ?\{array\}",
+    re.DOTALL,
+)
+
+
+@lru_cache(maxsize=8192)
+def readings(text: str) -> tuple[Node, ...]:
+    r"""The ways to read a tidy text, most likely first; more than one where commas are ambiguous.
+
+    >>> [node.kind.value for node in readings("1,234")]
+    ['atom', 'list']
+    >>> [item.text for item in readings("x = 3, \\frac12")[0].items]
+    ['3', '\\frac{1}{2}']
+    >>> readings("(0, 1]")[0].text
+    '(]'
+    """
+    text = _PREAMBLE.sub("", text, count=1).strip(" .:") if "s" in text else text
+    if "," in text and _THOUSANDS.fullmatch(text):
+        parts = _listed(_split(text)[0])
+        return Node(Kind.ATOM, text), parts
+    node = _parse(text, 0)
+    decimal = _DECIMAL_COMMA.fullmatch(text)
+    if decimal:
+        return node, Node(Kind.ATOM, ".".join(decimal.groups()))
+    return (node,)
+
+
+def _parse(text: str, depth: int) -> Node:
+    text = text.strip()
+    if depth > 8:
+        return Node(Kind.ATOM, text)
+    parts, unions = _split(_without_thousands(text))
+    if len(parts) > 1:
+        return _listed(parts, depth)
+    if unions:
+        return Node(Kind.UNION, "", tuple(_parse(part, depth + 1) for part in unions))
+    if matrix := _MATRIX.fullmatch(text):
+        return _matrix(matrix.group(1) or matrix.group(2) or "", depth)
+    return _enclosed(text, depth) or _plus_minus(text) or Node(Kind.ATOM, text)
+
+
+def _without_thousands(text: str) -> str:
+    """`1,000, 2,000` separates its items with a space; only then are bare commas thousands."""
+    if ", " in text and not _inside_brackets(text):
+        return _GROUPED.sub(lambda m: m.group().replace(",", ""), text)
+    return text
+
+
+def _inside_brackets(text: str) -> bool:
+    return text[:1] in _OPENERS or text[:2] == "\\{"
+
+
+def _split(text: str) -> tuple[list[str], list[str]]:
+    r"""(parts at top-level commas, `and`, `or`; parts at top-level `\cup`)."""
+    if not _CONJUNCTION.search(text):
+        return [text], []
+    lists: list[str] = []
+    unions: list[str] = []
+    depth = start = union_start = at = 0
+    while at < len(text):
+        character = text[at]
+        if character == "\\" and text[at + 1 : at + 2] in ("{", "}"):
+            depth += 1 if text[at + 1] == "{" else -1
+            at += 2
+            continue
+        depth += (character in _OPENERS) - (character in _CLOSERS)
+        match = _CONJUNCTION.match(text, at) if depth == 0 else None
+        if match is None:
+            at += 1
+        elif match.group() == r"\cup":
+            unions.append(text[union_start:at])
+            at = union_start = match.end()
+        else:
+            lists.append(text[start:at])
+            at = start = match.end()
+    lists.append(text[start:])
+    if unions:
+        unions.append(text[union_start:])
+    return [part for part in lists if part.strip()], unions
+
+
+def _listed(parts: Sequence[str], depth: int = 0) -> Node:
+    if len(parts) > _MAX_PARTS:
+        return Node(Kind.ATOM, ",".join(parts))
+    first, *rest = parts
+    if "=" in first and not any("=" in part for part in rest):
+        first = _NAME.sub("", first, count=1)  # `x = 1, 2` names the list
+    return Node(Kind.LIST, "", tuple(_parse(part, depth + 1) for part in (first, *rest)))
+
+
+def _matrix(body: str, depth: int) -> Node:
+    rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", body) if row.strip()]
+    cells = [
+        Node(Kind.TUPLE, "()", tuple(_parse(cell, depth + 1) for cell in row.split("&")))
+        for row in rows
+    ]
+    return Node(Kind.MATRIX, "", tuple(cells))
+
+
+def _enclosed(text: str, depth: int) -> Node | None:
+    """A set, tuple or interval whose brackets hold the whole text, or a value in parentheses."""
+    name = _NAME.match(text)
+    if name and text[name.end() : name.end() + 1] in ("(", "[", "\\"):
+        inner = _enclosed(text[name.end() :], depth)
+        if inner is not None and inner.kind is not Kind.ATOM:
+            return inner
+    text = re.sub(r"^\\langle(.*)\\rangle$", r"(\1)", text, flags=re.DOTALL)
+    if text.startswith("\\{") and text.endswith("\\}") and _closes_at_end(text, 2):
+        return _set(text[2:-2], depth)
+    if (
+        len(text) < 2
+        or text[0] not in "([{"
+        or text[-1] not in ")]}"
+        or not _closes_at_end(text, 1)
+    ):
+        return None
+    brackets, inside = text[0] + text[-1], text[1:-1]
+    parts, _ = _split(inside)
+    if brackets == "{}":
+        return _set(inside, depth) if len(parts) > 1 else None
+    if len(parts) == 1:
+        return _parse(inside, depth + 1) if brackets in ("()", "[]") else None
+    if len(parts) > _MAX_PARTS:
+        return None
+    return Node(Kind.TUPLE, brackets, tuple(_parse(part, depth + 1) for part in parts))
+
+
+def _set(inside: str, depth: int) -> Node | None:
+    if re.search(r"\||\\mid(?![A-Za-z])|:", inside):
+        return None  # set-builder notation
+    parts, _ = _split(inside)
+    if not inside.strip() or len(parts) > _MAX_PARTS:
+        return None
+    return Node(Kind.SET, "", tuple(_parse(part, depth + 1) for part in parts))
+
+
+def _closes_at_end(text: str, start: int) -> bool:
+    """Whether the bracket that opens the text is closed by its last character and not before."""
+    depth = 1
+    for at in range(start, len(text)):
+        depth += (text[at] in _OPENERS) - (text[at] in _CLOSERS)
+        if depth == 0:
+            return at == len(text) - 1
+    return False
+
+
+def _plus_minus(text: str) -> Node | None:
+    if text.count(r"\pm") != 1:
+        return None
+    name = _NAME.match(text)
+    if name and "=" in name.group():
+        text = text[name.end() :]
+    signs = (re.sub(r"\\pm(?![A-Za-z]) ?", sign, text) for sign in "+-")
+    return Node(Kind.LIST, "", tuple(Node(Kind.ATOM, side.strip().lstrip("+")) for side in signs))
+
+
+def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
+    """Whether two shapes hold the same parts; None where a part or the shape is not decided.
+
+    >>> same = lambda p, r: p == r
+    >>> compare(readings("2, 1")[0], readings("1, 2")[0], same)
+    True
+    >>> compare(readings("[1, 2]")[0], readings("(1, 2)")[0], same)
+    False
+    """
+    kinds = {prediction.kind, reference.kind}
+    if kinds == {Kind.ATOM}:
+        return same(prediction.text, reference.text)
+    if Kind.ATOM in kinds:
+        atom = prediction if prediction.kind is Kind.ATOM else reference
+        return None if _SET_LIKE.search(atom.text) else False
+    if kinds == {Kind.TUPLE} or kinds == {Kind.MATRIX}:
+        if prediction.text != reference.text:
+            return False
+        return _in_order(prediction.items, reference.items, same)
+    if Kind.MATRIX in kinds:
+        return _vector(prediction, reference, same)
+    if kinds == {Kind.LIST, Kind.TUPLE}:
+        # Left-out parentheses; an interval's brackets cannot be left out.
+        brackets = prediction.text + reference.text
+        return brackets == "()" and _in_order(prediction.items, reference.items, same)
+    if kinds <= {Kind.LIST, Kind.SET} or kinds == {Kind.UNION}:
+        return _any_order(prediction.items, reference.items, same)
+    return None if Kind.UNION in kinds else False
+
+
+def _in_order(
+    predictions: Sequence[Node], references: Sequence[Node], same: AtomTest
+) -> bool | None:
+    if len(predictions) != len(references):
+        return False
+    decided: bool | None = True
+    for prediction, reference in zip(predictions, references, strict=True):
+        outcome = compare(prediction, reference, same)
+        if outcome is False:
+            return False
+        if outcome is None:
+            decided = None
+    return decided
+
+
+def _any_order(
+    predictions: Sequence[Node], references: Sequence[Node], same: AtomTest
+) -> bool | None:
+    """Match each part with an unused one; equality is transitive, so the first match will do."""
+    if len(predictions) != len(references):
+        return False
+    unused = list(references)
+    undecided = 0
+    for prediction in predictions:
+        outcomes = [compare(prediction, reference, same) for reference in unused]
+        if True in outcomes:
+            unused.pop(outcomes.index(True))
+        elif None in outcomes:
+            undecided += 1
+        else:
+            return False
+    return None if undecided else True
+
+
+def _vector(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
+    """A row or column matrix against a tuple with round brackets."""
+    matrix, other = (
+        (prediction, reference) if prediction.kind is Kind.MATRIX else (reference, prediction)
+    )
+    if other.kind is not Kind.TUPLE or other.text != "()":
+        return False
+    if len(matrix.items) == 1:
+        cells = matrix.items[0].items
+    elif all(len(row.items) == 1 for row in matrix.items):
+        cells = tuple(row.items[0] for row in matrix.items)
+    else:
+        return False
+    if matrix is prediction:
+        return _in_order(cells, other.items, same)
+    return _in_order(other.items, cells, same)
