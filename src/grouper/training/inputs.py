@@ -1,45 +1,18 @@
-"""What a run reads: problem sets, and the prompts and demonstrations made of them."""
+"""What a run trains on and is measured on, as token ids."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
 from grouper.config import Recipe
-from grouper.data import ProblemSet, load_problems
-from grouper.errors import DataError
+from grouper.data import ProblemSet
 from grouper.prompts import prepare_demonstrations
+from grouper.training.problem_sets import ProblemSets
 from grouper.training.workbench import Items, Workbench, tell_dropped
-from grouper.types import Demonstration, Problem
+from grouper.types import Demonstration
 
-__all__ = ["Inputs", "ProblemSets", "describe_versions", "load_problem_sets", "prepare_inputs"]
-
-log = logging.getLogger(__name__)
-
-MAX_QUARANTINED_SHARE = 0.05
-"""Training refuses data of which more than this cannot be read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProblemSets:
-    """The problem sets of a recipe; the parts it does not use are None."""
-
-    sft: ProblemSet | None
-    train: ProblemSet | None
-    validation: ProblemSet | None
-    test: ProblemSet | None
-
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        parts = {"sft": self.sft, "train": self.train, "validation": self.validation}
-        parts["test"] = self.test
-        return {name: part.fingerprint for name, part in parts.items() if part is not None}
-
-    @property
-    def for_fitting(self) -> list[Problem]:
-        """The problems a new tokenizer is fitted to: never those it is measured on."""
-        return [p for part in (self.sft, self.train) if part is not None for p in part.problems]
+__all__ = ["Inputs", "describe_versions", "prepare_inputs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,43 +23,6 @@ class Inputs:
     train: Items
     validation: Items
     test: Items
-
-
-def load_problem_sets(recipe: Recipe) -> ProblemSets:
-    """Load what the recipe's phases need.
-
-    Raises:
-        DataError: missing or empty data, or too many rows that cannot be read.
-    """
-    data = recipe.data
-    sft = None if recipe.skip_sft else data.sft or data.train
-    parts = {"sft": sft, "train": data.train, "validation": data.validation, "test": data.test}
-    loaded: dict[str, ProblemSet | None] = {}
-    for name, source in parts.items():
-        if source is None:
-            loaded[name] = None
-            continue
-        problems = load_problems(source, seed=recipe.seed)
-        _check_quarantine(name, problems)
-        loaded[name] = problems
-    return ProblemSets(**loaded)
-
-
-def _check_quarantine(part: str, problems: ProblemSet) -> None:
-    if not problems.quarantined:
-        return
-    first = problems.quarantined[0]
-    summary = (
-        f"{len(problems.quarantined)} of {len(problems) + len(problems.quarantined)} rows of "
-        f"{problems.name} cannot be used; the first is row {first.row}: {first.reason}"
-    )
-    if problems.quarantined_share > MAX_QUARANTINED_SHARE:
-        raise DataError(
-            summary,
-            where=f"data.{part}",
-            fix=f"At most {MAX_QUARANTINED_SHARE:.0%} may be unusable; check data.{part}.columns.",
-        )
-    log.warning("data.%s: %s. They are left out.", part, summary)
 
 
 def prepare_inputs(recipe: Recipe, sets: ProblemSets, bench: Workbench) -> Inputs:

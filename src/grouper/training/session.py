@@ -20,12 +20,8 @@ from grouper.recipe import recipe_hash, resolved_yaml
 from grouper.rewards import build_rewards
 from grouper.tracking.live import Progress, setup_logging
 from grouper.tracking.run_folder import RunFolder
-from grouper.training.inputs import (
-    ProblemSets,
-    describe_versions,
-    load_problem_sets,
-    prepare_inputs,
-)
+from grouper.training.inputs import describe_versions, prepare_inputs
+from grouper.training.problem_sets import ProblemSets, load_problem_sets
 from grouper.training.workbench import Workbench
 
 __all__ = ["Session"]

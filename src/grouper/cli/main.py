@@ -1,0 +1,118 @@
+"""`grouper`: the group of commands, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from grouper.errors import GrouperError, Interrupted, did_you_mean
+
+__all__ = ["cli", "main"]
+
+COMMANDS = {
+    "run": ("grouper.cli.train", "Train and evaluate by a recipe: base, SFT, GRPO, comparison."),
+    "sft": ("grouper.cli.train", "Only the SFT phase of a recipe."),
+    "grpo": ("grouper.cli.train", "Only the GRPO phase of a recipe."),
+    "eval": ("grouper.cli.evaluate", "Measure a model on a recipe's problems."),
+    "generate": ("grouper.cli.generate", "Answer one question, a JSONL file, or a conversation."),
+    "recipes": ("grouper.cli.recipes", "List the recipes; show one, its fields, formats, sources."),
+    "new-model": ("grouper.cli.new_model", "Make a small random model fitted to a recipe's data."),
+}
+"""Name -> (module that holds the command, one line for `grouper --help`)."""
+
+EPILOG = """\b
+Start here:
+  grouper run demo                 a tiny model learns arithmetic in about a minute
+  grouper recipes                  what else there is
+  grouper run demo --dry-run       check everything and load nothing
+  grouper run gsm8k-tiny grpo.steps=10 seed=1
+"""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        name: str,
+    ) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[name][0])
+        command: click.Command = getattr(module, f"{name.replace('-', '_')}_command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"There is no command {args[0]!r}. {did_you_mean(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        formatter: click.HelpFormatter,
+    ) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="grouper", message="grouper %(version)s")
+def cli() -> None:
+    """Train small language models to solve maths problems, and measure honestly whether it worked.
+
+    SFT teaches an output format, GRPO with verifiable rewards raises what is right, and an
+    evaluation with statistics says whether the model got better. One YAML recipe describes the
+    whole run; any setting is overridden as section.key=value.
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: run a command; a user's mistake is one paragraph and exit code 2."""
+    # Never TensorFlow, whatever else is installed; tokenizer threads warn after a fork.
+    for name, value in {
+        "USE_TF": "0",
+        "TRANSFORMERS_NO_TF": "1",
+        "TRANSFORMERS_NO_TENSORFLOW": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        result: Any = cli.main(args=arguments, prog_name="grouper", standalone_mode=False)
+    except GrouperError as error:
+        prefix = "" if isinstance(error, Interrupted) else "error: "
+        for problem in (error, *error.others):
+            click.echo(click.style(prefix, fg="red", bold=True) + problem.paragraph(), err=True)
+        return error.exit_code
+    except click.exceptions.Abort:
+        click.echo("Stopped.", err=True)
+        return 130
+    except KeyboardInterrupt:
+        click.echo("Stopped at once; everything up to the last checkpoint is saved.", err=True)
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader (`head`) has gone; writing to it again at exit would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return result if isinstance(result, int) else 0

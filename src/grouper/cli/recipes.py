@@ -1,0 +1,124 @@
+"""`grouper recipes`: what can be run, and every setting, format and source by name."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from grouper.config import Recipe
+from grouper.errors import ConfigError, did_you_mean
+
+__all__ = ["recipes_command"]
+
+
+@click.group("recipes", invoke_without_command=True)
+@click.pass_context
+def recipes_command(ctx: click.Context) -> None:
+    """List the shipped recipes, or look one up.
+
+    A recipe is a YAML file that describes a whole run. Start from a shipped one:
+    `grouper recipes show demo > mine.yaml`, then `grouper run ./mine.yaml`.
+    """
+    if ctx.invoked_subcommand is None:
+        from grouper.recipe import list_recipes
+
+        _table(list_recipes())
+
+
+@recipes_command.command("show")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[section.key=value]...")
+def show_command(recipe: str, overrides: tuple[str, ...]) -> None:
+    """Print RECIPE with every default filled in, as YAML that can be run."""
+    from grouper.recipe import load_recipe, resolved_yaml
+
+    click.echo(resolved_yaml(load_recipe(recipe, overrides)), nl=False)
+
+
+@recipes_command.command("fields")
+@click.argument("section", required=False)
+def fields_command(section: str | None) -> None:
+    """Print every setting with its type, default and meaning; SECTION prints one part (grpo)."""
+    rows = list(_fields(Recipe, ""))
+    if section is not None:
+        rows = [row for row in rows if row[0].split(".")[0] == section]
+        if not rows:
+            raise ConfigError(
+                f"there is no section {section!r}", fix=did_you_mean(section, Recipe.model_fields)
+            )
+    _table(rows)
+
+
+@recipes_command.command("formats")
+def formats_command() -> None:
+    """List the prompt formats (`prompt.format`)."""
+    from grouper.config import PromptConfig
+    from grouper.prompts import FORMATS, make_format
+
+    _table([(name, make_format(PromptConfig(format=name)).description) for name in FORMATS])
+
+
+@recipes_command.command("sources")
+def sources_command() -> None:
+    """List the data sources (`data.*.source`)."""
+    from grouper.data import SOURCES
+
+    _table([(name, source.description) for name, source in SOURCES.items()])
+
+
+@recipes_command.command("rewards")
+def rewards_command() -> None:
+    """List the built-in rewards (`rewards[].name`)."""
+    from grouper.rewards import REWARDS
+
+    _table([(name, _first_line(builder.__doc__)) for name, builder in REWARDS.items()])
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().split("\n")[0]
+
+
+def _table(rows: list[tuple[str, str]]) -> None:
+    formatter = click.HelpFormatter(width=100)
+    formatter.write_dl(rows, col_max=40)
+    click.echo(formatter.getvalue(), nl=False)
+
+
+def _fields(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+    """(dotted key, what it takes, default, meaning), sections opened in place."""
+    for name, field in model.model_fields.items():
+        section = _section(field.annotation)
+        if section is not None and not prefix.startswith(f"{name}."):
+            yield from _fields(section, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", _describe(field)
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The section class of an annotation such as `X`, `X | None` or `tuple[X, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in typing.get_args(annotation):
+        found = _section(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def _describe(field: FieldInfo) -> str:
+    kind: Any = field.annotation
+    if typing.get_origin(kind) is typing.Literal:
+        shown = " | ".join(map(str, typing.get_args(kind)))
+    elif isinstance(kind, types.UnionType):
+        shown = " | ".join(getattr(k, "__name__", str(k)) for k in typing.get_args(kind))
+    else:
+        shown = getattr(kind, "__name__", str(kind))
+    default = "required" if field.is_required() else f"default {field.get_default()!r}"
+    meaning = f": {field.description}" if field.description else ""
+    return f"({shown.replace('NoneType', 'none')}, {default}){meaning}"

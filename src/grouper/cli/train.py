@@ -1,0 +1,145 @@
+"""`grouper run`, `grouper sft`, `grouper grpo`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from grouper.cli.options import open_recipe, recipe_arguments
+from grouper.config import Recipe
+from grouper.recipe import resolved_yaml
+
+__all__ = ["grpo_command", "run_command", "sft_command"]
+
+
+def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    options = [
+        click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps of each phase."),
+        click.option("--learning-rate", type=float, help="Learning rate of each phase."),
+        click.option("--resume", is_flag=True, help="Continue the run in the folder, if any."),
+        click.option("--overwrite", is_flag=True, help="Delete the run in the folder first."),
+        click.option(
+            "--dry-run",
+            is_flag=True,
+            help="Check everything, print the resolved recipe and the sizes, load no model.",
+        ),
+        click.option("--quiet", "-q", is_flag=True, help="Only the result, no progress."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return recipe_arguments(command)
+
+
+@click.command("run", short_help="Train and evaluate by a recipe.")
+@click.option("--skip-sft", is_flag=True, help="Start GRPO from the run's sft/final (or the base).")
+@click.option("--skip-grpo", is_flag=True, help="Stop after SFT.")
+@_launch_options
+def run_command(
+    recipe: str, overrides: tuple[str, ...], *, skip_sft: bool, skip_grpo: bool, **options: Any
+) -> None:
+    """Run RECIPE: measure the base model, SFT, GRPO, and compare them on the same problems.
+
+    RECIPE is a shipped name (see `grouper recipes`) or a YAML file. Any setting can be changed
+    on the command line: `grouper run demo grpo.steps=20 sampling.temperature=0.8`.
+
+    Everything is written to <output_dir>/<name>: the resolved recipe, metrics, every rollout,
+    evaluations with each item, checkpoints, the final models, curves.png. A run that was stopped
+    (Ctrl-C saves first) goes on with --resume.
+    """
+    switches = {"skip_sft": skip_sft, "skip_grpo": skip_grpo}
+    _start(recipe, overrides, ("sft", "grpo"), switches, **options)
+
+
+@click.command("sft", short_help="Only the SFT phase.")
+@_launch_options
+def sft_command(recipe: str, overrides: tuple[str, ...], **options: Any) -> None:
+    """Run only the SFT phase of RECIPE: `grouper run RECIPE --skip-grpo`.
+
+    The trained model lies in <output_dir>/<name>/sft/final; `grouper grpo RECIPE --resume` goes
+    on from it.
+    """
+    _start(recipe, overrides, ("sft",), {"skip_grpo": True}, **options)
+
+
+@click.command("grpo", short_help="Only the GRPO phase.")
+@_launch_options
+def grpo_command(recipe: str, overrides: tuple[str, ...], **options: Any) -> None:
+    """Run only the GRPO phase of RECIPE: `grouper run RECIPE --skip-sft`.
+
+    Starts from `grpo.start_from` where the recipe names one, else from the run's sft/final, else
+    from the base model, and says which.
+    """
+    _start(recipe, overrides, ("grpo",), {"skip_sft": True}, **options)
+
+
+def _start(
+    name: str,
+    overrides: tuple[str, ...],
+    phases: tuple[str, ...],
+    switches: dict[str, bool],
+    *,
+    steps: int | None,
+    learning_rate: float | None,
+    resume: bool,
+    overwrite: bool,
+    dry_run: bool,
+    quiet: bool,
+) -> None:
+    """Flags are spellings of overrides, so that the resolved recipe shows them."""
+    spelled = [f"{key}=true" for key, value in switches.items() if value]
+    for phase in phases:
+        if steps is not None:
+            spelled.append(f"{phase}.steps={steps}")
+        if learning_rate is not None:
+            spelled.append(f"{phase}.optimizer.learning_rate={learning_rate!r}")
+    recipe = open_recipe(name, (*overrides, *spelled))
+    if dry_run:
+        _dry_run(recipe)
+    else:
+        _train(recipe, resume=resume, overwrite=overwrite, quiet=quiet)
+
+
+def _dry_run(recipe: Recipe) -> None:
+    from grouper.planning import describe_sizes
+    from grouper.prompts import make_format
+    from grouper.rewards import build_rewards
+
+    build_rewards(recipe.rewards, make_format(recipe.prompt).layout).check()
+    sizes = describe_sizes(recipe)
+    click.echo(resolved_yaml(recipe))
+    for line in sizes:
+        click.echo(f"# {line}")
+    click.echo("# Dry run: everything checks out; no model was loaded and nothing was written.")
+
+
+def _train(recipe: Recipe, *, resume: bool, overwrite: bool, quiet: bool) -> None:
+    from grouper.report.curves import draw_curves
+    from grouper.tracking.live import Progress, setup_logging
+    from grouper.training.run import train
+    from grouper.training.session import Session
+
+    progress = Progress(quiet=quiet, log_every=recipe.tracking.show_every)
+    setup_logging(None, console=progress.console)
+    with Session(recipe, progress, resume=resume, overwrite=overwrite) as session:
+        result = train(session)
+        draw_curves(session.folder, session.path / "curves.png")
+    _report(recipe, result)
+
+
+def _report(recipe: Recipe, result: Any) -> None:
+    from rich.console import Console
+
+    from grouper.evaluation.compare import render_table
+
+    console = Console()
+    if result.comparison is not None:
+        console.print()
+        console.print(render_table(result.comparison))
+    if recipe.reading:
+        console.print()
+        console.print(recipe.reading.strip(), highlight=False, markup=False)
+    console.print()
+    console.print(f"Run folder: {result.path}", highlight=False, soft_wrap=True)
+    console.print(f"Curves:     {result.path / 'curves.png'}", highlight=False, soft_wrap=True)

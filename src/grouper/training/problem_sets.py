@@ -1,0 +1,76 @@
+"""The problem sets of a recipe, loaded and checked. No torch: a dry run reads them, too."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from grouper.config import Recipe
+from grouper.data import ProblemSet, load_problems
+from grouper.errors import DataError
+from grouper.types import Problem
+
+__all__ = ["ProblemSets", "load_problem_sets"]
+
+log = logging.getLogger(__name__)
+
+MAX_QUARANTINED_SHARE = 0.05
+"""Training refuses data of which more than this cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemSets:
+    """The problem sets of a recipe; the parts it does not use are None."""
+
+    sft: ProblemSet | None
+    train: ProblemSet | None
+    validation: ProblemSet | None
+    test: ProblemSet | None
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        parts = {"sft": self.sft, "train": self.train, "validation": self.validation}
+        parts["test"] = self.test
+        return {name: part.fingerprint for name, part in parts.items() if part is not None}
+
+    @property
+    def for_fitting(self) -> list[Problem]:
+        """The problems a new tokenizer is fitted to: never those it is measured on."""
+        return [p for part in (self.sft, self.train) if part is not None for p in part.problems]
+
+
+def load_problem_sets(recipe: Recipe) -> ProblemSets:
+    """Load what the recipe's phases need.
+
+    Raises:
+        DataError: missing or empty data, or too many rows that cannot be read.
+    """
+    data = recipe.data
+    sft = None if recipe.skip_sft else data.sft or data.train
+    parts = {"sft": sft, "train": data.train, "validation": data.validation, "test": data.test}
+    loaded: dict[str, ProblemSet | None] = {}
+    for name, source in parts.items():
+        if source is None:
+            loaded[name] = None
+            continue
+        problems = load_problems(source, seed=recipe.seed)
+        _check_quarantine(name, problems)
+        loaded[name] = problems
+    return ProblemSets(**loaded)
+
+
+def _check_quarantine(part: str, problems: ProblemSet) -> None:
+    if not problems.quarantined:
+        return
+    first = problems.quarantined[0]
+    summary = (
+        f"{len(problems.quarantined)} of {len(problems) + len(problems.quarantined)} rows of "
+        f"{problems.name} cannot be used; the first is row {first.row}: {first.reason}"
+    )
+    if problems.quarantined_share > MAX_QUARANTINED_SHARE:
+        raise DataError(
+            summary,
+            where=f"data.{part}",
+            fix=f"At most {MAX_QUARANTINED_SHARE:.0%} may be unusable; check data.{part}.columns.",
+        )
+    log.warning("data.%s: %s. They are left out.", part, summary)
