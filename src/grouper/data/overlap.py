@@ -1,0 +1,74 @@
+"""Leaks between what is trained on and what is measured on (contaminated problem sets)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from grouper.types import Problem
+
+__all__ = ["Overlap", "find_overlap"]
+
+RUN_LENGTH = 13
+"""Words in a row that two independent questions hardly share; the usual choice for this check."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """A held-out problem that training has seen.
+
+    Example: `Overlap(held_out_id="math/test/3", trained_id="big/train/9", same_question=True)`.
+    """
+
+    held_out_id: str
+    trained_id: str
+    same_question: bool
+    """Equal but for case, punctuation and spaces; else only a run of words is shared."""
+
+
+def find_overlap(
+    trained: Sequence[Problem], held_out: Sequence[Problem], *, run_length: int = RUN_LENGTH
+) -> tuple[Overlap, ...]:
+    """The held-out problems whose question, or `run_length` words in a row of it, is in `trained`.
+
+    At most one overlap for each held-out problem, the same question before a shared run.
+    Generated problems share their sentences by design: of those only equal questions count.
+
+    >>> def problem(id, question):
+    ...     return Problem(id=id, question=question, answer="1", source="a")
+    >>> find_overlap([problem("train/0", "What is 2 + 2?")], [problem("test/0", "what is 2+2")])
+    (Overlap(held_out_id='test/0', trained_id='train/0', same_question=True),)
+    """
+    questions: dict[tuple[str, ...], str] = {}
+    runs: dict[tuple[str, ...], str] = {}
+    for problem in trained:
+        words = _words(problem.question)
+        questions.setdefault(words, problem.id)
+        for run in _runs(problem, words, run_length):
+            runs.setdefault(run, problem.id)
+    found = []
+    for problem in held_out:
+        words = _words(problem.question)
+        same = questions.get(words)
+        shared = (runs[run] for run in _runs(problem, words, run_length) if run in runs)
+        trained_id = same or next(shared, None)
+        if trained_id is not None:
+            found.append(
+                Overlap(
+                    held_out_id=problem.id, trained_id=trained_id, same_question=same is not None
+                )
+            )
+    return tuple(found)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    # Signs count as words: 2+2 and 2-2 are different questions.
+    return tuple(re.findall(r"[^\W_]+|[-+*/^=<>]", text.lower()))
+
+
+def _runs(problem: Problem, words: tuple[str, ...], length: int) -> Iterator[tuple[str, ...]]:
+    if problem.source == "arithmetic":
+        return
+    for start in range(len(words) - length + 1):
+        yield words[start : start + length]

@@ -1,0 +1,59 @@
+"""Leaks between training and test problems are found, and no others (P15)."""
+
+from __future__ import annotations
+
+import json
+
+from grouper.data import find_overlap
+from grouper.data.arithmetic import ArithmeticOptions, generate
+from grouper.types import Problem
+
+STORY = "one two three four five six seven eight nine ten eleven twelve thirteen"
+
+
+def problems(prefix, *questions, source="a"):
+    return [
+        Problem(id=f"{prefix}/{i}", question=q, answer="1", source=source)
+        for i, q in enumerate(questions)
+    ]
+
+
+def test_the_same_question_in_other_clothes():
+    (found,) = find_overlap(
+        problems("train", "x", "What  is 2+2 ?"), problems("test", "what is 2 + 2", "what is 2-2?")
+    )
+    assert (found.held_out_id, found.trained_id, found.same_question) == (
+        "test/0",
+        "train/1",
+        True,
+    )
+
+
+def test_thirteen_words_in_a_row_and_not_twelve():
+    trained = problems("train", f"Before it: {STORY}, and on it goes.")
+    (found,) = find_overlap(trained, problems("test", f"{STORY} differently"))
+    assert not found.same_question
+    twelve = STORY.rsplit(" ", 1)[0]
+    assert find_overlap(trained, problems("test", f"{twelve} differently")) == ()
+
+
+def test_generated_problems_share_sentences_but_not_questions():
+    train, test = (
+        generate(ArithmeticOptions(count=1000), split=split, seed=0) for split in ("train", "test")
+    )
+    assert find_overlap(train, test) == ()
+    assert len(find_overlap(train, train)) == 1000
+
+
+def test_real_sets(shared_data):
+    def read(name, column):
+        lines = (shared_data / name).read_text().split("\n")
+        return problems(name, *(json.loads(line)[column] for line in lines if line))
+
+    train, test = read("math/train.jsonl", "problem"), read("math/validation.jsonl", "problem")
+    by_id = {p.id: p.question for p in train + test}
+    same = [overlap for overlap in find_overlap(train, test) if overlap.same_question]
+    # MATH's own split holds four questions twice, spaced or punctuated differently.
+    assert len(same) == 4
+    assert all(by_id[o.held_out_id] != by_id[o.trained_id] for o in same)
+    assert len(find_overlap(train, train[:50])) == 50
