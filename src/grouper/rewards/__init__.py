@@ -1,0 +1,7 @@
+"""Rewards: small pure functions by name, with weights, in the signature TRL users know."""
+
+from grouper.rewards.base import RewardFunction, RewardLayout
+from grouper.rewards.registry import REWARDS
+from grouper.rewards.stack import RewardStack, build_rewards
+
+__all__ = ["REWARDS", "RewardFunction", "RewardLayout", "RewardStack", "build_rewards"]

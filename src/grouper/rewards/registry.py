@@ -1,0 +1,139 @@
+"""From reward names to functions: built-ins by table, users' by file or import name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from grouper.config import RewardConfig
+from grouper.errors import RewardError, did_you_mean
+from grouper.rewards.base import RewardBuilder, RewardFunction, RewardLayout
+from grouper.rewards.correctness import CORRECTNESS
+from grouper.rewards.format import FORMAT
+
+__all__ = ["REWARDS", "find_reward", "reward_label"]
+
+REWARDS: dict[str, RewardBuilder] = {**CORRECTNESS, **FORMAT}
+"""Built-in rewards by name; a builder's keyword parameters are the recipe's `params`."""
+
+
+def reward_label(name: str) -> str:
+    """The short name under which a reward is recorded.
+
+    >>> reward_label("rewards/mine.py:brevity"), reward_label("format")
+    ('brevity', 'format')
+    """
+    return name.rpartition(":")[2]
+
+
+def find_reward(config: RewardConfig, layout: RewardLayout) -> RewardFunction:
+    """The function a recipe names, with its parameters set.
+
+    Raises:
+        RewardError: no such name, file, module or function, or a parameter it does not have.
+    """
+    if ":" in config.name:
+        return _users_function(config)
+    if config.name not in REWARDS:
+        raise RewardError(
+            f"there is no reward {config.name!r}",
+            where="rewards",
+            fix=did_you_mean(config.name, REWARDS)
+            + " Your own function is named `path/to/file.py:function`.",
+        )
+    builder = REWARDS[config.name]
+    valid = [p for p in inspect.signature(builder).parameters if p != "layout"]
+    _check_params(config, valid)
+    return builder(layout, **config.params)
+
+
+def _check_params(config: RewardConfig, valid: list[str]) -> None:
+    for name in config.params:
+        if name not in valid:
+            known = f"Its parameters: {', '.join(valid)}." if valid else "It has no parameters."
+            near = did_you_mean(name, valid)
+            raise RewardError(
+                f"the reward {config.name!r} has no parameter {name!r}",
+                where=f"rewards.{config.name}.params",
+                fix=f"{known} {near}" if near.startswith("Did") else known,
+            )
+
+
+def _users_function(config: RewardConfig) -> RewardFunction:
+    """A user's function; parameters are passed to it as further keywords."""
+    place, _, name = config.name.rpartition(":")
+    module = _load_file(Path(place), config.name) if place.endswith(".py") else _load_module(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        public = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
+        raise RewardError(
+            f"{place} has no function {name!r}",
+            where="rewards",
+            fix=did_you_mean(name, public),
+        )
+    _check_signature(function, config)
+    if not config.params:
+        return function  # type: ignore[no-any-return] # a user's callable; its result is checked
+    return _with_params(function, config.params)
+
+
+def _with_params(function: Callable[..., Any], params: dict[str, Any]) -> RewardFunction:
+    def bound(**columns: Any) -> Any:
+        return function(**columns, **params)
+
+    return bound
+
+
+def _check_signature(function: Callable[..., Any], config: RewardConfig) -> None:
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    raise RewardError(
+        f"the reward function {config.name!r} takes no **kwargs",
+        where="rewards",
+        fix="Every column of the data is passed by name: declare those you use and add **kwargs, "
+        "as in `def f(prompts, completions, answer, **kwargs)`.",
+    )
+
+
+def _load_file(path: Path, name: str) -> ModuleType:
+    if not path.is_file():
+        raise RewardError(
+            f"there is no file {path}",
+            where="rewards",
+            fix=f"The reward {name!r} is looked for from {Path.cwd()}.",
+        )
+    # A stable name, so that a file named by two rewards is loaded once.
+    label = f"grouper_user_rewards.{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
+    if label in sys.modules:
+        return sys.modules[label]
+    spec = importlib.util.spec_from_file_location(label, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[label] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a user's file may raise anything; it is told as theirs
+        del sys.modules[label]
+        raise RewardError(
+            f"{path} cannot be loaded: {type(error).__name__}: {error}", where="rewards"
+        ) from error
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise RewardError(
+            f"the module {name} of a reward cannot be imported: {error}",
+            where="rewards",
+            fix="Install it, or name a file: `path/to/file.py:function`.",
+        ) from error
