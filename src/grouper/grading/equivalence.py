@@ -57,8 +57,7 @@ def equivalent(
     return symbolic(prediction, reference)
 
 
-_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
-_EQUAL = Equivalence(Verdict.CORRECT, "number", "equal numbers")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,200}")  # no two spellings of one number
 _DIFFERENT = Equivalence(Verdict.INCORRECT, "number", "different numbers")
 _SAME_TEXT = Equivalence(Verdict.CORRECT, "text", "same text")
 
@@ -66,9 +65,7 @@ _SAME_TEXT = Equivalence(Verdict.CORRECT, "text", "same text")
 def exact(prediction: str, reference: str) -> Equivalence | None:
     """The text and number rungs; None where only the symbolic rung can tell."""
     if _INTEGER.fullmatch(prediction) and _INTEGER.fullmatch(reference):
-        if prediction == reference:
-            return _SAME_TEXT
-        return _EQUAL if int(prediction) == int(reference) else _DIFFERENT
+        return _SAME_TEXT if prediction == reference else _DIFFERENT
     why = unreadable(reference)
     if why is not None:
         return Equivalence(Verdict.NOT_SCORED, "text", f"the reference cannot be read: {why}")
@@ -77,19 +74,22 @@ def exact(prediction: str, reference: str) -> Equivalence | None:
     why = _broken(prediction)
     if why is not None:
         return Equivalence(Verdict.UNPARSEABLE, "text", why)
-    left, right = tidy(prediction), tidy(reference)
-    if canonical(left) == canonical(right):
+    return _by_spelling(tidy(prediction), tidy(reference))
+
+
+def _by_spelling(prediction: str, reference: str) -> Equivalence | None:
+    if canonical(prediction) == canonical(reference):
         return _SAME_TEXT
+    if _is_choice(prediction, reference):
+        return Equivalence(Verdict.CORRECT, "text", "same choice")
     try:
-        return _by_parts(left, right)
+        return _by_parts(prediction, reference)
     except TooLargeError:
         return Equivalence(Verdict.UNPARSEABLE, "number", "a number too large to write down")
 
 
 def _by_parts(prediction: str, reference: str) -> Equivalence | None:
     """Compare every reading of one with every reading of the other, part by part."""
-    if _is_choice(prediction, reference):
-        return Equivalence(Verdict.CORRECT, "text", "same choice")
     test = _AtomTest()
     undecided = False
     for right in readings(reference):
@@ -170,8 +170,8 @@ def split_equation(text: str) -> tuple[str | None, str]:
 
 _INEQUALITY = re.compile(r"[!:]=|[<>]|\\(?:le|ge|ne|lt|gt)(?![A-Za-z])")
 _VALUE_NAME = re.compile(
-    r"(?:\\?[A-Za-z]+(?:_\{\w+\}|'|\([\w,]*\))*|\\(?:angle|triangle|overline|widehat|vec) ?\{?[A-Za-z]+\}?"
-    r"|\|?[A-Za-z]{1,3}\|?|\([A-Za-z,]+\)|[A-Za-z ]+)",
+    r"\\?[A-Za-z]+(?:_\{\w+\}|'|\([\w,]*\))*|\|?[A-Za-z]{1,3}\|?|\([A-Za-z,]+\)|[A-Za-z ]+"
+    r"|\\(?:angle|triangle|overline|widehat|vec) ?\{?[A-Za-z]+\}?",
     re.ASCII,
 )
 

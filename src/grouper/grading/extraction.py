@@ -71,7 +71,7 @@ _BARE = re.compile(r"[^\s$]+")
 
 
 def _last_box(text: str) -> re.Match[str] | None:
-    """The last `\\boxed` or `\\fbox`, found from the right without scanning all of them."""
+    r"""The last `\boxed` or `\fbox`, found from the right without scanning all of them."""
     at = len(text)
     while (at := text.rfind("box", 0, at)) >= 0:
         for back in (1, 2):

@@ -32,7 +32,7 @@ _RUNG_OFF = Equivalence(
 
 
 class Grader:
-    """Grades completions by one answer contract.
+    r"""Grades completions by one answer contract.
 
     Args:
         contract: where the answer stands.
@@ -46,7 +46,7 @@ class Grader:
 
     >>> contract = AnswerContract(kind=AnswerKind.BOXED)
     >>> with Grader(contract, GradingConfig()) as grader:
-    ...     [g.verdict.value for g in grader.grade([r"\\boxed{4}", "4?"], ["4.0", "4"])]
+    ...     [g.verdict.value for g in grader.grade([r"\boxed{4}", "4?"], ["4.0", "4"])]
     ['correct', 'no_answer']
     """
 

@@ -22,7 +22,7 @@ _SYMBOLS = {
     "√": r"\sqrt ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
     "∪": r"\cup ", "∩": r"\cap ", "±": r"\pm ", "°": r"^{\circ}", "∈": r"\in ", "θ": r"\theta ",
     "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"',
-    "﹣": "-", "＄": "$", "％": "%", "，": ",", "．": ".", "\u3000": " ", "\u2212": "-",
+    "﹣": "-", "＄": "$", "％": "%", "，": ",", "．": ".", "\u3000": " ",
 }  # fmt: skip
 # Zero-width and direction marks say nothing; leaving them in would make equal answers differ.
 _INVISIBLE = "\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\ufeff\u00ad\x00"
@@ -48,8 +48,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\!", ""),
         (r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![A-Za-z])|\\thinspace(?![A-Za-z])|[\s]+", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\(?:text|mbox|textrm|textbf|textit|textnormal|mathrm|mathbf|mathit|mathsf|mathtt|bf|rm)"
-         r"\s*\{([^{}]*)\}", r" \1 "),
+        (r"\\(?:text(?:rm|bf|it|normal)?|mbox|math(?:rm|bf|it|sf|tt))\s*\{([^{}]*)\}", r" \1 "),
         (r"\\operatorname\*?\s*\{([a-z]+)\}", r"\\\1 "),
         (r"\\(?:leq|leqslant)(?![A-Za-z])", r"\\le"),
         (r"\\(?:geq|geqslant)(?![A-Za-z])", r"\\ge"),

@@ -51,15 +51,12 @@ _DEGREES = re.compile(r"(.*?[\d})])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\circ)(.*)", r
 _TRAILING_WORDS = re.compile(
     r"(.*?[\d})!])(\s*)([A-Za-z][A-Za-z/.' -]*)(\s*\^\s*\{?\s*[23]\s*\}?)?", re.DOTALL | re.ASCII
 )
+_UNITS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
+fifteen sixteen seventeen eighteen nineteen twenty"""
+_TENS = "thirty forty fifty sixty seventy eighty ninety"
 _WORDS = {
-    word: value
-    for value, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
-        " fifteen sixteen seventeen eighteen nineteen twenty".split()
-    )
-} | {
-    word: 10 * tens
-    for tens, word in enumerate("thirty forty fifty sixty seventy eighty ninety".split(), start=3)
+    **{word: value for value, word in enumerate(_UNITS.split())},
+    **{word: 10 * tens for tens, word in enumerate(_TENS.split(), start=3)},
 }
 
 
@@ -197,18 +194,22 @@ def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
     """
     if prediction.base != reference.base:
         return _same_digits(prediction, reference), "bases compared by their digits"
-    left, right = prediction.value, reference.value
     if prediction.unit and reference.unit:
         if prediction.unit.kind != reference.unit.kind:
             return False, f"{prediction.unit.kind} against {reference.unit.kind}"
-        left, right = left * prediction.unit.factor, right * reference.unit.factor
+        prediction = prediction._replace(value=prediction.value * prediction.unit.factor)
+        reference = reference._replace(value=reference.value * reference.unit.factor)
     if prediction.percent != reference.percent:
         return _same_percent(prediction, reference), "a percent sign on one side"
-    if left == right:
-        if prediction.undone and not reference.undone:
-            return False, "equal, but the arithmetic is left to be done"
+    if prediction.undone and not reference.undone:
+        return False, "the arithmetic is left to be done"
+    if prediction.value == reference.value:
         return True, "equal numbers"
-    if reference.decimals >= _ROUNDED_FROM and not prediction.undone:
+    return _same_rounded(prediction, reference)
+
+
+def _same_rounded(prediction: Number, reference: Number) -> tuple[bool, str]:
+    if reference.decimals >= _ROUNDED_FROM and reference.unit == prediction.unit:
         half = Fraction(1, 2 * 10**reference.decimals)
         if abs(prediction.value - reference.value) <= half:
             return True, f"equal to the {reference.decimals} decimals of the reference"

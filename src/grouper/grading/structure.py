@@ -73,7 +73,7 @@ def readings(text: str) -> tuple[Node, ...]:
     >>> [node.kind.value for node in readings("1,234")]
     ['atom', 'list']
     >>> [item.text for item in readings("x = 3, \\frac12")[0].items]
-    ['3', '\\frac{1}{2}']
+    ['3', '\\frac12']
     >>> readings("(0, 1]")[0].text
     '(]'
     """
@@ -164,28 +164,32 @@ def _enclosed(text: str, depth: int) -> Node | None:
     """A set, tuple or interval whose brackets hold the whole text, or a value in parentheses."""
     name = _NAME.match(text)
     if name and text[name.end() : name.end() + 1] in ("(", "[", "\\"):
-        inner = _enclosed(text[name.end() :], depth)
+        inner = _bracketed(text[name.end() :], depth)
         if inner is not None and inner.kind is not Kind.ATOM:
             return inner
+    return _bracketed(text, depth)
+
+
+def _bracketed(text: str, depth: int) -> Node | None:
     text = re.sub(r"^\\langle(.*)\\rangle$", r"(\1)", text, flags=re.DOTALL)
     if text.startswith("\\{") and text.endswith("\\}") and _closes_at_end(text, 2):
         return _set(text[2:-2], depth)
-    if (
-        len(text) < 2
-        or text[0] not in "([{"
-        or text[-1] not in ")]}"
-        or not _closes_at_end(text, 1)
-    ):
+    if not _in_brackets(text):
         return None
     brackets, inside = text[0] + text[-1], text[1:-1]
     parts, _ = _split(inside)
     if brackets == "{}":
         return _set(inside, depth) if len(parts) > 1 else None
-    if len(parts) == 1:
-        return _parse(inside, depth + 1) if brackets in ("()", "[]") else None
-    if len(parts) > _MAX_PARTS:
+    if len(parts) == 1 and brackets in ("()", "[]"):
+        return _parse(inside, depth + 1)
+    if not 1 < len(parts) <= _MAX_PARTS:
         return None
     return Node(Kind.TUPLE, brackets, tuple(_parse(part, depth + 1) for part in parts))
+
+
+def _in_brackets(text: str) -> bool:
+    """Whether the text's first and last characters are a pair; `(0, 1]` is one too."""
+    return text[:1] in _OPENERS and text[-1:] in _CLOSERS and _closes_at_end(text, 1)
 
 
 def _set(inside: str, depth: int) -> Node | None:
@@ -232,19 +236,24 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
     if Kind.ATOM in kinds:
         atom = prediction if prediction.kind is Kind.ATOM else reference
         return None if _SET_LIKE.search(atom.text) else False
-    if kinds == {Kind.TUPLE} or kinds == {Kind.MATRIX}:
-        if prediction.text != reference.text:
-            return False
-        return _in_order(prediction.items, reference.items, same)
-    if Kind.MATRIX in kinds:
-        return _vector(prediction, reference, same)
-    if kinds == {Kind.LIST, Kind.TUPLE}:
-        # Left-out parentheses; an interval's brackets cannot be left out.
-        brackets = prediction.text + reference.text
-        return brackets == "()" and _in_order(prediction.items, reference.items, same)
     if kinds <= {Kind.LIST, Kind.SET} or kinds == {Kind.UNION}:
         return _any_order(prediction.items, reference.items, same)
-    return None if Kind.UNION in kinds else False
+    if Kind.UNION in kinds:
+        return None
+    return _compare_ordered(prediction, reference, same)
+
+
+def _compare_ordered(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
+    """Tuples, intervals and matrices; a list may be a tuple without its parentheses."""
+    kinds = {prediction.kind, reference.kind}
+    if len(kinds) == 1:
+        same_brackets = prediction.text == reference.text
+        return same_brackets and _in_order(prediction.items, reference.items, same)
+    if kinds == {Kind.LIST, Kind.TUPLE}:
+        # An interval's brackets cannot be left out.
+        round_ones = prediction.text + reference.text == "()"
+        return round_ones and _in_order(prediction.items, reference.items, same)
+    return Kind.MATRIX in kinds and _vector(prediction, reference, same)
 
 
 def _in_order(

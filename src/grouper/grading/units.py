@@ -73,13 +73,12 @@ _UNITS: dict[str, Unit] = {
 SCALES: dict[str, int] = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 
 # Words that turn "18 ..." into a sentence or a choice rather than a quantity.
-_NOT_UNITS = frozenset(
-    "is are was be not no nor and or but than at least most more less if then because so mod either"
-    " isn't aren't wrong false maybe about approximately to through from plus minus times divided"
-    " over equals equal remainder sqrt root pi sin cos tan log ln exp choose unknown infinity"
-    " half halves quarter quarters third thirds dozen percent correct incorrect hundred thousand"
-    " million billion trillion".split()
-)
+_SENTENCE_WORDS = """is are was be not no nor and or but than at least most more less if then
+because so mod either isn't aren't wrong false maybe about approximately to through from plus minus
+times divided over equals equal remainder sqrt root pi sin cos tan log ln exp choose unknown
+infinity half halves quarter quarters third thirds dozen percent correct incorrect hundred thousand
+million billion trillion"""
+_NOT_UNITS = frozenset(_SENTENCE_WORDS.split())
 _MAX_WORDS = 4
 
 

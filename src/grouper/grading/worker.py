@@ -1,10 +1,10 @@
-"""One grading worker: `python -P -m grouper.grading.worker PARENT_PID MEMORY_MB`.
+r"""One grading worker: `python -P -m grouper.grading.worker PARENT_PID MEMORY_MB`.
 
 Reads one JSON request a line from standard input and writes one JSON reply a line. It limits its
 own memory and CPU time, ignores Ctrl-C (the parent decides), ends when its input closes, and on
 Linux is killed with the thread that started it.
 
-    {"prediction": "2\\\\sqrt{3}", "reference": "\\\\sqrt{12}", "seconds": 2.0}
+    {"prediction": "2\\sqrt{3}", "reference": "\\sqrt{12}", "seconds": 2.0}
     {"verdict": "correct", "reason": "equal at every point tried"}
 
 A request without a prediction asks whether the reference can be read.
