@@ -182,8 +182,22 @@ def test_what_the_tables_know(small, overrides, message):
 
 def test_checks_are_told_together(small):
     with pytest.raises(GrouperError) as caught:
-        check_recipe(changed(small, "prompt.format=xlm", "data.train.source=nope"))
-    assert len(str(caught.value).splitlines()) == 2
+        check_recipe(
+            changed(
+                small,
+                "prompt.format=xlm",
+                "data.train.source=nope",
+                "data.test.options={cuont: 3, hihg: 4}",
+            )
+        )
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_wrong_rewards_are_told_beside_wrong_data(small):
+    with pytest.raises(GrouperError) as caught:
+        check_recipe(changed(small, "rewards=[{name: corectness}]", "data.train.source=nope"))
+    assert "correctness" in str(caught.value)
+    assert "'nope'" in str(caught.value)
 
 
 def test_sources_without_solutions_are_fine_without_sft(small):

@@ -119,8 +119,9 @@ def raise_all(problems: Sequence[GrouperError]) -> None:
     """Raise the first of `problems` carrying all the others; do nothing if there are none."""
     if not problems:
         return
-    first, *rest = problems
-    raise type(first)(first.what, where=first.where, fix=first.fix, others=[*first.others, *rest])
+    # Each may itself carry others: all are told, in order.
+    first, *rest = (part for problem in problems for part in (problem, *problem.others))
+    raise type(first)(first.what, where=first.where, fix=first.fix, others=rest)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

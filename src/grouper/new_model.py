@@ -79,7 +79,7 @@ def fitting_texts(problems: Sequence[Problem], fmt: PromptFormat) -> Iterator[st
 
 
 def _tag_tokens(fmt: PromptFormat) -> list[str]:
-    return [tag.strip() for tag in fmt.tags]
+    return [tag.strip() for tag in fmt.tags or ()]
 
 
 def fit_tokenizer(

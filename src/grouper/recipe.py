@@ -21,6 +21,7 @@ from grouper.config import Recipe, SourceConfig
 from grouper.data import SOURCES, check_source
 from grouper.errors import ConfigError, GrouperError, did_you_mean, raise_all
 from grouper.prompts import make_format, warn_about_system
+from grouper.rewards import build_rewards
 from grouper.validation import validate_json
 
 __all__ = [
@@ -130,7 +131,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
             together.
     """
     checks: list[Callable[[], object]] = [
-        lambda: make_format(recipe.prompt),
+        lambda: build_rewards(recipe.rewards, make_format(recipe.prompt).layout),
         *(
             lambda name=name, source=source: _check_data(name, source)
             for name, source in _sources(recipe)

@@ -40,9 +40,9 @@ def test_every_format_is_tested_above():
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
 def test_prefix_and_completion_together_hold_each_tag_once_and_in_order(fmt):
     whole = fmt.prefix + fmt.completion_text(PROBLEM)
-    assert [whole.count(tag) for tag in fmt.tags] == [1] * len(fmt.tags)
-    positions = [whole.index(tag) for tag in fmt.tags]
-    assert positions == sorted(positions)
+    tags = fmt.tags or ()
+    assert [whole.count(tag) for tag in tags] == [1] * len(tags)
+    assert sorted(tags, key=whole.index) == list(tags)
     if fmt.contract.kind is AnswerKind.TAG:
         assert (fmt.contract.open, fmt.contract.close) == fmt.tags[2:]
         assert whole.split(fmt.contract.open)[1].split(fmt.contract.close)[0].strip() == "4"
@@ -51,7 +51,7 @@ def test_prefix_and_completion_together_hold_each_tag_once_and_in_order(fmt):
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
 def test_every_shipped_instruction_names_its_tags(fmt):
     if fmt.system:
-        assert all(tag in fmt.system for tag in fmt.tags)
+        assert all(tag in fmt.system for tag in fmt.tags or ())
 
 
 def test_a_boxed_solution_is_shown_as_it_is():
@@ -114,7 +114,7 @@ def test_own_tags_reach_instruction_contract_prefix_and_completion():
     fmt = make_format(PromptConfig(format="tags", tags=tags))
     assert fmt.completion_text(PROBLEM) == "2+2=4.</work>[[4]]"
     assert (fmt.contract.open, fmt.contract.close) == ("[[", "]]")
-    assert all(tag in fmt.system for tag in fmt.tags)
+    assert all(tag in fmt.system for tag in fmt.tags or ())
     prompt = fmt.render(PROBLEM, fixtures.qwen25().tokenizer)
     assert prompt.text.endswith("<|im_start|>assistant\n<work>")
     assert prompt.prefix == "<work>"

@@ -46,8 +46,8 @@ class PromptFormat:
     system: str
     """The instruction. In a chat the system message; in plain text the opening paragraph."""
     contract: AnswerContract
-    tags: tuple[str, ...] = ()
-    """The tags a whole answer has, in order, those opened by `prefix` included."""
+    tags: tuple[str, str, str, str] | None = None
+    """Reasoning open and close, answer open and close, that opened by `prefix` included."""
     prefix: str = ""
     """What the prompt already opens of the assistant's turn."""
     stop: tuple[str, ...] = ()
@@ -157,10 +157,6 @@ class PromptFormat:
         return Demonstration(
             prompt=prompt, token_ids=(*ids, stop_token_id), stop_token_id=stop_token_id
         )
-
-
-def _tagged(reasoning: tuple[str, str], answer: tuple[str, str]) -> tuple[str, ...]:
-    return (*reasoning, *answer)
 
 
 def _tag_contract(open_: str, close: str) -> AnswerContract:
@@ -318,7 +314,7 @@ def warn_about_system(fmt: PromptFormat) -> list[str]:
     """A warning where an instruction of the user's never names what the rewards will look for."""
     if fmt.system == _shipped_system(fmt):
         return []
-    wanted = [*fmt.tags, *([r"\boxed"] if fmt.contract.kind is AnswerKind.BOXED else [])]
+    wanted = [*(fmt.tags or ()), *([r"\boxed"] if fmt.contract.kind is AnswerKind.BOXED else [])]
     missing = [text for text in wanted if text not in fmt.system + fmt.prefix]
     if not missing:
         return []
@@ -330,8 +326,7 @@ def warn_about_system(fmt: PromptFormat) -> list[str]:
 
 
 def _shipped_system(fmt: PromptFormat) -> str:
-    if fmt.name != "tags":
+    if fmt.name != "tags" or fmt.tags is None:
         return FORMATS[fmt.name].system
-    return _with_tags(
-        TagsConfig(**dict(zip(TagsConfig.model_fields, fmt.tags, strict=True)))
-    ).system
+    names = ("reasoning_open", "reasoning_close", "answer_open", "answer_close")
+    return _with_tags(TagsConfig(**dict(zip(names, fmt.tags, strict=True)))).system
