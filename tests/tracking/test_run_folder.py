@@ -317,6 +317,7 @@ def test_an_evaluation_comes_back_equal(tmp_path):
     (back,) = run.read_evaluations()
     assert back == result
     assert back.accuracy == 0.5
+    assert run.read_evaluation(result.name) == result
 
 
 def test_an_evaluation_without_its_summary_does_not_exist(tmp_path):
@@ -324,6 +325,7 @@ def test_an_evaluation_without_its_summary_does_not_exist(tmp_path):
     run.write_evaluation(make_result("base", "base", 0))
     (tmp_path / "evaluations" / "base.json").unlink()
     assert run.read_evaluations() == []
+    assert run.read_evaluation("base") is None
 
 
 def test_a_name_cannot_leave_the_folder(tmp_path):

@@ -6,7 +6,8 @@
                    rollouts/grpo-000001.jsonl.gz   every rollout of a step
                    evaluations/<name>.json         summary; <name>.jsonl.gz beside it: each item
                    training.log  curves.png
-                   {sft,grpo}/checkpoint-<step>/   and final/ (written by training)
+                   base/                           the recipe's new random model, if it has one
+                   {sft,grpo}/checkpoint-<step>/   and final/ (written by training, like base/)
 
 Two equal runs leave equal bytes in everything but `training.log`, the `host` part of `run.json`
 and the metrics `time.*`, `memory.*` and `host.*`.
@@ -39,8 +40,9 @@ PHASES = ("base", "sft", "grpo")
 """In the order in which they happen; `base` is the model before training."""
 
 _OURS = ("metrics.jsonl", "training.log", "curves.png", "recipe.yaml")
-_OUR_FOLDERS = ("rollouts", "evaluations", "sft", "grpo")
+_OUR_FOLDERS = ("rollouts", "evaluations", "base", "sft", "grpo")
 _ROLLOUTS = re.compile(r"([a-z]+)-(\d+)\.jsonl\.gz")
+_DAMAGED = "the summary of the evaluation is damaged"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -190,12 +192,18 @@ class RunFolder:
         summary = json.dumps(json.loads(dumps(records.evaluation_to_json(result))), indent=2)
         write_atomic(base / f"{result.name}.json", (summary + "\n").encode())
 
+    def read_evaluation(self, name: str) -> EvaluationResult | None:
+        """The evaluation of that name, or None where it was not finished."""
+        path = self.path / "evaluations" / f"{name}.json"
+        if not path.exists():
+            return None
+        summary = _read_json(path, _DAMAGED)
+        return records.evaluation_from_json(summary, read_lines(path.with_suffix(".jsonl.gz")))
+
     def read_evaluations(self) -> list[EvaluationResult]:
         """All evaluations by phase, step and name."""
-        found = [
-            records.evaluation_from_json(summary, read_lines(path.with_suffix(".jsonl.gz")))
-            for path, summary in self._summaries()
-        ]
+        read = (self.read_evaluation(path.stem) for path, _ in self._summaries())
+        found = [result for result in read if result is not None]
         return sorted(found, key=lambda r: (PHASES.index(r.phase), r.step, r.name))
 
     def truncate_to(self, phase: str, step: int) -> None:
@@ -305,7 +313,7 @@ class RunFolder:
 
     def _summaries(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         for path in sorted((self.path / "evaluations").glob("*.json")):
-            yield path, _read_json(path, "the summary of the evaluation is damaged")
+            yield path, _read_json(path, _DAMAGED)
 
 
 def _read_json(path: Path, what: str) -> dict[str, Any]:
