@@ -79,18 +79,31 @@ def evaluate(
         for problem, prompt in items
         for sample in range(samples)
     ]
-    completions: dict[int, Completion] = {}
-    grades: dict[int, Future[Grade]] = {}
-    for index, completion in sampler.sample(requests):
-        assert index not in completions, f"the sampler answered request {index} twice"
-        completions[index] = completion
-        grades[index] = grader.submit(completion.text, items[index // samples][0].answer)
-        if progress is not None:
-            progress(len(completions), len(requests))
-    assert len(completions) == len(requests), (
-        f"the sampler answered {len(completions)} of {len(requests)} requests"
+    references = [problem.answer for problem, _ in items for _ in range(samples)]
+    graded = _draw_and_grade(requests, references, sampler, grader, progress)
+    return EvaluationResult(
+        name=name,
+        phase=phase or _phase_in(name),
+        step=step,
+        split=split or ("test" if name in _PHASES else "validation"),
+        items=tuple(
+            _item(*items[index // samples], index % samples, *answer)
+            for index, answer in enumerate(graded)
+        ),
+        samples=samples,
+        confidence=confidence,
+        card={**_settings(items, params, grader, samples, seed), **(card or {})},
     )
-    settings = {
+
+
+def _settings(
+    items: Sequence[tuple[Problem, Prompt]],
+    params: SamplingParams,
+    grader: Grader,
+    samples: int,
+    seed: int,
+) -> dict[str, Any]:
+    return {
         "prompt_of_item_0": items[0][1].text,
         "sampling": {**asdict(params), "stop": list(params.stop)},
         "grader": type(grader).__qualname__,
@@ -98,19 +111,27 @@ def evaluate(
         "k": samples,
         "seed": seed,
     }
-    return EvaluationResult(
-        name=name,
-        phase=phase or _phase_in(name),
-        step=step,
-        split=split or ("test" if name in _PHASES else "validation"),
-        items=tuple(
-            _item(*items[index // samples], index % samples, completions[index], grades[index])
-            for index in range(len(requests))
-        ),
-        samples=samples,
-        confidence=confidence,
-        card={**settings, **(card or {})},
+
+
+def _draw_and_grade(
+    requests: Sequence[SampleRequest],
+    references: Sequence[str],
+    sampler: Sampler,
+    grader: Grader,
+    progress: Callable[[int, int], None] | None,
+) -> list[tuple[Completion, Grade]]:
+    """One completion and its grade a request, in their order; grading overlaps sampling."""
+    drawn: dict[int, tuple[Completion, Future[Grade]]] = {}
+    for index, completion in sampler.sample(requests):
+        assert index not in drawn, f"the sampler answered request {index} twice"
+        drawn[index] = completion, grader.submit(completion.text, references[index])
+        if progress is not None:
+            progress(len(drawn), len(requests))
+    assert len(drawn) == len(requests), (
+        f"the sampler answered {len(drawn)} of {len(requests)} requests"
     )
+    in_order = (drawn[index] for index in range(len(requests)))
+    return [(completion, future.result()) for completion, future in in_order]
 
 
 _PHASES = ("base", "sft", "grpo")
@@ -139,9 +160,8 @@ def _check(name: str, items: Sequence[tuple[Problem, Prompt]]) -> None:
 
 
 def _item(
-    problem: Problem, prompt: Prompt, sample: int, completion: Completion, future: Future[Grade]
+    problem: Problem, prompt: Prompt, sample: int, completion: Completion, grade: Grade
 ) -> EvaluationItem:
-    grade = future.result()
     return EvaluationItem(
         problem_id=problem.id,
         subject=problem.subject,

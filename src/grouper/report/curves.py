@@ -337,14 +337,8 @@ def _groups(axes: Axes, story: _Story) -> None:
     axes.set_ylim(0, 100)
     axes.set_ylabel("prompts of a step (%)")
     axes.set_title("Groups: how many samples are right", pad=_HIGH)
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(-0.02, 0.98),
-        ncols=3,
-        handlelength=1,
-        handleheight=1,
-        columnspacing=1.2,
-    )
+    above = {"loc": "lower left", "bbox_to_anchor": (-0.02, 0.98), "ncols": 3}
+    axes.legend(**above, handlelength=1, handleheight=1, columnspacing=1.2)
 
 
 def _lengths(axes: Axes, story: _Story) -> None:
