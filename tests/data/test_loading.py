@@ -8,7 +8,6 @@ import pytest
 
 from grouper.config import SourceConfig
 from grouper.data import SOURCES, load_problems
-from grouper.data.sources import last_boxed
 from grouper.errors import ConfigError, DataError
 
 
@@ -90,12 +89,6 @@ def test_math_takes_the_answer_column_or_the_last_box(tmp_path):
     assert (first.answer, first.level, first.subject) == (r"\frac{1}{2}", "3", "Algebra")
     assert (second.answer, second.solution) == ("7", "s")
     assert first.id == "math/test/algebra/1.json"
-
-
-def test_last_boxed_balances_braces():
-    assert last_boxed(r"\boxed{a{b}{c}}") == "a{b}{c}"
-    assert last_boxed(r"\boxed{a") is None
-    assert last_boxed("none") is None
 
 
 @pytest.mark.parametrize(
@@ -252,3 +245,25 @@ def test_real_sets(shared_data, source, path, rows, solutions, answer):
 def test_a_split_that_the_local_copy_lacks(shared_data):
     with pytest.raises(DataError, match=r"no split 'test'.*sft, train, validation"):
         load("math", path=str(shared_data / "math"), split="test")
+
+
+def test_a_solution_without_a_box_is_quarantined(tmp_path):
+    rows = [{"problem": "p", "solution": "s"}, {"problem": "p", "solution": r"\boxed{1"}]
+    with pytest.raises(DataError, match="no answer column, and in the solution"):
+        load("math", path=write_jsonl(tmp_path / "test.jsonl", rows))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "path", "split", "unusable"),
+    [
+        ("gsm8k", "gsm8k", "train", 0),
+        ("gsm8k", "gsm8k", "test", 0),
+        ("svamp", "svamp.jsonl", None, 0),
+        ("math", "math", "train", 8),
+        ("math", "math", "validation", 8),
+    ],
+)
+def test_whole_sets_are_nearly_all_usable(shared_data, source, path, split, unusable):
+    problem_set = load(source, path=str(shared_data / path), split=split)
+    assert len(problem_set.quarantined) <= unusable, problem_set.quarantined

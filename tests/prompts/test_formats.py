@@ -9,6 +9,7 @@ import tokenizer_fixtures as fixtures
 
 from grouper.config import PromptConfig, TagsConfig
 from grouper.errors import PromptError
+from grouper.grading import grade
 from grouper.prompts import FORMATS, make_format, warn_about_system
 from grouper.types import AnswerKind, Problem
 
@@ -46,6 +47,13 @@ def test_prefix_and_completion_together_hold_each_tag_once_and_in_order(fmt):
     if fmt.contract.kind is AnswerKind.TAG:
         assert (fmt.contract.open, fmt.contract.close) == fmt.tags[2:]
         assert whole.split(fmt.contract.open)[1].split(fmt.contract.close)[0].strip() == "4"
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
+def test_the_grader_finds_the_answer_of_every_demonstration(fmt):
+    """Both halves of a format agree: what SFT teaches, the contract reads."""
+    assert grade(fmt.completion_text(PROBLEM), "4", fmt.contract).correct
+    assert not grade(fmt.completion_text(PROBLEM), "5", fmt.contract).correct
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))

@@ -13,6 +13,7 @@ from grouper.data.problem_set import ProblemSet, Quarantined, fingerprint_of, re
 from grouper.data.rows import Row, find_file, read_files, read_hub
 from grouper.data.sources import FIELDS, SOURCES, Fields, Source
 from grouper.errors import ConfigError, DataError, did_you_mean, raise_all
+from grouper.grading import check_reference
 from grouper.types import Problem
 
 __all__ = ["check_source", "load_problems"]
@@ -173,8 +174,6 @@ def _missing(ours: str, present: set[str], where: str) -> DataError:
 
 
 def _read_row(row: Row, number: int, layout: _Layout) -> Problem | Quarantined:
-    from grouper.grading import check_reference
-
     try:
         problem = _problem(row, number, layout)
     except ValueError as error:

@@ -10,7 +10,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["FIELDS", "SOURCES", "Fields", "Source", "last_boxed"]
+from grouper.grading import extract
+from grouper.types import AnswerContract, AnswerKind
+
+__all__ = ["FIELDS", "SOURCES", "Fields", "Source"]
 
 FIELDS = ("question", "answer", "solution", "subject", "level", "id")
 Fields = dict[str, str | None]
@@ -41,24 +44,6 @@ class Source:
     """Whether rows can hold worked solutions, which SFT needs."""
 
 
-def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{}` with balanced braces, or None.
-
-    >>> last_boxed(r"so \boxed{1}, or rather \boxed{\frac{1}{2}}.")
-    '\\frac{1}{2}'
-    """
-    start = max(text.rfind(r"\boxed{"), text.rfind(r"\fbox{"))
-    if start < 0:
-        return None
-    begin = text.index("{", start) + 1
-    depth = 1
-    for position in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return text[begin:position].strip()
-    return None
-
-
 def _gsm8k(row: Fields) -> Fields:
     """`answer` holds the worked solution with `<<48/2=24>>` annotations, then `#### 72`."""
     solution, marker, answer = (row["answer"] or "").rpartition("####")
@@ -73,10 +58,10 @@ def _boxed_answer(row: Fields) -> Fields:
         return row
     if row["solution"] is None:
         raise ValueError("the answer is empty")
-    answer = last_boxed(row["solution"])
-    if answer is None:
-        raise ValueError(r"no answer column, and no \boxed{} in the solution")
-    return {**row, "answer": answer}
+    found = extract(row["solution"], AnswerContract(kind=AnswerKind.BOXED))
+    if found.answer is None:
+        raise ValueError(f"no answer column, and in the solution: {found.reason}")
+    return {**row, "answer": found.answer}
 
 
 def _svamp(row: Fields) -> Fields:
