@@ -1,0 +1,132 @@
+"""Policy: per-token log-probs against a naive loop, for every family and layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import FAMILIES, make_batch, tiny_model
+from torch import Tensor
+
+from grouper import policy as policy_module
+from grouper.batching import TrainBatch
+from grouper.errors import ModelError
+from grouper.policy import Policy
+
+
+def naive_logprobs(model: torch.nn.Module, batch: TrainBatch, temperature: float) -> Tensor:
+    """One unpadded forward of the whole model per row, log-softmax, and a Python loop (T1)."""
+    result = torch.zeros(batch.mask.shape, dtype=next(model.parameters()).dtype)
+    for row in range(batch.rows):
+        owner = int(batch.prompt_index[row])
+        prompt = batch.prompt_ids[owner, : int(batch.prompt_lengths[owner])]
+        length = int(batch.completion_lengths[row])
+        completion = batch.completion_ids[row, :length]
+        logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0]
+        logprobs = (logits / temperature).log_softmax(-1)
+        for place in range(length):
+            result[row, place] = logprobs[len(prompt) - 1 + place, completion[place]]
+    return result
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("native", [True, False], ids=["shared-prompts", "padded"])
+@torch.no_grad()
+def test_logprobs_equal_a_naive_loop(family: str, native: bool) -> None:
+    model = tiny_model(family)
+    model.set_attn_implementation("eager")
+    batch = make_batch()
+    expected = naive_logprobs(model, batch, 1.0)
+    found = Policy(model, native=native)(batch).logprobs
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    # The model itself is left as it was.
+    torch.testing.assert_close(naive_logprobs(model, batch, 1.0), expected, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_temperature_divides_the_logits() -> None:
+    from dataclasses import replace
+
+    model = tiny_model()
+    batch = make_batch()
+    found = Policy(model)(replace(batch, temperature=0.5)).logprobs
+    torch.testing.assert_close(found, naive_logprobs(model, batch, 0.5), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_entropy_is_that_of_the_sampled_distribution() -> None:
+    model = tiny_model()
+    batch = make_batch()
+    outputs = Policy(model)(batch)
+    owner = int(batch.prompt_index[0])
+    prompt = batch.prompt_ids[owner, : int(batch.prompt_lengths[owner])]
+    distribution = model(input_ids=prompt[None]).logits[0, -1].softmax(-1)
+    expected = float(torch.distributions.Categorical(distribution).entropy())
+    assert float(outputs.entropies[0, 0]) == pytest.approx(expected, abs=1e-5)
+    assert (outputs.entropies[~batch.mask] == 0).all()
+
+
+def test_the_chunked_head_changes_neither_values_nor_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = make_batch(dtype=torch.float64)
+
+    def run() -> tuple[Tensor, list[Tensor]]:
+        policy = Policy(tiny_model(dtype=torch.float64))
+        logprobs = policy(batch).logprobs
+        (logprobs * batch.weights).sum().backward()
+        return logprobs.detach(), [p.grad for p in policy.parameters() if p.grad is not None]
+
+    whole = run()
+    monkeypatch.setattr(policy_module, "CHUNK_ELEMENTS", 5 * 97)
+    chunked = run()
+    torch.testing.assert_close(chunked[0], whole[0], rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(chunked[1], whole[1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@torch.no_grad()
+def test_two_forwards_are_identical() -> None:
+    policy = Policy(tiny_model("llama", attention_dropout=0.0))
+    batch = make_batch()
+    assert torch.equal(policy(batch).logprobs, policy(batch).logprobs)
+
+
+def test_unknown_attention_features_are_refused() -> None:
+    policy = Policy(tiny_model())
+    with (
+        policy.native_attention(),
+        pytest.raises(ModelError, match="called directly"),
+        torch.no_grad(),
+    ):
+        policy.model(input_ids=torch.tensor([[7, 8]]))
+    from grouper.attention import _entry
+
+    query = torch.zeros(1, 4, 3, 8)
+    with pytest.raises(ModelError, match="s_aux"):
+        _entry(torch.nn.Module(), query, query, query, None, layout=object(), s_aux=torch.ones(4))
+
+
+def test_a_model_whose_attention_disagrees_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Policy(tiny_model())
+    policy.check_native_attention()
+    from grouper import attention
+
+    honest = attention.attend
+    monkeypatch.setattr(attention, "attend", lambda *a: honest(*a) * 1.1)
+    with pytest.raises(ModelError, match="disagrees"):
+        policy.check_native_attention()
+
+
+@torch.no_grad()
+def test_reference_weights_change_nothing() -> None:
+    policy = Policy(tiny_model())
+    batch = make_batch()
+    before = policy(batch).logprobs
+    snapshot = policy.snapshot()
+    assert torch.equal(policy.logprobs_with(snapshot, batch), before)
+    for parameter in policy.parameters():
+        parameter.add_(0.01)
+    moved = policy(batch).logprobs
+    assert not torch.allclose(moved, before)
+    assert torch.equal(policy.logprobs_with(snapshot, batch), before)
+    assert torch.equal(policy(batch).logprobs, moved)

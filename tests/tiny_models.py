@@ -1,0 +1,148 @@
+"""Tiny random models and hand-made records that many tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from grouper.algorithms.weighting import token_mean
+from grouper.batching import TrainBatch, rollout_batch
+from grouper.types import (
+    Completion,
+    FinishReason,
+    Grade,
+    Problem,
+    Prompt,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    SamplingParams,
+    Verdict,
+)
+
+VOCABULARY = 97
+
+# Windows are shorter than the rows of every test, so that sliding attention is really used.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", {}),
+    "qwen2-sliding": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {}),
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {"sliding_window": 4}),
+    "gemma2": ("gemma2", {"sliding_window": 4, "query_pre_attn_scalar": 8}),
+    "gemma3": ("gemma3_text", {"sliding_window": 4, "query_pre_attn_scalar": 8}),
+    "granite": ("granite", {"logits_scaling": 3.0}),
+    "cohere": ("cohere", {"logit_scale": 0.3}),
+    "gpt2": ("gpt2", {"n_embd": 32, "n_head": 4, "n_layer": 2}),
+}
+
+
+def tiny_model(
+    family: str = "qwen3", *, dtype: torch.dtype = torch.float32, scale: float = 4.0, **changes: Any
+) -> PreTrainedModel:
+    """A two-layer model whose matrices are scaled up, so that its predictions are far from flat."""
+    kind, extra = FAMILIES[family]
+    shape = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "vocab_size": VOCABULARY,
+        "head_dim": 8,
+        "max_position_embeddings": 128,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **extra,
+        **changes,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    return model.to(dtype).eval()
+
+
+class LetterTokenizer:
+    """Token i is the character chr(32 + i); enough for samplers and stop strings."""
+
+    def decode(self, token_ids: Sequence[int], **_: bool) -> str:
+        return "".join(chr(32 + i) for i in token_ids)
+
+    def __len__(self) -> int:
+        return VOCABULARY
+
+
+def tokens(length: int, start: int) -> tuple[int, ...]:
+    """Ids in 6..95 that are not stop tokens of any test."""
+    return tuple(6 + (start * 31 + i * 17) % 90 for i in range(length))
+
+
+def make_prompt(number: int, length: int = 5) -> Prompt:
+    return Prompt(problem_id=f"p/{number}", text="", token_ids=tokens(length, number))
+
+
+def make_rollout(
+    token_ids: Sequence[int], reward: float | None, *, correct: bool = True
+) -> Rollout:
+    return Rollout(
+        completion=Completion(
+            token_ids=tuple(token_ids),
+            logprobs=(-1.0,) * len(token_ids),
+            text="x",
+            finish_reason=FinishReason.STOP_TOKEN,
+            policy_version=0,
+        ),
+        grade=Grade(
+            verdict=Verdict.CORRECT if correct else Verdict.INCORRECT,
+            extracted="1",
+            rung="text",
+            reason="",
+        ),
+        reward=Reward(components={"r": reward}, weights={"r": 1.0}),
+    )
+
+
+def make_group(
+    number: int,
+    rewards: Sequence[float | None],
+    lengths: Sequence[int],
+    *,
+    prompt_length: int = 5,
+    correct: Sequence[bool] | None = None,
+) -> RolloutGroup:
+    flags = correct or [bool(r and r > 0) for r in rewards]
+    return RolloutGroup(
+        problem=Problem(id=f"p/{number}", question="q", answer="1", source="test"),
+        prompt=make_prompt(number, prompt_length),
+        params=SamplingParams(),
+        rollouts=tuple(
+            make_rollout(tokens(length, 10 * number + i), reward, correct=flag)
+            for i, (reward, length, flag) in enumerate(zip(rewards, lengths, flags, strict=True))
+        ),
+    )
+
+
+def make_batch(
+    *, dtype: torch.dtype = torch.float32, weighting: Any = token_mean, constant: float = 0.0
+) -> TrainBatch:
+    """Three prompts of different lengths, ten rows of 1 to 9 tokens, mixed advantages."""
+    groups = [
+        make_group(0, [1.0, 0.0, 0.0, 1.0], [3, 7, 1, 5], prompt_length=4),
+        make_group(1, [0.0, 1.0, 0.0], [9, 2, 6], prompt_length=7),
+        make_group(2, [1.0, 0.0, 1.0], [4, 8, 3], prompt_length=1),
+    ]
+    advantages = [[0.9, -1.1, -0.7, 0.9], [-0.5, 1.2, -0.6], [0.7, -1.3, 0.6]]
+    batch = rollout_batch(groups, advantages, weighting, weighting_constant=constant)
+    assert batch is not None
+    return batch.to("cpu", dtype)
