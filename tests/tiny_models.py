@@ -73,6 +73,32 @@ def tiny_model(
     return model.to(dtype).eval()
 
 
+class ExactNorm(torch.nn.Module):
+    """RMSNorm in the dtype of its input; transformers' own computes in float32.
+
+    With float32 norms two float64 gradients of the same step differ by 1e-8, which would hide
+    small mistakes. Comparisons at 1e-12 therefore put this in their place.
+    """
+
+    def __init__(self, weight: torch.nn.Parameter, eps: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self.eps = eps
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        variance = hidden.pow(2).mean(-1, keepdim=True)
+        return self.weight * hidden * torch.rsqrt(variance + self.eps)
+
+
+def with_exact_norms(model: PreTrainedModel) -> PreTrainedModel:
+    """Replace every RMSNorm of a Qwen or Llama model."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__.endswith("RMSNorm"):
+                setattr(module, name, ExactNorm(child.weight, child.variance_epsilon))
+    return model
+
+
 class LetterTokenizer:
     """Token i is the character chr(32 + i); enough for samplers and stop strings."""
 

@@ -179,11 +179,14 @@ class Policy(nn.Module):
             batch.prompt_ids[batch.prompt_index].gather(1, prompt_slot),
             batch.completion_ids.gather(1, completion_slot),
         )
+        # Padding stands on the right, where no real token looks, so nothing needs to be masked.
+        # Masking it would leave padded tokens without any key behind a sliding window, and a
+        # softmax over nothing has NaN gradients.
         with self._autocast():
             output = self.decoder(
                 input_ids=ids * mask,
-                attention_mask=mask.long(),
-                position_ids=(slots * mask).expand_as(mask),
+                attention_mask=torch.ones_like(ids),
+                position_ids=slots.expand_as(mask),
                 use_cache=False,
             )
         targets = torch.arange(live.shape[1], device=live.device)

@@ -1,0 +1,84 @@
+"""Drawing: uniform streams, the inverse CDF against the distribution, truncation by brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grouper.sampling.base import address
+from grouper.sampling.draw import DrawSettings, draw, uniforms
+from grouper.types import SamplingParams
+
+CPU = torch.device("cpu")
+
+
+def settings(rows: int, **params: float) -> DrawSettings:
+    return DrawSettings.of([SamplingParams(**params)] * rows, CPU)  # type: ignore[arg-type]
+
+
+def test_uniform_streams_are_uniform_and_unrelated() -> None:
+    streams = np.stack([uniforms(address("u", k), 400) for k in range(200)])
+    assert streams.min() >= 0
+    assert streams.max() < 1
+    assert abs(streams.mean() - 0.5) < 0.005
+    assert abs(streams.var() - 1 / 12) < 0.002
+    # Neighbours in a stream and across streams are uncorrelated (5 sigma of 80,000 pairs: 0.018).
+    assert abs(np.corrcoef(streams[:, :-1].ravel(), streams[:, 1:].ravel())[0, 1]) < 0.018
+    assert abs(np.corrcoef(streams[:-1].ravel(), streams[1:].ravel())[0, 1]) < 0.018
+    assert len({row.tobytes() for row in streams}) == 200
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([2.0, 0.0, -1.0, 1.0])
+    count = 40_000
+    uniform = torch.from_numpy(uniforms(7, count))
+    tokens, logprobs = draw(logits.expand(count, 4), uniform, settings(count, temperature=0.5))
+    expected = (logits / 0.5).softmax(-1)
+    found = torch.bincount(tokens, minlength=4) / count
+    assert float((found - expected).abs().max()) < 0.01
+    torch.testing.assert_close(logprobs, expected.log()[tokens], rtol=0, atol=1e-6)
+
+
+@given(
+    logits=st.lists(st.floats(-8, 8), min_size=2, max_size=12),
+    top_k=st.integers(0, 6),
+    top_p=st.floats(0.05, 1.0),
+    min_p=st.floats(0.0, 0.9),
+    uniform=st.floats(0, 1, exclude_max=True, width=32),
+)
+def test_truncation_never_leaves_its_set(
+    logits: list[float], top_k: int, top_p: float, min_p: float, uniform: float
+) -> None:
+    values = torch.tensor([logits])
+    params = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    token, logprob = draw(values, torch.tensor([uniform]), settings(1, **params))  # type: ignore[arg-type]
+    probabilities = values[0].softmax(-1)
+    chosen = float(probabilities[token])
+    above = probabilities > chosen
+    if top_k:
+        assert int(above.sum()) < top_k
+    kept = probabilities if not top_k else probabilities.sort(descending=True)[0][:top_k]
+    assert float(probabilities[above].sum()) <= top_p * float(kept.sum()) + 1e-5
+    assert chosen >= min_p * float(probabilities.max()) - 1e-6
+    # T3: the reported log-prob is the full distribution's, not the truncated one's.
+    assert float(logprob) == pytest.approx(float(values.log_softmax(-1)[0, token]), abs=1e-5)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1.0 - 2.0**-24])
+def test_the_ends_of_the_unit_interval_draw_a_possible_token(uniform: float) -> None:
+    logits = torch.tensor([[-torch.inf, 1.0, 2.0, -torch.inf]])
+    token, _ = draw(logits, torch.tensor([uniform]), settings(1))
+    assert int(token) == (1 if uniform == 0.0 else 2)
+
+
+def test_banned_tokens_are_not_drawn_but_counted_in_logprobs() -> None:
+    logits = torch.tensor([[5.0, 0.0, 0.0]])
+    banned = torch.tensor([[True, False, False]])
+    token, logprob = draw(logits, torch.tensor([0.1]), settings(1), banned)
+    assert int(token) == 1
+    assert float(logprob) == pytest.approx(float(logits.log_softmax(-1)[0, 1]))
+    greedy, _ = draw(logits, torch.tensor([0.1]), settings(1, temperature=0.0), banned)
+    assert int(greedy) == 1

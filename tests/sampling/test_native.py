@@ -1,0 +1,236 @@
+"""The native sampler: equal to `generate` and to the trainer, whatever the slots; stops; edges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import FAMILIES, LetterTokenizer, make_group, make_prompt, tiny_model
+
+from grouper.algorithms.weighting import token_mean
+from grouper.batching import rollout_batch
+from grouper.errors import PromptError
+from grouper.policy import Policy
+from grouper.sampling.base import Sampler, SampleRequest, address
+from grouper.sampling.native import NativeSampler
+from grouper.sampling.weights import SamplingWeights
+from grouper.types import (
+    Completion,
+    FinishReason,
+    Grade,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    SamplingParams,
+    Verdict,
+)
+
+STOPS = (2, 5)
+
+
+def make_sampler(policy: Policy, slots: int = 64, **options: int) -> NativeSampler:
+    return NativeSampler(
+        SamplingWeights(policy),
+        LetterTokenizer(),
+        stop_token_ids=STOPS,
+        max_slots=slots,
+        **options,
+    )
+
+
+def requests(prompts: int = 5, samples: int = 4, **params: object) -> list[SampleRequest]:
+    settings = SamplingParams(**{"max_new_tokens": 20, **params})  # type: ignore[arg-type]
+    return [
+        SampleRequest(
+            prompt=make_prompt(i, 3 + i), params=settings, key=address(0, "test", i, sample)
+        )
+        for i in range(prompts)
+        for sample in range(samples)
+    ]
+
+
+def draw_all(sampler: Sampler, wanted: list[SampleRequest]) -> list[Completion]:
+    found = dict(sampler.sample(wanted))
+    assert sorted(found) == list(range(len(wanted)))
+    return [found[i] for i in range(len(wanted))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_greedy_equals_generate(family: str) -> None:
+    model = tiny_model(family)
+    wanted = requests(samples=1, temperature=0.0)
+    ours = draw_all(make_sampler(Policy(model)), wanted)
+    for request, completion in zip(wanted, ours, strict=True):
+        prompt = torch.tensor([request.prompt.token_ids])
+        theirs = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=20,
+            do_sample=False,
+            eos_token_id=list(STOPS),
+            pad_token_id=0,
+        )
+        assert list(completion.token_ids) == theirs[0, prompt.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_sampled_logprobs_are_the_trainers(family: str) -> None:
+    """DESIGN 9: mean 1e-6, max 1e-5 in float32."""
+    policy = Policy(tiny_model(family))
+    wanted = requests(temperature=0.7)
+    drawn = draw_all(make_sampler(policy, slots=6), wanted)
+    groups = []
+    for number in range(5):
+        rollouts = tuple(
+            Rollout(
+                completion=completion,
+                grade=Grade(verdict=Verdict.CORRECT, extracted="", rung="", reason=""),
+                reward=Reward(components={"r": 1.0}, weights={"r": 1.0}),
+            )
+            for completion in drawn[4 * number : 4 * number + 4]
+        )
+        template = make_group(number, [1.0], [1])
+        groups.append(
+            RolloutGroup(
+                problem=template.problem,
+                prompt=wanted[4 * number].prompt,
+                params=wanted[0].params,
+                rollouts=rollouts,
+            )
+        )
+    batch = rollout_batch(groups, [[1.0] * 4] * 5, token_mean)
+    assert batch is not None
+    assert batch.temperature == 0.7
+    assert batch.sampler_logprobs is not None
+    gap = (policy(batch).logprobs - batch.sampler_logprobs).abs()[batch.mask]
+    assert float(gap.mean()) < 1e-6
+    assert float(gap.max()) < 1e-5
+
+
+@pytest.mark.parametrize("slots", [1, 3, 7, 20])
+def test_slots_and_refills_change_nothing(slots: int) -> None:
+    policy = Policy(tiny_model())
+    wanted = requests()
+    everything_at_once = draw_all(make_sampler(policy, slots=64), wanted)
+    refilled = draw_all(make_sampler(policy, slots=slots), wanted)
+    assert [c.token_ids for c in refilled] == [c.token_ids for c in everything_at_once]
+
+
+def test_the_order_and_company_of_requests_change_nothing() -> None:
+    sampler = make_sampler(Policy(tiny_model()))
+    wanted = requests()
+    straight = draw_all(sampler, wanted)
+    backwards = draw_all(sampler, wanted[::-1])[::-1]
+    alone = [draw_all(sampler, [request])[0] for request in wanted]
+    assert [c.token_ids for c in backwards] == [c.token_ids for c in straight]
+    assert [c.token_ids for c in alone] == [c.token_ids for c in straight]
+
+
+def test_samples_of_one_prompt_differ() -> None:
+    drawn = draw_all(make_sampler(Policy(tiny_model(scale=2.0))), requests(1, 8))
+    assert len({c.token_ids for c in drawn}) > 4  # T30
+
+
+def test_the_plain_cache_draws_the_same_tokens() -> None:
+    model = tiny_model()
+    wanted = requests()
+    native = draw_all(make_sampler(Policy(model)), wanted)
+    plain = draw_all(make_sampler(Policy(model, native=False), slots=6), wanted)
+    assert [c.token_ids for c in plain] == [c.token_ids for c in native]
+
+
+def test_new_weights_are_sampled_at_once() -> None:
+    """P24: change the weights, and greedy output must change."""
+    policy = Policy(tiny_model())
+    sampler = make_sampler(policy)
+    wanted = requests(samples=1, temperature=0.0)
+    before = draw_all(sampler, wanted)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    policy.version += 1
+    after = draw_all(sampler, wanted)
+    assert [c.token_ids for c in after] != [c.token_ids for c in before]
+    assert {c.policy_version for c in before} == {0}
+    assert {c.policy_version for c in after} == {1}
+
+
+def test_a_copy_in_another_dtype_follows_the_trainer() -> None:
+    policy = Policy(tiny_model())
+    weights = SamplingWeights(policy, torch.float64)
+    copy = weights.current()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.5)
+    policy.version += 1
+    assert weights.current() is copy
+    assert copy.version == 1
+    ours = dict(policy.model.named_parameters())
+    for name, parameter in copy.model.named_parameters():
+        assert parameter.dtype == torch.float64
+        torch.testing.assert_close(parameter.float(), ours[name], rtol=0, atol=0)
+
+
+def test_every_stop_token_stops_and_is_kept() -> None:
+    """T6, T7: the finish reason is known, not guessed from the last token."""
+    drawn = draw_all(make_sampler(Policy(tiny_model(scale=2.0))), requests(8, 8, max_new_tokens=60))
+    ended = [c for c in drawn if c.finish_reason is FinishReason.STOP_TOKEN]
+    assert {c.token_ids[-1] for c in ended} == set(STOPS)
+    for completion in drawn:
+        assert not set(completion.token_ids[:-1]) & set(STOPS)
+        assert len(completion.logprobs) == len(completion.token_ids)
+        if completion.finish_reason is FinishReason.LENGTH:
+            assert len(completion.token_ids) == 60
+    last = ended[0]
+    again = draw_all(
+        make_sampler(Policy(tiny_model(scale=2.0))),
+        requests(8, 8, max_new_tokens=len(last.token_ids)),
+    )[drawn.index(last)]
+    assert again.finish_reason is FinishReason.STOP_TOKEN, "the last token allowed is a stop token"
+
+
+def test_stop_tokens_are_not_drawn_before_the_minimum() -> None:
+    drawn = draw_all(make_sampler(Policy(tiny_model(scale=2.0))), requests(6, 6, min_new_tokens=12))
+    assert min(len(c.token_ids) for c in drawn) > 12 - 1
+
+
+def test_stop_strings_across_token_borders() -> None:
+    policy = Policy(tiny_model())
+    free = draw_all(make_sampler(policy), requests())
+    target = next(c for c in free if len(c.text) >= 8)
+    stop = target.text[4:7]
+    first = target.text.find(stop) + 3
+    for include in (True, False):
+        cut = draw_all(make_sampler(policy), requests(stop=(stop,), include_stop=include))[
+            free.index(target)
+        ]
+        assert cut.finish_reason is FinishReason.STOP_STRING
+        assert cut.token_ids == target.token_ids[:first]
+        assert cut.text == target.text[: first if include else first - 3]
+
+
+def test_model_defaults_do_not_leak_into_sampling() -> None:
+    """T4: a generation config with odd values changes nothing."""
+    model = tiny_model()
+    plain = draw_all(make_sampler(Policy(model)), requests())
+    model.generation_config.repetition_penalty = 5.0
+    model.generation_config.temperature = 0.01
+    model.generation_config.top_k = 1
+    odd = draw_all(make_sampler(Policy(model)), requests())
+    assert [c.token_ids for c in odd] == [c.token_ids for c in plain]
+
+
+def test_nothing_asked_is_nothing_drawn() -> None:
+    assert list(make_sampler(Policy(tiny_model())).sample([])) == []
+
+
+def test_a_prompt_beyond_the_context_is_refused() -> None:
+    sampler = make_sampler(Policy(tiny_model()), max_length=22)
+    with pytest.raises(PromptError, match="do not fit the model's context of 22"):
+        list(sampler.sample(requests()))
+
+
+def test_no_stop_token_is_refused() -> None:
+    with pytest.raises(PromptError, match="no stop token"):
+        NativeSampler(SamplingWeights(Policy(tiny_model())), LetterTokenizer(), stop_token_ids=[])
