@@ -25,7 +25,7 @@ _SYMBOLS = {
     "﹣": "-", "＄": "$", "％": "%", "，": ",", "．": ".", "\u3000": " ",
 }  # fmt: skip
 # Zero-width and direction marks say nothing; leaving them in would make equal answers differ.
-_INVISIBLE = "\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\ufeff\u00ad\x00"
+_INVISIBLE = "\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\ufeff\u00ad"
 _SPACES = "\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f"
 _TABLE: dict[int, str] = {
     **{ord(c): f"^{{{i}}}" for i, c in enumerate(_SUPERSCRIPTS)},
@@ -47,6 +47,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|middle)(?![A-Za-z])\.?", ""),
         (r"\\!", ""),
         (r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![A-Za-z])|\\thinspace(?![A-Za-z])|[\s]+", " "),
+        (r"\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\})?", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\(?:text(?:rm|bf|it|normal)?|mbox|math(?:rm|bf|it|sf|tt))\s*\{([^{}]*)\}", r" \1 "),
         (r"\\operatorname\*?\s*\{([a-z]+)\}", r"\\\1 "),
@@ -58,14 +59,15 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\lbrack(?![A-Za-z])", "["),
         (r"\\rbrack(?![A-Za-z])", "]"),
         (r"\\(?:dots|ldots|cdots)(?![A-Za-z])", "..."),
-        (r"\*\*(?=[^*]*$)|(?<![^*])\*\*", ""),
+        (r"^\*\*(.*)\*\*$", r"\1"),
         (r"\\(?:degree|degrees|textdegree)(?![A-Za-z])", r"^{\\circ}"),
         (r"\\%", "%"),
     )
 )  # fmt: skip
 _TYPESET = re.compile(r"[\\~*{]")
 _DELIMITERS = re.compile(r"\\[()\[\]]")
-_EDGE = " \n\t.,;:"
+_LEFT_EDGE = " ,;:"
+_RIGHT_EDGE = " .,;:"
 
 
 def tidy(text: str) -> str:
@@ -85,7 +87,7 @@ def tidy(text: str) -> str:
         text = _DELIMITERS.sub(" ", text) if "\\\\" not in text else text
         for pattern, replacement in _RULES:
             text = pattern.sub(replacement, text)
-    return " ".join(text.split()).strip(_EDGE)
+    return " ".join(text.split()).lstrip(_LEFT_EDGE).rstrip(_RIGHT_EDGE)
 
 
 def _without_dollars(text: str) -> str:
@@ -99,8 +101,9 @@ def _without_dollars(text: str) -> str:
 
 
 _SCRIPT = re.compile(r"([\^_]) ?(\d+|[A-Za-z]|\\[A-Za-z]+)(?![^{}]*\\begin)", re.ASCII)
-_FRAC_DIGITS = re.compile(r"\\frac ?(\d|[A-Za-z]) ?(\d|[A-Za-z]|\{)", re.ASCII)
-_FRAC_SECOND = re.compile(r"(\\frac ?\{[^{}]*\}) ?(\d|[A-Za-z])", re.ASCII)
+_ARGUMENT = r"(\d|[A-Za-z]|\\pi(?![A-Za-z]))"
+_FRAC_DIGITS = re.compile(rf"\\frac ?{_ARGUMENT} ?(\d|[A-Za-z]|\{{|\\pi(?![A-Za-z]))", re.ASCII)
+_FRAC_SECOND = re.compile(rf"(\\frac ?\{{[^{{}}]*\}}) ?{_ARGUMENT}", re.ASCII)
 _SQRT = re.compile(r"\\sqrt ?(\d+|[A-Za-z])", re.ASCII)
 _GAPS = re.compile(
     # A space matters only between two words, two digits, or a command and a letter.

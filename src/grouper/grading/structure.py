@@ -40,7 +40,8 @@ class Node(NamedTuple):
 
 _MAX_PARTS = 60
 _THOUSANDS = re.compile(
-    r"\\?\$?[-+]?\\?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)(?: ?[a-z% ]*)", re.ASCII
+    r"\\?\$?[-+]?\\?\$?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|[1-9]\d{0,2}(?:\.\d{3})+,\d+)(?: ?[a-z% ]*)",
+    re.ASCII,
 )
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
 _GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!,?\d)", re.ASCII)
@@ -77,7 +78,7 @@ def readings(text: str) -> tuple[Node, ...]:
     >>> readings("(0, 1]")[0].text
     '(]'
     """
-    text = _PREAMBLE.sub("", text, count=1).strip(" .:") if "s" in text else text
+    text = _PREAMBLE.sub("", text, count=1).strip() if "s" in text else text
     if "," in text and _THOUSANDS.fullmatch(text):
         parts = _listed(_split(text)[0])
         return Node(Kind.ATOM, text), parts

@@ -14,7 +14,13 @@ from fractions import Fraction
 from typing import Any
 
 import sympy
-from math_verify import LatexExtractionConfig, parse, verify
+from latex2sympy2_extended.latex2sympy2 import (  # type: ignore[import-untyped] # ships no types
+    ConversionConfig,
+    NormalizationConfig,
+    latex2sympy,
+)
+from math_verify import verify
+from math_verify.grader import should_treat_as_complex
 
 from grouper.grading.equivalence import (
     Equivalence,
@@ -41,7 +47,17 @@ _POINTS: tuple[tuple[str, ...], ...] = (
     ("-0.3678123", "-1.2020569", "0.1592653", "2.6854520", "-4.6692016", "0.9159655"),
     ("12.182493", "23.140692", "17.283411", "31.006277", "19.739208", "41.341123"),
 )
-_CONFIG = [LatexExtractionConfig(boxed_match_priority=-1)]
+# Removal of units is off: it takes the b of `a + b + c` and the t of `8t` for units. So is the
+# folding of variables to lower case: `R` and `r` are two radii.
+_SPELLING = NormalizationConfig(
+    basic_latex=True,
+    units=False,
+    malformed_operators=True,
+    nits=False,
+    boxed="none",
+    equations=False,
+)
+_READING = ConversionConfig(lowercase_symbols=False)
 
 
 class _UnreadError(Exception):
@@ -204,11 +220,19 @@ def _braces_for_parentheses(text: str, opener: str) -> str:
 
 
 def _expression(text: str) -> Any:
-    """What Math-Verify makes of one expression; decimals as exact fractions."""
-    found = parse(f"${latex_of(text)}$", _CONFIG, fallback_mode="no_fallback", parsing_timeout=None)
-    if not found or isinstance(found[0], str):
-        raise _UnreadError(text)
-    expression = found[0]
+    """What Math-Verify's parser makes of one expression; decimals as exact fractions."""
+    latex = latex_of(text)
+    try:
+        expression = latex2sympy(
+            latex,
+            is_real=not should_treat_as_complex(latex),
+            normalization_config=_SPELLING,
+            conversion_config=_READING,
+        )
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # the parser has many ways to refuse a text; all mean the same
+        raise _UnreadError(text) from error
     if isinstance(expression, sympy.Basic):
         floats = expression.atoms(sympy.Float)
         exact = {f: sympy.Rational(str(f)) for f in floats}

@@ -1,0 +1,124 @@
+"""The labelled table, through the whole ladder; reflexivity; what never reaches a worker."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from equivalence_table import ROWS
+
+from grouper.config import GradingConfig
+from grouper.grading import Grader, check_reference, equivalent
+from grouper.grading.equivalence import exact
+from grouper.types import AnswerContract, AnswerKind, Verdict
+
+VERDICTS = {
+    "+": {Verdict.CORRECT},
+    # How a wrong answer is wrong (different, or no mathematics at all) is not what a row claims.
+    "-": {Verdict.INCORRECT, Verdict.UNPARSEABLE},
+    "?": {Verdict.UNPARSEABLE},
+    "0": {Verdict.NOT_SCORED},
+}
+TAG = AnswerContract(kind=AnswerKind.TAG, open="<a>", close="</a>")
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[Grader]:
+    with Grader(TAG, GradingConfig(timeout_seconds=20)) as grader:
+        yield grader
+
+
+def test_table_is_large_and_has_no_repeats() -> None:
+    assert len(ROWS) >= 200
+    assert len({(reference, prediction) for reference, prediction, _, _ in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("reference", "prediction", "label", "note"),
+    ROWS,
+    ids=[f"{i}-{note}" for i, (*_, note) in enumerate(ROWS)],
+)
+def test_row(grader: Grader, reference: str, prediction: str, label: str, note: str) -> None:
+    grade = grader.submit(f"<a>{prediction}</a>", reference).result()
+    assert grade.verdict in VERDICTS[label], (note, grade)
+
+
+@pytest.mark.parametrize("reference", sorted({row[0] for row in ROWS if row[2] != "0"}))
+def test_every_reference_equals_itself(grader: Grader, reference: str) -> None:
+    assert grader.submit(f"<a>{reference}</a>", reference).result().correct
+
+
+def test_exact_rungs_decide_numbers_without_a_worker() -> None:
+    for prediction, reference in [
+        ("18", "19"),
+        (r"\frac12", "0.25"),
+        ("$5", "6"),
+        ("(1,2)", "(1,3)"),
+    ]:
+        decided = exact(prediction, reference)
+        assert decided is not None
+        assert decided.verdict is Verdict.INCORRECT
+        assert decided.rung == "number"
+
+
+def test_rungs_are_named() -> None:
+    assert equivalent("x+1", "x + 1").rung == "text"
+    assert equivalent("0.5", "1/2").rung == "number"
+    off = equivalent(r"\sqrt{12}", r"2\sqrt{3}")
+    assert (off.verdict, "off" in off.reason) == (Verdict.INCORRECT, True)
+
+
+def _references(shared_data: Path) -> dict[str, set[str]]:
+    def rows(name: str) -> list[dict[str, str]]:
+        return [json.loads(line) for line in (shared_data / name).open(encoding="utf-8")]
+
+    gsm8k = rows("gsm8k/train.jsonl") + rows("gsm8k/test.jsonl")
+    math = rows("math/train.jsonl") + rows("math/validation.jsonl")
+    return {
+        "gsm8k": {row["answer"].rpartition("####")[2].strip() for row in gsm8k},
+        # One row of MATH has an empty answer; a Problem cannot be made of it.
+        "math": {row["answer"] for row in math} - {""},
+        "svamp": {str(row["Answer"]) for row in rows("svamp.jsonl")},
+        "aime": {str(row["answer"]) for row in rows("aime24.jsonl")},
+        "amc": {str(row["answer"]) for row in rows("amc23.jsonl")},
+    }
+
+
+def _unreadable(references: set[str]) -> dict[str, str]:
+    found = {reference: check_reference(reference) for reference in sorted(references)}
+    return {reference: why for reference, why in found.items() if why is not None}
+
+
+@pytest.mark.parametrize("source", ["gsm8k", "svamp", "aime", "amc"])
+def test_references_of_a_source_are_readable(shared_data: Path, source: str) -> None:
+    references = _references(shared_data)[source]
+    assert references
+    assert _unreadable(references) == {}
+
+
+def test_sampled_math_references_are_readable(shared_data: Path) -> None:
+    references = sorted(_references(shared_data)["math"])
+    assert _unreadable(set(random.Random(0).sample(references, 400))) == {}
+
+
+@pytest.mark.slow
+def test_all_math_references_are_readable_and_correct(shared_data: Path, grader: Grader) -> None:
+    references = sorted(_references(shared_data)["math"])
+    assert _unreadable(set(references)) == {}
+    grades = grader.grade([f"<a>{r}</a>" for r in references], references)
+    assert [r for r, g in zip(references, grades, strict=True) if not g.correct] == []
+
+
+@pytest.mark.slow
+def test_math_references_of_other_problems_are_wrong(shared_data: Path, grader: Grader) -> None:
+    """Distinct references paired at random: hardly any may be equal."""
+    references = sorted(_references(shared_data)["math"])
+    shuffled = references[:]
+    random.Random(1).shuffle(shuffled)
+    pairs = [(a, b) for a, b in zip(references, shuffled, strict=True) if a != b][:1500]
+    grades = grader.grade([f"<a>{a}</a>" for a, _ in pairs], [b for _, b in pairs])
+    equal = [pair for pair, grade in zip(pairs, grades, strict=True) if grade.correct]
+    assert len(equal) < 15, equal
