@@ -1,0 +1,118 @@
+# Everything needed is set up by the first target that needs it; repeating one is quick.
+#
+#   make demo PYTHON=python3.12           another Python (3.11 or newer)
+#   make test TORCH="torch==2.13.0+cu130" another build of PyTorch (anything pip understands)
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+OLDEST ?= transformers==5.16.*
+
+VENV := .venv
+OLD_VENV := .venv-oldest
+BIN := $(VENV)/bin
+
+# Tests and the demonstration use no network, whatever the machine could reach.
+OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# Two OpenMP threads collapse when another process holds a core, so tests use one.
+PYTEST := $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-slow test-all test-oldest lint format clean distclean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.ready  ## only the virtual environment with everything in it
+
+demo: $(VENV)/.ready  ## train, measure and explain a tiny model in about a minute
+	@$(OFFLINE) $(BIN)/grouper run demo --resume
+
+test: $(VENV)/.ready  ## the fast tests: under three minutes on two cores
+	@$(PYTEST) -m "not slow"
+
+test-slow: $(VENV)/.ready  ## only the longer tests: kills, whole recipes, learning
+	@$(PYTEST) -m slow
+
+test-all: $(VENV)/.ready  ## both
+	@$(PYTEST)
+
+test-oldest: $(OLD_VENV)/.ready  ## a few tests with the oldest supported transformers
+	@$(OFFLINE) OMP_NUM_THREADS=1 $(OLD_VENV)/bin/python -m pytest -m "not slow" \
+		tests/test_policy.py tests/sampling tests/invariants
+
+lint: $(VENV)/.ready  ## ruff, the formatter and the type checker
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(VENV)/.ready  ## put the code into its standard form
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:  ## caches and build leftovers; runs in outputs/ and the environments stay
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## the environments too
+	rm -rf $(VENV) $(OLD_VENV)
+
+# --- the virtual environment ---------------------------------------------------------------
+
+# A torch in range, as a Python program's exit code. Reading the metadata is quicker than importing.
+define IN_RANGE
+import sys; from importlib.metadata import version; \
+found = tuple(map(int, version('torch').split('+')[0].split('.')[:2])); \
+sys.exit(found < (2, 11))
+endef
+
+# Where PYTHON has torch; a venv made from a venv does not see it without being told.
+define TORCH_FOLDER
+from importlib.metadata import distribution; print(distribution('torch').locate_file(''))
+endef
+
+define SITE_PACKAGES
+import sysconfig; print(sysconfig.get_path('purelib'))
+endef
+
+HAS_TORCH = -c "$(IN_RANGE)" 2>/dev/null
+
+$(VENV)/.venv:
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
+		{ echo "$(PYTHON) is older than 3.11. Name a newer one: make PYTHON=python3.12"; exit 2; }
+	@if $(PYTHON) $(HAS_TORCH); then \
+		echo "Making $(VENV) around the torch of $(PYTHON)."; \
+		$(PYTHON) -m venv --system-site-packages $(VENV); \
+		$(BIN)/python $(HAS_TORCH) || $(PYTHON) -c "$(TORCH_FOLDER)" \
+			> "$$($(BIN)/python -c "$(SITE_PACKAGES)")/torch-of-python.pth"; \
+	else \
+		echo "Making $(VENV)."; \
+		$(PYTHON) -m venv $(VENV); \
+	fi
+	@touch $@
+
+# One stamp per TORCH, so that asking for another build installs it.
+TORCH_STAMP := $(VENV)/.torch-$(firstword $(shell printf '%s' '$(TORCH)' | cksum))
+
+$(TORCH_STAMP): $(VENV)/.venv
+	@if $(PYTHON) $(HAS_TORCH) && $(BIN)/python $(HAS_TORCH); then \
+		echo "torch is there already."; \
+	else \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH); \
+	fi
+	@rm -f $(VENV)/.torch-* && touch $@
+
+$(VENV)/.ready: $(TORCH_STAMP) pyproject.toml constraints.txt
+	@echo "Installing grouper and what it needs into $(VENV) (a minute or two, once)."
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+# The oldest run looks into the main environment for everything but transformers itself.
+$(OLD_VENV)/.ready: $(VENV)/.ready
+	@rm -rf $(OLD_VENV)
+	@$(BIN)/python -m venv --without-pip $(OLD_VENV)
+	@site="$$($(OLD_VENV)/bin/python -c "$(SITE_PACKAGES)")"; \
+		main="$$($(BIN)/python -c "$(SITE_PACKAGES)")"; \
+		echo "import site; site.addsitedir('$$main')" > "$$site/main-environment.pth"; \
+		$(BIN)/python -m pip install --quiet --no-deps --target "$$site" "$(OLDEST)"
+	@touch $@

@@ -1,0 +1,145 @@
+"""Imports point downwards only, and what is light stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from codebase import TOP, Module, belongs, layer_of, modules
+
+HEAVY = ("torch", "transformers", "peft", "accelerate", "datasets", "pyarrow", "pandas")
+"""What `grouper --help` and scoring a string cannot afford."""
+
+NEVER = ("tensorflow", "tf_keras", "keras", "jax", "flax")
+
+LAYER_2_MAY_IMPORT = {
+    "__future__",
+    "collections",
+    "dataclasses",
+    "functools",
+    "itertools",
+    "math",
+    "numpy",
+    "torch",
+    "typing",
+}
+
+MACHINERY = (
+    ("attention", "policy", "model_files", "new_model"),
+    ("sampling",),
+    ("evaluation",),
+    ("tracking", "report"),
+    ("training", "planning", "diagnosis"),
+    ("cli", "__main__"),
+)
+"""The order within layer 3, lowest first: a room uses itself and the ones below."""
+
+
+def ids(module: Module) -> str:
+    return module.inner or TOP
+
+
+def level(inner: str) -> tuple[int, int]:
+    layer = layer_of(inner)
+    if layer < 3:
+        return layer, 0
+    levels = [number for number, rooms in enumerate(MACHINERY) if belongs(inner, rooms)]
+    assert levels, f"{inner} has no place in MACHINERY: which room is it?"
+    return layer, levels[0]
+
+
+@pytest.mark.parametrize("module", modules(), ids=ids)
+def test_imports_only_downwards(module: Module) -> None:
+    here = level(module.inner)
+    upwards = [
+        f"line {i.line}: {target}"
+        for target, i in module.ours
+        if level(target[len(TOP) + 1 :]) > here
+    ]
+    # The package file hands out public names lazily, from every layer.
+    assert module.inner == "" or not upwards, f"{module.name} imports upwards: {upwards}"
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if m.layer == 1], ids=ids)
+def test_layer_1_names_no_torch_anywhere(module: Module) -> None:
+    """Not even inside functions; a tokenizer is passed in by whoever has one."""
+    heavy = [i.target for i in module.imports if i.target.split(".")[0] in ("torch", "transformers")]
+    assert not heavy
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if m.layer == 2], ids=ids)
+def test_layer_2_is_tensor_maths(module: Module) -> None:
+    others = [
+        i.target
+        for i in module.imports
+        if i.target.split(".")[0] not in LAYER_2_MAY_IMPORT and not _vocabulary(i.target)
+    ]
+    assert not others, f"{module.name}: no I/O, config, logging or devices here: {others}"
+
+
+def _vocabulary(target: str) -> bool:
+    inner = target.removeprefix(f"{TOP}.")
+    return target != inner and (belongs(inner, ("types", "errors")) or layer_of(inner) == 2)
+
+
+def test_importing_layer_1_loads_nothing_heavy() -> None:
+    names = [m.name for m in modules() if m.layer == 1]
+    # The symbolic rung imports sympy; it runs in worker processes only, and torch-free as well.
+    assert "grouper.grading.symbolic" in names
+    assert _loaded_by(names, HEAVY) == ""
+
+
+def test_importing_the_command_line_loads_nothing_heavy() -> None:
+    names = [m.name for m in modules() if belongs(m.inner, ("cli",))]
+    assert _loaded_by(names, (*HEAVY, "matplotlib", "sympy")) == ""
+
+
+def test_importing_everything_loads_no_other_framework() -> None:
+    names = [m.name for m in modules()]
+    assert _loaded_by(names, NEVER) == ""
+
+
+def _loaded_by(names: list[str], unwanted: tuple[str, ...]) -> str:
+    code = (
+        "import importlib, sys\n"
+        f"for name in {names!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    found = sorted(set(sys.modules) & set({unwanted!r}))\n"
+        "    if found:\n"
+        "        sys.exit(f'{name} loads {found}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return done.stderr.strip()
+
+
+def test_no_import_cycles() -> None:
+    """Imports inside functions count: a cycle that is put off is still a cycle."""
+    graph = {
+        m.name: {target for target, i in m.ours if not i.for_types_only and target != m.name}
+        for m in modules()
+    }
+    assert _cycle(graph) == []
+
+
+def _cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Some cycle of a directed graph, as the names along it, or nothing."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        for target in sorted(graph[name]):
+            if found := visit(target, [*path, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in sorted(graph) if (found := visit(name, []))), [])
+
+
+def test_a_cycle_would_be_found() -> None:
+    assert _cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert _cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
