@@ -1,0 +1,214 @@
+"""Resumed equals uninterrupted, bit for bit: weights, optimizer, rollouts, metrics."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grouper.errors import CheckpointError, Interrupted
+from grouper.recipe import load_recipe
+from grouper.tracking.live import Progress
+from grouper.training import loop
+from grouper.training.checkpoint import OPTIMIZER_FILE, STATE_FILE, is_complete
+from grouper.training.run import train
+from grouper.training.session import Session
+
+SMALL = [
+    "model.new.hidden_size=32",
+    "model.new.head_dim=8",
+    "model.new.intermediate_size=64",
+    "data.sft.options.count=40",
+    "data.train.options.count=12",
+    "data.validation.options.count=4",
+    "data.test.options.count=4",
+    "sft.batch_size=16",
+    "sft.steps=5",
+    "sft.evaluate_every=2",
+    "sft.checkpoint_every=2",
+    # Three epoch edges of twelve problems lie inside the six steps of five prompts.
+    "grpo.steps=6",
+    "grpo.prompts_per_step=5",
+    "grpo.group_size=4",
+    "grpo.evaluate_every=2",
+    "grpo.checkpoint_every=2",
+    "grpo.allow_truncation=true",
+    "grpo.preflight_prompts=2",
+    "grpo.shaping_needs_a_correct=false",
+    "grpo.tokens_per_micro_batch=200",
+    "sampling.max_new_tokens=12",
+    "grading.symbolic=false",
+    # A random model gives no two rewards that differ; letters it happens to write do.
+    "rewards=[{name: 'reward_by_length.py:shorter'}]",
+]
+
+REWARD = """
+def shorter(*, completions, completion_ids, **kwargs):
+    return [float(len(ids) + sum(ids) % 3) for ids in completion_ids]
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reward_by_length.py").write_text(REWARD)
+    return tmp_path
+
+
+def run(name: str, *overrides: str, resume: bool = False) -> Path:
+    recipe = load_recipe("demo", [*SMALL, f"output_dir={name}", *overrides])
+    with Session(recipe, Progress(quiet=True), resume=resume) as session:
+        return train(session).path
+
+
+def everything(path: Path) -> dict[str, Any]:
+    """All of a run that must be equal, as comparable values."""
+    found: dict[str, Any] = {}
+    for file in sorted(path.rglob("*")):
+        name = str(file.relative_to(path))
+        if file.name == "model.safetensors" or file.name == "adapter_model.safetensors":
+            found[name] = {k: v.numpy().tobytes() for k, v in load_file(file).items()}
+        elif file.name == OPTIMIZER_FILE:
+            found[name] = _flat(torch.load(file, weights_only=True))
+        elif file.suffix == ".gz":
+            found[name] = gzip.decompress(file.read_bytes())
+        elif file.name == "metrics.jsonl":
+            lines = [json.loads(line) for line in file.read_text().splitlines()]
+            found[name] = [_without_time(line) for line in lines]
+    return found
+
+
+def _without_time(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_time(v) for k, v in value.items() if not k.startswith("time.")}
+    return value
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {str(k): _flat(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_flat(v) for v in value]
+    return value
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, phase: str, step: int) -> Callable[[], None]:
+    """Ask the session to stop once `phase` has finished `step`, as Ctrl-C would."""
+    honest = Session.raise_if_stopped
+    progress = Progress.step
+
+    def watch(self: Progress, report: Any, total: int | None = None) -> None:
+        progress(self, report, total)
+        watch.stop = (report.phase, report.step) == (phase, step)  # type: ignore[attr-defined]
+
+    watch.stop = False  # type: ignore[attr-defined]
+
+    def stopped(self: Session) -> None:
+        self._stop_requested = self._stop_requested or watch.stop  # type: ignore[attr-defined]
+        honest(self)
+
+    monkeypatch.setattr(Progress, "step", watch)
+    monkeypatch.setattr(Session, "raise_if_stopped", stopped)
+    return monkeypatch.undo
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "overrides"),
+    [
+        ("sft", 3, ()),
+        ("grpo", 3, ()),
+        ("grpo", 4, ("grpo.beta=0.05",)),
+        pytest.param("sft", 1, ("model.lora={rank: 4, dropout: 0.2}",), marks=pytest.mark.slow),
+        pytest.param(
+            "grpo", 5, ("model.lora={rank: 4}", "sft.optimizer.name=adamw"), marks=pytest.mark.slow
+        ),
+        pytest.param("grpo", 1, ("sampling.dtype=bfloat16",), marks=pytest.mark.slow),
+    ],
+)
+def test_interrupted_and_resumed_equals_uninterrupted(
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+    step: int,
+    overrides: tuple[str, ...],
+) -> None:
+    whole = everything(run("whole", *overrides))
+    undo = interrupt_after(monkeypatch, phase, step)
+    with pytest.raises(Interrupted):
+        run("cut", *overrides)
+    undo()
+    monkeypatch.chdir(workplace)
+    assert is_complete(workplace / "cut" / "demo" / phase / f"checkpoint-{step}")
+    resumed = everything(run("cut", *overrides, resume=True))
+    extra = f"{phase}/checkpoint-{step}/"
+    resumed = {k: v for k, v in resumed.items() if not k.startswith(extra)}
+    whole = {k: v for k, v in whole.items() if not k.startswith(extra)}
+    kept = whole.keys() & resumed.keys()
+    assert {k for k in whole.keys() ^ resumed.keys() if "checkpoint-" not in k} == set()
+    for name in sorted(kept):
+        assert resumed[name] == whole[name], name
+    assert any(
+        line["status"] == "learning" for line in whole["metrics.jsonl"] if line["phase"] == "grpo"
+    )
+
+
+def test_a_kill_between_checkpoints_loses_only_what_came_after(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = everything(run("whole"))
+
+    class Killed(BaseException):
+        pass
+
+    honest = loop._evaluate_if_due
+
+    def die(session: Session, phase: loop.Phase) -> None:
+        if phase.name == "grpo" and phase.state.step == 5:
+            raise Killed
+        honest(session, phase)
+
+    monkeypatch.setattr(loop, "_evaluate_if_due", die)
+    with pytest.raises(Killed):
+        run("cut")
+    monkeypatch.setattr(loop, "_evaluate_if_due", honest)
+    assert not (workplace / "cut/demo/grpo/checkpoint-5").exists()
+    assert everything(run("cut", resume=True)) == whole
+
+
+def test_a_broken_checkpoint_is_skipped_and_one_of_another_recipe_refused(
+    workplace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = run("cut", "skip_grpo=true")
+    newest = path / "sft" / "checkpoint-4"
+    from grouper.training.checkpoint import latest_checkpoint
+
+    recorded = json.loads((newest / STATE_FILE).read_text())["recipe_hash"]
+    with pytest.raises(CheckpointError, match="written by recipe"):
+        latest_checkpoint(path, "sft", recipe_hash="something else")
+    (newest / STATE_FILE).unlink()
+    found = latest_checkpoint(path, "sft", recipe_hash=recorded)
+    assert found is not None
+    assert found[0].name == "checkpoint-2"
+    assert "checkpoint-4 is incomplete" in caplog.text
+
+
+def test_a_finished_run_resumes_to_its_result_without_training(workplace: Path) -> None:
+    first = everything(run("whole"))
+    assert everything(run("whole", resume=True)) == first
+
+
+def test_only_the_newest_checkpoints_are_kept(workplace: Path) -> None:
+    path = run("whole", "sft.checkpoint_every=1", "sft.keep_checkpoints=2", "skip_grpo=true")
+    assert sorted(p.name for p in (path / "sft").iterdir()) == [
+        "checkpoint-3",
+        "checkpoint-4",
+        "final",
+    ]
