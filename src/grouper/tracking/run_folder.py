@@ -8,6 +8,7 @@
                    training.log  curves.png
                    base/                           the recipe's new random model, if it has one
                    {sft,grpo}/checkpoint-<step>/   and final/ (written by training, like base/)
+                   eval_runs/<label>/              what `grouper eval` measured afterwards
 
 Two equal runs leave equal bytes in everything but `training.log`, the `host` part of `run.json`
 and the metrics `time.*`, `memory.*` and `host.*`.
@@ -40,7 +41,7 @@ PHASES = ("base", "sft", "grpo")
 """In the order in which they happen; `base` is the model before training."""
 
 _OURS = ("metrics.jsonl", "training.log", "curves.png", "recipe.yaml")
-_OUR_FOLDERS = ("rollouts", "evaluations", "base", "sft", "grpo")
+_OUR_FOLDERS = ("rollouts", "evaluations", "base", "sft", "grpo", "eval_runs")
 _ROLLOUTS = re.compile(r"([a-z]+)-(\d+)\.jsonl\.gz")
 _DAMAGED = "the summary of the evaluation is damaged"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -101,6 +102,31 @@ class RunFolder:
         # Last: a folder with a run.json is a run folder, and complete as such.
         write_atomic(folder._info, (json.dumps(info, indent=2) + "\n").encode())
         return folder
+
+    @classmethod
+    def check(
+        cls,
+        path: Path | str,
+        *,
+        recipe_hash: str,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> bool:
+        """Whether `create` would find a run there to continue or delete. Touches nothing.
+
+        Raises:
+            RunFolderError: `create` would refuse the folder, but for changed data.
+        """
+        folder = cls(path)
+        content = folder._content()
+        if not content:
+            return False
+        if not folder._info.exists():
+            folder._refuse_unless_ours(content)
+            return False
+        if not overwrite:
+            folder._refuse_unless_same(recipe_hash, resume=resume)
+        return True
 
     def read_info(self) -> dict[str, Any]:
         """The content of `run.json`.
@@ -238,19 +264,23 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     def _prepare(self, recipe_hash: str, *, resume: bool, overwrite: bool) -> None:
+        found = self.check(self.path, recipe_hash=recipe_hash, resume=resume, overwrite=overwrite)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            content = sorted(entry.name for entry in self.path.iterdir())
         except OSError as error:
             refused(error, self.path)
-        if not content:
-            return
-        if not self._info.exists():
-            self._refuse_unless_ours(content)
-            return
-        if overwrite:
+        if found and overwrite:
             self._clear()
-            return
+
+    def _content(self) -> list[str]:
+        try:
+            return sorted(entry.name for entry in self.path.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            refused(error, self.path)
+
+    def _refuse_unless_same(self, recipe_hash: str, *, resume: bool) -> None:
         there = self.read_info().get("recipe_hash")
         if there != recipe_hash:
             raise RunFolderError(
@@ -268,8 +298,9 @@ class RunFolder:
             )
 
     def _refuse_unless_ours(self, content: Sequence[str]) -> None:
-        # A run killed in its first moment leaves only these, and no run.json.
-        leftovers = {"recipe.yaml", "training.log"}
+        # A run killed in its first moment leaves only these, and no run.json; a model may be
+        # measured before anything is trained.
+        leftovers = {"recipe.yaml", "training.log", "eval_runs"}
         others = [name for name in content if name not in leftovers and not name.endswith(".tmp")]
         if others:
             raise RunFolderError(
