@@ -155,6 +155,8 @@ ROWS: list[tuple[str, str, str, str]] = [
     ("9", "8/2=9", "-", "a false equation"),
     ("12", "9**9**9**9", "?", "tower of powers"),
     ("12", "10^{10^{10^{10}}}", "?", "tower of powers in braces"),
+    ("12", r"\dfrac{5^{\left(5^{\left(5^{\left(5^5\right)}\right)} - 4\right)} - 5}{16}", "?",
+     "Math-Verify issue 65, which hangs it"),
     ("12", "100000000!", "?", "huge factorial"),
     # names and equations
     ("5", "x = 5", "+", "named answer"),
@@ -245,6 +247,12 @@ ROWS: list[tuple[str, str, str, str]] = [
     (r"\log_2 3", r"\frac{\ln 3}{\ln 2}", "+", "change of base"),
     ("3^x-2^x", "-2^x+3^x", "+", "exponentials"),
     (r"\tan \frac{x}{2}", r"\frac{\sin x}{1+\cos x}", "+", "identity"),
+    (r"2\sqrt{3}", r"\infty^{2}\pi", "-", "infinity equals anything for Math-Verify"),
+    (r"\infty", "5", "-", "infinity"),
+    (r"\infty", "∞", "+", "infinity sign"),
+    (r"-\infty", r"\infty", "-", "the other infinity"),
+    ("x", r"x+\infty", "-", "infinity with a variable"),
+    (r"\infty", r"\infty + 1", "-", "not a way to write infinity"),
     # text
     (r"\text{two lines}", "two lines", "+", "words"),
     (r"\text{two lines}", "Two Lines", "+", "case of words"),

@@ -23,6 +23,7 @@ from grouper.types import Verdict
 
 __all__ = ["Equivalence", "equivalent", "exact", "same_atoms", "split_equation", "unreadable"]
 
+_MAX_BRACKETS = 200
 MAX_ANSWER = 2_000
 """Characters; a longer answer is no answer to a maths problem and is not worth parsing."""
 
@@ -289,12 +290,21 @@ def _broken(text: str) -> str | None:
         return f"longer than {MAX_ANSWER} characters"
     if not tidy(text):
         return "empty"
+    if _TOWER.search(text):
+        return "a tower of powers too large to write down"
+    return _unbalanced(text)
+
+
+def _unbalanced(text: str) -> str | None:
     if "{" in text or "}" in text:
         whole = "{" + text + "}"
         if closing_brace(whole, 0) != len(whole) - 1:
             return "unbalanced braces"
-    if _TOWER.search(text):
-        return "a tower of powers too large to write down"
+    openers = text.count("(") + text.count("[")  # `(0, 1]` is balanced
+    if openers != text.count(")") + text.count("]"):
+        return "unbalanced brackets"
+    if openers + text.count("{") > _MAX_BRACKETS:
+        return f"more than {_MAX_BRACKETS} brackets"
     return None
 
 

@@ -242,6 +242,9 @@ def _expression(text: str) -> Any:
 
 
 def _says_yes(prediction: Any, reference: Any) -> bool:
+    """Math-Verify's own verdict; its yes on infinities is worthless (`oo - 1` is `oo`)."""
+    if prediction.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan):
+        return bool(prediction == reference)
     return bool(verify(reference, prediction, timeout_seconds=None))
 
 

@@ -1,0 +1,134 @@
+"""Where the answer stands: each contract, the last one before the next turn, reasons for none."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from grouper.grading import extract
+from grouper.types import AnswerContract, AnswerKind
+
+TAG = AnswerContract(
+    kind=AnswerKind.TAG, open="<answer>", close="</answer>", turn_markers=("\nUser:",)
+)
+BOXED = AnswerContract(kind=AnswerKind.BOXED, turn_markers=("Human:",))
+HASHES = AnswerContract(kind=AnswerKind.HASHES)
+LAST = AnswerContract(kind=AnswerKind.LAST_NUMBER)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>42</answer>", "42"),
+        ("<answer>\n 42 \n</answer> bye", "42"),
+        ("<answer>1</answer><answer>2</answer>", "2"),
+        ("<answer>5</answer>7</answer>", "5"),
+        ("<answer><answer>5</answer></answer>", "5"),
+        ("<answer>5</answer>\nUser: more\n<answer>6</answer>", "5"),
+        ("<answer>a\nb</answer>", "a\nb"),
+    ],
+)
+def test_tag(text: str, answer: str) -> None:
+    assert extract(text, TAG).answer == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no <answer>"),
+        ("42", "no <answer>"),
+        ("</answer>42<answer>", "not closed"),
+        ("<answer>42", "not closed"),
+        ("<answer> \n </answer>", "empty"),
+        ("\nUser: <answer>42</answer>", "no <answer>"),
+    ],
+)
+def test_tag_without_answer(text: str, reason: str) -> None:
+    found = extract(text, TAG)
+    assert found.answer is None
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{42}", "42"),
+        (r"$\boxed{\frac{1}{2}}$", r"\frac{1}{2}"),
+        (r"\boxed{\text{a {b} c}}", r"\text{a {b} c}"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
+        (r"\fbox{3}", "3"),
+        (r"\boxed 2$", "2"),
+        (r"\boxed {7}", "7"),
+        (r"\boxed{17} or \boxed{18}", "18"),
+        (r"\boxed{18} Human: what? \boxed{5}", "18"),
+        (r"\boxed{18}. Check: 18/2 = 9", "18"),
+    ],
+)
+def test_boxed(text: str, answer: str) -> None:
+    assert extract(text, BOXED).answer == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("42", "no \\boxed"),
+        (r"\mbox{42}", "no \\boxed"),
+        (r"\boxed{42", "not closed"),
+        (r"\boxed{1} then \boxed{2", "not closed"),
+        (r"\boxed{}", "empty"),
+        (r"\boxed", "nothing after"),
+        ("the box", "no \\boxed"),
+    ],
+)
+def test_boxed_without_answer(text: str, reason: str) -> None:
+    found = extract(text, BOXED)
+    assert found.answer is None
+    assert reason in found.reason
+
+
+def test_hashes() -> None:
+    assert extract("9*8=72\n#### 72\nmore", HASHES).answer == "72"
+    assert extract("#### 1\n#### -2", HASHES).answer == "-2"
+    assert extract("72", HASHES).reason == "no ####"
+    assert extract("####\n72", HASHES).reason == "the answer is empty"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("7-5", "5"),
+        ("it is -3.5.", "-3.5"),
+        ("$1,234.50 in total", "$1,234.50"),
+        ("3/4 of it", "3/4"),
+        ("50% of 12,13", "13"),
+        ("18. Good.", "18"),
+        ("x=-2", "-2"),
+        ("about .5", ".5"),
+    ],
+)
+def test_last_number(text: str, answer: str) -> None:
+    assert extract(text, LAST).answer == answer
+
+
+def test_no_number() -> None:
+    assert extract("none", LAST).reason == "no number"
+
+
+@pytest.mark.parametrize("contract", [TAG, BOXED, HASHES, LAST], ids=lambda c: c.kind.value)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<answer>" * 120_000,
+        r"\boxed{" * 150_000,
+        "#" * 1_000_000,
+        "1" * 1_000_000,
+        "{}\x00\u202e" * 250_000,
+    ],
+    ids=["tags", "boxes", "hashes", "digits", "binary"],
+)
+def test_a_megabyte_is_fast(contract: AnswerContract, text: str) -> None:
+    started = time.perf_counter()
+    extract(text, contract)
+    assert time.perf_counter() - started < 1.0
