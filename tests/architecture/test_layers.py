@@ -64,7 +64,9 @@ def test_imports_only_downwards(module: Module) -> None:
 @pytest.mark.parametrize("module", [m for m in modules() if m.layer == 1], ids=ids)
 def test_layer_1_names_no_torch_anywhere(module: Module) -> None:
     """Not even inside functions; a tokenizer is passed in by whoever has one."""
-    heavy = [i.target for i in module.imports if i.target.split(".")[0] in ("torch", "transformers")]
+    heavy = [
+        i.target for i in module.imports if i.target.split(".")[0] in ("torch", "transformers")
+    ]
     assert not heavy
 
 

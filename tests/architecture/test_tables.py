@@ -1,0 +1,72 @@
+"""A name that a recipe may hold is a row of a table, and every row can be named."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import typing
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from grouper import config
+from grouper.algorithms.advantages import ADVANTAGES
+from grouper.algorithms.losses import SURROGATES
+from grouper.algorithms.weighting import WEIGHTINGS
+from grouper.cli.main import COMMANDS, cli
+from grouper.recipe import check_recipe, list_recipes, load_recipe, resolved_yaml
+from grouper.training.optimizers import OPTIMIZERS, SCHEDULES
+
+TABLES: list[tuple[Any, dict[str, Any]]] = [
+    (config.AdvantageName, ADVANTAGES),
+    (config.SurrogateName, SURROGATES),
+    (config.WeightingName, WEIGHTINGS),
+    (config.OptimizerName, OPTIMIZERS),
+    (config.ScheduleName, SCHEDULES),
+]
+
+RECIPES = sorted(
+    f.name.removesuffix(".yaml")
+    for f in (importlib.resources.files("grouper") / "recipes").iterdir()
+    if f.name.endswith(".yaml")
+)
+
+
+@pytest.mark.parametrize(("names", "table"), TABLES)
+def test_names_are_rows(names: Any, table: dict[str, Any]) -> None:
+    assert sorted(typing.get_args(names)) == sorted(table)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_shipped_recipes_are_valid(name: str, tmp_path: Any) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.description
+    check_recipe(_without_missing_files(recipe))
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(resolved_yaml(recipe), encoding="utf-8")
+    assert load_recipe(copy) == recipe
+
+
+def _without_missing_files(recipe: config.Recipe) -> config.Recipe:
+    """Recipes may name files beside the checkout, which need not be there for a test."""
+    data = yaml.safe_load(resolved_yaml(recipe))
+    for part in data["data"].values():
+        if part and part["path"] and part["path"].startswith(".."):
+            part["path"] = None
+    return config.Recipe.model_validate_json(json.dumps(data))
+
+
+def test_recipes_are_listed() -> None:
+    assert "demo" in RECIPES
+    assert [name for name, _ in list_recipes()] == RECIPES
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_can_be_loaded_and_teaches(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert command.help
+    assert len(command.help) > 40
