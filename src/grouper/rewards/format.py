@@ -20,16 +20,21 @@ __all__ = ["FORMAT", "boxed_format", "soft_format", "strict_format", "tag_count"
 
 def strict_format(layout: RewardLayout, *, value: float = 1.0) -> RewardFunction:
     """`value` where the whole completion is reasoning then answer, each tag once; else 0."""
-    open_, close, answer_open, answer_close = _tags(layout, "format")
-    whole = re.compile(
-        rf"\s*{re.escape(open_)}.*?\S.*?{re.escape(close)}\s*"
-        rf"{re.escape(answer_open)}.*?\S.*?{re.escape(answer_close)}\s*",
-        re.DOTALL,
-    )
+    tags = _tags(layout, "format")
 
     def score(text: str) -> float:
-        once = all(text.count(tag) == 1 for tag in (open_, close, answer_open, answer_close))
-        return value if once and whole.fullmatch(text) else 0.0
+        if any(text.count(tag) != 1 for tag in tags):
+            return 0.0
+        # Splitting is linear; a pattern with two lazy parts would not be on hostile input.
+        parts = []
+        for tag in tags:
+            part, found, text = text.partition(tag)
+            if not found:
+                return 0.0
+            parts.append(part.strip())
+        before, reasoning, between, answer = parts
+        outside = before or between or text.strip()
+        return value if reasoning and answer and not outside else 0.0
 
     return _per_text(layout, score)
 

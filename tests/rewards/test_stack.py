@@ -1,0 +1,192 @@
+"""The stack: columns by name, weights, and every way a reward function can be wrong."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grouper.config import RewardConfig
+from grouper.errors import RewardError
+from grouper.rewards import RewardLayout, RewardStack, build_rewards
+from grouper.types import (
+    AnswerContract,
+    AnswerKind,
+    Completion,
+    FinishReason,
+    Grade,
+    Problem,
+    Prompt,
+    Verdict,
+)
+
+LAYOUT = RewardLayout(
+    contract=AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>"),
+    tags=("<think>", "</think>", "<answer>", "</answer>"),
+)
+PROBLEM = Problem(
+    id="gsm8k/test/0",
+    question="2+2?",
+    answer="4",
+    source="gsm8k",
+    solution="2+2=4\n#### 4",
+    columns={"question": "2+2?", "answer": "2+2=4\n#### 4", "difficulty": 3},
+)
+PLAIN = Prompt(problem_id=PROBLEM.id, text="Q: 2+2?", token_ids=(1,))
+CHAT = Prompt(
+    problem_id=PROBLEM.id,
+    text="<user>2+2?",
+    token_ids=(1,),
+    messages=({"role": "user", "content": "2+2?"},),
+)
+
+
+def completion(text: str) -> Completion:
+    return Completion(
+        token_ids=(7, 8),
+        logprobs=(-0.1, -0.2),
+        text=text,
+        finish_reason=FinishReason.LENGTH,
+        policy_version=0,
+    )
+
+
+def grade(verdict: Verdict) -> Grade:
+    return Grade(verdict=verdict, extracted="4", rung="text", reason="")
+
+
+RIGHT, WRONG = grade(Verdict.CORRECT), grade(Verdict.INCORRECT)
+TWO = [completion("<think>a</think><answer>4</answer>"), completion("no")]
+
+
+def run(function: Any, *, prompt: Prompt = PLAIN) -> list[Any]:
+    stack = RewardStack([("mine", 1.0, function)])
+    return stack.score(problem=PROBLEM, prompt=prompt, completions=TWO, grades=[RIGHT, WRONG])
+
+
+def test_components_weights_and_totals() -> None:
+    configs = [
+        RewardConfig(name="correctness", weight=2.0),
+        RewardConfig(name="format", weight=0.5),
+    ]
+    stack = build_rewards(configs, LAYOUT)
+    assert stack.names == ("correctness", "format")
+    assert stack.weights == {"correctness": 2.0, "format": 0.5}
+    first, second = stack.score(
+        problem=PROBLEM, prompt=PLAIN, completions=TWO, grades=[RIGHT, WRONG]
+    )
+    assert first.components == {"correctness": 1.0, "format": 1.0}
+    assert (first.total, second.total) == (2.5, 0.0)
+
+
+def test_an_unscored_reference_is_none_not_zero() -> None:
+    stack = build_rewards([RewardConfig(name="correctness")], LAYOUT)
+    (reward,) = stack.score(
+        problem=PROBLEM, prompt=PLAIN, completions=TWO[:1], grades=[grade(Verdict.NOT_SCORED)]
+    )
+    assert reward.components == {"correctness": None}
+    assert reward.total is None
+
+
+def test_columns_arrive_under_their_own_names() -> None:
+    seen: dict[str, Any] = {}
+
+    def function(*, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        seen.update(columns, prompts=prompts, completions=completions)
+        return [1.0, 0.0]
+
+    run(function)
+    assert seen["difficulty"] == [3, 3]
+    assert seen["answer"] == ["2+2=4\n#### 4"] * 2  # the source's own column, unchanged
+    assert seen["reference_answer"] == ["4", "4"]
+    assert seen["solution"] == seen["reference_solution"] == ["2+2=4\n#### 4"] * 2
+    assert seen["question"] == ["2+2?"] * 2
+    assert seen["grades"] == [RIGHT, WRONG]
+    assert seen["finish_reasons"] == [FinishReason.LENGTH] * 2
+    assert seen["completion_ids"] == [[7, 8], [7, 8]]
+    assert seen["prompts"] == ["Q: 2+2?"] * 2
+    assert seen["completions"] == [c.text for c in TWO]
+
+
+def test_chat_completions_are_messages() -> None:
+    def trl_style(prompts: Any, completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+        assert prompts[0][-1]["content"] == "2+2?"
+        reference = [a.split("#### ")[1] for a in answer]
+        texts = [c[0]["content"] for c in completions]
+        return [2.0 if f"<answer>{r}" in t else 0.0 for r, t in zip(reference, texts, strict=True)]
+
+    assert [r.total for r in run(trl_style, prompt=CHAT)] == [2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([1.0], r"'mine' returned \[1.0\], a list of 1, for 2 completions"),
+        ([1.0, 2.0, 3.0], "a list of 3, for 2"),
+        (1.0, "a float, for 2 completions"),
+        (None, "a NoneType, for 2"),
+        ([1.0, math.nan], "returned nan for completion 1"),
+        ([math.inf, 0.0], "returned inf for completion 0"),
+        ([1.0, "x"], "returned 'x' for completion 1"),
+        ([1.0, 1j], "returned 1j"),
+        ("ab", "a str"),
+    ],
+)
+def test_wrong_results_are_named(returned: Any, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        run(lambda **columns: returned)
+
+
+def test_none_bools_arrays_and_async_are_accepted() -> None:
+    import numpy as np
+
+    async def later(**columns: Any) -> list[float]:
+        return [1.0, 0.5]
+
+    assert [r.total for r in run(lambda **columns: [True, None])] == [1.0, None]
+    assert [r.total for r in run(lambda **columns: np.array([1, 0]))] == [1.0, 0.0]
+    assert [r.total for r in run(later)] == [1.0, 0.5]
+
+
+def test_an_exception_is_told_with_the_function_and_its_columns() -> None:
+    with pytest.raises(RewardError, match=r"'mine' raised KeyError: 'level'.*difficulty"):
+        run(lambda **columns: [float(x) for x in columns["level"]])
+
+
+def test_one_grade_a_completion() -> None:
+    stack = build_rewards([RewardConfig(name="correctness")], LAYOUT)
+    with pytest.raises(ValueError, match="2 completions but 1 grades"):
+        stack.score(problem=PROBLEM, prompt=PLAIN, completions=TWO, grades=[RIGHT])
+
+
+def test_check_finds_what_varies_and_reports_all_at_once() -> None:
+    ticks = itertools.count()
+    stack = RewardStack(
+        [
+            ("varies", 1.0, lambda **columns: [float(next(ticks))] * len(columns["completions"])),
+            ("short", 1.0, lambda **columns: [0.0]),
+            ("fine", 1.0, lambda **columns: [0.0] * len(columns["completions"])),
+        ]
+    )
+    with pytest.raises(RewardError) as caught:
+        stack.check(problem=PROBLEM, prompt=CHAT)
+    text = str(caught.value)
+    assert "'varies' gave" in text
+    assert "'short' returned" in text
+    assert "fine" not in text
+
+
+def test_check_passes_the_built_ins() -> None:
+    names = ("correctness", "format", "soft_format", "tag_count", "boxed_format")
+    build_rewards([RewardConfig(name=name) for name in names], LAYOUT).check()
+
+
+def test_two_rewards_of_one_label_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def format(completions, **kwargs):\n    return [0.0] * len(completions)\n")
+    configs = [RewardConfig(name="format"), RewardConfig(name=f"{file}:format")]
+    with pytest.raises(RewardError, match="two rewards are called 'format'"):
+        build_rewards(configs, LAYOUT)
