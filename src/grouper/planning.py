@@ -1,52 +1,167 @@
-"""The sizes of a run, from its recipe and data alone: what a dry run prints."""
+"""What a run would do, from its recipe and data alone: a dry run prints it, and loads no model."""
 
 from __future__ import annotations
 
-from grouper.config import Recipe
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from grouper.config import PhaseConfig, Recipe
+from grouper.data import find_overlap
+from grouper.errors import GrouperError, RunFolderError, raise_all
+from grouper.grading import require_symbolic
+from grouper.prompts import make_format
+from grouper.recipe import recipe_hash
+from grouper.rewards import build_rewards
+from grouper.tracking.run_folder import RunFolder
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 from grouper.training.stream import total_steps
 
-__all__ = ["describe_sizes"]
+__all__ = ["Plan", "make_plan"]
+
+Result = TypeVar("Result")
 
 
-def _sft_line(recipe: Recipe, sets: ProblemSets) -> str:
-    assert sets.sft is not None
-    size, batch = len(sets.sft), recipe.sft.batch_size
-    steps = total_steps(recipe.sft, size=size, per_step=batch)
-    return (
-        f"SFT: {batch} demonstrations a step, {size:,} in all = {-(-size // batch):,} steps an "
-        f"epoch; {steps:,} steps"
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run would do."""
+
+    sizes: tuple[str, ...]
+    """One line per phase, measurement and folder."""
+    warnings: tuple[str, ...]
 
 
-def _grpo_line(recipe: Recipe, sets: ProblemSets) -> str:
-    assert sets.train is not None
-    config = recipe.grpo
-    size, per_step = len(sets.train), config.prompts_per_step
-    steps = total_steps(config, size=size, per_step=per_step)
-    return (
-        f"GRPO: {per_step} prompts x {config.group_size} samples = "
-        f"{per_step * config.group_size} completions a step, {-(-size // per_step):,} steps an "
-        f"epoch; {steps:,} steps, at most {recipe.sampling.max_new_tokens} tokens a completion"
-    )
+def make_plan(recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Plan:
+    """Check what can be checked without a model, and work out the sizes.
 
-
-def describe_sizes(recipe: Recipe) -> list[str]:
-    """One line per phase and measurement. Reads the data; loads no tokenizer and no model.
-
-    Prompts that turn out too long are dropped later, when the tokenizer is known.
+    Reads the data, runs the reward functions on a made-up group, and looks at the run folder.
+    Where `model.path` is a local folder its tokenizer is loaded and every prompt is rendered;
+    torch is imported only then.
 
     Raises:
-        DataError: the data cannot be used.
+        GrouperError: everything that would stop the run at its start, all at once.
     """
-    sets = load_problem_sets(recipe)
+    problems: list[GrouperError] = []
+
+    def attempt(check: Callable[[], Result]) -> Result | None:
+        try:
+            return check()
+        except GrouperError as error:
+            problems.append(error)
+            return None
+
+    attempt(partial(require_symbolic, recipe.grading))
+    folder = attempt(partial(_folder_line, recipe, resume=resume, overwrite=overwrite))
+    sets = attempt(partial(load_problem_sets, recipe))
+    if sets is not None:
+        attempt(partial(_check_rewards, recipe, sets))
+        prompts = attempt(partial(_prompt_lines, recipe, sets))
+    raise_all(problems)
+    assert folder is not None
+    assert sets is not None
+    assert prompts is not None
+    return Plan(sizes=(*_phase_lines(recipe, sets), *prompts, folder), warnings=tuple(_leaks(sets)))
+
+
+def _check_rewards(recipe: Recipe, sets: ProblemSets) -> None:
+    """Try the rewards on a real problem, so that they meet the columns they will be given."""
+    if recipe.skip_grpo:
+        return
+    assert sets.train is not None
+    rewards = build_rewards(recipe.rewards, make_format(recipe.prompt).layout)
+    rewards.check(problem=sets.train.problems[0])
+
+
+def _folder_line(recipe: Recipe, *, resume: bool, overwrite: bool) -> str:
+    path = Path(recipe.output_dir).expanduser() / recipe.name
+    found = RunFolder.check(
+        path, recipe_hash=recipe_hash(recipe), resume=resume, overwrite=overwrite
+    )
+    parent = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not os.access(parent, os.W_OK):
+        raise RunFolderError(
+            "cannot write here", where=str(parent), fix="Set output_dir to a folder of yours."
+        )
+    if not found:
+        return f"Output: {path} (new)"
+    if overwrite:
+        return f"Output: {path} (the run that is there will be deleted first)"
+    done = [phase for phase in ("sft", "grpo") if (path / phase / "final").is_dir()]
+    state = f"finished: {', '.join(done)}" if done else "nothing finished yet"
+    return f"Output: {path} (continues the run that is there; {state})"
+
+
+def _prompt_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
+    """Every prompt through the real tokenizer, where it lies on this machine."""
+    path = recipe.model.path
+    if path is None or not Path(path).expanduser().exists():
+        return []
+    from grouper.model_files import require_model_folder
+    from grouper.training.inputs import prepare_inputs
+    from grouper.training.workbench import Workbench
+
+    require_model_folder(path)
+    with Workbench(recipe, path) as bench:
+        inputs = prepare_inputs(recipe, sets, bench)
+        stops = [bench.tokenizer.decode([i]) for i in bench.stop_tokens.all]
+    lines = [_lengths_line("Prompts", [len(prompt.token_ids) for _, prompt in inputs.train])]
+    if inputs.demonstrations:
+        shown = [len(demonstration.token_ids) for demonstration in inputs.demonstrations]
+        lines.append(_lengths_line("Demonstrations", shown))
+    return [*lines, f"Stop tokens: {' '.join(stops)}"]
+
+
+def _lengths_line(what: str, lengths: Sequence[int]) -> str:
+    return (
+        f"{what}: {len(lengths):,} fit, {sum(lengths) // len(lengths)} tokens on average, at most "
+        f"{max(lengths)}"
+    )
+
+
+def _phase_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
+    """One line per phase and measurement; prompts that turn out too long are not counted yet."""
     lines = []
-    if not recipe.skip_sft:
-        lines.append(_sft_line(recipe, sets))
+    if sets.sft is not None:
+        batch = recipe.sft.batch_size
+        amount = f"{batch} demonstrations a step, {len(sets.sft):,} in all"
+        lines.append(f"SFT: {amount}, {_steps(recipe.sft, len(sets.sft), batch)}")
     if not recipe.skip_grpo:
-        lines.append(_grpo_line(recipe, sets))
-    for name, part in (("validation", sets.validation), ("test", sets.test)):
-        if part is not None:
-            k = recipe.evaluation.samples
-            lines.append(f"Evaluation on {name}: {len(part):,} problems x {k} = {k * len(part):,}")
+        assert sets.train is not None
+        prompts, group = recipe.grpo.prompts_per_step, recipe.grpo.group_size
+        lines.append(
+            f"GRPO: {prompts} prompts x {group} samples = {prompts * group} completions a step, "
+            f"{_steps(recipe.grpo, len(sets.train), prompts)}, at most "
+            f"{recipe.sampling.max_new_tokens} tokens a completion"
+        )
+    k = recipe.evaluation.samples
+    lines += [
+        f"Evaluation on {name}: {len(part):,} problems x {k} = {k * len(part):,} completions"
+        for name, part in (("validation", sets.validation), ("test", sets.test))
+        if part is not None
+    ]
     return lines
+
+
+def _steps(config: PhaseConfig, size: int, per_step: int) -> str:
+    steps = total_steps(config, size=size, per_step=per_step)
+    return f"{-(-size // per_step):,} steps an epoch; {steps:,} steps"
+
+
+def _leaks(sets: ProblemSets) -> list[str]:
+    """Held-out problems that training has seen."""
+    warnings = []
+    trained = sets.for_fitting
+    for name, part in (("validation", sets.validation), ("test", sets.test)):
+        found = find_overlap(trained, part.problems) if part is not None else ()
+        if found:
+            same = sum(overlap.same_question for overlap in found)
+            warnings.append(
+                f"data.{name}: {len(found)} problems are in the training data, too ({same} with "
+                f"the same question, the others share a run of words); the first is "
+                f"{found[0].held_out_id}, as {found[0].trained_id}. What is measured on them says "
+                "nothing about new problems."
+            )
+    return warnings

@@ -1,18 +1,42 @@
-"""Options and arguments that several commands share."""
+"""Options, arguments and ways of showing things that several commands share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from grouper.config import Recipe
-from grouper.recipe import check_recipe, load_recipe
+from grouper.errors import ConfigError
+from grouper.recipe import check_recipe, load_recipe, resolved_yaml
 
-__all__ = ["open_recipe", "recipe_arguments", "warn"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "dry_run_option",
+    "open_recipe",
+    "output_console",
+    "quiet_option",
+    "recipe_arguments",
+    "run_folder_of",
+    "show_plan",
+    "warn",
+]
 
 Command = Callable[..., Any]
+
+RECIPE_FILE = "recipe.yaml"
+"""What a run folder keeps its resolved recipe in."""
+
+dry_run_option = click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check everything, print the resolved recipe and the sizes, load no model.",
+)
+quiet_option = click.option("--quiet", "-q", is_flag=True, help="Only the result, no progress.")
 
 
 def recipe_arguments(command: Command) -> Command:
@@ -24,15 +48,56 @@ def recipe_arguments(command: Command) -> Command:
 def open_recipe(name: str, overrides: Sequence[str]) -> Recipe:
     """Load a recipe with overrides, check it against all tables, and show its warnings.
 
+    Args:
+        name: a shipped name, a YAML file, or a run folder, whose own recipe is meant.
+        overrides: `section.key=value`.
+
     Raises:
         ConfigError: every problem at once.
     """
-    recipe = load_recipe(name, overrides)
+    folder = run_folder_of(name)
+    recipe = load_recipe(name if folder is None else folder / RECIPE_FILE, overrides)
     for text in check_recipe(recipe):
         warn(text)
     return recipe
 
 
+def run_folder_of(name: str) -> Path | None:
+    """The run folder that RECIPE names, or None where it is a shipped name or a file.
+
+    Raises:
+        ConfigError: a folder without a recipe.
+    """
+    folder = Path(name).expanduser()
+    if "/" not in name or not folder.is_dir():
+        return None
+    if not (folder / RECIPE_FILE).is_file():
+        raise ConfigError(
+            f"this folder has no {RECIPE_FILE}, so it is not the folder of a run",
+            where=name,
+            fix="Give a shipped recipe, a YAML file, or <output_dir>/<name> of a run.",
+        )
+    return folder
+
+
 def warn(text: str) -> None:
     """Show a warning on standard error."""
     click.echo(click.style("warning: ", fg="yellow") + text, err=True)
+
+
+def show_plan(recipe: Recipe, sizes: Sequence[str], warnings: Sequence[str] = ()) -> None:
+    """What a dry run prints: the resolved recipe, then the sizes as YAML comments."""
+    for text in warnings:
+        warn(text)
+    click.echo(resolved_yaml(recipe))
+    for line in sizes:
+        click.echo(f"# {line}")
+    click.echo("# Dry run: everything checks out; no model was loaded and nothing was written.")
+
+
+def output_console() -> Console:
+    """Standard output for tables; a file or pipe is as wide as they need."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=120)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.cli.options import open_recipe, recipe_arguments
+from grouper.cli.options import open_recipe, output_console, recipe_arguments, show_plan
 from grouper.config import Recipe
-from grouper.recipe import resolved_yaml
+
+if TYPE_CHECKING:
+    from grouper.training.run import RunResult
 
 __all__ = ["grpo_command", "run_command", "sft_command"]
 
@@ -96,22 +98,18 @@ def _start(
             spelled.append(f"{phase}.optimizer.learning_rate={learning_rate!r}")
     recipe = open_recipe(name, (*overrides, *spelled))
     if dry_run:
-        _dry_run(recipe)
+        _dry_run(recipe, resume=resume, overwrite=overwrite)
     else:
         _train(recipe, resume=resume, overwrite=overwrite, quiet=quiet)
 
 
-def _dry_run(recipe: Recipe) -> None:
-    from grouper.planning import describe_sizes
-    from grouper.prompts import make_format
-    from grouper.rewards import build_rewards
+def _dry_run(recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
+    from grouper.planning import make_plan
+    from grouper.tracking.live import Progress, setup_logging
 
-    build_rewards(recipe.rewards, make_format(recipe.prompt).layout).check()
-    sizes = describe_sizes(recipe)
-    click.echo(resolved_yaml(recipe))
-    for line in sizes:
-        click.echo(f"# {line}")
-    click.echo("# Dry run: everything checks out; no model was loaded and nothing was written.")
+    setup_logging(None, console=Progress().console)
+    plan = make_plan(recipe, resume=resume, overwrite=overwrite)
+    show_plan(recipe, plan.sizes, plan.warnings)
 
 
 def _train(recipe: Recipe, *, resume: bool, overwrite: bool, quiet: bool) -> None:
@@ -128,18 +126,18 @@ def _train(recipe: Recipe, *, resume: bool, overwrite: bool, quiet: bool) -> Non
     _report(recipe, result)
 
 
-def _report(recipe: Recipe, result: Any) -> None:
-    from rich.console import Console
-
+def _report(recipe: Recipe, result: RunResult) -> None:
     from grouper.evaluation.compare import render_table
 
-    console = Console()
+    console = output_console()
     if result.comparison is not None:
         console.print()
         console.print(render_table(result.comparison))
     if recipe.reading:
         console.print()
-        console.print(recipe.reading.strip(), highlight=False, markup=False)
+        # One line a paragraph: the terminal knows better than the recipe where to break them.
+        for paragraph in recipe.reading.strip().split("\n\n"):
+            console.print(" ".join(paragraph.split()), highlight=False, markup=False)
     console.print()
     console.print(f"Run folder: {result.path}", highlight=False, soft_wrap=True)
     console.print(f"Curves:     {result.path / 'curves.png'}", highlight=False, soft_wrap=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from grouper.config import Recipe
+from grouper.config import Recipe, SourceConfig
 from grouper.data import ProblemSet, load_problems
 from grouper.errors import DataError
 from grouper.types import Problem
 
-__all__ = ["ProblemSets", "load_problem_sets"]
+__all__ = ["ProblemSets", "load_problem_set", "load_problem_sets"]
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +48,23 @@ def load_problem_sets(recipe: Recipe) -> ProblemSets:
     data = recipe.data
     sft = None if recipe.skip_sft else data.sft or data.train
     parts = {"sft": sft, "train": data.train, "validation": data.validation, "test": data.test}
-    loaded: dict[str, ProblemSet | None] = {}
-    for name, source in parts.items():
-        if source is None:
-            loaded[name] = None
-            continue
-        problems = load_problems(source, seed=recipe.seed)
-        _check_quarantine(name, problems)
-        loaded[name] = problems
-    return ProblemSets(**loaded)
+    return ProblemSets(
+        **{
+            name: None if source is None else load_problem_set(name, source, seed=recipe.seed)
+            for name, source in parts.items()
+        }
+    )
+
+
+def load_problem_set(part: str, source: SourceConfig, *, seed: int) -> ProblemSet:
+    """Load one part (`train`, `test`, ...) and tell which of its rows are left out.
+
+    Raises:
+        DataError: missing or empty data, or too many rows that cannot be read.
+    """
+    problems = load_problems(source, seed=seed)
+    _check_quarantine(part, problems)
+    return problems
 
 
 def _check_quarantine(part: str, problems: ProblemSet) -> None:

@@ -1,0 +1,378 @@
+"""`grouper generate`: answers to one question, to a file of them, or in a conversation."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from grouper.cli.options import RECIPE_FILE, dry_run_option, open_recipe, quiet_option, show_plan
+from grouper.config import DataConfig, ModelConfig, PromptConfig, Recipe, SourceConfig
+from grouper.data.rows import find_file, read_files
+from grouper.errors import ConfigError, DataError, RunFolderError, did_you_mean
+from grouper.grading import extract
+from grouper.prompts import FORMATS
+from grouper.recipe import load_recipe
+from grouper.types import Completion, Problem, Prompt, SamplingParams
+
+if TYPE_CHECKING:
+    from grouper.sampling.base import Sampler
+    from grouper.tracking.live import Progress
+    from grouper.training.workbench import Workbench
+
+__all__ = ["generate_command"]
+
+log = logging.getLogger(__name__)
+
+QUESTION_COLUMNS = ("question", "problem", "prompt")
+ADDED = ("response", "extracted", "finish_reason", "sample")
+"""What the rows of an output file have beside the columns of the input."""
+
+
+@click.command("generate", short_help="Answer one question, a JSONL file, or a conversation.")
+@click.argument("model", metavar="MODEL")
+@click.option("--question", "-Q", help="One question.")
+@click.option(
+    "--input",
+    "input_file",
+    type=click.Path(path_type=Path),
+    help="Questions, one JSON object a line, in `question`, `problem` or `prompt`.",
+)
+@click.option(
+    "--output",
+    "output_file",
+    type=click.Path(path_type=Path),
+    help="Where the answered rows go, all columns kept.  [default: standard output]",
+)
+@click.option("--recipe", help="Whose prompt format is used.  [default: that of MODEL's run]")
+@click.option("--format", "format_name", help="A prompt format; see `grouper recipes formats`.")
+@click.option("--temperature", type=click.FloatRange(min=0), help="0 is greedy.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Longest answer.")
+@click.option("--samples", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), help="Of the draws.  [default: the recipe's]")
+@dry_run_option
+@quiet_option
+def generate_command(
+    model: str,
+    *,
+    question: str | None,
+    input_file: Path | None,
+    output_file: Path | None,
+    recipe: str | None,
+    format_name: str | None,
+    temperature: float | None,
+    max_new_tokens: int | None,
+    samples: int,
+    seed: int | None,
+    dry_run: bool,
+    quiet: bool,
+) -> None:
+    r"""Let MODEL (a folder, an adapter or a Hub name) answer questions, asked exactly as in
+    training: same prompt format, same stop tokens, the extracted answer shown.
+
+    A model inside a run folder knows its recipe; for any other give --recipe or --format. Settings
+    that are left out are those of the recipe's evaluation.
+
+    \b
+      grouper generate outputs/demo/grpo/final --question "Tom has 3 pens and buys 4. How many?"
+      grouper generate outputs/demo/grpo/final                      an interactive prompt
+      grouper generate ./my-model --format boxed --input in.jsonl --output out.jsonl
+    """
+    if question is not None and input_file is not None:
+        raise click.UsageError("Give --question or --input, not both.")
+    if output_file is not None and input_file is None:
+        raise click.UsageError("--output belongs to --input.")
+    if question is not None and not question.strip():
+        raise click.UsageError("--question is empty.")
+    opened = _settings(
+        _find_recipe(model, recipe, format_name), temperature, max_new_tokens, samples, seed
+    )
+    rows = None if input_file is None else _read_questions(input_file)
+    if output_file is not None:
+        _check_output(output_file)
+    if dry_run:
+        _dry_run(opened, model, rows)
+        return
+    with _Answerer(opened, model, quiet=quiet) as answerer:
+        if question is not None:
+            answerer.show(question)
+        elif rows is not None:
+            answerer.answer_rows(rows, output_file)
+        else:
+            answerer.converse()
+
+
+def _find_recipe(model: str, name: str | None, format_name: str | None) -> Recipe:
+    """The recipe that was named, else that of the run MODEL lies in, with another format if told.
+
+    Raises:
+        ConfigError: neither is there, and no format was given.
+    """
+    if format_name is not None and format_name not in FORMATS:
+        raise ConfigError(
+            f"there is no prompt format {format_name!r}",
+            where="--format",
+            fix=did_you_mean(format_name, FORMATS),
+        )
+    found = _recipe_beside(Path(model).expanduser())
+    if name is not None:
+        recipe = open_recipe(name, ())
+    elif found is not None:
+        recipe = load_recipe(found)
+    elif format_name is not None:
+        recipe = Recipe(
+            name="generate",
+            model=ModelConfig(path=model),
+            data=DataConfig(train=SourceConfig(source="arithmetic")),
+        )
+    else:
+        raise ConfigError(
+            "it is not known how this model is to be asked: it does not lie in a run folder",
+            where=model,
+            fix="Give --recipe, or --format with one of " + ", ".join(FORMATS) + ".",
+        )
+    if format_name is None:
+        return recipe
+    return recipe.model_copy(update={"prompt": PromptConfig(format=format_name)})
+
+
+def _recipe_beside(model: Path) -> Path | None:
+    """`<run>/recipe.yaml` for `<run>`, `<run>/base`, `<run>/grpo/final`, ..."""
+    if not model.is_dir():
+        return None
+    folder = model.resolve()
+    places = (folder, *list(folder.parents)[:2])
+    return next((p / RECIPE_FILE for p in places if (p / RECIPE_FILE).is_file()), None)
+
+
+def _settings(
+    recipe: Recipe,
+    temperature: float | None,
+    max_new_tokens: int | None,
+    samples: int,
+    seed: int | None,
+) -> Recipe:
+    """Put what the command line says into the recipe's evaluation section."""
+    given = {"temperature": temperature, "max_new_tokens": max_new_tokens, "samples": samples}
+    evaluation = recipe.evaluation.model_copy(
+        update={name: value for name, value in given.items() if value is not None}
+    )
+    if samples > 1 and evaluation.temperature == 0:
+        raise ConfigError(
+            f"{samples} samples at temperature 0 would all be the same",
+            where="--samples",
+            fix="Add --temperature 1.0.",
+        )
+    changes = {"evaluation": evaluation, "seed": recipe.seed if seed is None else seed}
+    return recipe.model_copy(update=changes)
+
+
+def _read_questions(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """(question, row) of every row.
+
+    Raises:
+        DataError: not a file that can be read, no rows, no question in some, or columns of the
+            names that would be added.
+    """
+    if path.is_dir():
+        raise DataError("this is a folder, not a file", where=str(path), fix="Name one file.")
+    rows = read_files(find_file(path, split="", subset=None))
+    if not rows:
+        raise DataError("there are no rows in it", where=str(path), fix="Check the file.")
+    taken = sorted({name for row in rows for name in row} & set(ADDED))
+    if taken:
+        raise DataError(
+            f"the rows already have a column {taken[0]!r}, which would be overwritten",
+            where=str(path),
+            fix="Rename it first.",
+        )
+    found = [(_question(row), row) for row in rows]
+    empty = [number for number, (question, _) in enumerate(found, start=1) if not question]
+    if empty:
+        shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        raise DataError(
+            f"{len(empty)} of {len(rows)} rows hold no question (row {shown})",
+            where=str(path),
+            fix=f"Put it in a column {' or '.join(QUESTION_COLUMNS)}; the columns of the first "
+            f"row are {', '.join(map(str, rows[0]))}.",
+        )
+    return found
+
+
+def _question(row: Mapping[str, Any]) -> str:
+    for name in QUESTION_COLUMNS:
+        if isinstance(row.get(name), str) and row[name].strip():
+            return str(row[name])
+    return ""
+
+
+def _check_output(path: Path) -> None:
+    """Found out before the model works for hours, not after."""
+    if path.exists():
+        raise RunFolderError(
+            "there is a file of this name already",
+            where=f"--output {path}",
+            fix="Name a new one, or delete it.",
+        )
+    if not path.resolve().parent.is_dir():
+        raise RunFolderError(
+            f"there is no folder {str(path.parent)!r}", where="--output", fix="Make it first."
+        )
+
+
+def _dry_run(recipe: Recipe, model: str, rows: Sequence[object] | None) -> None:
+    from grouper.model_files import require_model_folder
+
+    require_model_folder(model, where="MODEL")
+    k = recipe.evaluation.samples
+    questions = "questions as they come" if rows is None else f"{len(rows):,} questions"
+    show_plan(recipe, [f"{model}: {questions} x {k} samples, format {recipe.prompt.format}"])
+
+
+class _Answerer:
+    """A loaded model that answers questions."""
+
+    def __init__(self, recipe: Recipe, model: str, *, quiet: bool) -> None:
+        from grouper.model_files import context_length, require_model_folder
+        from grouper.tracking.live import Progress, setup_logging
+        from grouper.training.workbench import Workbench
+
+        self.recipe = recipe
+        self.progress: Progress = Progress(quiet=quiet)
+        setup_logging(None, console=self.progress.console)
+        require_model_folder(model, where="MODEL")
+        self.bench: Workbench = Workbench(recipe, model)
+        policy = self.bench.load(model)
+        self.sampler: Sampler = self.bench.sampler(policy)
+        self.params: SamplingParams = self.bench.evaluation_params()
+        limit = context_length(policy)
+        self.room = None if limit is None else limit - self.params.max_new_tokens
+        """Tokens that a prompt may have."""
+
+    def __enter__(self) -> _Answerer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bench.__exit__()
+
+    def show(self, question: str) -> None:
+        """Answer one question on standard output."""
+        prompt = self._prompt(question, 0)
+        if not self._fits(prompt):
+            raise DataError(
+                f"the question has {len(prompt.token_ids)} tokens, and the model's context leaves "
+                f"room for {self.room}",
+                where="the question",
+                fix="Shorten it, or lower --max-new-tokens.",
+            )
+        for _, completion in sorted(self._draw([prompt]), key=lambda drawn: drawn[0]):
+            found = extract(completion.text, self.bench.format.contract)
+            click.echo(prompt.prefix + completion.text)
+            if found.answer is None:
+                click.echo(click.style(f"No answer: {found.reason}.", fg="yellow"))
+            else:
+                click.echo(click.style(f"Answer: {found.answer}", fg="green", bold=True))
+            if completion.truncated:
+                limit = self.params.max_new_tokens
+                click.echo(f"(cut off after {limit} tokens; see --max-new-tokens)")
+
+    def answer_rows(
+        self, rows: Sequence[tuple[str, Mapping[str, Any]]], output: Path | None
+    ) -> None:
+        """Answer all rows, in order, one line a row and sample; whole or not at all."""
+        from grouper.tracking.files import dumps, write_atomic
+
+        prompts = [self._prompt(question, number) for number, (question, _) in enumerate(rows)]
+        fitting = [number for number, prompt in enumerate(prompts) if self._fits(prompt)]
+        if len(fitting) < len(prompts):
+            log.warning(
+                "%d questions are too long for the model; their response is null.",
+                len(prompts) - len(fitting),
+            )
+        k = self.recipe.evaluation.samples
+        drawn: dict[tuple[int, int], Completion] = {}
+        with self.progress.track("answering", len(fitting) * k) as task:
+            for index, completion in self._draw([prompts[number] for number in fitting]):
+                drawn[fitting[index // k], index % k] = completion
+                task.advance()
+        lines = [
+            dumps(_as_json({**row, **self._columns(drawn.get((number, sample)), sample)}))
+            for number, (_, row) in enumerate(rows)
+            for sample in range(k)
+        ]
+        text = "".join(line + "\n" for line in lines)
+        if output is None:
+            click.echo(text, nl=False)
+        else:
+            write_atomic(output, text.encode())
+            click.echo(f"{output}: {len(lines):,} rows.")
+
+    def converse(self) -> None:
+        """Answer every line until the end of input; each question stands alone."""
+        for question in _lines():
+            try:
+                self.show(question)
+            except DataError as error:  # a question that is too long ends nothing
+                click.echo(error.paragraph(), err=True)
+
+    def _prompt(self, question: str, number: int) -> Prompt:
+        # The reference is not known here, and rendering does not look at it.
+        problem = Problem(id=f"question/{number}", question=question, answer="?", source="generate")
+        return self.bench.format.render(problem, self.bench.tokenizer)
+
+    def _fits(self, prompt: Prompt) -> bool:
+        return self.room is None or len(prompt.token_ids) <= self.room
+
+    def _draw(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Completion]]:
+        from grouper.sampling.base import SampleRequest, address
+
+        seed, k = self.recipe.seed, self.recipe.evaluation.samples
+        # Addressed by the text: the answer to a question does not depend on its neighbours.
+        requests = [
+            SampleRequest(
+                prompt=prompt,
+                params=self.params,
+                key=address(seed, "generate", prompt.text, sample),
+            )
+            for prompt in prompts
+            for sample in range(k)
+        ]
+        return self.sampler.sample(requests)
+
+    def _columns(self, completion: Completion | None, sample: int) -> dict[str, Any]:
+        number = {"sample": sample} if self.recipe.evaluation.samples > 1 else {}
+        if completion is None:
+            return {"response": None, "extracted": None, "finish_reason": "too_long", **number}
+        return {
+            "response": completion.text,
+            "extracted": extract(completion.text, self.bench.format.contract).answer,
+            "finish_reason": completion.finish_reason.value,
+            **number,
+        }
+
+
+def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of a Parquet file may hold dates and the like, which become text."""
+    return {str(name): json.loads(json.dumps(value, default=str)) for name, value in row.items()}
+
+
+def _lines() -> Iterator[str]:
+    """Questions typed at a prompt, or the lines of what is piped in; empty ones are skipped."""
+    typed = sys.stdin.isatty()
+    if typed:
+        click.echo("One question a line; Ctrl-D ends.", err=True)
+    while True:
+        try:
+            line = input("> ") if typed else sys.stdin.readline()
+        except EOFError:
+            click.echo(err=True)
+            return
+        if not typed and not line:
+            return
+        if line.strip():
+            yield line.strip()
