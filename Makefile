@@ -13,8 +13,10 @@ BIN := $(VENV)/bin
 
 # Tests and the demonstration use no network, whatever the machine could reach.
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-# Two OpenMP threads collapse when another process holds a core, so tests use one.
-PYTEST := $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Two OpenMP threads collapse when another process holds a core (a step of the demonstration then
+# takes ten times as long), so tests and the demonstration use one unless told otherwise.
+ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
+PYTEST := $(OFFLINE) $(ONE_THREAD) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -26,7 +28,7 @@ help:  ## this list
 setup: $(VENV)/.ready  ## only the virtual environment with everything in it
 
 demo: $(VENV)/.ready  ## train, measure and explain a tiny model in about a minute
-	@$(OFFLINE) $(BIN)/grouper run demo --resume
+	@$(OFFLINE) $(ONE_THREAD) $(BIN)/grouper run demo --resume
 
 test: $(VENV)/.ready  ## the fast tests: under three minutes on two cores
 	@$(PYTEST) -m "not slow"
@@ -38,7 +40,7 @@ test-all: $(VENV)/.ready  ## both
 	@$(PYTEST)
 
 test-oldest: $(OLD_VENV)/.ready  ## a few tests with the oldest supported transformers
-	@$(OFFLINE) OMP_NUM_THREADS=1 $(OLD_VENV)/bin/python -m pytest -m "not slow" \
+	@$(OFFLINE) $(ONE_THREAD) $(OLD_VENV)/bin/python -m pytest -m "not slow" \
 		tests/test_policy.py tests/sampling tests/invariants
 
 lint: $(VENV)/.ready  ## ruff, the formatter and the type checker
