@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import logging
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from grouper.config import LoraConfig, ModelConfig
 from grouper.errors import ModelError
@@ -20,6 +24,7 @@ __all__ = [
     "context_length",
     "load_policy",
     "load_tokenizer",
+    "quiet",
     "require_model_folder",
     "save_policy",
     "stop_ids_of",
@@ -30,6 +35,21 @@ log = logging.getLogger(__name__)
 ADAPTER_FILE = "adapter_config.json"
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No bars for files that take no time, no warnings about calls between other libraries."""
+    was_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            # PEFT asks transformers in a way that transformers will drop; neither is ours.
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        if was_on:
+            transformers_logging.enable_progress_bar()
 
 
 def _looks_local(path: str) -> bool:
@@ -72,7 +92,8 @@ def _load(loader: Any, path: str, **options: Any) -> Any:
     """Call `loader.from_pretrained`, telling what went wrong in one paragraph."""
     source = str(Path(path).expanduser()) if _looks_local(path) else path
     try:
-        return loader.from_pretrained(source, **options)
+        with quiet():
+            return loader.from_pretrained(source, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
@@ -174,7 +195,8 @@ def _attach(model: PreTrainedModel, path: str, *, keep: bool) -> Any:
     from peft import PeftModel
 
     try:
-        return PeftModel.from_pretrained(model, path, is_trainable=keep)
+        with quiet():
+            return PeftModel.from_pretrained(model, path, is_trainable=keep)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(
             f"the adapter {path!r} does not fit its base model: {str(error).splitlines()[0]}",
@@ -196,9 +218,8 @@ def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int)
         lora_dropout=lora.dropout,
         target_modules=targets,
         task_type="CAUSAL_LM",
-        base_model_name_or_path=base,
     )
-    with torch.random.fork_rng(devices=[]):
+    with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             adapter = get_peft_model(model, settings)
@@ -218,7 +239,8 @@ def save_policy(policy: Policy, tokenizer: Any, folder: Path) -> None:
     The folder loads with `from_pretrained`. Not atomic: `checkpoint.py` wraps it.
     """
     target = policy.model if policy.adapter is None else policy.adapter
-    target.save_pretrained(folder, safe_serialization=True)
+    with quiet():
+        target.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if policy.adapter is not None and policy.model.generation_config is not None:
         policy.model.generation_config.save_pretrained(folder)

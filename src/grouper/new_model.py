@@ -31,6 +31,7 @@ from transformers import (
 
 from grouper.config import NewModelConfig
 from grouper.errors import ConfigError, RunFolderError
+from grouper.model_files import quiet
 from grouper.prompts import PromptFormat
 from grouper.types import Problem
 
@@ -187,7 +188,8 @@ def save_new_model(
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         part.chmod(0o755)
-        model.save_pretrained(part)
+        with quiet():
+            model.save_pretrained(part)
         tokenizer.save_pretrained(part)
         _sync(part)
         part.replace(folder)

@@ -75,7 +75,7 @@ def _sample(
         for problem, prompt in items
     ]
     drawn: list[Completion] = []
-    with session.display.track("checking completion lengths", len(requests)) as task:
+    with session.display.track(f"{purpose}: sampling", len(requests)) as task:
         for _, completion in session.sampler(policy).sample(requests):
             drawn.append(completion)
             task.advance()
@@ -101,7 +101,7 @@ def check_lengths(session: Session, policy: Policy) -> None:
         policy,
         config.preflight_prompts,
         max(budget, min(STRETCH * budget, room)),
-        "preflight",
+        "pre-flight",
     )
     report = length_report(
         [len(c.token_ids) for c in drawn], [not c.truncated for c in drawn], budget
@@ -131,7 +131,7 @@ def _round_up(tokens: int) -> int:
 def check_stopping(session: Session, policy: Policy) -> float:
     """The share of a few samples after SFT that end by themselves; warns when it is low."""
     drawn = _sample(
-        session, policy, STOP_SAMPLES, session.recipe.sampling.max_new_tokens, "stop-check"
+        session, policy, STOP_SAMPLES, session.recipe.sampling.max_new_tokens, "stop check"
     )
     share = sum(not c.truncated for c in drawn) / len(drawn)
     session.display.say(f"Stop check: {share:.0%} of {len(drawn)} samples end by themselves.")

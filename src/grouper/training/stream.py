@@ -41,7 +41,8 @@ class ProblemStream:
         epoch, place = divmod(position, self._size)
         if epoch not in self._orders:
             key = address(self._seed, "order", self._phase, epoch)
-            self._orders = {epoch - 1: self._orders.get(epoch - 1, [])}
+            # A step touches at most neighbouring epochs when they are longer than it.
+            self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) <= 1}
             self._orders[epoch] = np.random.default_rng(key).permutation(self._size).tolist()
         return self._orders[epoch][place]
 

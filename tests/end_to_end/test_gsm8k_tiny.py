@@ -1,0 +1,43 @@
+"""`gsm8k-tiny`: real GSM8K text through SFT and GRPO on a CPU."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grouper.algorithms.weighting import token_mean
+from grouper.batching import demonstration_batch
+from grouper.recipe import load_recipe
+from grouper.tracking.live import Progress
+from grouper.training.preflight import check_stopping
+from grouper.training.run import train
+from grouper.training.session import Session
+
+
+@pytest.mark.slow
+def test_real_text_goes_through_every_part(shared_data: Path, tmp_path: Path) -> None:
+    folder = shared_data / "gsm8k"
+    paths = [f"data.{part}.path={folder}" for part in ("sft", "train", "test")]
+    recipe = load_recipe("gsm8k-tiny", [*paths, f"output_dir={tmp_path}", "grpo.steps=4"])
+    with Session(recipe, Progress(quiet=True)) as session:
+        batch = demonstration_batch(session.inputs.demonstrations[:16], token_mean)
+        assert batch.mask.any(dim=1).all()
+        stop = session.stop_tokens.trained
+        assert all(d.token_ids[-1] == stop for d in session.inputs.demonstrations)
+        result = train(session)
+        assert check_stopping(session, session.load(str(result.path / "sft" / "final"))) >= 0.8
+        reports = [r for r in session.folder.read_metrics() if r.phase == "grpo"]
+
+    assert max(r.mean("groups/signal") for r in reports) > 0
+    assert max(r.mean("grad_norm") for r in reports if "grad_norm" in r.tallies) > 0
+    weights = [
+        load_file(result.path / phase / "model.safetensors")
+        for phase in ("base", "sft/final", "grpo/final")
+    ]
+    for before, after in itertools.pairwise(weights):
+        assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert [r.name for r in result.results] == ["base", "sft", "grpo"]

@@ -1,0 +1,136 @@
+"""What a run leaves behind: models that load with transformers and PEFT, and the whole record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from grouper.errors import PreflightError
+from grouper.recipe import load_recipe
+from grouper.tracking.live import Progress
+from grouper.tracking.run_folder import RunFolder
+from grouper.training.run import train
+from grouper.training.session import Session
+
+SMALL = [
+    "model.new.hidden_size=32",
+    "model.new.head_dim=8",
+    "model.new.intermediate_size=64",
+    "data.sft.options.count=40",
+    "data.train.options.count=12",
+    "data.validation=null",
+    "data.test.options.count=6",
+    "sft.steps=3",
+    "grpo.steps=2",
+    "grpo.prompts_per_step=3",
+    "grpo.allow_truncation=true",
+    "grpo.shaping_needs_a_correct=false",
+    "sampling.max_new_tokens=12",
+    "tracking.token_ids=true",
+    "grading.symbolic=false",
+]
+
+
+def run(tmp_path: Path, *overrides: str, resume: bool = False) -> Path:
+    recipe = load_recipe("demo", [*SMALL, f"output_dir={tmp_path}", *overrides])
+    with Session(recipe, Progress(quiet=True), resume=resume) as session:
+        return train(session).path
+
+
+def test_finals_load_with_transformers(tmp_path: Path) -> None:
+    path = run(tmp_path)
+    for phase in ("base", "sft/final", "grpo/final"):
+        model = AutoModelForCausalLM.from_pretrained(path / phase)
+        tokenizer = AutoTokenizer.from_pretrained(path / phase)
+        assert tokenizer.chat_template
+        assert GenerationConfig.from_pretrained(path / phase).eos_token_id is not None
+        ids = tokenizer("What is 2 plus 3?", return_tensors="pt").input_ids
+        with torch.no_grad():
+            assert torch.isfinite(model(ids).logits).all()
+        # Our attention's name must not end up in a saved config.
+        assert "grouper" not in (path / phase / "config.json").read_text()
+
+
+def test_adapters_load_with_peft_on_their_base(tmp_path: Path) -> None:
+    path = run(tmp_path, "model.lora={rank: 4}")
+    ids = torch.tensor([[7, 8, 9]])
+    base = AutoModelForCausalLM.from_pretrained(path / "base")
+    plain = base(ids).logits.detach()
+    for phase in ("sft", "grpo"):
+        final = path / phase / "final"
+        assert not (final / "model.safetensors").exists()
+        fresh = AutoModelForCausalLM.from_pretrained(path / "base")
+        model = PeftModel.from_pretrained(fresh, final)
+        assert not torch.equal(model(ids).logits.detach(), plain)
+
+
+def test_the_record_is_complete(tmp_path: Path) -> None:
+    path = run(tmp_path)
+    for name in ("recipe.yaml", "run.json", "metrics.jsonl", "training.log"):
+        assert (path / name).stat().st_size > 0
+    folder = RunFolder(path)
+    assert [(r.phase, r.step) for r in folder.read_metrics()] == [
+        ("sft", 1),
+        ("sft", 2),
+        ("sft", 3),
+        ("grpo", 1),
+        ("grpo", 2),
+    ]
+    rollouts = list(folder.read_rollouts())
+    assert len(rollouts) == 2 * 3 * 8
+    first = rollouts[0]
+    for key in ("prompt", "text", "finish_reason", "verdict", "reason", "advantage"):
+        assert key in first, key
+    assert {e.name for e in folder.read_evaluations()} == {"base", "sft", "grpo"}
+
+
+@pytest.mark.parametrize("lora", [(), ("model.lora={rank: 4}",)], ids=["full", "lora"])
+def test_kl_is_exactly_zero_at_the_first_step(tmp_path: Path, lora: tuple[str, ...]) -> None:
+    """T23, P31: the reference is the SFT policy, adapter continued or all weights."""
+    (tmp_path / "odd.py").write_text(
+        "def odd(*, completion_ids, **kwargs):\n    return [float(sum(i) % 2) for i in completion_ids]\n"
+    )
+    reward = f"rewards=[{{name: '{tmp_path}/odd.py:odd'}}]"
+    path = run(tmp_path, reward, "grpo.beta=0.1", "grpo.optimizer.learning_rate=1e-2", *lora)
+    reports = [r for r in RunFolder(path).read_metrics() if r.phase == "grpo"]
+    assert reports[0].tallies["policy/kl"].max == 0.0
+    assert reports[1].tallies["policy/kl"].max > 0.0
+
+
+def test_grpo_goes_on_from_sft_or_says_that_it_starts_from_the_base(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = load_recipe("demo", [*SMALL, f"output_dir={tmp_path}", "skip_sft=true"])
+    with Session(recipe, Progress()) as session:
+        train(session)
+    assert "GRPO starts from the base model" in " ".join(capsys.readouterr().err.split())
+
+    other = tmp_path / "other"
+    run(other, "skip_grpo=true")
+    recipe = load_recipe("demo", [*SMALL, f"output_dir={other}", "skip_sft=true"])
+    with Session(recipe, Progress(), resume=True) as session:
+        train(session)
+    shown = "".join(capsys.readouterr().err.split())
+    assert "".join(f"GRPO starts from {other / 'demo' / 'sft' / 'final'}".split()) in shown
+
+    third = tmp_path / "third"
+    start = other / "demo" / "sft" / "final"
+    recipe = load_recipe(
+        "demo", [*SMALL, f"output_dir={third}", "skip_sft=true", f"grpo.start_from={start}"]
+    )
+    with Session(recipe, Progress(), resume=True) as session:
+        train(session)
+    assert "".join(f"GRPO starts from {start}".split()) in "".join(capsys.readouterr().err.split())
+
+
+def test_a_budget_that_cuts_off_most_answers_is_refused(tmp_path: Path) -> None:
+    """P1: never flat rewards for hours without a word."""
+    with pytest.raises(
+        PreflightError, match=r"are cut off at sampling\.max_new_tokens=12"
+    ) as caught:
+        run(tmp_path, "grpo.allow_truncation=false")
+    assert "grpo.allow_truncation=true" in str(caught.value)

@@ -1,0 +1,40 @@
+"""Learning: GRPO must raise held-out accuracy, and must not when the rewards are shuffled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from grouper.evaluation.statistics import PairedComparison
+from grouper.recipe import load_recipe
+from grouper.tracking.live import Progress
+from grouper.training.run import train
+from grouper.training.session import Session
+
+# The seed is none of those whose results are reported, so nothing here is tuned on them.
+SHORT = ["seed=11", "sft.steps=300", "sft.evaluate_every=0", "grpo.steps=25"]
+SHORT += ["grpo.evaluate_every=0", "evaluation.base=false"]
+
+
+def gain(tmp_path: Path, *overrides: str) -> PairedComparison:
+    recipe = load_recipe("demo", [*SHORT, f"output_dir={tmp_path}", *overrides])
+    with Session(recipe, Progress(quiet=True)) as session:
+        result = train(session)
+    assert result.comparison is not None
+    (difference,) = result.comparison.differences
+    return difference.paired
+
+
+@pytest.mark.slow
+def test_grpo_raises_held_out_accuracy(tmp_path: Path) -> None:
+    paired = gain(tmp_path)
+    assert paired.interval.low > 0.2
+    assert paired.verdict == "better"
+    assert paired.after > 0.8
+
+
+@pytest.mark.slow
+def test_shuffled_rewards_teach_nothing(tmp_path: Path) -> None:
+    paired = gain(tmp_path, "grpo.shuffle_rewards=true")
+    assert paired.difference < 0.05

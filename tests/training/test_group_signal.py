@@ -1,0 +1,96 @@
+"""Signal: which groups teach, what the status word says, what the numbers count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tiny_models import make_group
+
+from grouper.config import GRPOConfig
+from grouper.training.group_signal import (
+    advantages_of,
+    rollout_tallies,
+    shuffle_rewards,
+    status_of,
+)
+from grouper.types import FinishReason, Grade, RolloutGroup, Verdict
+
+
+def test_an_all_wrong_group_teaches_nothing_about_format() -> None:
+    """T14: who was wrong in the nicer format earns no update, unless the recipe wants that."""
+    group = make_group(0, [0.0, 0.1, 0.0], [3, 3, 3], correct=[False] * 3)
+    assert advantages_of([group], GRPOConfig()) == ((0.0, 0.0, 0.0),)
+    shaped = advantages_of([group], GRPOConfig(shaping_needs_a_correct=False))
+    assert shaped[0][1] > 0 > shaped[0][0]
+
+
+def test_an_unscored_rollout_leaves_its_group_before_the_baseline() -> None:
+    """T8, T29: None is not zero."""
+    group = make_group(0, [1.0, None, 0.0], [3, 3, 3])
+    config = GRPOConfig(advantage="centred")
+    assert advantages_of([group], config) == ((0.5, -0.5),)
+    assert rollout_tallies([group], [(0.5, -0.5)])["rollouts/not_scored"].sum == 1
+
+
+def test_a_step_without_any_score_is_no_error() -> None:
+    group = make_group(0, [None, None], [3, 3])
+    assert advantages_of([group], GRPOConfig()) == ((),)
+
+
+def test_shuffling_deals_out_the_same_rewards_and_keeps_the_texts() -> None:
+    groups = (
+        make_group(0, [1.0, 0.0, 0.0], [3, 4, 5]),
+        make_group(1, [1.0, 1.0, 0.0], [6, 7, 8]),
+    )
+    dealt = shuffle_rewards(groups, key=3)
+    assert dealt == shuffle_rewards(groups, key=3)
+    assert len({repr(shuffle_rewards(groups, key=k)) for k in range(8)}) > 4
+    for before, after in zip(groups, dealt, strict=True):
+        assert [r.completion for r in before.rollouts] == [r.completion for r in after.rollouts]
+    totals = sorted(r.reward.total for g in dealt for r in g.rollouts)  # type: ignore[type-var]
+    assert totals == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+
+
+def test_means_are_over_rollouts_not_over_group_means() -> None:
+    """T28."""
+    groups = [make_group(0, [1.0], [3]), make_group(1, [0.0, 0.0, 0.0], [9, 9, 9])]
+    tallies = rollout_tallies(groups, [(0.0,), (0.0, 0.0, 0.0)])
+    assert tallies["solve_rate"].mean == 0.25
+    assert tallies["completion/tokens"].mean == 7.5
+    assert tallies["groups/all_right"].mean == 0.5
+    assert tallies["groups/all_wrong"].mean == 0.5
+    assert tallies["groups/mixed"].mean == 0.0
+
+
+def _with(group: RolloutGroup, verdict: Verdict, reason: FinishReason) -> RolloutGroup:
+    grade = Grade(verdict=verdict, extracted=None, rung="extract", reason="")
+    rollouts = tuple(
+        replace(r, grade=grade, completion=replace(r.completion, finish_reason=reason))
+        for r in group.rollouts
+    )
+    return replace(group, rollouts=rollouts)
+
+
+STOP, LENGTH = FinishReason.STOP_TOKEN, FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason", "word"),
+    [
+        (Verdict.INCORRECT, STOP, "no-signal:all-wrong"),
+        (Verdict.NO_ANSWER, LENGTH, "no-signal:truncated"),
+        (Verdict.CORRECT, STOP, "no-signal:all-right"),
+        (Verdict.TIMEOUT, STOP, "no-signal:grader-error"),
+    ],
+)
+def test_the_status_word_names_the_cause(verdict: Verdict, reason: FinishReason, word: str) -> None:
+    groups = [_with(make_group(0, [0.0, 0.0], [3, 3]), verdict, reason)]
+    assert status_of(groups, applied=False, any_advantage=False) == word
+
+
+def test_the_other_status_words() -> None:
+    groups = [make_group(0, [1.0, 0.0], [3, 3])]
+    assert status_of(groups, applied=True, any_advantage=True) == "learning"
+    assert status_of(groups, applied=False, any_advantage=True) == "skipped:not-finite"
+    assert status_of(groups, applied=False, any_advantage=False) == "no-signal:equal-rewards"

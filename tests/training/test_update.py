@@ -1,0 +1,170 @@
+"""The update: nothing non-finite reaches the optimizer, tiny steps add up, dropout is seeded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_models import make_batch, tiny_model
+
+from grouper.config import GRPOConfig, LoraConfig, OptimizerConfig
+from grouper.model_files import _new_adapter
+from grouper.policy import Policy
+from grouper.training.objectives import grpo_objective, sft_objective
+from grouper.training.optimizers import make_optimizer, schedule
+from grouper.training.update import accumulate_gradient, update
+
+GRPO = grpo_objective(GRPOConfig())
+
+
+def lora_policy(dropout: float = 0.0) -> Policy:
+    model = tiny_model()
+    adapter = _new_adapter(model, LoraConfig(rank=4, alpha=8, dropout=dropout), "base", seed=0)
+    return Policy(adapter.get_base_model(), adapter=adapter)
+
+
+def weights_of(policy: Policy) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in policy.trainable().values()]
+
+
+def step(policy: Policy, batch: object, **changes: object) -> object:
+    optimizer = make_optimizer(policy, OptimizerConfig(learning_rate=1e-2, weight_decay=0.5))
+    arguments: dict[str, object] = {"scale": 1.0, "max_grad_norm": 1.0, "token_budget": 64}
+    return update(policy, batch, GRPO, optimizer, **{**arguments, **changes})  # type: ignore[arg-type]
+
+
+def test_an_update_moves_the_weights_and_counts() -> None:
+    policy = Policy(tiny_model())
+    before = weights_of(policy)
+    result = step(policy, make_batch())
+    assert result.applied  # type: ignore[attr-defined]
+    assert policy.version == 1
+    assert any(not torch.equal(a, b) for a, b in zip(before, weights_of(policy), strict=True))
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_non_finite_loss_never_reaches_the_optimizer(poison: float) -> None:
+    policy = Policy(tiny_model())
+    batch = make_batch()
+    advantages = batch.advantages.clone()
+    advantages[0] = poison
+    before = weights_of(policy)
+    result = step(policy, replace(batch, advantages=advantages))
+    assert not result.applied  # type: ignore[attr-defined]
+    assert policy.version == 0
+    # Weight decay would have moved them, too.
+    for a, b in zip(before, weights_of(policy), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_gradient_is_scaled_down_to_the_norm() -> None:
+    norms = []
+    for bound in (1e9, 1e-3):
+        policy = Policy(tiny_model())
+        optimizer = make_optimizer(policy, OptimizerConfig())
+        before = weights_of(policy)
+        result = update(
+            policy, make_batch(), GRPO, optimizer, scale=1.0, max_grad_norm=bound, token_budget=64
+        )
+        norms.append(result.tallies["grad_norm"].mean)
+        assert len(before) == len(weights_of(policy))
+    assert norms[0] == pytest.approx(norms[1])  # reported before clipping
+    assert norms[0] > 1e-3
+
+
+def test_a_thousand_tiny_steps_add_up() -> None:
+    """T25: float32 trainable weights; in bfloat16 1000 x 1e-6 on 0.02 would move nothing."""
+    policy = Policy(tiny_model())
+    parameter = next(iter(policy.trainable().values()))
+    start = float(parameter.detach().flatten()[0])
+    with torch.no_grad():
+        for _ in range(1000):
+            parameter.add_(1e-6)
+    assert float(parameter.detach().flatten()[0]) - start == pytest.approx(1e-3, rel=0.05)
+
+
+def test_lora_trains_only_the_adapter_and_starts_as_the_base() -> None:
+    batch = make_batch()
+    policy = lora_policy()
+    with torch.no_grad():
+        assert torch.equal(policy(batch).logprobs, Policy(tiny_model())(batch).logprobs)
+    assert all("lora_" in name for name in policy.trainable())
+    frozen = {n: p.detach().clone() for n, p in policy.named_parameters() if not p.requires_grad}
+    step(policy, batch)
+    step(policy, batch)
+    for name, parameter in policy.named_parameters():
+        if name in frozen:
+            assert torch.equal(parameter, frozen[name])
+    with torch.no_grad():
+        assert not torch.equal(policy(batch).logprobs, Policy(tiny_model())(batch).logprobs)
+
+
+def test_dropout_is_off_unless_seeded_and_then_repeatable() -> None:
+    """T18: GRPO scores without LoRA's dropout, whatever the adapter says."""
+    policy = lora_policy(dropout=0.5)
+    for parameter in policy.trainable().values():
+        torch.nn.init.normal_(parameter.data, std=0.2)
+    batch = make_batch()
+
+    def gradient(seed: int | None) -> torch.Tensor:
+        policy.zero_grad()
+        chosen = None if seed is None else (lambda micro: seed + micro)
+        accumulate_gradient(policy, batch, sft_objective, token_budget=64, dropout_seed=chosen)
+        return torch.cat([p.grad.flatten() for p in policy.trainable().values()])  # type: ignore[union-attr]
+
+    state = torch.get_rng_state()
+    assert torch.equal(gradient(None), gradient(None))
+    assert torch.equal(gradient(1), gradient(1))
+    assert not torch.equal(gradient(1), gradient(2))
+    assert not torch.equal(gradient(1), gradient(None))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_optimizer_state_round_trips(name: str) -> None:
+    config = OptimizerConfig(name=name, learning_rate=1e-2)  # type: ignore[arg-type]
+
+    def train(policy: Policy, steps: int, state: object = None) -> object:
+        optimizer = make_optimizer(policy, config)
+        if state is not None:
+            optimizer.load_state_dict(state)  # type: ignore[arg-type]
+        for _ in range(steps):
+            update(
+                policy, make_batch(), GRPO, optimizer, scale=0.5, max_grad_norm=1.0, token_budget=64
+            )
+        return optimizer.state_dict()
+
+    straight = Policy(tiny_model())
+    train(straight, 4)
+    halves = Policy(tiny_model())
+    train(halves, 2, train(halves, 2))
+    for a, b in zip(weights_of(straight), weights_of(halves), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_muon_takes_the_matrices_between_embedding_and_head() -> None:
+    policy = Policy(tiny_model(tie_word_embeddings=False))
+    muon, adamw = make_optimizer(policy, OptimizerConfig(name="muon")).parts
+    ends = {
+        id(policy.model.get_input_embeddings().weight),
+        id(policy.model.get_output_embeddings().weight),
+    }
+    inner = {id(p) for group in muon.param_groups for p in group["params"]}
+    rest = {id(p) for group in adamw.param_groups for p in group["params"]}
+    assert not inner & ends
+    assert ends <= rest
+    assert inner | rest == {id(p) for p in policy.trainable().values()}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("constant", [0.5, 1, 1, 1, 1, 1]),
+        ("linear", [0.5, 1, 1, 0.7, 0.4, 0.1]),
+        ("cosine", [0.5, 1, 1, 0.775, 0.325, 0.1]),
+    ],
+)
+def test_schedules_by_hand(name: str, expected: list[float]) -> None:
+    config = OptimizerConfig(schedule=name, warmup_ratio=0.3, final_ratio=0.1)  # type: ignore[arg-type]
+    assert [schedule(config, s, 6) for s in range(6)] == pytest.approx(expected)
