@@ -58,15 +58,20 @@ def equivalent(
     return symbolic(prediction, reference)
 
 
-_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,200}")  # no two spellings of one number
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,300}")  # no two spellings of one number
+_PLAIN = re.compile(
+    r"(?:\\?\$)?(-?)(?:\\?\$)?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,300})(?:\.([0-9]{1,300}))?"
+)
+_EQUAL = Equivalence(Verdict.CORRECT, "number", "equal numbers")
 _DIFFERENT = Equivalence(Verdict.INCORRECT, "number", "different numbers")
 _SAME_TEXT = Equivalence(Verdict.CORRECT, "text", "same text")
 
 
 def exact(prediction: str, reference: str) -> Equivalence | None:
     """The text and number rungs; None where only the symbolic rung can tell."""
-    if _INTEGER.fullmatch(prediction) and _INTEGER.fullmatch(reference):
-        return _SAME_TEXT if prediction == reference else _DIFFERENT
+    decided = _plainly(prediction, reference)
+    if decided is not None:
+        return decided
     why = unreadable(reference)
     if why is not None:
         return Equivalence(Verdict.NOT_SCORED, "text", f"the reference cannot be read: {why}")
@@ -76,6 +81,28 @@ def exact(prediction: str, reference: str) -> Equivalence | None:
     if why is not None:
         return Equivalence(Verdict.UNPARSEABLE, "text", why)
     return _by_spelling(tidy(prediction), tidy(reference))
+
+
+def _plainly(prediction: str, reference: str) -> Equivalence | None:
+    """Two plain numbers, compared digit by digit: most of all grading, and no arithmetic."""
+    if _INTEGER.fullmatch(reference) and _INTEGER.fullmatch(prediction):
+        return _SAME_TEXT if prediction == reference else _DIFFERENT
+    right = _PLAIN.fullmatch(reference)
+    left = right and _PLAIN.fullmatch(prediction)
+    if left is None or right is None:
+        return None
+    if prediction == reference:
+        return _SAME_TEXT
+    if _digits(left) == _digits(right):
+        return _EQUAL
+    # With four decimals or more a reference may be rounded.
+    return _DIFFERENT if len(right[3] or "") < 4 else None
+
+
+def _digits(number: re.Match[str]) -> tuple[str, str, str]:
+    sign, whole, part = number.groups("")
+    whole, part = whole.replace(",", "").lstrip("0"), part.rstrip("0")
+    return sign if whole or part else "", whole, part
 
 
 def _by_spelling(prediction: str, reference: str) -> Equivalence | None:
@@ -206,13 +233,16 @@ def _same_equations(
 
 
 _CHOICE = re.compile(r"\(?([A-J])\)?", re.ASCII)
-_CHOSEN = re.compile(r"(?:\(?([A-Ja-j])\)|([A-J])[.:])(?:[ A-Za-z].*)?", re.ASCII)
+_CHOSEN = re.compile(r"(?:\(?([A-Ja-j])\)|([A-J])[.:])(?: ?([ A-Za-z].*))?", re.ASCII)
+_ANOTHER_CHOICE = re.compile(r"\b[A-J]\b|\([a-j]\)|\b(?:or|and|not|either)\b|[,;/&]", re.ASCII)
 
 
 def _is_choice(prediction: str, reference: str) -> bool:
     """`(B)`, `B.`, `(b)` and `B: two` all choose B; a bare `b` is a variable."""
     asked, chosen = _CHOICE.fullmatch(reference), _CHOSEN.fullmatch(prediction)
     if asked is None or chosen is None:
+        return False
+    if _ANOTHER_CHOICE.search(chosen.group(3) or ""):
         return False
     return asked.group(1) == (chosen.group(1) or chosen.group(2)).upper()
 

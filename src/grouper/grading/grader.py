@@ -16,7 +16,7 @@ from typing import Self
 from grouper.config import GradingConfig
 from grouper.errors import GradingError
 from grouper.grading.equivalence import Equivalence, exact, unreadable
-from grouper.grading.extraction import Extraction, extract
+from grouper.grading.extraction import extract
 from grouper.grading.normalise import tidy
 from grouper.grading.numerals import read_number
 from grouper.grading.pool import WorkerPool
@@ -71,26 +71,39 @@ class Grader:
         Raises:
             ValueError: not one reference a text.
         """
-        futures = [self.submit(t, r) for t, r in zip(texts, references, strict=True)]
-        return [future.result() for future in futures]
+        outcomes = [self._decide(t, r) for t, r in zip(texts, references, strict=True)]
+        return [outcome if isinstance(outcome, Grade) else outcome.result() for outcome in outcomes]
 
     def submit(self, text: str, reference: str) -> Future[Grade]:
         """The grade to come: there at once unless a worker is needed. Never raises."""
+        outcome = self._decide(text, reference)
+        if isinstance(outcome, Future):
+            return outcome
         result: Future[Grade] = Future()
-        found = extract(text, self.contract)
-        if found.answer is None:
-            self._deliver(result, found, None)
-            return result
-        decided = exact(found.answer, reference)
+        result.set_result(outcome)
+        return result
+
+    def _decide(self, text: str, reference: str) -> Grade | Future[Grade]:
+        """The grade where the exact rungs can tell, else the one to come."""
+        answer, reason = extract(text, self.contract)
+        if answer is None:
+            return self._counted(None, Equivalence(Verdict.NO_ANSWER, "extract", reason))
+        decided = exact(answer, reference)
         if decided is None and not self.settings.symbolic:
             decided = _RUNG_OFF
         if decided is not None:
-            self._deliver(result, found, decided)
-        else:
-            self._ask(found.answer, reference).add_done_callback(
-                lambda future: self._deliver(result, found, future.result())
-            )
+            return self._counted(answer, decided)
+        result: Future[Grade] = Future()
+        self._ask(answer, reference).add_done_callback(
+            lambda future: result.set_result(self._counted(answer, future.result()))
+        )
         return result
+
+    def _counted(self, answer: str | None, decided: Equivalence) -> Grade:
+        verdict, rung, reason = decided
+        with self._lock:
+            self.counts[verdict] += 1
+        return Grade(verdict=verdict, extracted=answer, rung=rung, reason=reason)
 
     def read_reference(self, reference: str) -> str | None:
         """Why the symbolic rung cannot read a reference, or None."""
@@ -148,20 +161,6 @@ class Grader:
                 self._known.popitem(last=False)
             if decided.verdict in (Verdict.TIMEOUT, Verdict.CRASH):
                 self.offenders.append((key[0] or "", key[1], decided.verdict))
-
-    def _deliver(
-        self, result: Future[Grade], found: Extraction, decided: Equivalence | None
-    ) -> None:
-        if decided is None:
-            grade = Grade(
-                verdict=Verdict.NO_ANSWER, extracted=None, rung="extract", reason=found.reason
-            )
-        else:
-            verdict, rung, reason = decided
-            grade = Grade(verdict=verdict, extracted=found.answer, rung=rung, reason=reason)
-        with self._lock:
-            self.counts[grade.verdict] += 1
-        result.set_result(grade)
 
     def _after_fork(self) -> None:
         """In a forked child: our threads are gone and the workers are the parent's."""

@@ -104,8 +104,8 @@ def _based(text: str) -> Number | None:
     if match is None:
         return None
     sign, digits, base = match.group(1), match.group(2), int(match.group(3))
-    if not 2 <= base <= 36 or len(digits) > 200:
-        return None
+    if not 2 <= base <= 36 or len(digits) > 200 or digits.isalpha():
+        return None  # `a_{12}` is a variable
     try:
         value = int(digits, base)
     except ValueError:  # a digit the base does not have

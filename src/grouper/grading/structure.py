@@ -59,7 +59,9 @@ _PREAMBLE = re.compile(
     re.IGNORECASE,
 )
 # An atom with one of these may describe a set, so it may equal an interval or a list.
-_SET_LIKE = re.compile(r"[<>{|]|\\(?:le|ge|lt|gt|in|cup|cap|setminus|mathbb|mid|ne)(?![A-Za-z])")
+_SET_LIKE = re.compile(
+    r"[<>|]|\\\{|\\(?:le|ge|lt|gt|in|cup|cap|setminus|mathbb|mid|ne)(?![A-Za-z])"
+)
 _MATRIX = re.compile(
     r"\\begin ?\{[pbB]?(?:small)?matrix\}(.*)\\end ?\{[pbB]?(?:small)?matrix\}"
     r"|\\begin ?\{array\}(?: ?\{[clr| ]*\})?(.*)\\end ?\{array\}",
@@ -145,7 +147,7 @@ def _split(text: str) -> tuple[list[str], list[str]]:
 
 def _listed(parts: Sequence[str], depth: int = 0) -> Node:
     if len(parts) > _MAX_PARTS:
-        return Node(Kind.ATOM, ",".join(parts))
+        return Node(Kind.LIST, "", (Node(Kind.ATOM, ",".join(parts)),))
     first, *rest = parts
     if "=" in first and not any("=" in part for part in rest):
         first = _NAME.sub("", first, count=1)  # `x = 1, 2` names the list
@@ -183,9 +185,7 @@ def _bracketed(text: str, depth: int) -> Node | None:
         return _set(inside, depth) if len(parts) > 1 else None
     if len(parts) == 1 and brackets in ("()", "[]"):
         return _parse(inside, depth + 1)
-    if not 1 < len(parts) <= _MAX_PARTS:
-        return None
-    return Node(Kind.TUPLE, brackets, tuple(_parse(part, depth + 1) for part in parts))
+    return _collection(Kind.TUPLE, brackets, inside, depth) if len(parts) > 1 else None
 
 
 def _in_brackets(text: str) -> bool:
@@ -194,12 +194,17 @@ def _in_brackets(text: str) -> bool:
 
 
 def _set(inside: str, depth: int) -> Node | None:
-    if re.search(r"\||\\mid(?![A-Za-z])|:", inside):
-        return None  # set-builder notation
+    if not inside.strip() or re.search(r"\||\\mid(?![A-Za-z])|:", inside):
+        return None  # empty, or set-builder notation
+    return _collection(Kind.SET, "", inside, depth)
+
+
+def _collection(kind: Kind, brackets: str, inside: str, depth: int) -> Node:
+    """The parts; more than an answer can have are left in one piece, equal only to its like."""
     parts, _ = _split(inside)
-    if not inside.strip() or len(parts) > _MAX_PARTS:
-        return None
-    return Node(Kind.SET, "", tuple(_parse(part, depth + 1) for part in parts))
+    if len(parts) > _MAX_PARTS:
+        return Node(kind, brackets, (Node(Kind.ATOM, inside),))
+    return Node(kind, brackets, tuple(_parse(part, depth + 1) for part in parts))
 
 
 def _closes_at_end(text: str, start: int) -> bool:
