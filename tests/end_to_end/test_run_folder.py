@@ -91,9 +91,8 @@ def test_the_record_is_complete(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lora", [(), ("model.lora={rank: 4}",)], ids=["full", "lora"])
 def test_kl_is_exactly_zero_at_the_first_step(tmp_path: Path, lora: tuple[str, ...]) -> None:
     """T23, P31: the reference is the SFT policy, adapter continued or all weights."""
-    (tmp_path / "odd.py").write_text(
-        "def odd(*, completion_ids, **kwargs):\n    return [float(sum(i) % 2) for i in completion_ids]\n"
-    )
+    body = "return [float(sum(ids) % 2) for ids in completion_ids]"
+    (tmp_path / "odd.py").write_text(f"def odd(*, completion_ids, **kwargs):\n    {body}\n")
     reward = f"rewards=[{{name: '{tmp_path}/odd.py:odd'}}]"
     path = run(tmp_path, reward, "grpo.beta=0.1", "grpo.optimizer.learning_rate=1e-2", *lora)
     reports = [r for r in RunFolder(path).read_metrics() if r.phase == "grpo"]
