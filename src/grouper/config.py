@@ -110,7 +110,7 @@ class ModelConfig(Section):
 class SourceConfig(Section):
     """One set of problems."""
 
-    source: str = Field(description="a name from `grouper data list`, for example gsm8k")
+    source: str = Field(description="a name from `grouper recipes sources`, for example gsm8k")
     path: str | None = Field(None, description="a local file or folder; left out: the Hub")
     split: str | None = Field(None, description="train, test, ...; left out: the source's own")
     subset: str | None = Field(None, description="the Hub configuration name")

@@ -45,7 +45,16 @@ class _Subject:
     folder: Path
 
 
-@click.command("eval", short_help="Measure models on a recipe's problems.")
+EXAMPLES = """\b
+Examples:
+  grouper eval outputs/demo                          what this run trained
+  grouper eval demo --model ./my-model               any model on the demo's problems
+  grouper eval outputs/demo --compare outputs/demo-2
+  grouper eval outputs/demo evaluation.samples=8 evaluation.temperature=0.8
+"""
+
+
+@click.command("eval", epilog=EXAMPLES)
 @click.option(
     "--model",
     "models",
@@ -83,17 +92,11 @@ def eval_command(
     dry_run: bool,
     quiet: bool,
 ) -> None:
-    r"""Measure models on the test problems of RECIPE: accuracy with its interval, the split into
+    """Measure models on the test problems of RECIPE: accuracy with its interval, the split into
     correct, wrong, no answer and cut off, pass@k, and accuracy by subject and level.
 
     RECIPE is a shipped name, a YAML file, or a run folder. Prompts, sampling and grading are the
     recipe's, as in training.
-
-    \b
-      grouper eval outputs/demo                      what this run trained
-      grouper eval demo --model ./my-model           any model on the demo's problems
-      grouper eval outputs/demo --compare outputs/demo-2
-      grouper eval outputs/demo evaluation.samples=8 evaluation.temperature=0.8
     """
     opened = open_recipe(recipe, overrides)
     run = run_folder_of(recipe) or Path(opened.output_dir).expanduser() / opened.name

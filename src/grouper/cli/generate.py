@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -33,8 +33,15 @@ QUESTION_COLUMNS = ("question", "problem", "prompt")
 ADDED = ("response", "extracted", "finish_reason", "sample")
 """What the rows of an output file have beside the columns of the input."""
 
+EXAMPLES = """\b
+Examples:
+  grouper generate outputs/demo/grpo/final --question "Tom has 3 pens and buys 4. How many?"
+  grouper generate outputs/demo/grpo/final                 an interactive prompt
+  grouper generate ./my-model --format boxed --input in.jsonl --output out.jsonl
+"""
 
-@click.command("generate", short_help="Answer one question, a JSONL file, or a conversation.")
+
+@click.command("generate", epilog=EXAMPLES)
 @click.argument("model", metavar="MODEL")
 @click.option("--question", "-Q", help="One question.")
 @click.option(
@@ -72,16 +79,11 @@ def generate_command(
     dry_run: bool,
     quiet: bool,
 ) -> None:
-    r"""Let MODEL (a folder, an adapter or a Hub name) answer questions, asked exactly as in
+    """Let MODEL (a folder, an adapter or a Hub name) answer questions, asked exactly as in
     training: same prompt format, same stop tokens, the extracted answer shown.
 
     A model inside a run folder knows its recipe; for any other give --recipe or --format. Settings
     that are left out are those of the recipe's evaluation.
-
-    \b
-      grouper generate outputs/demo/grpo/final --question "Tom has 3 pens and buys 4. How many?"
-      grouper generate outputs/demo/grpo/final                      an interactive prompt
-      grouper generate ./my-model --format boxed --input in.jsonl --output out.jsonl
     """
     if question is not None and input_file is not None:
         raise click.UsageError("Give --question or --input, not both.")
@@ -254,7 +256,7 @@ class _Answerer:
         self.room = None if limit is None else limit - self.params.max_new_tokens
         """Tokens that a prompt may have."""
 
-    def __enter__(self) -> _Answerer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from grouper.errors import GrouperError, Interrupted, did_you_mean
+from grouper.cli.groups import NamingGroup
+from grouper.errors import GrouperError, Interrupted
 
 __all__ = ["cli", "main"]
 
@@ -27,13 +28,14 @@ COMMANDS = {
 EPILOG = """\b
 Start here:
   grouper run demo                 a tiny model learns arithmetic in about a minute
+  grouper eval outputs/demo        measure what it learned again
+  grouper generate outputs/demo/grpo/final
   grouper recipes                  what else there is
-  grouper run demo --dry-run       check everything and load nothing
-  grouper run gsm8k-tiny grpo.steps=10 seed=1
+  grouper COMMAND --help           more, with examples
 """
 
 
-class LazyGroup(click.Group):
+class LazyGroup(NamingGroup):
     """A group that imports a command's module when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -49,13 +51,6 @@ class LazyGroup(click.Group):
         module = importlib.import_module(COMMANDS[name][0])
         command: click.Command = getattr(module, f"{name.replace('-', '_')}_command")
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            ctx.fail(f"There is no command {args[0]!r}. {did_you_mean(args[0], COMMANDS)}")
-        return super().resolve_command(ctx, args)
 
     def format_commands(
         self,
@@ -106,7 +101,7 @@ def _run(arguments: list[str] | None) -> int:
         click.echo("Stopped.", err=True)
         return 130
     except KeyboardInterrupt:
-        click.echo("Stopped at once; everything up to the last checkpoint is saved.", err=True)
+        click.echo("Stopped at once; what was finished before is saved.", err=True)
         return 130
     except click.ClickException as error:
         error.show()

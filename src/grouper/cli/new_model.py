@@ -8,64 +8,81 @@ from pathlib import Path
 import click
 
 from grouper.cli.options import open_recipe
+from grouper.config import NewModelConfig
+from grouper.validation import validate_json
 
 __all__ = ["new_model_command"]
 
+EXAMPLES = """\b
+Examples:
+  grouper new-model demo ./tiny
+  grouper new-model demo ./wider --hidden-size 256 --layers 4 --vocab-size 2048
+  grouper run demo model.new=null model.path=./wider name=wider
+"""
 
-@click.command("new-model")
+
+@click.command("new-model", epilog=EXAMPLES)
 @click.argument("recipe", metavar="RECIPE")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--architecture", type=click.Choice(["qwen3", "llama"]), default="qwen3")
-@click.option("--hidden-size", type=click.IntRange(min=8), default=128, show_default=True)
-@click.option("--layers", type=click.IntRange(min=1), default=2, show_default=True)
-@click.option("--heads", type=click.IntRange(min=1), default=4, show_default=True)
-@click.option("--kv-heads", type=click.IntRange(min=1), default=2, show_default=True)
-@click.option("--vocab-size", type=click.IntRange(min=300), default=512, show_default=True)
-@click.option("--context", type=click.IntRange(min=64), default=2048, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.argument("overrides", nargs=-1, metavar="[section.key=value]...")
+@click.option("--architecture", type=click.Choice(["qwen3", "llama"]))
+@click.option("--hidden-size", type=click.IntRange(min=8))
+@click.option("--layers", type=click.IntRange(min=1))
+@click.option("--heads", type=click.IntRange(min=1))
+@click.option("--kv-heads", type=click.IntRange(min=1))
+@click.option("--vocab-size", type=click.IntRange(min=1), help="Upper limit of the tokenizer.")
+@click.option("--context", type=click.IntRange(min=1), help="Longest sequence, in tokens.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of the weights.")
 def new_model_command(
     recipe: str,
     folder: Path,
     overrides: tuple[str, ...],
     *,
-    architecture: str,
-    hidden_size: int,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    vocab_size: int,
-    context: int,
-    seed: int,
+    seed: int | None,
+    context: int | None,
+    **shape: int | str | None,
 ) -> None:
-    """Make a random model in FOLDER, its tokenizer fitted to RECIPE's training data and format.
+    """Make a small random model in FOLDER, its tokenizer fitted to RECIPE's training data.
 
-    The folder is an ordinary Hugging Face model: use it as `model.path=FOLDER` in any recipe of
-    the same format. It knows nothing until it is trained.
+    What is not given is as in RECIPE's model.new, or the default. The folder is an ordinary
+    Hugging Face model, for any recipe of the same prompt format. It knows nothing until it is
+    trained.
     """
-    from grouper.config import NewModelConfig
+    from grouper.model_files import quiet
     from grouper.new_model import make_new_model, save_new_model
     from grouper.prompts import make_format
     from grouper.training.problem_sets import load_problem_sets
-    from grouper.validation import validate_json
 
     opened = open_recipe(recipe, overrides)
-    values = {
-        "architecture": architecture,
-        "hidden_size": hidden_size,
-        "layers": layers,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": max(2, hidden_size // heads // 2 * 2),
-        "intermediate_size": 3 * hidden_size,
-        "vocab_size": vocab_size,
-        "max_position_embeddings": context,
-    }
-    config = validate_json(NewModelConfig, json.dumps(values), where="grouper new-model")
+    config = _resize(
+        opened.model.new or NewModelConfig(), {**shape, "max_position_embeddings": context}
+    )
     sets = load_problem_sets(opened)
     model, tokenizer = make_new_model(
-        config, sets.for_fitting, make_format(opened.prompt), seed=seed
+        config,
+        sets.for_fitting,
+        make_format(opened.prompt),
+        seed=opened.seed if seed is None else seed,
     )
-    save_new_model(folder, model, tokenizer)
+    with quiet():
+        save_new_model(folder, model, tokenizer)
     count = sum(p.numel() for p in model.parameters())
-    click.echo(f"{folder}: random {architecture}, {count:,} parameters, {len(tokenizer)} tokens.")
+    click.echo(
+        f"{folder}: random {config.architecture}, {count:,} parameters, {len(tokenizer)} tokens."
+    )
+
+
+def _resize(config: NewModelConfig, shape: dict[str, int | str | None]) -> NewModelConfig:
+    """`config` with what was given; what hangs on the width follows it.
+
+    Raises:
+        ConfigError: sizes that do not go together.
+    """
+    given = {name: value for name, value in shape.items() if value is not None}
+    values = {**config.model_dump(), **given}
+    if "hidden_size" in given or "heads" in given:
+        values["head_dim"] = max(2, values["hidden_size"] // values["heads"] // 2 * 2)
+        values["intermediate_size"] = 3 * values["hidden_size"]
+    if "heads" in given and "kv_heads" not in given:
+        values["kv_heads"] = values["heads"]
+    return validate_json(NewModelConfig, json.dumps(values), where="grouper new-model")

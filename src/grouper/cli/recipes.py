@@ -11,19 +11,28 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from grouper.cli.groups import NamingGroup
 from grouper.config import Recipe
 from grouper.errors import ConfigError, did_you_mean
 
 __all__ = ["recipes_command"]
 
 
-@click.group("recipes", invoke_without_command=True)
+EXAMPLES = """\b
+Examples:
+  grouper recipes show demo > mine.yaml && grouper run ./mine.yaml
+  grouper recipes show demo grpo.beta=0.01       with a setting changed
+  grouper recipes fields grpo                    every setting of one section
+"""
+
+
+@click.group("recipes", cls=NamingGroup, invoke_without_command=True, epilog=EXAMPLES)
 @click.pass_context
 def recipes_command(ctx: click.Context) -> None:
     """List the shipped recipes, or look one up.
 
-    A recipe is a YAML file that describes a whole run. Start from a shipped one:
-    `grouper recipes show demo > mine.yaml`, then `grouper run ./mine.yaml`.
+    A recipe is a YAML file that describes a whole run. Any setting can also be changed on the
+    command line, as section.key=value.
     """
     if ctx.invoked_subcommand is None:
         from grouper.recipe import list_recipes
@@ -31,7 +40,7 @@ def recipes_command(ctx: click.Context) -> None:
         _table(list_recipes())
 
 
-@recipes_command.command("show")
+@recipes_command.command("show", short_help="Print a recipe with every default filled in.")
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1, metavar="[section.key=value]...")
 def show_command(recipe: str, overrides: tuple[str, ...]) -> None:
@@ -41,7 +50,7 @@ def show_command(recipe: str, overrides: tuple[str, ...]) -> None:
     click.echo(resolved_yaml(load_recipe(recipe, overrides)), nl=False)
 
 
-@recipes_command.command("fields")
+@recipes_command.command("fields", short_help="Print every setting with its meaning.")
 @click.argument("section", required=False)
 def fields_command(section: str | None) -> None:
     """Print every setting with its type, default and meaning; SECTION prints one part (grpo)."""
@@ -112,13 +121,28 @@ def _section(annotation: Any) -> type[BaseModel] | None:
 
 
 def _describe(field: FieldInfo) -> str:
-    kind: Any = field.annotation
-    if typing.get_origin(kind) is typing.Literal:
-        shown = " | ".join(map(str, typing.get_args(kind)))
-    elif isinstance(kind, types.UnionType):
-        shown = " | ".join(getattr(k, "__name__", str(k)) for k in typing.get_args(kind))
-    else:
-        shown = getattr(kind, "__name__", str(kind))
-    default = "required" if field.is_required() else f"default {field.get_default()!r}"
+    default = "required" if field.is_required() else f"default {_default(field.get_default())}"
     meaning = f": {field.description}" if field.description else ""
-    return f"({shown.replace('NoneType', 'none')}, {default}){meaning}"
+    return f"({_kind(field.annotation)}, {default}){meaning}"
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, BaseModel) or value is None:
+        return "none" if value is None else "as listed"
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
+def _kind(annotation: Any) -> str:
+    """A type in the words of a recipe: `int | none`, `list of str`, `mapping`."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " | ".join(map(str, inner))
+    if origin is typing.Annotated:
+        return _kind(inner[0])
+    if origin in (types.UnionType, typing.Union):
+        return " | ".join(map(_kind, inner))
+    if origin is tuple:
+        return f"list of {_kind(inner[0])}"
+    if origin is dict:
+        return "mapping"
+    return "none" if annotation is types.NoneType else str(annotation.__name__)

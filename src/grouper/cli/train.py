@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.cli.options import open_recipe, output_console, recipe_arguments, show_plan
+from grouper.cli.options import (
+    dry_run_option,
+    open_recipe,
+    output_console,
+    quiet_option,
+    recipe_arguments,
+    show_plan,
+)
 from grouper.config import Recipe
 
 if TYPE_CHECKING:
@@ -22,19 +29,30 @@ def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--learning-rate", type=float, help="Learning rate of each phase."),
         click.option("--resume", is_flag=True, help="Continue the run in the folder, if any."),
         click.option("--overwrite", is_flag=True, help="Delete the run in the folder first."),
-        click.option(
-            "--dry-run",
-            is_flag=True,
-            help="Check everything, print the resolved recipe and the sizes, load no model.",
-        ),
-        click.option("--quiet", "-q", is_flag=True, help="Only the result, no progress."),
     ]
     for option in reversed(options):
         command = option(command)
-    return recipe_arguments(command)
+    return recipe_arguments(dry_run_option(quiet_option(command)))
 
 
-@click.command("run", short_help="Train and evaluate by a recipe.")
+RUN_EXAMPLES = """\b
+Examples:
+  grouper run demo                                 about a minute on a laptop
+  grouper run demo --dry-run                       check everything, load nothing
+  grouper run demo seed=1 name=demo-1 grpo.steps=20
+  grouper run ./mine.yaml --resume
+"""
+SFT_EXAMPLES = """\b
+Example:
+  grouper sft demo --steps 200 && grouper grpo demo --resume sft.steps=200
+"""
+GRPO_EXAMPLES = """\b
+Example:
+  grouper grpo demo grpo.start_from=./my-model name=from-mine
+"""
+
+
+@click.command("run", epilog=RUN_EXAMPLES)
 @click.option("--skip-sft", is_flag=True, help="Start GRPO from the run's sft/final (or the base).")
 @click.option("--skip-grpo", is_flag=True, help="Stop after SFT.")
 @_launch_options
@@ -44,7 +62,7 @@ def run_command(
     """Run RECIPE: measure the base model, SFT, GRPO, and compare them on the same problems.
 
     RECIPE is a shipped name (see `grouper recipes`) or a YAML file. Any setting can be changed
-    on the command line: `grouper run demo grpo.steps=20 sampling.temperature=0.8`.
+    on the command line as section.key=value; `grouper recipes fields` lists them.
 
     Everything is written to <output_dir>/<name>: the resolved recipe, metrics, every rollout,
     evaluations with each item, checkpoints, the final models, curves.png. A run that was stopped
@@ -54,7 +72,7 @@ def run_command(
     _start(recipe, overrides, ("sft", "grpo"), switches, **options)
 
 
-@click.command("sft", short_help="Only the SFT phase.")
+@click.command("sft", epilog=SFT_EXAMPLES)
 @_launch_options
 def sft_command(recipe: str, overrides: tuple[str, ...], **options: Any) -> None:
     """Run only the SFT phase of RECIPE: `grouper run RECIPE --skip-grpo`.
@@ -65,7 +83,7 @@ def sft_command(recipe: str, overrides: tuple[str, ...], **options: Any) -> None
     _start(recipe, overrides, ("sft",), {"skip_grpo": True}, **options)
 
 
-@click.command("grpo", short_help="Only the GRPO phase.")
+@click.command("grpo", epilog=GRPO_EXAMPLES)
 @_launch_options
 def grpo_command(recipe: str, overrides: tuple[str, ...], **options: Any) -> None:
     """Run only the GRPO phase of RECIPE: `grouper run RECIPE --skip-sft`.
