@@ -1,1 +1,122 @@
-"""Grouper trains small language models to solve maths problems, and says honestly how well."""
+"""Grouper trains small language models to solve maths problems, and says honestly how well.
+
+    from grouper import Session, load_recipe, train
+
+    with Session(load_recipe("demo"), resume=True) as session:
+        result = train(session)
+
+Names are imported when they are first used: `import grouper` loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from grouper.config import Recipe
+    from grouper.data import ProblemSet, load_problems
+    from grouper.errors import GrouperError
+    from grouper.evaluation.compare import Comparison, compare
+    from grouper.evaluation.evaluate import evaluate
+    from grouper.evaluation.result import EvaluationResult
+    from grouper.grading import grade
+    from grouper.prompts import PromptFormat, make_format
+    from grouper.recipe import load_recipe
+    from grouper.rewards import RewardStack, build_rewards
+    from grouper.tracking.run_folder import RunFolder
+    from grouper.training.run import RunResult, train
+    from grouper.training.session import Session
+    from grouper.training.workbench import Workbench
+    from grouper.types import (
+        AnswerContract,
+        Completion,
+        Grade,
+        Problem,
+        Prompt,
+        Reward,
+        Rollout,
+        RolloutGroup,
+        SamplingParams,
+    )
+
+    __version__: str
+
+__all__ = [
+    "AnswerContract",
+    "Comparison",
+    "Completion",
+    "EvaluationResult",
+    "Grade",
+    "GrouperError",
+    "Problem",
+    "ProblemSet",
+    "Prompt",
+    "PromptFormat",
+    "Recipe",
+    "Reward",
+    "RewardStack",
+    "Rollout",
+    "RolloutGroup",
+    "RunFolder",
+    "RunResult",
+    "SamplingParams",
+    "Session",
+    "Workbench",
+    "__version__",
+    "build_rewards",
+    "compare",
+    "evaluate",
+    "grade",
+    "load_problems",
+    "load_recipe",
+    "make_format",
+    "train",
+]
+
+_HOMES = {
+    "config": ("Recipe",),
+    "data": ("ProblemSet", "load_problems"),
+    "errors": ("GrouperError",),
+    "evaluation.compare": ("Comparison", "compare"),
+    "evaluation.evaluate": ("evaluate",),
+    "evaluation.result": ("EvaluationResult",),
+    "grading": ("grade",),
+    "prompts": ("PromptFormat", "make_format"),
+    "recipe": ("load_recipe",),
+    "rewards": ("RewardStack", "build_rewards"),
+    "tracking.run_folder": ("RunFolder",),
+    "training.run": ("RunResult", "train"),
+    "training.session": ("Session",),
+    "training.workbench": ("Workbench",),
+    "types": (
+        "AnswerContract",
+        "Completion",
+        "Grade",
+        "Problem",
+        "Prompt",
+        "Reward",
+        "Rollout",
+        "RolloutGroup",
+        "SamplingParams",
+    ),
+}
+"""Where each public name lives."""
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("grouper")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'grouper' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"grouper.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -34,7 +34,7 @@ class Session(Workbench):
 
     Args:
         recipe: what to run.
-        display: where progress goes.
+        display: where progress goes; standard error by default.
         resume: continue the run in the folder.
         overwrite: delete the run in the folder first.
 
@@ -43,9 +43,14 @@ class Session(Workbench):
     """
 
     def __init__(
-        self, recipe: Recipe, display: Progress, *, resume: bool = False, overwrite: bool = False
+        self,
+        recipe: Recipe,
+        display: Progress | None = None,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
     ) -> None:
-        self.display = display
+        self.display = display = display or Progress(log_every=recipe.tracking.show_every)
         self.hash = recipe_hash(recipe)
         if recipe.model.path is not None:
             require_model_folder(recipe.model.path)
@@ -64,6 +69,9 @@ class Session(Workbench):
         super().__init__(recipe, self.base_path)
         self.inputs = prepare_inputs(recipe, sets, self)
         self.rewards = build_rewards(recipe.rewards, self.format.layout)
+        if not recipe.skip_grpo:
+            problem, prompt = self.inputs.train[0]
+            self.rewards.check(problem=problem, prompt=prompt)
         self._stop_requested = False
         self._previous: dict[int, Any] = {}
 

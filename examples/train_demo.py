@@ -1,0 +1,10 @@
+"""The demonstration from Python. Settings can be given: `python train_demo.py grpo.steps=20`."""
+
+import sys
+
+from grouper import Session, load_recipe, train
+
+with Session(load_recipe("demo", sys.argv[1:]), resume=True) as session:
+    result = train(session)
+for measured in result.results:
+    print(f"{measured.name}: {measured.accuracy:.1%} of {len(measured.items)} problems")
