@@ -24,7 +24,7 @@ import torch
 from grouper.errors import CheckpointError, RunFolderError
 from grouper.model_files import save_policy
 from grouper.policy import Policy
-from grouper.tracking.run_folder import write_atomic
+from grouper.tracking.files import disk_errors, write_atomic
 from grouper.training.optimizers import Optimizer
 
 __all__ = [
@@ -75,7 +75,8 @@ def _whole_folder(target: Path, state: dict[str, Any]) -> Iterator[Path]:
         if temporary.exists():
             shutil.rmtree(temporary)
         temporary.mkdir(parents=True)
-        yield temporary
+        with disk_errors():
+            yield temporary
         write_atomic(temporary / STATE_FILE, (json.dumps(state, indent=2) + "\n").encode())
         _sync(temporary)
         if target.exists():

@@ -20,8 +20,10 @@ from grouper.recipe import recipe_hash, resolved_yaml
 from grouper.rewards import build_rewards
 from grouper.tracking.live import Progress, setup_logging
 from grouper.tracking.run_folder import RunFolder
+from grouper.training.banner import opening_lines, preview_demonstration
 from grouper.training.inputs import describe_versions, prepare_inputs
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
+from grouper.training.sizes import leak_warnings
 from grouper.training.workbench import Workbench
 
 __all__ = ["Session"]
@@ -66,8 +68,14 @@ class Session(Workbench):
         )
         setup_logging(self.path, console=display.console)
         self.base_path = recipe.model.path or self._new_model(recipe, sets)
+        for line in opening_lines(recipe, sets):
+            display.say(line)
+        for text in leak_warnings(sets):
+            log.warning(text)
         super().__init__(recipe, self.base_path)
         self.inputs = prepare_inputs(recipe, sets, self)
+        if self.inputs.demonstrations:
+            display.say(preview_demonstration(self.inputs.demonstrations[0], self.tokenizer))
         self.rewards = build_rewards(recipe.rewards, self.format.layout)
         if not recipe.skip_grpo:
             problem, prompt = self.inputs.train[0]
@@ -127,7 +135,7 @@ class Session(Workbench):
 
     def recorded(self, name: str) -> EvaluationResult | None:
         """An evaluation that this run has already made."""
-        return next((r for r in self.folder.read_evaluations() if r.name == name), None)
+        return self.folder.read_evaluation(name)
 
     def raise_if_stopped(self) -> None:
         """Leave a long part early once the user has asked to stop."""

@@ -1,0 +1,56 @@
+"""The sizes of a run, and held-out problems that training has seen; from the data alone."""
+
+from __future__ import annotations
+
+from grouper.config import PhaseConfig, Recipe
+from grouper.data import find_overlap
+from grouper.training.problem_sets import ProblemSets
+from grouper.training.stream import total_steps
+
+__all__ = ["leak_warnings", "phase_lines"]
+
+
+def phase_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
+    """One line per phase and measurement; prompts that turn out too long are not counted yet."""
+    lines = []
+    if sets.sft is not None:
+        batch = recipe.sft.batch_size
+        amount = f"{batch} demonstrations a step, {len(sets.sft):,} in all"
+        lines.append(f"SFT: {amount}, {_steps(recipe.sft, len(sets.sft), batch)}")
+    if not recipe.skip_grpo:
+        assert sets.train is not None
+        prompts, group = recipe.grpo.prompts_per_step, recipe.grpo.group_size
+        lines.append(
+            f"GRPO: {prompts} prompts x {group} samples = {prompts * group} completions a step, "
+            f"{_steps(recipe.grpo, len(sets.train), prompts)}, at most "
+            f"{recipe.sampling.max_new_tokens} tokens a completion"
+        )
+    k = recipe.evaluation.samples
+    lines += [
+        f"Evaluation on {name}: {len(part):,} problems x {k} = {k * len(part):,} completions"
+        for name, part in (("validation", sets.validation), ("test", sets.test))
+        if part is not None
+    ]
+    return lines
+
+
+def _steps(config: PhaseConfig, size: int, per_step: int) -> str:
+    steps = total_steps(config, size=size, per_step=per_step)
+    return f"{-(-size // per_step):,} steps an epoch; {steps:,} steps"
+
+
+def leak_warnings(sets: ProblemSets) -> list[str]:
+    """Held-out problems that training has seen."""
+    warnings = []
+    trained = sets.for_fitting
+    for name, part in (("validation", sets.validation), ("test", sets.test)):
+        found = find_overlap(trained, part.problems) if part is not None else ()
+        if found:
+            same = sum(overlap.same_question for overlap in found)
+            warnings.append(
+                f"data.{name}: {len(found)} problems are in the training data, too ({same} with "
+                f"the same question, the others share a run of words); the first is "
+                f"{found[0].held_out_id}, as {found[0].trained_id}. What is measured on them says "
+                "nothing about new problems."
+            )
+    return warnings
