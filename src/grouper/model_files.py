@@ -173,7 +173,8 @@ def load_policy(
         adapter = _attach(model, path, keep=config.lora is not None)
         if config.lora is None:
             log.info("The adapter %s is merged; all weights are trained.", path)
-            model, adapter = adapter.merge_and_unload(), None
+            # PEFT froze the base weights; merged, they are what is trained.
+            model, adapter = adapter.merge_and_unload().requires_grad_(True), None
         else:
             log.info("The adapter %s is continued.", path)
     elif config.lora is not None:

@@ -1,0 +1,148 @@
+"""Models on disk: loading, adapters, and every mistake told in one paragraph."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import make_batch, tiny_model
+
+from grouper.config import LoraConfig, ModelConfig
+from grouper.errors import ModelError
+from grouper.model_files import (
+    context_length,
+    load_policy,
+    load_tokenizer,
+    quiet,
+    require_model_folder,
+    save_policy,
+    stop_ids_of,
+)
+from grouper.policy import Policy
+
+
+class NoTokenizer:
+    def save_pretrained(self, folder: Path) -> None:
+        """Nothing to write: these tests load no tokenizer."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = tiny_model()
+    model.generation_config.eos_token_id = [2, 5]
+    model.generation_config.repetition_penalty = 1.05
+    with quiet():
+        model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def config(path: Path, **changes: object) -> ModelConfig:
+    return ModelConfig(path=str(path), **changes)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_a_saved_policy_loads_bit_for_bit(folder: Path, tmp_path: Path) -> None:
+    policy = load_policy(config(folder), str(folder), seed=0)
+    save_policy(policy, NoTokenizer(), tmp_path / "again")
+    again = load_policy(config(tmp_path / "again"), str(tmp_path / "again"), seed=0)
+    batch = make_batch()
+    assert torch.equal(policy(batch).logprobs, again(batch).logprobs)
+
+
+def test_end_ids_come_from_the_generation_config_and_nothing_else_does(folder: Path) -> None:
+    assert stop_ids_of(str(folder)) == [2, 5]
+    (folder / "generation_config.json").unlink()
+    assert stop_ids_of(str(folder)) == []
+
+
+def test_the_context_is_the_models_own(folder: Path) -> None:
+    assert context_length(load_policy(config(folder), str(folder), seed=0)) == 128
+
+
+def test_lora_of_one_seed_is_one_adapter_and_leaves_the_generator_alone(folder: Path) -> None:
+    lora = config(folder, lora=LoraConfig(rank=4, alpha=8))
+    state = torch.get_rng_state()
+    first, second, other = (load_policy(lora, str(folder), seed=s).snapshot() for s in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(first[n], second[n]) for n in first)
+    assert any(not torch.equal(first[n], other[n]) for n in first)
+
+
+@torch.no_grad()
+def test_an_adapter_is_continued_with_lora_and_merged_without(folder: Path, tmp_path: Path) -> None:
+    """P31: one rule, and it changes no prediction."""
+    lora = config(folder, lora=LoraConfig(rank=4, alpha=8))
+    policy = load_policy(lora, str(folder), seed=0)
+    for parameter in policy.trainable().values():
+        parameter.normal_(std=0.1)
+    adapter = tmp_path / "adapter"
+    save_policy(policy, NoTokenizer(), adapter)
+    assert json.loads((adapter / "adapter_config.json").read_text())[
+        "base_model_name_or_path"
+    ] == str(folder)
+    batch = make_batch()
+    expected = policy(batch).logprobs
+    continued = load_policy(lora, str(adapter), seed=1)
+    assert torch.equal(continued(batch).logprobs, expected)
+    assert continued.trainable().keys() == policy.trainable().keys()
+    merged = load_policy(config(folder), str(adapter), seed=1)
+    assert merged.adapter is None
+    assert len(merged.trainable()) == len(list(Policy(tiny_model()).parameters()))
+    torch.testing.assert_close(merged(batch).logprobs, expected, rtol=0, atol=2e-5)
+
+
+@torch.no_grad()
+def test_sampling_weights_merge_lora_into_a_copy_only(folder: Path) -> None:
+    from grouper.sampling.weights import SamplingWeights
+
+    policy = load_policy(config(folder, lora=LoraConfig(rank=4, alpha=8)), str(folder), seed=0)
+    before = {n: p.clone() for n, p in policy.named_parameters() if not p.requires_grad}
+    weights = SamplingWeights(policy, torch.float32)
+    batch = make_batch()
+    for version in (1, 2):
+        for parameter in policy.trainable().values():
+            parameter.normal_(std=0.1)
+        policy.version = version
+        copy = weights.current()
+        torch.testing.assert_close(copy(batch).logprobs, policy(batch).logprobs, rtol=0, atol=2e-5)
+    for name, parameter in policy.named_parameters():
+        if name in before:
+            assert torch.equal(parameter, before[name])
+
+
+def test_a_missing_folder_names_the_nearest(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"there is no folder .*Did you mean .*model'"):
+        require_model_folder(str(folder.parent / "modle"))
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"neither a model \(config.json\) nor an adapter"):
+        require_model_folder(str(tmp_path))
+
+
+def test_damaged_weights_are_one_paragraph(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_policy(config(folder), str(folder), seed=0)
+
+
+def test_a_hub_name_without_a_network_is_one_paragraph() -> None:
+    with pytest.raises(ModelError, match="must be a local folder or in the Hub cache"):
+        load_tokenizer("no-such-owner/no-such-model")
+
+
+def test_target_modules_that_do_not_exist_are_named(folder: Path) -> None:
+    wrong = config(folder, lora=LoraConfig(target_modules=("nothing_like_it",)))
+    with pytest.raises(ModelError, match="LoRA cannot be added"):
+        load_policy(wrong, str(folder), seed=0)
+
+
+def test_soft_capping_is_never_left_to_sdpa(tmp_path: Path) -> None:
+    with quiet():
+        tiny_model("gemma2").save_pretrained(tmp_path / "gemma")
+    for attention in ("native", "sdpa"):
+        chosen = config(tmp_path / "gemma", attention=attention)
+        policy = load_policy(chosen, str(tmp_path / "gemma"), seed=0)
+        assert policy.model.config._attn_implementation == "eager"
