@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from grouper.grading.extraction import closing_brace
 from grouper.grading.normalise import canonical, tidy
-from grouper.grading.numerals import read_number, same_number
+from grouper.grading.numerals import read_number, same_number, without_unit
 from grouper.grading.rational import TooLargeError
 from grouper.grading.structure import Kind, Node, compare, readings
 from grouper.types import Verdict
@@ -177,15 +177,20 @@ def _same_values(prediction: str, reference: str) -> tuple[bool | None, str]:
     right, left = read_number(reference), read_number(prediction)
     if left is not None and right is not None:
         return same_number(left, right)
-    if _is_words(prediction):
-        if right is not None:
-            return False, _WORDS_FOR_NUMBER
-        if _is_words(reference):
-            same = _spoken(prediction) == _spoken(reference)
-            return (True, "same text") if same else (False, _WORDS_DIFFER)
-    if left is not None and _is_words(reference):
-        return False, "a number where words are expected"
+    wordy = _is_words(prediction), _is_words(reference)
+    if any(wordy) and (all(wordy) or left is not None or right is not None):
+        return _same_words(prediction, reference, wordy)
+    if canonical(without_unit(prediction)) == canonical(without_unit(reference)):
+        return True, "same text but for the unit"
     return _same_ratio(prediction, reference)
+
+
+def _same_words(prediction: str, reference: str, wordy: tuple[bool, bool]) -> tuple[bool, str]:
+    """Words against words or against a number."""
+    if wordy == (True, True):
+        same = _spoken(prediction) == _spoken(reference)
+        return same, "same text" if same else _WORDS_DIFFER
+    return False, _WORDS_FOR_NUMBER if wordy[0] else "a number where words are expected"
 
 
 def split_equation(text: str) -> tuple[str | None, str]:

@@ -15,7 +15,7 @@ from grouper.grading.normalise import braced
 from grouper.grading.rational import Rational, evaluate
 from grouper.grading.units import SCALES, Unit, find_unit, is_unit_phrase
 
-__all__ = ["Number", "read_number", "same_number"]
+__all__ = ["Number", "read_number", "same_number", "without_unit"]
 
 
 class Number(NamedTuple):
@@ -145,6 +145,24 @@ def _with_words(text: str) -> Number | None:
     if not is_unit_phrase(phrase.strip(), spaced=bool(gap)):
         return None
     return number._replace(unit=None if squared else find_unit(phrase))
+
+
+_EXPRESSION_UNIT = re.compile(
+    r"(.*(?:[\d})!]|\\pi))\s+([A-Za-z][A-Za-z/.' -]+)(?:\^\s*\{?\s*[23]\s*\}?)?",
+    re.DOTALL | re.ASCII,
+)
+
+
+def without_unit(text: str) -> str:
+    r"""An expression without the words of a unit after it.
+
+    >>> without_unit(r"12\sqrt{13} feet"), without_unit(r"2 \sin x")
+    ('12\\sqrt{13}', '2 \\sin x')
+    """
+    match = _EXPRESSION_UNIT.fullmatch(text)
+    if match is None or not is_unit_phrase(match.group(2).strip(), spaced=True):
+        return text
+    return match.group(1)
 
 
 def _bare(text: str) -> Number | None:

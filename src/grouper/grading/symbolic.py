@@ -28,7 +28,7 @@ from grouper.grading.equivalence import (
     split_equation,
 )
 from grouper.grading.normalise import braced, tidy
-from grouper.grading.numerals import read_number
+from grouper.grading.numerals import read_number, without_unit
 from grouper.grading.rational import TooLargeError
 from grouper.grading.structure import Kind, Node, compare, readings
 from grouper.types import Verdict
@@ -161,8 +161,8 @@ def _is_prose(text: str) -> bool:
 
 
 def _same_expressions(prediction: str, reference: str) -> tuple[bool, str]:
-    left_name, left = split_equation(prediction)
-    right_name, right = split_equation(reference)
+    left_name, left = split_equation(without_unit(prediction))
+    right_name, right = split_equation(without_unit(reference))
     if left_name and right_name:
         return _same_equations((left_name, left), (right_name, right))
     if right_name and not _is_name(right_name):

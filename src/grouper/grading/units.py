@@ -77,7 +77,7 @@ _SENTENCE_WORDS = """is are was be not no nor and or but than at least most more
 because so mod either isn't aren't wrong false maybe about approximately to through from plus minus
 times divided over equals equal remainder sqrt root pi sin cos tan log ln exp choose unknown
 infinity half halves quarter quarters third thirds dozen percent correct incorrect hundred thousand
-million billion trillion"""
+million billion trillion am pm a.m p.m a.m. p.m."""
 _NOT_UNITS = frozenset(_SENTENCE_WORDS.split())
 _MAX_WORDS = 4
 
