@@ -33,6 +33,7 @@ from grouper.config import NewModelConfig
 from grouper.errors import ConfigError, RunFolderError
 from grouper.model_files import quiet
 from grouper.prompts import PromptFormat
+from grouper.tracking.files import disk_errors, refused
 from grouper.types import Problem
 
 __all__ = [
@@ -188,13 +189,13 @@ def save_new_model(
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         part.chmod(0o755)
-        with quiet():
+        with quiet(), disk_errors():
             model.save_pretrained(part)
-        tokenizer.save_pretrained(part)
+            tokenizer.save_pretrained(part)
         _sync(part)
         part.replace(folder)
     except OSError as error:
-        raise RunFolderError(f"cannot be written ({error})", where=str(folder)) from error
+        refused(error, folder)
     finally:
         if part is not None:
             shutil.rmtree(part, ignore_errors=True)

@@ -48,7 +48,6 @@ def new_model_command(
     Hugging Face model, for any recipe of the same prompt format. It knows nothing until it is
     trained.
     """
-    from grouper.model_files import quiet
     from grouper.new_model import make_new_model, save_new_model
     from grouper.prompts import make_format
     from grouper.training.problem_sets import load_problem_sets
@@ -64,8 +63,7 @@ def new_model_command(
         make_format(opened.prompt),
         seed=opened.seed if seed is None else seed,
     )
-    with quiet():
-        save_new_model(folder, model, tokenizer)
+    save_new_model(folder, model, tokenizer)
     count = sum(p.numel() for p in model.parameters())
     click.echo(
         f"{folder}: random {config.architecture}, {count:,} parameters, {len(tokenizer)} tokens."

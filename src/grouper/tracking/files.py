@@ -8,13 +8,14 @@ import gzip
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from grouper.errors import RunFolderError
 
-__all__ = ["dumps", "read_lines", "refused", "write_atomic", "write_lines"]
+__all__ = ["disk_errors", "dumps", "read_lines", "refused", "write_atomic", "write_lines"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -34,6 +35,24 @@ def refused(error: OSError, path: Path) -> NoReturn:
         where=str(path),
         fix="Set output_dir to a folder you may write to.",
     ) from error
+
+
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """Turn what safetensors, tokenizers and torch raise when a disk is full into an `OSError`.
+
+    The first two have types of their own (one a bare Exception) that name the system's error
+    number; torch's zip writer complains about its position and names no cause.
+    """
+    try:
+        yield
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is not None:
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        if "inline_container.cc" in str(error):
+            raise OSError(errno.EIO, "torch could not write it; is the disk full?") from error
+        raise
 
 
 def write_atomic(path: Path, data: bytes) -> None:
