@@ -301,6 +301,8 @@ ROWS: list[tuple[str, str, str, str]] = [
     ("b", "B", "-", "variables have a case"),
     (r"\text{1:03 PM}", "1:03 p.m.", "+", "clock time"),
     (r"\text{1:03 PM}", "1:03 AM", "-", "morning"),
+    (r"9\text{ a.m.}", "9:00 AM", "+", "full hour"),
+    (r"9\text{ a.m.}", "9 p.m.", "-", "evening"),
     ("1:2", "2:4", "+", "ratio in proportion"),
     ("3:2", "3/2", "+", "ratio as a fraction"),
     ("2:30", "1:15", "-", "could be a time"),

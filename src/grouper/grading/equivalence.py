@@ -269,14 +269,14 @@ def _spoken(text: str) -> str:
 
 
 _RATIO = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
-_CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)\s*([ap])\.?\s?m\.?", re.ASCII | re.IGNORECASE)
+_CLOCK = re.compile(r"(\d{1,2})(?::([0-5]\d))?\s*([ap])\.?\s?m\.?", re.ASCII | re.IGNORECASE)
 
 
 def _same_ratio(prediction: str, reference: str) -> tuple[bool | None, str]:
     """Ratios in proportion and clock times; `2:30` could be either and must be the same."""
     clocks = _CLOCK.fullmatch(prediction), _CLOCK.fullmatch(reference)
     if clocks[0] and clocks[1]:
-        times = [(int(m[1]), m[2], m[3].lower()) for m in clocks if m]
+        times = [(int(m[1]), m[2] or "00", m[3].lower()) for m in clocks if m]
         return times[0] == times[1], "clock times"
     ratio = _RATIO.fullmatch(reference)
     if ratio is None:

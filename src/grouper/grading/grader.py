@@ -204,7 +204,7 @@ def require_symbolic(
     """
     if not settings.symbolic:
         return
-    missing = [name for name in ("math_verify", "latex2sympy2_extended", "sympy") if not find(name)]
+    missing = _missing(find)
     if missing:
         raise GradingError(
             f"the symbolic rung of the grader needs {', '.join(missing)}, not installed here",
@@ -213,6 +213,10 @@ def require_symbolic(
             "grading.symbolic: false to grade by text and exact numbers only (answers such as "
             "2\\sqrt{3} are then correct only when written like the reference).",
         )
+
+
+def _missing(find: Callable[[str], object | None]) -> list[str]:
+    return [name for name in ("math_verify", "latex2sympy2_extended", "sympy") if not find(name)]
 
 
 _shared: dict[AnswerContract | None, Grader] = {}
@@ -241,7 +245,8 @@ def grade(text: str, reference: str, contract: AnswerContract) -> Grade:
 def check_reference(answer: str) -> str | None:
     r"""Why a reference answer cannot be graded against; None when it is readable and equals itself.
 
-    Numbers, words and shapes made of them are decided at once; the rest is read by a worker.
+    Plain numbers are decided at once; the rest is read by a worker. Where Math-Verify is not
+    installed (and so the symbolic rung is off by setting), only the spelling is checked.
 
     >>> check_reference("1,234") is None, check_reference(r"\frac{1}{2")
     (True, 'unbalanced braces')
@@ -249,6 +254,6 @@ def check_reference(answer: str) -> str | None:
     why = unreadable(answer)
     if why is not None:
         return why
-    if read_number(tidy(answer)) is not None:
+    if read_number(tidy(answer)) is not None or _missing(importlib.util.find_spec):
         return None
     return _shared_grader(None).read_reference(answer)

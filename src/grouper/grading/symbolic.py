@@ -149,7 +149,7 @@ def _node_problem(node: Node) -> str | None:
 
 
 _PROSE = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{3,}(?![A-Za-z({^])", re.ASCII)
-_CLOCK = re.compile(r"\d{1,2}:\d\d.*|\d+(?:st|nd|rd|th)", re.ASCII)
+_CLOCK = re.compile(r"\d{1,2}:\d\d.*|\d{1,2} ?[apAP]\.? ?[mM]\.?|\d+(?:st|nd|rd|th)", re.ASCII)
 
 
 def _is_prose(text: str) -> bool:
