@@ -131,7 +131,6 @@ def _dry_run(recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
 
 
 def _train(recipe: Recipe, *, resume: bool, overwrite: bool, quiet: bool) -> None:
-    from grouper.report.curves import draw_curves
     from grouper.tracking.live import Progress, setup_logging
     from grouper.training.run import train
     from grouper.training.session import Session
@@ -140,7 +139,6 @@ def _train(recipe: Recipe, *, resume: bool, overwrite: bool, quiet: bool) -> Non
     setup_logging(None, console=progress.console)
     with Session(recipe, progress, resume=resume, overwrite=overwrite) as session:
         result = train(session)
-        draw_curves(session.folder, session.path / "curves.png")
     _report(recipe, result)
 
 

@@ -13,6 +13,7 @@ from grouper.errors import ModelError
 from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.evaluate import EvaluationResult
 from grouper.policy import Policy
+from grouper.report.curves import draw_curves
 from grouper.training.checkpoint import (
     STATE_FILE,
     TrainState,
@@ -45,7 +46,7 @@ class RunResult:
 
 
 def train(session: Session) -> RunResult:
-    """Run every phase of the recipe that is not finished yet, then compare.
+    """Run every phase of the recipe that is not finished yet, compare, and draw `curves.png`.
 
     Raises:
         GrouperError: see the phases. Everything finished before stays and `--resume` goes on.
@@ -61,6 +62,7 @@ def train(session: Session) -> RunResult:
     comparison = None
     if len(results) > 1:
         comparison = compare(results, confidence=recipe.evaluation.confidence)
+    draw_curves(session.folder, session.path / "curves.png")
     return RunResult(path=session.path, results=results, comparison=comparison)
 
 

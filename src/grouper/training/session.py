@@ -56,7 +56,8 @@ class Session(Workbench):
         self.hash = recipe_hash(recipe)
         if recipe.model.path is not None:
             require_model_folder(recipe.model.path)
-        sets = load_problem_sets(recipe)
+        with display.track("reading the data"):
+            sets = load_problem_sets(recipe)
         self.folder = RunFolder.create(
             Path(recipe.output_dir) / recipe.name,
             recipe_yaml=resolved_yaml(recipe),
@@ -86,6 +87,11 @@ class Session(Workbench):
     @property
     def path(self) -> Path:
         return self.folder.path
+
+    def load(self, path: str) -> Policy:
+        """As `Workbench.load`, shown to whoever watches."""
+        with self.display.track(f"loading {path}"):
+            return super().load(path)
 
     def _new_model(self, recipe: Recipe, sets: ProblemSets) -> str:
         """The folder of the recipe's random model, made on the first use."""
