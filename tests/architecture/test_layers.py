@@ -26,6 +26,7 @@ LAYER_2_MAY_IMPORT = {
 }
 
 MACHINERY = (
+    ("tracking.files",),  # how any file is written
     ("attention", "policy", "model_files", "new_model"),
     ("sampling",),
     ("evaluation",),

@@ -46,7 +46,7 @@ def disk_errors() -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # tokenizers has no type of its own; raised again below
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number is not None:
             raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
