@@ -233,3 +233,9 @@ def test_every_shipped_recipe_loads_and_is_listed():
     for name, description in list_recipes():
         assert description, name
         assert load_recipe(name).name == name
+
+
+def test_a_stop_string_that_closes_the_answer_must_be_kept() -> None:
+    recipe = load_recipe("demo", ["prompt.format=r1-zero", "sampling.include_stop=false"])
+    with pytest.raises(ConfigError, match="closes the answer"):
+        check_recipe(recipe)

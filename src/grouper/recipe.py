@@ -140,6 +140,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
         lambda: _check_path(recipe.model.path, "model.path"),
         lambda: _check_path(recipe.grpo.start_from, "grpo.start_from"),
         lambda: _check_lengths(recipe),
+        lambda: _check_stop(recipe),
     ]
     problems: list[GrouperError] = []
     for check in checks:
@@ -202,6 +203,19 @@ def _check_lengths(recipe: Recipe) -> None:
             f"max_prompt_tokens + max_new_tokens is {wanted}, above the model's {room} positions",
             where="model.new.max_position_embeddings",
             fix=f"Raise it to {wanted}, or lower the other two.",
+        )
+
+
+def _check_stop(recipe: Recipe) -> None:
+    """A stop string that closes the answer must stay in the text, or no answer is ever closed."""
+    fmt = make_format(recipe.prompt)
+    close = fmt.contract.close.strip()
+    stops = fmt.stop if recipe.sampling.stop is None else recipe.sampling.stop
+    if close and not recipe.sampling.include_stop and any(close in stop for stop in stops):
+        raise ConfigError(
+            f"the stop string {close!r} closes the answer and would be cut off its text",
+            where="sampling.include_stop",
+            fix="Set it to true.",
         )
 
 
