@@ -109,12 +109,15 @@ $(VENV)/.ready: $(TORCH_STAMP) pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
-# The oldest run looks into the main environment for everything but transformers itself.
+# The oldest run looks into the main environment for what it does not bring itself: torch, the
+# tools, and this package. transformers and what it needs are its own.
 $(OLD_VENV)/.ready: $(VENV)/.ready
 	@rm -rf $(OLD_VENV)
 	@$(BIN)/python -m venv --without-pip $(OLD_VENV)
+	@grep -viE '^(transformers|huggingface_hub|tokenizers)==' constraints.txt > $(OLD_VENV)/constraints.txt
 	@site="$$($(OLD_VENV)/bin/python -c "$(SITE_PACKAGES)")"; \
 		main="$$($(BIN)/python -c "$(SITE_PACKAGES)")"; \
 		echo "import site; site.addsitedir('$$main')" > "$$site/main-environment.pth"; \
-		$(BIN)/python -m pip install --quiet --no-deps --target "$$site" "$(OLDEST)"
+		$(BIN)/python -m pip install --quiet --constraint $(OLD_VENV)/constraints.txt \
+			--target "$$site" "$(OLDEST)"
 	@touch $@
