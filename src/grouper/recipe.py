@@ -131,7 +131,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
             together.
     """
     checks: list[Callable[[], object]] = [
-        lambda: build_rewards(recipe.rewards, make_format(recipe.prompt).layout),
+        lambda: _check_format(recipe),
         *(
             lambda name=name, source=source: _check_data(name, source)
             for name, source in _sources(recipe)
@@ -140,7 +140,6 @@ def check_recipe(recipe: Recipe) -> list[str]:
         lambda: _check_path(recipe.model.path, "model.path"),
         lambda: _check_path(recipe.grpo.start_from, "grpo.start_from"),
         lambda: _check_lengths(recipe),
-        lambda: _check_stop(recipe),
     ]
     problems: list[GrouperError] = []
     for check in checks:
@@ -206,9 +205,10 @@ def _check_lengths(recipe: Recipe) -> None:
         )
 
 
-def _check_stop(recipe: Recipe) -> None:
-    """A stop string that closes the answer must stay in the text, or no answer is ever closed."""
+def _check_format(recipe: Recipe) -> None:
+    """The format and its rewards; a stop string that closes the answer must stay in the text."""
     fmt = make_format(recipe.prompt)
+    build_rewards(recipe.rewards, fmt.layout)
     close = fmt.contract.close.strip()
     stops = fmt.stop if recipe.sampling.stop is None else recipe.sampling.stop
     if close and not recipe.sampling.include_stop and any(close in stop for stop in stops):
