@@ -1,0 +1,112 @@
+"""What the documents name exists, and what exists is documented."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from codebase import ROOT, SOURCE, modules
+
+from grouper.algorithms.advantages import ADVANTAGES
+from grouper.algorithms.losses import SURROGATES
+from grouper.algorithms.weighting import WEIGHTINGS
+from grouper.recipe import check_recipe, load_recipe
+from grouper.training.optimizers import SCHEDULES
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+EQUATIONS = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = page.parent / name if name else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{page.name} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def named_tests() -> Iterator[tuple[Path, str]]:
+    """(file, test) of every test that equations.md names; a bare `::test` is in the last file."""
+    file = Path()
+    for path, test in re.findall(r"`(tests/[\w/]+\.py)?(?:::)?(test_\w+)?`", EQUATIONS):
+        file = ROOT / path if path else file
+        if test:
+            yield file, test
+
+
+def test_equations_name_tests_that_exist() -> None:
+    named = list(named_tests())
+    assert len(named) > 30
+    missing = [
+        f"{file.name}::{test}"
+        for file, test in named
+        if f"def {test}(" not in file.read_text(encoding="utf-8")
+    ]
+    assert not missing
+
+
+def test_every_algorithm_has_its_equation() -> None:
+    tables = (ADVANTAGES, SURROGATES, WEIGHTINGS, SCHEDULES)
+    missing = [name for table in tables for name in table if f"`{name}`" not in EQUATIONS]
+    public = {
+        name
+        for module in modules()
+        if module.inner in ("algorithms.losses", "evaluation.statistics")
+        for name in re.findall(r"^def ([a-z]\w+)\(", module.text, re.MULTILINE)
+    }
+    # A log-ratio is a part of the clipped surrogate.
+    missing += [name for name in public - {"log_ratio"} if name not in EQUATIONS]
+    assert not missing
+
+
+def test_every_status_word_is_explained() -> None:
+    source = (SOURCE / "grouper" / "training" / "group_signal.py").read_text(encoding="utf-8")
+    words = set(re.findall(r'"((?:no-signal|skipped):[a-z-]+|learning)":', source))
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    assert len(words) >= 7
+    assert words == set(re.findall(r"^\| `([a-z:-]+)` \|", page, re.MULTILINE))
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_recipe_of_the_readme_is_valid(tmp_path: Path) -> None:
+    (text,) = blocks("yaml")
+    file = tmp_path / "qwen-gsm8k.yaml"
+    file.write_text(text, encoding="utf-8")
+    recipe = load_recipe(file)
+    assert recipe.model.path == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert check_recipe(recipe) == []
+
+
+def test_the_grading_example_of_the_readme_prints_what_it_says() -> None:
+    (code,) = [block for block in blocks("python") if "grade(" in block]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), {})
+    assert printed.getvalue().strip() == code.rpartition("# ")[2].strip()
+
+
+def test_the_training_example_of_the_readme_imports() -> None:
+    (code,) = [block for block in blocks("python") if "train(" in block]
+    imports, _, rest = code.partition("\n\n")
+    names: dict[str, object] = {}
+    exec(imports, names)
+    assert "Session" in names
+    compile(rest, "README.md", "exec")
