@@ -365,7 +365,7 @@ def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _lines() -> Iterator[str]:
     """Questions typed at a prompt, or the lines of what is piped in; empty ones are skipped."""
-    typed = sys.stdin.isatty()
+    typed = _typed()
     if typed:
         click.echo("One question a line; Ctrl-D ends.", err=True)
     while True:
@@ -378,3 +378,7 @@ def _lines() -> Iterator[str]:
             return
         if line.strip():
             yield line.strip()
+
+
+def _typed() -> bool:
+    return sys.stdin.isatty()

@@ -107,7 +107,8 @@ def prepare_demonstrations(
         items,
         dropped,
         "demonstration",
-        "SFT needs worked solutions that fit; set skip_sft, or use a source that has them.",
+        "SFT needs worked solutions whose prompts fit prompt.max_prompt_tokens; raise it, set "
+        "skip_sft, or use a source that has them.",
     )
     return PreparedDemonstrations(items=tuple(items), dropped=tuple(dropped))
 

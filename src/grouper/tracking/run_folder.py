@@ -128,6 +128,15 @@ class RunFolder:
             folder._refuse_unless_same(recipe_hash, resume=resume)
         return True
 
+    def discard(self) -> None:
+        """Undo `create` where the folder was new: a run that never began leaves nothing behind.
+
+        Otherwise the next try, with what was wrong put right, would be refused as another recipe.
+        """
+        self._clear(keep=("eval_runs",))
+        with contextlib.suppress(OSError):  # something that is not ours lies there, too
+            self.path.rmdir()
+
     def read_info(self) -> dict[str, Any]:
         """The content of `run.json`.
 
@@ -309,10 +318,10 @@ class RunFolder:
                 fix="Choose another name or output_dir for the run.",
             )
 
-    def _clear(self) -> None:
+    def _clear(self, *, keep: Sequence[str] = ()) -> None:
         try:
             for name in _OUR_FOLDERS:
-                if (self.path / name).exists():
+                if name not in keep and (self.path / name).exists():
                     shutil.rmtree(self.path / name)
             for name in _OURS:
                 (self.path / name).unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, Self
 
 from grouper.config import Recipe
-from grouper.errors import Interrupted
+from grouper.errors import GrouperError, Interrupted
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
 from grouper.model_files import require_model_folder
 from grouper.new_model import make_new_model, save_new_model
@@ -58,8 +58,10 @@ class Session(Workbench):
             require_model_folder(recipe.model.path)
         with display.track("reading the data"):
             sets = load_problem_sets(recipe)
+        path = Path(recipe.output_dir).expanduser() / recipe.name
+        was_there = RunFolder.check(path, recipe_hash=self.hash, resume=resume, overwrite=overwrite)
         self.folder = RunFolder.create(
-            Path(recipe.output_dir) / recipe.name,
+            path,
             recipe_yaml=resolved_yaml(recipe),
             recipe_hash=self.hash,
             versions=describe_versions(),
@@ -67,6 +69,17 @@ class Session(Workbench):
             resume=resume,
             overwrite=overwrite,
         )
+        try:
+            self._prepare(recipe, sets)
+        except GrouperError:
+            if not was_there:
+                setup_logging(None, console=display.console)
+                self.folder.discard()
+            raise
+
+    def _prepare(self, recipe: Recipe, sets: ProblemSets) -> None:
+        """Everything that a run needs and that can still refuse it."""
+        display = self.display
         setup_logging(self.path, console=display.console)
         self.base_path = recipe.model.path or self._new_model(recipe, sets)
         for line in opening_lines(recipe, sets):

@@ -1,0 +1,123 @@
+"""`grouper eval`: what is measured, where it goes, and what is compared with what."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from grouper.tracking.run_folder import RunFolder
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy that a test may write into."""
+    shutil.copytree(finished_run, tmp_path / "outputs" / "demo")
+    return tmp_path / "outputs" / "demo"
+
+
+def test_a_run_folder_measures_what_it_trained_as_training_did(grouper, run):
+    called = grouper("eval", run)
+    assert called.code == 0, called.err
+    label = "demo-grpo-final"
+    folder = run / "eval_runs" / label
+    result = RunFolder(folder).read_evaluation(label)
+    trained = RunFolder(run).read_evaluation("grpo")
+    assert result is not None
+    assert trained is not None
+    assert result.items == trained.items
+    assert (result.phase, result.step, result.split) == ("grpo", 2, "test")
+    assert result.card["model"].endswith("grpo/final")
+    assert (folder / "recipe.yaml").read_text() == (run / "recipe.yaml").read_text()
+    for text in ("accuracy % [95 %]", "no answer", "cut off", "subject", "level", "1 step"):
+        assert text in called.out
+    # What was measured afterwards does not disturb the run.
+    names = [r.name for r in RunFolder(run).read_evaluations()]
+    assert "base" in names
+    assert label not in names
+
+
+def test_without_a_grpo_model_it_is_sft_and_then_the_recipe_s_own(grouper, run):
+    shutil.rmtree(run / "grpo")
+    assert "demo-sft-final" in grouper("eval", run).out
+    shutil.rmtree(run / "sft")
+    assert "demo-base" in grouper("eval", run).out
+    shutil.rmtree(run / "base")
+    grouper("eval", run).refused("there is nothing to measure", "--model")
+
+
+def test_several_models_are_compared_item_by_item_with_pass_at_k(grouper, run, tmp_path):
+    called = grouper(
+        "eval",
+        run,
+        "--model",
+        run / "base",
+        "--model",
+        run / "sft" / "final",
+        "--output-dir",
+        tmp_path / "mine",
+        "evaluation.samples=4",
+        "evaluation.temperature=1.0",
+    )
+    assert called.code == 0, called.err
+    assert "demo-sft-final - demo-base" in called.out
+    assert "no evidence of a change" in called.out
+    assert "pass@4" in called.out
+    assert "pass@k % of demo-base: 1: 0.0, 2: 0.0, 4: 0.0" in called.out
+    assert not (run / "eval_runs").exists()
+    summary = json.loads((tmp_path / "mine/demo-base/evaluations/demo-base.json").read_text())
+    assert summary["samples"] == 4
+    assert summary["card"]["sampling"]["temperature"] == 1.0
+
+
+def test_compare_reads_a_run_or_an_earlier_evaluation_and_measures_a_model(grouper, run):
+    grouper("eval", run, "--model", run / "base")
+    called = grouper("eval", run, "--compare", run / "eval_runs" / "demo-base", "--quiet")
+    assert "demo-grpo-final - demo-base" in called.out
+    called = grouper("eval", run, "--model", run / "sft" / "final", "--compare", run)
+    assert "demo-sft-final - demo-grpo" in called.out
+    called = grouper("eval", run, "--compare", run / "base")
+    assert "demo-grpo-final - demo-base" in called.out
+
+
+def test_other_problems_and_other_sampling_are_not_compared_in_silence(grouper, run):
+    called = grouper("eval", run, "--compare", run, "data.test.options.count=6")
+    called.refused("not of the same items")
+    # The measurement itself was made and is kept.
+    assert (run / "eval_runs" / "demo-grpo-final" / "evaluations").is_dir()
+    called = grouper("eval", run, "--compare", run, "evaluation.temperature=0.5")
+    assert called.code == 0, called.err
+    assert "not measured with the same sampling settings" in called.err
+
+
+def test_the_validation_split_is_kept_apart(grouper, run):
+    assert grouper("eval", run).code == 0
+    called = grouper("eval", run, "--split", "validation")
+    assert called.code == 0, called.err
+    names = {path.name for path in (run / "eval_runs/demo-grpo-final/evaluations").glob("*.json")}
+    assert names == {"demo-grpo-final.json", "demo-grpo-final-validation.json"}
+    called = grouper("eval", run, "--split", "validation", "data.validation=null")
+    called.refused("data.validation", "no validation problems")
+
+
+def test_a_run_made_with_another_prompt_is_a_warning(grouper, run, tmp_path):
+    called = grouper("eval", "demo", f"output_dir={run.parent}", "prompt.format=xml", "--dry-run")
+    assert "other `prompt` settings" in called.err
+    assert f"grouper eval {run}" in called.err
+
+
+def test_a_dry_run_writes_nothing(grouper, run):
+    called = grouper("eval", run, "--dry-run")
+    assert called.code == 0, called.err
+    assert "8 test problems x 1 = 8 completions" in called.out
+    assert not (run / "eval_runs").exists()
+
+
+def test_a_model_can_be_measured_before_anything_is_trained(grouper, small, finished_run, tmp_path):
+    arguments = ["demo", *small, f"output_dir={tmp_path}"]
+    called = grouper("eval", *arguments, "--model", finished_run / "base")
+    assert called.code == 0, called.err
+    assert (tmp_path / "demo" / "eval_runs").is_dir()
+    assert grouper("run", *arguments, "--dry-run").code == 0

@@ -1,0 +1,169 @@
+"""`grouper generate`: one question, a file, a conversation; asked as in training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from grouper.cli import generate
+from grouper.grading import extract
+from grouper.prompts import FORMATS
+from grouper.tracking.run_folder import RunFolder
+
+QUESTION = "Tom has 3 pens and buys 4. How many pens does Tom have?"
+
+
+@pytest.fixture
+def model(finished_run):
+    return finished_run / "grpo" / "final"
+
+
+def test_a_model_in_a_run_folder_knows_how_it_is_asked(grouper, model, finished_run):
+    called = grouper("generate", model, "--question", QUESTION)
+    assert called.code == 0, called.err
+    assert "Answer: " in called.out or "No answer: " in called.out
+    # The same with the recipe named, and the same again.
+    named = grouper("generate", model, "--recipe", finished_run, "-Q", QUESTION)
+    assert named.out == called.out
+
+
+def test_the_answer_is_what_the_evaluation_of_the_run_recorded(grouper, model, finished_run):
+    """One renderer, one sampler, one extraction: greedy answers agree with the recorded items."""
+    result = RunFolder(finished_run).read_evaluation("grpo")
+    assert result is not None
+    item = result.items[0]
+    question = item.prompt.removeprefix("<|user|>").removesuffix("<|assistant|>")
+    called = grouper("generate", model, "--question", question)
+    assert called.out.startswith(item.completion)
+
+
+def test_a_file_keeps_every_row_and_column_in_order(grouper, model, tmp_path):
+    rows = [
+        {"question": QUESTION, "id": 7, "nested": {"a": [1, None]}},
+        {"problem": "What is 2 + 2?", "id": 8},
+        {"prompt": "word " * 3000, "id": 9},
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    called = grouper("generate", model, "--input", source, "--output", target)
+    assert called.code == 0, called.err
+    assert "1 questions are too long" in called.err
+    answered = [json.loads(line) for line in target.read_text().splitlines()]
+    for row, after in zip(rows, answered, strict=True):
+        assert {name: after[name] for name in row} == row
+    for after in answered[:2]:
+        assert after["extracted"] == extract(after["response"], FORMATS["compact"].contract).answer
+        assert after["finish_reason"] in ("stop_token", "length")
+    assert answered[2]["response"] is None
+    # The answer does not depend on the neighbours.
+    alone = grouper("generate", model, "--question", QUESTION)
+    assert alone.out.startswith(answered[0]["response"])
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_samples_are_rows_of_their_own_and_follow_the_seed(grouper, model, tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"question": QUESTION}) + "\n")
+    options = ["--input", source, "--samples", "3", "--temperature", "1", "--max-new-tokens", "9"]
+    first = grouper("generate", model, *options, "--seed", "1", "--quiet")
+    rows = [json.loads(line) for line in first.out.splitlines()]
+    assert [row["sample"] for row in rows] == [0, 1, 2]
+    assert len({row["response"] for row in rows}) > 1
+    assert grouper("generate", model, *options, "--seed", "1", "--quiet").out == first.out
+    assert grouper("generate", model, *options, "--seed", "2", "--quiet").out != first.out
+    called = grouper("generate", model, "--question", QUESTION, "--samples", "2")
+    called.refused("--samples", "temperature 0")
+
+
+def test_piped_questions_are_a_conversation_that_ends_with_the_input(grouper, model):
+    called = grouper("generate", model, stdin="What is 3 + 4?\n\n  \nWhat is 2 + 2?")
+    assert called.code == 0, called.err
+    assert called.out.count("nswer: ") == 2
+    long = "word " * 3000
+    called = grouper("generate", model, stdin=f"{long}\nWhat is 2 + 2?\n")
+    assert called.code == 0
+    assert "leaves room for" in called.err
+    assert called.out.count("nswer: ") == 1
+
+
+def test_an_interactive_prompt_ends_with_ctrl_d_and_with_ctrl_c(grouper, model, monkeypatch):
+    answers = iter(["What is 3 + 4?", EOFError])
+
+    def typed(prompt: str) -> str:
+        value = next(answers)
+        if isinstance(value, str):
+            return value
+        raise value
+
+    monkeypatch.setattr(generate, "_typed", lambda: True)
+    monkeypatch.setattr("builtins.input", typed)
+    called = grouper("generate", model)
+    assert called.code == 0, called.err
+    assert called.out.count("nswer: ") == 1
+    answers = iter([KeyboardInterrupt])
+    called = grouper("generate", model)
+    assert called.code == 130
+    assert "Traceback" not in called.err
+
+
+def test_a_model_of_elsewhere_needs_a_recipe_or_a_format(grouper, model, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    called = grouper("generate", other, "--question", QUESTION)
+    called.refused(str(other), "--recipe", "--format", "boxed")
+    called = grouper("generate", other, "--format", "bxed", "--question", QUESTION)
+    called.refused("--format", "Did you mean 'boxed'?")
+    called = grouper(
+        "generate", other, "--format", "tags", "--question", QUESTION, "--max-new-tokens", "4"
+    )
+    assert called.code == 0, called.err
+    assert called.out.startswith("<start_working_out>")
+    assert "cut off after 4 tokens" in called.out
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "there are no rows"),
+        ("{\n", "line 1"),
+        ('{"question": "2+2?"}\n{"text": "x"}\n', "1 of 2 rows hold no question (row 2)"),
+        ('{"question": "2+2?", "response": "4"}\n', "already have a column 'response'"),
+    ],
+)
+def test_an_input_file_that_cannot_be_answered(grouper, model, tmp_path, text, told):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(text)
+    for dry in ([], ["--dry-run"]):
+        called = grouper("generate", model, "--input", source, "--output", target, *dry)
+        called.refused(str(source), told)
+    assert not target.exists()
+
+
+def test_output_files_are_never_overwritten_and_checked_first(grouper, model, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps({"question": QUESTION}) + "\n")
+    target.write_text("precious")
+    called = grouper("generate", model, "--input", source, "--output", target)
+    called.refused("--output", "already")
+    assert target.read_text() == "precious"
+    called = grouper("generate", model, "--input", source, "--output", tmp_path / "no" / "o.jsonl")
+    called.refused("--output", "there is no folder")
+    grouper("generate", model, "--input", tmp_path / "none.jsonl").refused("none.jsonl")
+
+
+@pytest.mark.parametrize(
+    "options", [["-Q", "2+2?", "--input", "x"], ["--output", "x"], ["--question", " "]]
+)
+def test_options_that_contradict_each_other(grouper, model, options):
+    called = grouper("generate", model, *options)
+    assert called.code == 2
+    assert "Traceback" not in called.err
+
+
+def test_a_dry_run_loads_no_model(grouper, model):
+    called = grouper("generate", model, "--dry-run")
+    assert called.code == 0, called.err
+    assert "format compact" in called.out
+    grouper("generate", "./nothing", "--format", "xml", "--dry-run").refused("there is no folder")

@@ -1,0 +1,51 @@
+"""Ctrl-C in the middle of GRPO, sent to a real process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def wait_for_steps(process: subprocess.Popen[str], metrics: Path, phase: str, count: int) -> None:
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []
+        if sum(json.loads(line)["phase"] == phase for line in lines) >= count:
+            return
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    pytest.fail("the run never got there")
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_exits_with_130_and_resume_finishes(grouper, small, tmp_path):
+    arguments = ["run", "demo", *small, f"output_dir={tmp_path}", "grpo.steps=60"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from grouper.cli import main; main()", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    run = tmp_path / "demo"
+    wait_for_steps(process, run / "metrics.jsonl", "grpo", 3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "--resume" in err
+    (checkpoint,) = (run / "grpo").glob("checkpoint-*")
+    saved = json.loads((checkpoint / "trainer_state.json").read_text())["step"]
+    reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert saved == max(r["step"] for r in reports if r["phase"] == "grpo")
+    # Another number of steps would be another recipe, so the rest is really done.
+    called = grouper(*arguments, "--resume", "--quiet")
+    assert called.code == 0, called.err
+    reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in reports if r["phase"] == "grpo"] == list(range(1, 61))
+    assert (run / "grpo" / "final").is_dir()

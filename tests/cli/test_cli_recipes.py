@@ -1,0 +1,56 @@
+"""`grouper recipes`: what it prints can be run and looked up."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from grouper.data import SOURCES
+from grouper.prompts import FORMATS
+from grouper.recipe import load_recipe
+from grouper.rewards import REWARDS
+
+
+def test_the_list_names_every_shipped_recipe(grouper):
+    called = grouper("recipes")
+    assert called.code == 0
+    assert re.search(r"^demo +Arithmetic", called.out, re.MULTILINE)
+
+
+def test_what_show_prints_is_the_same_recipe(grouper, tmp_path):
+    shown = grouper("recipes", "show", "demo", "grpo.beta=0.01")
+    path = tmp_path / "mine.yaml"
+    path.write_text(shown.out)
+    assert load_recipe(path) == load_recipe("demo", ["grpo.beta=0.01"])
+
+
+def test_fields_of_a_section_have_type_default_and_meaning(grouper):
+    text = " ".join(grouper("recipes", "fields", "grpo").out.split())
+    assert "grpo.group_size (int, default 8): samples per prompt" in text
+    assert "grpo.steps (int | none, default none): optimizer steps" in text
+    assert "grpo.optimizer.betas (list of float, default [0.9, 0.999])" in text
+    assert "sft." not in text
+
+
+def test_an_unknown_section_names_the_nearest(grouper):
+    grouper("recipes", "fields", "grop").refused("Did you mean 'grpo'?")
+
+
+@pytest.mark.parametrize(
+    ("command", "table"), [("formats", FORMATS), ("sources", SOURCES), ("rewards", REWARDS)]
+)
+def test_the_tables_are_complete(grouper, command, table):
+    called = grouper("recipes", command)
+    assert called.code == 0
+    for name in table:
+        assert re.search(rf"^{name} +\S", called.out, re.MULTILINE)
+
+
+def test_every_command_a_field_refers_to_exists(grouper):
+    """Descriptions send the reader to `grouper recipes ...`."""
+    text = " ".join(grouper("recipes", "fields").out.split())
+    named = set(re.findall(r"`(grouper [a-z ]+)`", text))
+    assert named
+    for command in named:
+        assert grouper(*command.split()[1:]).code == 0

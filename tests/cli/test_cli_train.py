@@ -1,0 +1,129 @@
+"""`grouper run`, `sft`, `grpo`: dry runs that say the sizes, flags that are overrides, the end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grouper.recipe import load_recipe
+from grouper.tracking.run_folder import RunFolder
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_demo.py"
+
+
+def test_a_dry_run_prints_a_recipe_that_can_be_run_and_the_sizes(grouper, tmp_path):
+    out = tmp_path / "out"
+    called = grouper("run", "demo", "--dry-run", "grpo.group_size=4", f"output_dir={out}")
+    assert called.code == 0, called.err
+    assert "16 prompts x 4 samples = 64 completions a step, 250 steps an epoch" in called.out
+    assert "32 demonstrations a step, 2,000 in all" in called.out
+    assert f"Output: {out}/demo (new)" in called.out
+    path = tmp_path / "resolved.yaml"
+    path.write_text(called.out)
+    assert load_recipe(path) == load_recipe("demo", ["grpo.group_size=4", f"output_dir={out}"])
+    assert not out.exists()
+
+
+def test_a_dry_run_says_what_is_in_the_folder(grouper, small, finished_run):
+    out = f"output_dir={finished_run.parent}"
+    called = grouper("run", "demo", *small, out, "--dry-run", "--resume")
+    assert called.code == 0, called.err
+    assert "finished: sft, grpo" in called.out
+    called = grouper("run", "demo", *small, out, "--dry-run", "--overwrite")
+    assert "will be deleted" in called.out
+    assert (finished_run / "grpo" / "final").is_dir()
+
+
+def test_a_dry_run_renders_every_prompt_where_the_tokenizer_is_local(grouper, small, finished_run):
+    settings = [text for text in small if not text.startswith("model.")]
+    base = [*settings, "name=other", "model.new=null", f"model.path={finished_run / 'base'}"]
+    called = grouper("run", "demo", *base, "--dry-run")
+    assert called.code == 0, called.err
+    assert "Prompts: 60 fit" in called.out
+    assert "Demonstrations: 60 fit" in called.out
+    assert "Stop tokens: <|end|>" in called.out
+    called = grouper("run", "demo", *base, "--dry-run", "prompt.max_prompt_tokens=2")
+    called.refused("no demonstration is left", "prompt.max_prompt_tokens")
+
+
+def test_a_dry_run_warns_of_leaks_and_of_a_system_prompt_without_the_tags(grouper, tmp_path):
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(8)]
+    for name in ("train", "test"):
+        text = "".join(json.dumps(row) + "\n" for row in rows[: 8 if name == "train" else 3])
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    called = grouper(
+        "grpo",
+        "demo",
+        "data.sft=null",
+        "data.validation=null",
+        f"data.train={{source: file, path: '{tmp_path}/train.jsonl'}}",
+        f"data.test={{source: file, path: '{tmp_path}/test.jsonl'}}",
+        "prompt.system=Answer briefly.",
+        f"output_dir={tmp_path}/out",
+        "--dry-run",
+    )
+    assert called.code == 0, called.err
+    assert "data.test: 3 problems are in the training data" in called.err
+    assert "prompt.system never mentions <reasoning>" in called.err
+
+
+def test_flags_are_overrides_of_the_phases_that_run(grouper, tmp_path):
+    out = f"output_dir={tmp_path}"
+
+    def resolved(*arguments: str) -> dict[str, dict[str, object]]:
+        called = grouper(*arguments, out, "--dry-run")
+        assert called.code == 0, called.err
+        return yaml.safe_load(called.out)
+
+    both = resolved("run", "demo", "--steps", "7")
+    assert (both["sft"]["steps"], both["grpo"]["steps"]) == (7, 7)
+    sft = resolved("sft", "demo", "--steps", "7", "--learning-rate", "1e-2")
+    assert (sft["sft"]["steps"], sft["grpo"]["steps"], sft["skip_grpo"]) == (7, 60, True)
+    assert sft["sft"]["optimizer"]["learning_rate"] == 0.01  # type: ignore[index] # a mapping
+    assert resolved("grpo", "demo")["skip_sft"] is True
+
+
+def test_a_run_ends_with_the_table_the_reading_and_where_it_lies(grouper, small, finished_run):
+    out = f"output_dir={finished_run.parent}"
+    called = grouper("run", "demo", *small, out, "--resume", "--quiet")
+    assert called.code == 0, called.err
+    for text in ("base", "SFT", "GRPO", "verdict", "What this shows", str(finished_run)):
+        assert text in called.out
+    reports = RunFolder(finished_run).read_metrics()
+    assert [(r.phase, r.step) for r in reports] == [
+        ("sft", 1),
+        ("sft", 2),
+        ("grpo", 1),
+        ("grpo", 2),
+    ]
+    for name in ("curves.png", "training.log", "recipe.yaml", "run.json"):
+        assert (finished_run / name).stat().st_size > 0
+
+
+def test_sft_then_grpo_in_the_same_folder(grouper, small, tmp_path):
+    arguments = ["demo", *small, f"output_dir={tmp_path}", "--quiet"]
+    assert grouper("sft", *arguments).code == 0
+    assert not (tmp_path / "demo" / "grpo").exists()
+    called = grouper("grpo", *arguments, "--resume")
+    assert called.code == 0, called.err
+    assert (tmp_path / "demo" / "grpo" / "final" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_the_smallest_python_program_runs_and_runs_again(small, tmp_path):
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, EXAMPLE, *small],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["base", "sft", "grpo"]
+    assert (tmp_path / "outputs" / "demo" / "grpo" / "final").is_dir()

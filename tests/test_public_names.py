@@ -1,0 +1,74 @@
+"""What `import grouper` promises; taking a name away needs a line in the CHANGELOG."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import grouper
+
+PINNED = [
+    "AnswerContract",
+    "Comparison",
+    "Completion",
+    "EvaluationResult",
+    "Grade",
+    "GrouperError",
+    "Problem",
+    "ProblemSet",
+    "Prompt",
+    "PromptFormat",
+    "Recipe",
+    "Reward",
+    "RewardStack",
+    "Rollout",
+    "RolloutGroup",
+    "RunFolder",
+    "RunResult",
+    "SamplingParams",
+    "Session",
+    "Workbench",
+    "__version__",
+    "build_rewards",
+    "compare",
+    "evaluate",
+    "grade",
+    "load_problems",
+    "load_recipe",
+    "make_format",
+    "train",
+]
+
+
+def test_the_public_names_are_pinned():
+    assert sorted(grouper.__all__) == sorted(PINNED)
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_every_public_name_is_there_and_documented(name):
+    value = getattr(grouper, name)
+    if name != "__version__":
+        assert value.__name__ == name
+        assert value.__doc__
+    assert name in dir(grouper)
+
+
+def test_importing_the_package_and_grading_an_answer_load_no_torch():
+    program = (
+        "import sys, grouper\n"
+        "assert grouper.load_recipe('demo').name == 'demo'\n"
+        "assert grouper.grade(r'\\boxed{4}', '4', grouper.make_format(\n"
+        "    grouper.load_recipe('demo', ['prompt.format=boxed']).prompt).contract).correct\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = grouper.trian
