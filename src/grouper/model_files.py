@@ -123,6 +123,15 @@ def _read_adapter(path: str) -> dict[str, Any] | None:
     return config
 
 
+def _base_of(path: str, adapter_config: dict[str, Any]) -> str:
+    """The base model of an adapter: as it was recorded, else the `base` of a run that was moved."""
+    recorded = str(adapter_config["base_model_name_or_path"])
+    if not _looks_local(recorded) or Path(recorded).is_dir():
+        return recorded
+    moved = (parent / "base" for parent in Path(path).expanduser().resolve().parents)
+    return next((str(folder) for folder in moved if (folder / "config.json").is_file()), recorded)
+
+
 def _load_model(path: str, config: ModelConfig) -> PreTrainedModel:
     attention = "sdpa" if config.attention == "native" else config.attention
     model: PreTrainedModel = _load(
@@ -164,7 +173,7 @@ def load_policy(
     """
     require_model_folder(path)
     adapter_config = _read_adapter(path)
-    base = path if adapter_config is None else str(adapter_config["base_model_name_or_path"])
+    base = path if adapter_config is None else _base_of(path, adapter_config)
     if adapter_config is not None:
         require_model_folder(base, where=f"the base model of the adapter {path}")
     model = _load_model(base, config)
@@ -230,7 +239,11 @@ def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int)
                 where="model.lora.target_modules",
                 fix="Use all-linear, or names of linear layers of this model.",
             ) from error
-    adapter.peft_config["default"].base_model_name_or_path = base
+    # Absolute, so that the adapter loads from whatever folder a command is run in.
+    local = Path(base).expanduser()
+    adapter.peft_config["default"].base_model_name_or_path = (
+        str(local.resolve()) if local.is_dir() else base
+    )
     return adapter
 
 

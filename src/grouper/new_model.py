@@ -8,9 +8,6 @@ single tokens.
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +30,7 @@ from grouper.config import NewModelConfig
 from grouper.errors import ConfigError, RunFolderError
 from grouper.model_files import quiet
 from grouper.prompts import PromptFormat
-from grouper.tracking.files import disk_errors, refused
+from grouper.tracking.files import whole_folder
 from grouper.types import Problem
 
 __all__ = [
@@ -184,25 +181,8 @@ def save_new_model(
         raise RunFolderError(
             "there is something here already", where=str(folder), fix="Name a new folder."
         )
-    part = None
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        part.chmod(0o755)
-        with quiet(), disk_errors():
+    with whole_folder(folder) as part:
+        with quiet():
             model.save_pretrained(part)
-            tokenizer.save_pretrained(part)
-        _sync(part)
-        part.replace(folder)
-    except OSError as error:
-        refused(error, folder)
-    finally:
-        if part is not None:
-            shutil.rmtree(part, ignore_errors=True)
+        tokenizer.save_pretrained(part)
     return folder
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())

@@ -68,6 +68,31 @@ def test_adapters_load_with_peft_on_their_base(tmp_path: Path) -> None:
         assert not torch.equal(model(ids).logits.detach(), plain)
 
 
+def test_an_adapter_loads_from_anywhere_and_after_the_run_has_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grouper.config import LoraConfig, ModelConfig
+    from grouper.model_files import load_policy
+
+    monkeypatch.chdir(tmp_path)
+    run(Path("here"), "model.lora={rank: 4}", "skip_grpo=true")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    (tmp_path / "here" / "demo").rename(tmp_path / "there" / "moved")
+    final = str(tmp_path / "there" / "moved" / "sft" / "final")
+    policy = load_policy(ModelConfig(path=final, lora=LoraConfig(rank=4)), final, seed=0)
+    assert policy.adapter is not None
+
+
+def test_files_are_readable_by_whom_the_user_lets_read(tmp_path: Path) -> None:
+    path = run(tmp_path, "skip_grpo=true")
+    (tmp_path / "ordinary").write_text("")
+    expected = (tmp_path / "ordinary").stat().st_mode & 0o666
+    for file in path.rglob("*"):
+        if file.is_file() and file.suffix != ".log":
+            assert file.stat().st_mode & 0o666 == expected, file
+
+
 def test_the_record_is_complete(tmp_path: Path) -> None:
     path = run(tmp_path)
     for name in ("recipe.yaml", "run.json", "metrics.jsonl", "training.log"):

@@ -9,13 +9,22 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from grouper.errors import RunFolderError
 
-__all__ = ["disk_errors", "dumps", "read_lines", "refused", "write_atomic", "write_lines"]
+__all__ = [
+    "disk_errors",
+    "dumps",
+    "read_lines",
+    "refused",
+    "whole_folder",
+    "write_atomic",
+    "write_lines",
+]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -55,6 +64,48 @@ def disk_errors() -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `target` when the block ends well, and else is gone.
+
+    Its files get the permissions the user's other files have (safetensors writes private ones)
+    and are on disk before the name appears.
+
+    Raises:
+        RunFolderError: the disk is full or not writable.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for left in target.parent.glob(f".{target.name}.*.tmp"):  # by a run that was killed
+            shutil.rmtree(left)
+        temporary.mkdir()
+        with disk_errors():
+            yield temporary
+        readable = temporary.stat().st_mode & 0o666
+        for path in temporary.rglob("*"):
+            if path.is_file():
+                path.chmod(readable)
+            _sync(path)
+        _sync(temporary)
+        if target.exists():
+            shutil.rmtree(target)
+        temporary.rename(target)
+        _sync(target.parent)
+    except OSError as error:
+        refused(error, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a whole file or nothing: temp file, fsync, rename, fsync of the folder.
 
@@ -71,11 +122,7 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _sync(path.parent)
     except OSError as error:
         refused(error, path)
     finally:

@@ -9,22 +9,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from grouper.errors import CheckpointError, RunFolderError
+from grouper.errors import CheckpointError
 from grouper.model_files import save_policy
 from grouper.policy import Policy
-from grouper.tracking.files import disk_errors, write_atomic
+from grouper.tracking.files import whole_folder, write_atomic
 from grouper.training.optimizers import Optimizer
 
 __all__ = [
@@ -58,41 +55,6 @@ class TrainState:
     """Steps whose loss or gradient was not finite."""
 
 
-def _sync(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-@contextlib.contextmanager
-def _whole_folder(target: Path, state: dict[str, Any]) -> Iterator[Path]:
-    """A temporary folder that becomes `target`, marker last, when the block ends well."""
-    temporary = target.with_name(f".{target.name}.tmp")
-    try:
-        if temporary.exists():
-            shutil.rmtree(temporary)
-        temporary.mkdir(parents=True)
-        with disk_errors():
-            yield temporary
-        write_atomic(temporary / STATE_FILE, (json.dumps(state, indent=2) + "\n").encode())
-        _sync(temporary)
-        if target.exists():
-            shutil.rmtree(target)
-        temporary.rename(target)
-        _sync(target.parent)
-    except OSError as error:
-        raise RunFolderError(
-            f"the checkpoint could not be saved: {error.strerror or error}",
-            where=str(target),
-            fix="Free some space or set output_dir to another disk, then continue with --resume.",
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
 def save_checkpoint(
     run: Path, state: TrainState, tokenizer: Any, *, recipe_hash: str, keep: int
 ) -> Path:
@@ -102,10 +64,10 @@ def save_checkpoint(
         RunFolderError: the disk is full or not writable; nothing is left half-written.
     """
     target = run / state.phase / f"checkpoint-{state.step}"
-    readable = {**_readable(state, recipe_hash), "skipped": state.skipped}
-    with _whole_folder(target, readable) as folder:
+    with whole_folder(target) as folder:
         save_policy(state.policy, tokenizer, folder)
         torch.save(state.optimizer.state_dict(), folder / OPTIMIZER_FILE)
+        _mark(folder, {**_readable(state, recipe_hash), "skipped": state.skipped})
     for _, old in _checkpoints(run, state.phase)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return target
@@ -114,9 +76,15 @@ def save_checkpoint(
 def save_final(run: Path, state: TrainState, tokenizer: Any, *, recipe_hash: str) -> Path:
     """Save `<phase>/final`, the model a phase hands on."""
     target = run / state.phase / "final"
-    with _whole_folder(target, _readable(state, recipe_hash)) as folder:
+    with whole_folder(target) as folder:
         save_policy(state.policy, tokenizer, folder)
+        _mark(folder, _readable(state, recipe_hash))
     return target
+
+
+def _mark(folder: Path, state: dict[str, Any]) -> None:
+    """Write the readable state, whose presence says that the folder is complete."""
+    write_atomic(folder / STATE_FILE, (json.dumps(state, indent=2) + "\n").encode())
 
 
 def _readable(state: TrainState, recipe_hash: str) -> dict[str, Any]:

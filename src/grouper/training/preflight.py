@@ -112,7 +112,7 @@ def check_lengths(session: Session, policy: Policy) -> None:
     advice = (
         "Most never stop at all: teach the stop token first (SFT), or check the prompt format."
         if report.open_ended
-        else f"Set sampling.max_new_tokens={_round_up(report.p95)}."
+        else f"Set sampling.max_new_tokens={_round_up(report.p95)}, with --overwrite or a new name."
     )
     raise PreflightError(
         f"{report.truncated:.0%} of {len(drawn)} sampled completions are cut off at "
