@@ -26,7 +26,8 @@ __all__ = [
     "write_lines",
 ]
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""EIO, too: it is what `disk_errors` makes of torch, which names no cause."""
 
 
 def refused(error: OSError, path: Path) -> NoReturn:
