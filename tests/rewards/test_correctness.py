@@ -31,3 +31,13 @@ def test_grades_by_itself_as_trl_calls_it(column: str) -> None:
 def test_needs_a_reference() -> None:
     with pytest.raises(ValueError, match="needs a column"):
         REWARDS["correctness"](LAYOUT)(prompts=["q"], completions=["4"])
+
+
+def test_the_accuracy_of_an_unreadable_reference() -> None:
+    grades = [
+        Grade(verdict=verdict, extracted=None, rung="text", reason="")
+        for verdict in (Verdict.CORRECT, Verdict.INCORRECT, Verdict.NOT_SCORED)
+    ]
+    given = {"prompts": ["q"] * 3, "completions": ["?"] * 3, "grades": grades}
+    assert REWARDS["accuracy"](LAYOUT)(**given) == [1.0, 0.0, None]
+    assert REWARDS["accuracy"](LAYOUT, variant="original")(**given) == [1.0, 0.0, 0.5]

@@ -1,53 +1,44 @@
-"""Rewards for being right."""
+"""Rewards for being right, by the grader's verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from grouper.config import GradingConfig
-from grouper.grading import Grader
-from grouper.rewards.base import Content, RewardBuilder, RewardFunction, RewardLayout, texts_of
+from grouper.rewards.base import RewardBuilder, RewardFunction, RewardLayout
+from grouper.rewards.building import check_variant, nothing_or, per_grade
 from grouper.types import Grade, Verdict
 
-__all__ = ["CORRECTNESS", "correctness"]
+__all__ = ["CORRECTNESS", "accuracy", "correctness"]
 
 
 def correctness(layout: RewardLayout, *, value: float = 1.0) -> RewardFunction:
     """`value` for a correct answer, 0 for any other; None where the reference cannot be read.
 
-    Uses the grades it is handed. Without them (inside TRL) it grades by itself, taking the
-    references from `reference_answer`, `answer` or `solution`, whichever comes first.
+    Range 0 to `value`. Uses the grades it is handed. Without them (inside TRL) it grades by
+    itself, taking the references from `reference_answer`, `answer` or `solution`, whichever
+    comes first.
     """
-    grader: Grader | None = None
 
-    def function(
-        *, prompts: Sequence[Content], completions: Sequence[Content], **columns: Any
-    ) -> list[float | None]:
-        del prompts
-        nonlocal grader
-        grades: Sequence[Grade] | None = columns.get("grades")
-        if grades is None:
-            grader = grader or Grader(layout.contract, GradingConfig())
-            grades = grader.grade(texts_of(completions), _references(columns))
-        return [
-            None if grade.verdict is Verdict.NOT_SCORED else value if grade.correct else 0.0
-            for grade in grades
-        ]
+    def score(grade: Grade, text: str) -> float | None:
+        del text
+        if grade.verdict is Verdict.NOT_SCORED:
+            return None
+        return value if grade.correct else 0.0
 
-    return function
+    return per_grade("correctness", layout, nothing_or(value), score)
 
 
-def _references(columns: dict[str, Any]) -> list[str]:
-    for name in ("reference_answer", "answer", "solution"):
-        if columns.get(name) is not None:
-            return [_answer_part(str(reference)) for reference in columns[name]]
-    raise ValueError("correctness needs a column reference_answer, answer or solution")
+def accuracy(layout: RewardLayout, *, variant: str = "default") -> RewardFunction:
+    """1 for a correct answer, 0 for any other; None where the reference cannot be read.
+
+    Range 0 to 1. `variant: original` pays 0.5 for every completion of an unreadable reference.
+    Source: system E.
+    """
+    unreadable = 0.5 if check_variant(variant, "accuracy") else None
+
+    def score(grade: Grade, text: str) -> float | None:
+        del text
+        return unreadable if grade.verdict is Verdict.NOT_SCORED else float(grade.correct)
+
+    return per_grade("accuracy", layout, (0.0, 1.0), score)
 
 
-def _answer_part(reference: str) -> str:
-    """The final answer where a GSM8K solution (`... #### 72`) is given as the reference."""
-    return reference.rpartition("####")[2].strip() if "####" in reference else reference
-
-
-CORRECTNESS: dict[str, RewardBuilder] = {"correctness": correctness}
+CORRECTNESS: dict[str, RewardBuilder] = {"correctness": correctness, "accuracy": accuracy}

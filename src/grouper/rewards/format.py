@@ -7,48 +7,70 @@ All patterns let reasoning run over several lines and count what the prompt has 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
 
-from grouper.errors import RewardError
 from grouper.grading import extract
-from grouper.rewards.base import Content, RewardBuilder, RewardFunction, RewardLayout, texts_of
+from grouper.rewards.base import RewardBuilder, RewardFunction, RewardLayout
+from grouper.rewards.building import Tags, nothing_or, per_text, tags_of
 from grouper.types import AnswerContract, AnswerKind
 
-__all__ = ["FORMAT", "boxed_format", "soft_format", "strict_format", "tag_count"]
+__all__ = [
+    "FORMAT",
+    "boxed_format",
+    "soft_format",
+    "strict_format",
+    "tag_count",
+    "tags_are_exact",
+    "tags_are_in_order",
+]
 
 
 def strict_format(layout: RewardLayout, *, value: float = 1.0) -> RewardFunction:
-    """`value` where the whole completion is reasoning then answer, each tag once; else 0."""
-    tags = _tags(layout, "format")
+    """`value` where the whole completion is reasoning then answer, each tag once; else 0.
+
+    Range 0 to `value`.
+    """
+    tags = tags_of(layout, "format")
 
     def score(text: str) -> float:
-        if any(text.count(tag) != 1 for tag in tags):
-            return 0.0
-        # Splitting is linear; a pattern with two lazy parts would not be on hostile input.
-        parts = []
-        for tag in tags:
-            part, found, text = text.partition(tag)
-            if not found:
-                return 0.0
-            parts.append(part.strip())
-        before, reasoning, between, answer = parts
-        outside = before or between or text.strip()
-        return value if reasoning and answer and not outside else 0.0
+        return value if tags_are_exact(text, tags) else 0.0
 
-    return _per_text(layout, score)
+    return per_text("format", layout, nothing_or(value), score)
+
+
+def tags_are_exact(text: str, tags: Tags) -> bool:
+    """Whether a text is filled reasoning then a filled answer, each tag once, nothing outside."""
+    if any(text.count(tag) != 1 for tag in tags):
+        return False
+    # Splitting is linear; a pattern with two lazy parts would not be on hostile input.
+    parts = []
+    for tag in tags:
+        part, found, text = text.partition(tag)
+        if not found:
+            return False
+        parts.append(part.strip())
+    before, reasoning, between, answer = parts
+    return bool(reasoning and answer and not (before or between or text.strip()))
 
 
 def soft_format(layout: RewardLayout, *, value: float = 1.0) -> RewardFunction:
-    """`value` where both tag pairs occur in order with only white space between them; else 0."""
-    open_, close, answer_open, answer_close = _tags(layout, "soft_format")
+    """`value` where both tag pairs occur in order with only white space between them; else 0.
+
+    Range 0 to `value`.
+    """
+    tags = tags_of(layout, "soft_format")
 
     def score(text: str) -> float:
-        start = text.find(open_)
-        end = _pair_boundary(text, start + len(open_), close, answer_open) if start >= 0 else -1
-        return value if end >= 0 and text.find(answer_close, end) >= 0 else 0.0
+        return value if tags_are_in_order(text, tags) else 0.0
 
-    return _per_text(layout, score)
+    return per_text("soft_format", layout, nothing_or(value), score)
+
+
+def tags_are_in_order(text: str, tags: Tags) -> bool:
+    """Whether both tag pairs occur, with only white space between the pairs."""
+    open_, close, answer_open, answer_close = tags
+    start = text.find(open_)
+    end = _pair_boundary(text, start + len(open_), close, answer_open) if start >= 0 else -1
+    return end >= 0 and text.find(answer_close, end) >= 0
 
 
 def _pair_boundary(text: str, start: int, close: str, answer_open: str) -> int:
@@ -65,7 +87,7 @@ def _pair_boundary(text: str, start: int, close: str, answer_open: str) -> int:
 
 
 def tag_count(layout: RewardLayout, *, value: float = 1.0) -> RewardFunction:
-    """`value` times the share of the four tags that occur exactly once.
+    """`value` times the share of the four tags that occur exactly once. Range 0 to `value`.
 
     >>> from grouper.types import AnswerContract, AnswerKind
     >>> layout = RewardLayout(
@@ -74,43 +96,29 @@ def tag_count(layout: RewardLayout, *, value: float = 1.0) -> RewardFunction:
     >>> tag_count(layout)(prompts=["q"], completions=["x</t><a>4</a></a>"])
     [0.75]
     """
-    tags = _tags(layout, "tag_count")
-    return _per_text(layout, lambda text: value * sum(text.count(tag) == 1 for tag in tags) / 4)
+    tags = tags_of(layout, "tag_count")
+
+    def score(text: str) -> float:
+        return value * sum(text.count(tag) == 1 for tag in tags) / 4
+
+    return per_text("tag_count", layout, nothing_or(value), score)
 
 
 def boxed_format(layout: RewardLayout, *, value: float = 1.0) -> RewardFunction:
-    r"""`value` where there is exactly one closed, filled `\boxed{}` before any next turn."""
+    r"""`value` where there is exactly one closed, filled `\boxed{}` before any next turn; else 0.
+
+    Range 0 to `value`. For formats without tags.
+    """
     contract = AnswerContract(kind=AnswerKind.BOXED, turn_markers=layout.contract.turn_markers)
 
     def score(text: str) -> float:
         single = len(_BOXES.findall(text)) == 1
         return value if single and extract(text, contract).answer is not None else 0.0
 
-    return _per_text(layout, score)
+    return per_text("boxed_format", layout, nothing_or(value), score)
 
 
 _BOXES = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])")
-
-
-def _tags(layout: RewardLayout, name: str) -> tuple[str, str, str, str]:
-    if layout.tags is None:
-        raise RewardError(
-            f"the reward {name!r} needs a prompt format with tags",
-            where="rewards",
-            fix="Use a tagged prompt.format, or boxed_format as the reward.",
-        )
-    return layout.tags
-
-
-def _per_text(layout: RewardLayout, score: Callable[[str], float]) -> RewardFunction:
-    def function(
-        *, prompts: Sequence[Content], completions: Sequence[Content], **columns: Any
-    ) -> list[float | None]:
-        del prompts, columns
-        return [score(layout.prefix + text) for text in texts_of(completions)]
-
-    return function
-
 
 FORMAT: dict[str, RewardBuilder] = {
     "format": strict_format,

@@ -16,10 +16,25 @@ from grouper.errors import RewardError, did_you_mean
 from grouper.rewards.base import RewardBuilder, RewardFunction, RewardLayout
 from grouper.rewards.correctness import CORRECTNESS
 from grouper.rewards.format import FORMAT
+from grouper.rewards.gsm8k_lite import GSM8K_LITE
+from grouper.rewards.gsm8k_xml import GSM8K_XML
+from grouper.rewards.length import LENGTH
+from grouper.rewards.openmath_dapo import OPENMATH_DAPO
+from grouper.rewards.r1_zero import R1_ZERO
+from grouper.rewards.style import STYLE
 
 __all__ = ["REWARDS", "find_reward", "reward_label"]
 
-REWARDS: dict[str, RewardBuilder] = {**CORRECTNESS, **FORMAT}
+REWARDS: dict[str, RewardBuilder] = {
+    **CORRECTNESS,
+    **FORMAT,
+    **LENGTH,
+    **STYLE,
+    **GSM8K_XML,
+    **R1_ZERO,
+    **GSM8K_LITE,
+    **OPENMATH_DAPO,
+}
 """Built-in rewards by name; a builder's keyword parameters are the recipe's `params`."""
 
 

@@ -1,0 +1,117 @@
+"""Rewards that look at how long a completion is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from grouper.errors import RewardError
+from grouper.rewards.base import RewardBuilder, RewardFunction, RewardLayout
+from grouper.rewards.building import Batch, check_variant, grades_of, per_batch, per_grade
+from grouper.types import Grade, Verdict
+
+__all__ = ["LENGTH", "cosine", "length", "soft_overlong"]
+
+
+def cosine(
+    layout: RewardLayout,
+    *,
+    min_correct: float = 0.8,
+    max_correct: float = 1.0,
+    min_wrong: float = -0.5,
+    max_wrong: float = -0.1,
+    scale: float = 1000.0,
+    variant: str = "default",
+) -> RewardFunction:
+    """Accuracy scaled by length: right and short is best, wrong and short is worst.
+
+    With p = min(1, characters / `scale`) and c = (1 + cos(pi p)) / 2, a correct completion earns
+    `min_correct` + (`max_correct` - `min_correct`) c, a wrong one `max_wrong` - (`max_wrong` -
+    `min_wrong`) c. Range `min_wrong` to `max_correct`: -0.5 to 1. None where the reference
+    cannot be read. `variant: original` does not clamp p, so that values rise again beyond
+    `scale`, and takes an unreadable reference for a wrong answer.
+    Source: arXiv 2502.03373 in the form of system E.
+    """
+    original = check_variant(variant, "cosine")
+    if scale <= 0:
+        raise RewardError(f"scale is {scale}", where="rewards.cosine.params", fix="Use above 0.")
+
+    def score(grade: Grade, text: str) -> float | None:
+        if grade.verdict is Verdict.NOT_SCORED and not original:
+            return None
+        progress = len(text) / scale
+        part = (1 + math.cos(math.pi * (progress if original else min(1.0, progress)))) / 2
+        if grade.correct:
+            return min_correct + (max_correct - min_correct) * part
+        return max_wrong - (max_wrong - min_wrong) * part
+
+    values = (min_correct, max_correct, min_wrong, max_wrong)
+    return per_grade("cosine", layout, (min(values), max(values)), score)
+
+
+def length(layout: RewardLayout) -> RewardFunction:
+    """Short among the completions of one prompt pays; a wrong one gains nothing by it.
+
+    With l = 0.5 - (tokens - shortest) / (longest - shortest), a correct completion earns l and a
+    wrong one min(0, l); all 0 where all are of one length. Characters stand in where there are no
+    `completion_ids`. Range -0.5 to 0.5; None where the reference cannot be read.
+    Source: Kimi k1.5, arXiv 2501.12599, section 2.3.3.
+    """
+
+    def score(batch: Batch) -> list[float | None]:
+        sizes = _sizes(batch)
+        spans: dict[str, tuple[int, int]] = {}
+        for prompt, size in zip(batch.prompts, sizes, strict=True):
+            low, high = spans.get(str(prompt), (size, size))
+            spans[str(prompt)] = min(low, size), max(high, size)
+        return [
+            _length_value(grade, size, *spans[str(prompt)])
+            for grade, size, prompt in zip(
+                grades_of(layout, batch), sizes, batch.prompts, strict=True
+            )
+        ]
+
+    return per_batch("length", (-0.5, 0.5), score)
+
+
+def _length_value(grade: Grade, size: int, shortest: int, longest: int) -> float | None:
+    if grade.verdict is Verdict.NOT_SCORED:
+        return None
+    if shortest == longest:
+        return 0.0
+    value = 0.5 - (size - shortest) / (longest - shortest)
+    return value if grade.correct else min(0.0, value)
+
+
+def soft_overlong(layout: RewardLayout, *, max_tokens: int, buffer_tokens: int) -> RewardFunction:
+    """0 up to `max_tokens` - `buffer_tokens`, falling in a line to -1 at `max_tokens` and beyond.
+
+    Range -1 to 0. `max_tokens` is usually sampling.max_new_tokens.
+    Source: DAPO, arXiv 2503.14476, equation 13.
+    """
+    del layout
+    if not 0 < buffer_tokens <= max_tokens:
+        raise RewardError(
+            f"buffer_tokens is {buffer_tokens} with max_tokens {max_tokens}",
+            where="rewards.soft_overlong.params",
+            fix="Use 0 < buffer_tokens <= max_tokens.",
+        )
+
+    def score(batch: Batch) -> list[float | None]:
+        free = max_tokens - buffer_tokens
+        return [max(-1.0, min(0.0, (free - size) / buffer_tokens)) for size in _sizes(batch)]
+
+    return per_batch("soft_overlong", (-1.0, 0.0), score)
+
+
+def _sizes(batch: Batch) -> list[int]:
+    """Tokens of each completion; characters where no ids were passed."""
+    ids: Sequence[Sequence[int]] | None = batch.columns.get("completion_ids")
+    return [len(item) for item in (batch.texts if ids is None else ids)]
+
+
+LENGTH: dict[str, RewardBuilder] = {
+    "cosine": cosine,
+    "length": length,
+    "soft_overlong": soft_overlong,
+}

@@ -1,0 +1,56 @@
+"""Layouts of the prompt formats, and one call for one completion, shared by the tests here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grouper.config import PromptConfig
+from grouper.prompts import make_format
+from grouper.rewards import REWARDS, RewardLayout
+from grouper.types import Grade, Verdict
+
+XML = make_format(PromptConfig(format="xml")).layout
+THINK = make_format(PromptConfig(format="think")).layout
+R1_ZERO = make_format(PromptConfig(format="r1-zero")).layout
+DAPO = make_format(PromptConfig(format="tags")).layout
+BOXED = make_format(PromptConfig(format="boxed")).layout
+
+HOSTILE = (
+    "",
+    " \n\t ",
+    "\x00" * 50,
+    "\u202e٤٢ ⁴² ４２",
+    "<reasoning>" * 3_000,
+    "</answer>" * 3_000,
+    "<answer>" + "9" * 5_000 + "</answer>",
+    "<SOLUTION>" + "9," * 5_000 + "</SOLUTION>",
+    "<answer>1e999</answer><SOLUTION>nan</SOLUTION>",
+    "\\boxed{" * 3_000,
+    "<think>\n" + "word " * 20_000 + "\n</think>\n\n<answer>\n5\n</answer>",
+    "{}[]()\\" * 2_000,
+    "-" * 20_000,
+)
+"""What no reward may choke on."""
+
+
+def grade(verdict: Verdict) -> Grade:
+    return Grade(verdict=verdict, extracted="4", rung="text", reason="")
+
+
+RIGHT, WRONG = grade(Verdict.CORRECT), grade(Verdict.INCORRECT)
+UNREADABLE = grade(Verdict.NOT_SCORED)
+
+
+def score(name: str, layout: RewardLayout, text: str, *columns: str, **params: Any) -> Any:
+    """The value of one completion; `columns` may hold its reference answer."""
+    function = REWARDS[name](layout, **params)
+    given = {"reference_answer": [columns[0]]} if columns else {}
+    (value,) = function(prompts=["q"], completions=[text], **given)
+    return value
+
+
+def score_grade(name: str, verdict: Grade, text: str = "x", **params: Any) -> Any:
+    """The value of one completion that has been graded."""
+    function = REWARDS[name](params.pop("layout", THINK), **params)
+    (value,) = function(prompts=["q"], completions=[text], grades=[verdict])
+    return value

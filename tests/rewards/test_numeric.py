@@ -1,0 +1,31 @@
+"""Plain decimals, and nothing that only looks like one."""
+
+from __future__ import annotations
+
+import pytest
+
+from grouper.rewards.numeric import first_number, whole_number_text
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "first"),
+    [
+        ("42", 42, 42),
+        ("-3.5", -3.5, -3.5),
+        (".5", 0.5, 0.5),
+        ("1,234,567.8", 1234567.8, 1234567.8),
+        ("$12", 12, 12),
+        ("12%", None, 12),
+        ("1/2", None, 1),
+        ("7-5", None, 7),
+        ("1e5", None, 1),
+        ("nan", None, None),
+        ("inf", None, None),
+        ("٤٢", None, None),
+        ("", None, None),
+        ("9" * 301, None, None),
+    ],
+)
+def test_table(text: str, whole: float | None, first: float | None) -> None:
+    assert whole_number_text(text) == whole
+    assert first_number(text) == first
