@@ -226,6 +226,8 @@ class Grade:
     rung: str
     """The rung of the ladder that decided (`text`, `number`, `symbolic`), or `extract`."""
     reason: str
+    seconds: float = field(default=0.0, compare=False)
+    """Time spent on it, waiting for a worker not counted; no part of a run's record."""
 
     @property
     def correct(self) -> bool:

@@ -95,6 +95,18 @@ def test_the_table_flags_a_gain_that_is_format_and_only_that():
     assert "of GRPO - SFT" not in text
 
 
+def test_the_table_shows_lenient_accuracy_beside_strict():
+    lenient = tuple(replace(item, lenient=i < 70) for i, item in enumerate(SFT.items))
+    table = render_plain(render_table(compare([BASE, replace(SFT, items=lenient)])), width=80)
+    header, base, sft, *_ = table.splitlines()
+    assert header.split()[4:6] == ["%]", "lenient"]
+    assert base.split()[4] == "-"
+    assert sft.split()[4] == "70.0"
+    assert "in any format" in table
+    assert max(map(len, table.splitlines())) <= 80
+    assert "lenient" not in render_plain(render_table(compare([BASE, SFT]))).lower()
+
+
 def test_the_table_says_better_worse_and_no_evidence():
     up = render_plain(render_table(compare([SFT, GRPO])))
     assert "GRPO is better than SFT" in up

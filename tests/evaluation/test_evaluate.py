@@ -26,6 +26,13 @@ class FakeGrader:
 
     def submit(self, text: str, reference: str) -> Future[Grade]:
         self.calls.append((text, reference))
+        return self._grade(text, reference)
+
+    def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
+        """`~n` is a right answer in the wrong place."""
+        return self._grade(text.replace("~", "="), reference)
+
+    def _grade(self, text: str, reference: str) -> Future[Grade]:
         special = {"slow": Verdict.TIMEOUT, "boom": Verdict.CRASH, "odd": Verdict.UNPARSEABLE}
         if reference == "?" and "=" in text:
             verdict = Verdict.NOT_SCORED
@@ -108,6 +115,19 @@ def test_every_outcome_is_counted_once_and_apart():
     assert result.interval == wilson_interval(2, 8)
     assert "p/8" not in result.scores
     assert len(result.scores) == 8
+
+
+def test_lenient_accuracy_tells_format_from_maths():
+    result = run(["=1", "=9", "~1", "~9", "no", "slow"], ["1"] * 6)
+    assert [item.lenient for item in result.items] == [True, False, True, False, False, False]
+    assert (result.accuracy, result.lenient.mean) == (1 / 6, 2 / 6)
+    # What is right as asked is right, and is not graded twice; nor is what nobody can read.
+    result = run(["=1", "=1"], ["1", "?"])
+    assert [item.lenient for item in result.items] == [True, None]
+    assert result.lenient.mean == 1.0
+    assert replace(result.items[0], lenient=None).correct
+    unmeasured = replace(result, items=tuple(replace(i, lenient=None) for i in result.items))
+    assert unmeasured.lenient is None
 
 
 def test_one_unreadable_reference_takes_its_whole_problem_out():

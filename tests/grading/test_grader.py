@@ -96,6 +96,21 @@ def test_hang_is_killed_and_the_batch_completes() -> None:
         assert grader.counts[Verdict.TIMEOUT] == 2
 
 
+def test_every_grade_says_how_long_it_took_and_equal_grades_stay_equal() -> None:
+    with Grader(BOXED, GradingConfig(timeout_seconds=0.5)) as grader:
+        exact, symbolic, hung = grader.grade(
+            [r"\boxed{4}", SYMBOLIC[0], rf"\boxed{{{HANGS}}}"], ["4", SYMBOLIC[1], "5"]
+        )
+        assert 0 < exact.seconds < 0.1
+        assert 0 < symbolic.seconds < 0.5  # neither the worker's start nor the wait for it
+        assert 0.5 <= hung.seconds < 0.7
+        (again,) = grader.grade([SYMBOLIC[0]], [SYMBOLIC[1]])
+        assert again.seconds < 0.01  # remembered
+        assert again == symbolic
+        (none,) = grader.grade(["4"], ["4"])
+        assert none.seconds > 0
+
+
 def test_killed_worker_is_a_crash_and_is_replaced() -> None:
     with Grader(BOXED, GradingConfig(timeout_seconds=30)) as grader:
         grader.grade(*[[item] for item in SYMBOLIC])

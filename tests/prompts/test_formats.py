@@ -191,3 +191,14 @@ def test_shipped_instructions_give_no_warning(name):
 def test_layout_is_what_rewards_read(fmt):
     layout = fmt.layout
     assert (layout.contract, layout.tags, layout.prefix) == (fmt.contract, fmt.tags, fmt.prefix)
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
+@pytest.mark.parametrize(
+    "turn",
+    ["\nUser: 3+3?", " Human: 3+3?", "\nQuestion: 3+3?", "<|im_start|>user\n3+3?", "\nuser\n3+3?"],
+)
+def test_an_invented_next_turn_does_not_count(fmt, turn):
+    answered = fmt.completion_text(PROBLEM)
+    wrong = answered.replace("4", "6")
+    assert grade(f"{answered}{turn}\nAssistant: {wrong}", "4", fmt.contract).correct

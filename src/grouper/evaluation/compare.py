@@ -156,6 +156,9 @@ def _results_table(comparison: Comparison) -> Table:
     table.add_column(
         f"accuracy % [{100 * comparison.confidence:g} %]", justify="right", no_wrap=True
     )
+    measured = any(result.lenient is not None for result in results)
+    if measured:
+        table.add_column("lenient", justify="right", no_wrap=True)
     k = max((result.samples for result in results), default=1)
     if k > 1:
         table.add_column(f"pass@{k}", justify="right")
@@ -170,6 +173,8 @@ def _results_table(comparison: Comparison) -> Table:
     for result in results:
         counts = result.split_counts
         cells = [label(result.name), _accuracy_cell(result.overall)]
+        if measured:
+            cells.append("-" if result.lenient is None else _percent(result.lenient.mean))
         if k > 1:
             cells.append(_percent(result.pass_at_k.get(k, math.nan)))
         cells += [str(counts[outcome]) for outcome in columns.values()]
@@ -222,6 +227,8 @@ def _notes(comparison: Comparison) -> list[str]:
     if comparison.differences:
         methods = sorted({d.paired.method for d in comparison.differences})
         notes.append(f"Paired by problem: {'; '.join(methods)}.")
+    if any(result.lenient is not None for result in comparison.results):
+        notes.append("Lenient: accuracy % with the answer taken from anywhere, in any format.")
     notes += _format_notes(comparison)
     for outcome, what in _NO_VERDICT.items():
         counts = [(label(r.name), r.split_counts[outcome]) for r in comparison.results]

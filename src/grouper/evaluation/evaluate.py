@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from grouper.errors import DataError
 from grouper.evaluation.result import Accuracy, EvaluationItem, EvaluationResult, Outcome
 from grouper.sampling.base import Sampler, SampleRequest, address
-from grouper.types import Completion, Grade, Problem, Prompt, SamplingParams
+from grouper.types import Completion, Grade, Problem, Prompt, SamplingParams, Verdict
 
 __all__ = [
     "Accuracy",
@@ -31,6 +31,10 @@ class Grader(Protocol):
 
     def submit(self, text: str, reference: str) -> Future[Grade]:
         """Grade a completion's text against a reference answer; never raises."""
+        ...
+
+    def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
+        """The same with the answer taken from wherever it stands, in whatever format."""
         ...
 
 
@@ -81,14 +85,15 @@ def evaluate(
     ]
     references = [problem.answer for problem, _ in items for _ in range(samples)]
     graded = _draw_and_grade(requests, references, sampler, grader, progress)
+    lenient = _grade_leniently(graded, references, grader)
     return EvaluationResult(
         name=name,
         phase=phase or _phase_in(name),
         step=step,
         split=split or ("test" if name in _PHASES else "validation"),
         items=tuple(
-            _item(*items[index // samples], index % samples, *answer)
-            for index, answer in enumerate(graded)
+            _item(*items[index // samples], index % samples, graded[index], lenient[index])
+            for index in range(len(requests))
         ),
         samples=samples,
         confidence=confidence,
@@ -134,6 +139,27 @@ def _draw_and_grade(
     return [(completion, future.result()) for completion, future in in_order]
 
 
+def _grade_leniently(
+    graded: Sequence[tuple[Completion, Grade]], references: Sequence[str], grader: Grader
+) -> list[bool | None]:
+    """Whether the maths is right, format aside; what is right as asked is not graded again."""
+    again = {
+        index: grader.submit_lenient(completion.text, references[index])
+        for index, (completion, grade) in enumerate(graded)
+        if not grade.correct and grade.verdict is not Verdict.NOT_SCORED
+    }
+    return [
+        None
+        if grade.verdict is Verdict.NOT_SCORED
+        else grade.correct or _known(again[index].result())
+        for index, (_, grade) in enumerate(graded)
+    ]
+
+
+def _known(grade: Grade) -> bool | None:
+    return None if grade.verdict is Verdict.NOT_SCORED else grade.correct
+
+
 _PHASES = ("base", "sft", "grpo")
 
 
@@ -160,8 +186,13 @@ def _check(name: str, items: Sequence[tuple[Problem, Prompt]]) -> None:
 
 
 def _item(
-    problem: Problem, prompt: Prompt, sample: int, completion: Completion, grade: Grade
+    problem: Problem,
+    prompt: Prompt,
+    sample: int,
+    answered: tuple[Completion, Grade],
+    lenient: bool | None,
 ) -> EvaluationItem:
+    completion, grade = answered
     return EvaluationItem(
         problem_id=problem.id,
         subject=problem.subject,
@@ -172,6 +203,7 @@ def _item(
         answer=problem.answer,
         extracted=grade.extracted,
         verdict=grade.verdict,
+        lenient=lenient,
         reason=grade.reason,
         rung=grade.rung,
         finish_reason=completion.finish_reason,

@@ -64,6 +64,9 @@ class EvaluationItem:
     finish_reason: FinishReason
     tokens: int
     """Sampled tokens, the stop token included."""
+    lenient: bool | None = None
+    """Whether the maths is right wherever the answer stands, in whatever format (never less than
+    the verdict); None where the reference cannot be read, or nobody asked."""
 
     @property
     def outcome(self) -> Outcome:
@@ -141,6 +144,16 @@ class EvaluationResult:
         return self.overall.interval
 
     @cached_property
+    def lenient(self) -> Accuracy | None:
+        """Accuracy with format left out; the gap to `overall` is format. None: not measured."""
+        scores: dict[str, list[float]] = {}
+        for item in self._scored_items:
+            if item.lenient is None:
+                return None
+            scores.setdefault(item.problem_id, []).append(float(item.lenient))
+        return Accuracy.of(list(scores.values()), self.confidence)
+
+    @cached_property
     def scores(self) -> dict[str, float]:
         """Problem id -> share of its samples that are correct."""
         return {name: math.fsum(s) / len(s) for name, s in self._scored.items()}
@@ -184,12 +197,15 @@ class EvaluationResult:
 
     @cached_property
     def _scored(self) -> dict[str, list[float]]:
-        unreadable = {i.problem_id for i in self.items if i.verdict is Verdict.NOT_SCORED}
         scores: dict[str, list[float]] = {}
-        for item in self.items:
-            if item.problem_id not in unreadable:
-                scores.setdefault(item.problem_id, []).append(float(item.correct))
+        for item in self._scored_items:
+            scores.setdefault(item.problem_id, []).append(float(item.correct))
         return scores
+
+    @cached_property
+    def _scored_items(self) -> tuple[EvaluationItem, ...]:
+        unreadable = {i.problem_id for i in self.items if i.verdict is Verdict.NOT_SCORED}
+        return tuple(item for item in self.items if item.problem_id not in unreadable)
 
     def _by(self, part_of: Callable[[EvaluationItem], str | None]) -> dict[str, Accuracy]:
         parts = {item.problem_id: part_of(item) for item in self.items}

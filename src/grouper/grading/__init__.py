@@ -8,6 +8,7 @@ processes behind a hard deadline. Model output is data: nothing here raises on i
 from grouper.grading.equivalence import Equivalence, equivalent
 from grouper.grading.extraction import Extraction, extract
 from grouper.grading.grader import Grader, check_reference, grade, require_symbolic
+from grouper.grading.lenient import extract_lenient
 
 __all__ = [
     "Equivalence",
@@ -16,6 +17,7 @@ __all__ = [
     "check_reference",
     "equivalent",
     "extract",
+    "extract_lenient",
     "grade",
     "require_symbolic",
 ]

@@ -34,6 +34,8 @@ class Equivalence(NamedTuple):
     verdict: Verdict
     rung: str
     reason: str
+    seconds: float = 0.0
+    """A worker's time on it; the exact rungs do not measure theirs."""
 
 
 def equivalent(
@@ -43,8 +45,9 @@ def equivalent(
 ) -> Equivalence:
     r"""Walk the ladder for one pair; `symbolic` is asked only where the exact rungs pass on.
 
-    >>> equivalent("18.00 dollars", "18")
-    Equivalence(verdict=<Verdict.CORRECT: 'correct'>, rung='number', reason='equal numbers')
+    >>> verdict, rung, reason, _ = equivalent("18.00 dollars", "18")
+    >>> verdict.value, rung, reason
+    ('correct', 'number', 'equal numbers')
     >>> equivalent("1/2^99", "1/2^98").verdict.value
     'incorrect'
     """

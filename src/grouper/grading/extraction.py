@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from grouper.types import AnswerContract, AnswerKind
 
-__all__ = ["Extraction", "extract"]
+__all__ = ["Extraction", "closing_brace", "extract", "first_turn"]
 
 
 class Extraction(NamedTuple):
@@ -39,13 +39,13 @@ def extract(text: str, contract: AnswerContract) -> Extraction:
     >>> extract("9 - 2 = 7\n#### 7", AnswerContract(kind=AnswerKind.HASHES)).answer
     '7'
     """
-    found = _FINDERS[contract.kind](_first_turn(text, contract.turn_markers), contract)
+    found = _FINDERS[contract.kind](first_turn(text, contract.turn_markers), contract)
     if found.answer == "":
         return Extraction(None, "the answer is empty")
     return found
 
 
-def _first_turn(text: str, markers: tuple[str, ...]) -> str:
+def first_turn(text: str, markers: tuple[str, ...]) -> str:
     """The text before the earliest marker: what follows is an invented conversation."""
     end = len(text)
     for marker in markers:

@@ -6,6 +6,7 @@ import atexit
 import importlib.util
 import os
 import threading
+import time
 import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -16,7 +17,8 @@ from typing import Self
 from grouper.config import GradingConfig
 from grouper.errors import GradingError
 from grouper.grading.equivalence import Equivalence, exact, unreadable
-from grouper.grading.extraction import extract
+from grouper.grading.extraction import Extraction, extract
+from grouper.grading.lenient import extract_lenient
 from grouper.grading.normalise import tidy
 from grouper.grading.numerals import read_number
 from grouper.grading.pool import WorkerPool
@@ -76,34 +78,59 @@ class Grader:
 
     def submit(self, text: str, reference: str) -> Future[Grade]:
         """The grade to come: there at once unless a worker is needed. Never raises."""
-        outcome = self._decide(text, reference)
-        if isinstance(outcome, Future):
-            return outcome
-        result: Future[Grade] = Future()
-        result.set_result(outcome)
-        return result
+        return _to_come(self._decide(text, reference))
+
+    def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
+        """The grade of the answer found in any known way (`extract_lenient`); not in `counts`.
+
+        Its `reason` begins with how the answer was found.
+        """
+        started = time.perf_counter()
+        found = extract_lenient(text, self.contract)
+        return _to_come(self._judge(found, reference, started, lenient=True))
 
     def _decide(self, text: str, reference: str) -> Grade | Future[Grade]:
         """The grade where the exact rungs can tell, else the one to come."""
-        answer, reason = extract(text, self.contract)
+        started = time.perf_counter()
+        return self._judge(extract(text, self.contract), reference, started)
+
+    def _judge(
+        self, found: Extraction, reference: str, started: float, *, lenient: bool = False
+    ) -> Grade | Future[Grade]:
+        answer, how = found
+        decided = None
         if answer is None:
-            return self._counted(None, Equivalence(Verdict.NO_ANSWER, "extract", reason))
-        decided = exact(answer, reference)
-        if decided is None and not self.settings.symbolic:
-            decided = _RUNG_OFF
+            decided = Equivalence(Verdict.NO_ANSWER, "extract", how)
+        else:
+            decided = exact(answer, reference)
+            if decided is None and not self.settings.symbolic:
+                decided = _RUNG_OFF
+        seconds = time.perf_counter() - started
+        said = f"{how}; " if lenient and answer is not None else ""
         if decided is not None:
-            return self._counted(answer, decided)
+            return self._finished(answer, decided, seconds, said, counted=not lenient)
         result: Future[Grade] = Future()
         self._ask(answer, reference).add_done_callback(
-            lambda future: result.set_result(self._counted(answer, future.result()))
+            lambda future: result.set_result(
+                self._finished(answer, future.result(), seconds, said, counted=not lenient)
+            )
         )
         return result
 
-    def _counted(self, answer: str | None, decided: Equivalence) -> Grade:
-        verdict, rung, reason = decided
-        with self._lock:
-            self.counts[verdict] += 1
-        return Grade(verdict=verdict, extracted=answer, rung=rung, reason=reason)
+    def _finished(
+        self, answer: str | None, decided: Equivalence, seconds: float, said: str, *, counted: bool
+    ) -> Grade:
+        verdict, rung, reason, waited = decided
+        if counted:
+            with self._lock:
+                self.counts[verdict] += 1
+        return Grade(
+            verdict=verdict,
+            extracted=answer,
+            rung=rung,
+            reason=said + reason if said else reason,
+            seconds=seconds + waited,
+        )
 
     def read_reference(self, reference: str) -> str | None:
         """Why the symbolic rung cannot read a reference, or None."""
@@ -156,7 +183,7 @@ class Grader:
     def _remember(self, key: tuple[str | None, str], decided: Equivalence) -> None:
         with self._lock:
             self._pending.pop(key, None)
-            self._known[key] = decided
+            self._known[key] = decided._replace(seconds=0.0)  # known answers are free
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
             if decided.verdict in (Verdict.TIMEOUT, Verdict.CRASH):
@@ -169,6 +196,14 @@ class Grader:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.abandon()
+
+
+def _to_come(outcome: Grade | Future[Grade]) -> Future[Grade]:
+    if isinstance(outcome, Future):
+        return outcome
+    result: Future[Grade] = Future()
+    result.set_result(outcome)
+    return result
 
 
 _graders: weakref.WeakSet[Grader] = weakref.WeakSet()

@@ -111,18 +111,25 @@ class _Worker:
         return self._process.pid if self._process is not None else 0
 
     def ask(self, prediction: str | None, reference: str) -> Equivalence:
-        """One request, answered, timed out or crashed; never raises."""
+        """One request, answered, timed out or crashed; never raises.
+
+        Its seconds are those of the request: not the wait for a worker, nor a worker's start.
+        """
         try:
-            return self._ask(prediction, reference)
+            process = self._started()
+            if process is None:
+                return _crash("the worker could not be started")
+            started = time.perf_counter()
+            answered = self._ask(process, prediction, reference)
+            return answered._replace(seconds=time.perf_counter() - started)
         except (OSError, ValueError) as error:
             self.kill()
             return _crash(f"{type(error).__name__}: {error}")
 
-    def _ask(self, prediction: str | None, reference: str) -> Equivalence:
+    def _ask(
+        self, process: subprocess.Popen[bytes], prediction: str | None, reference: str
+    ) -> Equivalence:
         seconds = self._settings.timeout_seconds
-        process = self._started()
-        if process is None:
-            return _crash("the worker could not be started")
         request = {"prediction": prediction, "reference": reference, "seconds": seconds}
         reply = self._exchange(process, json.dumps(request).encode() + b"\n", seconds)
         if reply is None:

@@ -24,10 +24,16 @@ __all__ = ["FORMATS", "PromptFormat", "make_format", "warn_about_system"]
 # Text with which models go on to invent the next turn of the conversation.
 TURN_MARKERS = (
     "\nUser:",
-    "\nHuman:",
+    "\nuser\n",  # <|im_start|>user as it decodes without special tokens
+    "Human:",  # base models go on in the same line
     "\nQuestion:",
+    "\n### Question",
+    "\n### Instruction",
     "<|user|>",
+    "<|im_end|>",
     "<|im_start|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
     "<|start_header_id|>",
     "<start_of_turn>",
     "[INST]",

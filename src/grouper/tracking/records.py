@@ -131,6 +131,7 @@ def evaluation_to_json(result: EvaluationResult) -> dict[str, Any]:
         "samples": result.samples,
         "confidence": result.confidence,
         **_accuracy(result.overall),
+        "lenient": _accuracy(result.lenient) if result.lenient is not None else None,
         "pass_at_k": {str(k): value for k, value in result.pass_at_k.items()},
         "outcomes": result.split_counts,
         "cut_off": result.cut_off,
