@@ -266,9 +266,14 @@ class SamplingConfig(Section):
 class RewardConfig(Section):
     """One component of the reward."""
 
-    name: str = Field(description="a built-in name, or `path/to/file.py:function`")
+    name: str = Field(
+        description="a built-in name, `path/to/file.py:function`, or `stack:name` for several"
+    )
     weight: float = 1.0
     params: dict[str, Any] = Field(default_factory=dict)
+    max_failure_rate: Fraction = Field(
+        0.1, description="share of the recent groups it may fail on before the run stops"
+    )
 
 
 class GradingConfig(Section):

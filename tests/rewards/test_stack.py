@@ -63,7 +63,10 @@ TWO = [completion("<think>a</think><answer>4</answer>"), completion("no")]
 
 
 def run(function: Any, *, prompt: Prompt = PLAIN) -> list[Any]:
-    stack = RewardStack([("mine", 1.0, function)])
+    return score(RewardStack([("mine", 1.0, function)], {"mine": 0.0}), prompt=prompt)
+
+
+def score(stack: RewardStack, *, prompt: Prompt = PLAIN) -> list[Any]:
     return stack.score(problem=PROBLEM, prompt=prompt, completions=TWO, grades=[RIGHT, WRONG])
 
 
@@ -154,6 +157,91 @@ def test_none_bools_arrays_and_async_are_accepted() -> None:
 def test_an_exception_is_told_with_the_function_and_its_columns() -> None:
     with pytest.raises(RewardError, match=r"'mine' raised KeyError: 'level'.*difficulty"):
         run(lambda **columns: [float(x) for x in columns["level"]])
+
+
+def test_a_failure_is_contained_counted_and_told() -> None:
+    calls = itertools.count()
+
+    def sometimes(**columns: Any) -> list[float]:
+        if next(calls) == 1:
+            raise RuntimeError("boom")
+        return [1.0, 0.0]
+
+    stack = RewardStack([("mine", 1.0, sometimes), ("fine", 0.5, lambda **columns: [2.0, 2.0])])
+    assert [r.total for r in score(stack)] == [2.0, 1.0]
+    assert stack.take_events() == ()
+    failed = score(stack)
+    assert [r.components for r in failed] == [{"mine": None, "fine": 2.0}] * 2
+    assert [r.total for r in failed] == [None, None]  # not scored, never zero
+    assert stack.failures == {"mine": 1, "fine": 0}
+    (event,) = stack.take_events()
+    assert "rewards/failed on gsm8k/test/0: the reward 'mine' raised RuntimeError: boom" in event
+    assert stack.take_events() == ()
+    assert [r.total for r in score(stack)] == [2.0, 1.0]
+
+
+def test_wrong_results_are_contained_too() -> None:
+    stack = RewardStack([("short", 1.0, lambda **columns: [0.0])])
+    assert [r.total for r in score(stack)] == [None, None]
+    assert "returned [0.0], a list of 1" in stack.take_events()[0]
+
+
+def test_too_many_failures_stop_the_run_and_show_the_input() -> None:
+    def chokes(completions: Any, **columns: Any) -> list[float]:
+        return [1.0 / (text != "no") for text in completions]
+
+    stack = RewardStack([("mine", 1.0, chokes)], {"mine": 0.1})
+    score(stack)
+    score(stack)
+    with pytest.raises(RewardError) as caught:
+        score(stack)
+    text = str(caught.value)
+    assert "rewards.mine" in text
+    assert "ZeroDivisionError" in text
+    assert "3 of 3 groups" in text
+    assert "It fails on the completion 'no' to 'Q: 2+2?'." in text
+    assert "max_failure_rate, 0.1" in text
+
+
+def test_a_group_that_fails_only_together_is_shown_too() -> None:
+    def pairs(completions: Any, **columns: Any) -> list[float]:
+        assert len(completions) == 1
+        return [0.0]
+
+    with pytest.raises(RewardError, match="on none of its completions alone; the first is"):
+        run(pairs)
+
+
+def test_the_rate_comes_from_the_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def breaks(completions, **kwargs):\n    raise ValueError('no')\n")
+    for limit, tolerated in ((0.0, 0), (0.2, 4), (1.0, 50)):
+        stack = build_rewards([RewardConfig(name=f"{file}:breaks", max_failure_rate=limit)], LAYOUT)
+        for _ in range(tolerated):
+            score(stack)
+        if limit < 1:
+            with pytest.raises(RewardError, match="ValueError: no"):
+                score(stack)
+
+
+def test_a_stated_range_is_kept() -> None:
+    def wild(**columns: Any) -> list[float]:
+        return [1.0, 2.0]
+
+    wild.bounds = (0.0, 1.5)  # type: ignore[attr-defined] # how a user states a range
+    with pytest.raises(RewardError, match=r"returned 2.0 for completion 1, outside its range 0 to"):
+        run(wild)
+    assert RewardStack([("mine", 1.0, wild)]).bounds == (0.0, 1.5)
+
+
+def test_the_range_of_the_total() -> None:
+    configs = [
+        RewardConfig(name="correctness", weight=2.0),
+        RewardConfig(name="cosine", weight=-1.0),
+        RewardConfig(name="xml_tag_count", weight=0.0),
+    ]
+    assert build_rewards(configs, LAYOUT).bounds == (-1.0, 2.5)
+    assert RewardStack([("mine", 1.0, lambda **columns: [0.0])]).bounds is None
 
 
 def test_one_grade_a_completion() -> None:

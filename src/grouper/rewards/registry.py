@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
+from functools import partial, update_wrapper
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from grouper.config import RewardConfig
 from grouper.errors import RewardError, did_you_mean
 from grouper.rewards.base import RewardBuilder, RewardFunction, RewardLayout
+from grouper.rewards.calling import one_by_one
 from grouper.rewards.correctness import CORRECTNESS
 from grouper.rewards.format import FORMAT
 from grouper.rewards.gsm8k_lite import GSM8K_LITE
@@ -81,10 +83,13 @@ def _check_params(config: RewardConfig, valid: list[str]) -> None:
 
 
 def _users_function(config: RewardConfig) -> RewardFunction:
-    """A user's function; parameters are passed to it as further keywords."""
+    """A user's function; parameters are passed to it as further keywords.
+
+    One that names `completion` and not `completions` is called once a completion.
+    """
     place, _, name = config.name.rpartition(":")
     module = _load_file(Path(place), config.name) if place.endswith(".py") else _load_module(place)
-    function = getattr(module, name, None)
+    function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         public = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
         raise RewardError(
@@ -93,16 +98,12 @@ def _users_function(config: RewardConfig) -> RewardFunction:
             fix=did_you_mean(name, public),
         )
     _check_signature(function, config)
-    if not config.params:
-        return function  # type: ignore[no-any-return] # a user's callable; its result is checked
-    return _with_params(function, config.params)
-
-
-def _with_params(function: Callable[..., Any], params: dict[str, Any]) -> RewardFunction:
-    def bound(**columns: Any) -> Any:
-        return function(**columns, **params)
-
-    return bound
+    named = inspect.signature(function).parameters
+    single = "completion" in named and "completions" not in named
+    if config.params:
+        # The function's own attributes come along: `bounds` is one.
+        function = update_wrapper(partial(function, **config.params), function)
+    return one_by_one(function) if single else function
 
 
 def _check_signature(function: Callable[..., Any], config: RewardConfig) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import math
-import numbers
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grouper.config import RewardConfig
 from grouper.errors import GrouperError, RewardError, raise_all
-from grouper.rewards.base import Content, RewardFunction, RewardLayout
+from grouper.rewards.base import RewardFunction, RewardLayout
+from grouper.rewards.calling import arguments_of, call, shown
+from grouper.rewards.failures import FailureRate
 from grouper.rewards.registry import find_reward, reward_label
-from grouper.types import Completion, FinishReason, Grade, Message, Problem, Prompt, Reward, Verdict
+from grouper.types import Completion, FinishReason, Grade, Problem, Prompt, Reward, Verdict
 
 __all__ = ["RewardStack", "build_rewards"]
+
+DEFAULT_LIMIT = float(RewardConfig.model_fields["max_failure_rate"].default)
 
 
 class RewardStack:
@@ -24,12 +23,43 @@ class RewardStack:
 
     Args:
         functions: (name, weight, function), each name once.
+        limits: by name, the share of the recent groups a function may fail on.
     """
 
-    def __init__(self, functions: Sequence[tuple[str, float, RewardFunction]]) -> None:
+    def __init__(
+        self,
+        functions: Sequence[tuple[str, float, RewardFunction]],
+        limits: Mapping[str, float] | None = None,
+    ) -> None:
         self.names = tuple(name for name, _, _ in functions)
         self.weights = {name: weight for name, weight, _ in functions}
         self._functions = {name: function for name, _, function in functions}
+        self._rates = {n: FailureRate((limits or {}).get(n, DEFAULT_LIMIT)) for n in self.names}
+        self._events: list[str] = []
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The lowest and highest total; None where a function does not state its range."""
+        low = high = 0.0
+        for name, weight in self.weights.items():
+            if weight == 0:
+                continue
+            stated = getattr(self._functions[name], "bounds", None)
+            if stated is None:
+                return None
+            ends = sorted(weight * end for end in stated)
+            low, high = low + ends[0], high + ends[1]
+        return low, high
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How many groups each function has failed on."""
+        return {name: rate.failures for name, rate in self._rates.items()}
+
+    def take_events(self) -> tuple[str, ...]:
+        """What failed since this was last asked, one line each."""
+        events, self._events = tuple(self._events), []
+        return events
 
     def score(
         self,
@@ -41,15 +71,18 @@ class RewardStack:
     ) -> list[Reward]:
         """One reward a completion of one prompt, in order.
 
+        A function that fails leaves None ("not scored") for this group; it is counted in
+        `failures` and told in `take_events`.
+
         Raises:
-            RewardError: a function raised, or returned something else than one finite number or
-                None a completion; it is named, with what it returned.
+            RewardError: a function has failed on more than its `max_failure_rate` of the recent
+                groups; the input that it failed on is shown.
             ValueError: not one grade a completion.
         """
         if len(completions) != len(grades):
             raise ValueError(f"{len(completions)} completions but {len(grades)} grades")
-        arguments = _arguments(problem, prompt, completions, grades)
-        columns = {name: self._run(name, arguments) for name in self.names}
+        arguments = arguments_of(problem, prompt, completions, grades)
+        columns = {name: self._contained(name, arguments, problem) for name in self.names}
         return [
             Reward(
                 components={name: columns[name][row] for name in self.names}, weights=self.weights
@@ -58,7 +91,7 @@ class RewardStack:
         ]
 
     def check(self, *, problem: Problem | None = None, prompt: Prompt | None = None) -> None:
-        """Try every function on one problem, twice: shape, finiteness and determinism.
+        """Try every function on one problem, twice: shape, finiteness, range and determinism.
 
         Args:
             problem: an example whose columns the functions will see; a made-up one if left out.
@@ -70,11 +103,11 @@ class RewardStack:
         problem = problem or Problem(id="check/0", question="What is 2+2?", answer="4", source="")
         prompt = prompt or Prompt(problem_id=problem.id, text=problem.question, token_ids=(0,))
         completions, grades = _examples(problem)
-        arguments = _arguments(problem, prompt, completions, grades)
+        arguments = arguments_of(problem, prompt, completions, grades)
         problems: list[GrouperError] = []
-        for name in self.names:
+        for name, function in self._functions.items():
             try:
-                first, second = self._run(name, arguments), self._run(name, arguments)
+                first, second = call(name, function, arguments), call(name, function, arguments)
             except RewardError as error:
                 problems.append(error)
                 continue
@@ -88,18 +121,42 @@ class RewardStack:
                 )
         raise_all(problems)
 
-    def _run(self, name: str, arguments: dict[str, Any]) -> list[float | None]:
+    def _contained(
+        self, name: str, arguments: dict[str, Any], problem: Problem
+    ) -> list[float | None]:
+        rate = self._rates[name]
         try:
-            returned: Any = self._functions[name](**arguments)
-            if inspect.isawaitable(returned):
-                returned = _awaited(returned)
-        except Exception as error:  # a user's function may raise anything; it is named
-            raise RewardError(
-                f"the reward {name!r} raised {type(error).__name__}: {error}",
-                where="rewards",
-                fix=f"It was given the columns {', '.join(sorted(arguments))}.",
-            ) from error
-        return _validated(name, returned, len(arguments["completions"]))
+            values = call(name, self._functions[name], arguments)
+        except RewardError as error:
+            too_many = rate.add(failed=True)
+            told = f"{error.what} ({rate.failures} of {rate.groups} groups so far)"
+            self._events.append(f"rewards/failed on {problem.id}: {told}")
+            if too_many:
+                raise RewardError(
+                    told,
+                    where=f"rewards.{name}",
+                    fix=f"{self._culprit(name, arguments)} {error.fix} (More than "
+                    f"max_failure_rate, {rate.limit:g}, of the recent groups failed.)",
+                ) from error
+            return [None] * len(arguments["completions"])
+        rate.add(failed=False)
+        return values
+
+    def _culprit(self, name: str, arguments: dict[str, Any]) -> str:
+        """The first completion that fails when it is tried alone."""
+        for row in range(len(arguments["completions"])):
+            alone = {column: [values[row]] for column, values in arguments.items()}
+            try:
+                call(name, self._functions[name], alone)
+            except RewardError:
+                return (
+                    f"It fails on the completion {shown(alone['completions'][0])} "
+                    f"to {shown(alone['prompts'][0])}."
+                )
+        return (
+            "It fails on this group, but on none of its completions alone; the first is "
+            f"{shown(arguments['completions'][0])}."
+        )
 
 
 def build_rewards(configs: Sequence[RewardConfig], layout: RewardLayout) -> RewardStack:
@@ -121,79 +178,7 @@ def build_rewards(configs: Sequence[RewardConfig], layout: RewardLayout) -> Rewa
                 RewardError(f"two rewards are called {label!r}", where="rewards", fix="Rename one.")
             )
     raise_all(problems)
-    return RewardStack(functions)
-
-
-def _arguments(
-    problem: Problem, prompt: Prompt, completions: Sequence[Completion], grades: Sequence[Grade]
-) -> dict[str, Any]:
-    """Everything a reward function is called with, one entry a completion."""
-    n = len(completions)
-    asked: Content = prompt.text if prompt.messages is None else list(prompt.messages)
-    aliases = {
-        "answer": problem.answer,
-        "solution": problem.answer if problem.solution is None else problem.solution,
-        "reference_answer": problem.answer,
-        "reference_solution": problem.solution,
-        "question": problem.question,
-    }
-    columns = {name: [value] * n for name, value in {**aliases, **problem.columns}.items()}
-    return {
-        **columns,
-        "prompts": [asked] * n,
-        "completions": [_content(c, chat=prompt.messages is not None) for c in completions],
-        "grades": list(grades),
-        "finish_reasons": [c.finish_reason for c in completions],
-        "completion_ids": [list(c.token_ids) for c in completions],
-    }
-
-
-def _content(completion: Completion, *, chat: bool) -> Content:
-    if not chat:
-        return completion.text
-    return [Message(role="assistant", content=completion.text)]
-
-
-def _validated(name: str, returned: Any, expected: int) -> list[float | None]:
-    """The values as floats; tensors and arrays are accepted through `tolist`."""
-    values = returned.tolist() if hasattr(returned, "tolist") else returned
-    if not isinstance(values, (list, tuple)) or len(values) != expected:
-        size = f" of {len(values)}" if isinstance(values, (list, tuple)) else ""
-        raise RewardError(
-            f"the reward {name!r} returned {_shown(returned)}, a {type(returned).__name__}{size}, "
-            f"for {expected} completions",
-            where="rewards",
-            fix="Return a list with one number (or None: not scored) a completion.",
-        )
-    return [_number(name, value, row) for row, value in enumerate(values)]
-
-
-def _number(name: str, value: Any, row: int) -> float | None:
-    if value is None:
-        return None
-    value = value.item() if hasattr(value, "item") else value
-    if not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise RewardError(
-            f"the reward {name!r} returned {_shown(value)} for completion {row}",
-            where="rewards",
-            fix="Return finite numbers, or None for a completion that cannot be scored.",
-        )
-    return float(value)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
-def _awaited(awaitable: Any) -> Any:
-    """The result of an async reward, also where an event loop is already running."""
-
-    async def wait() -> Any:
-        return await awaitable
-
-    with ThreadPoolExecutor(max_workers=1) as executor:
-        return executor.submit(asyncio.run, wait()).result()
+    return RewardStack(functions, {reward_label(c.name): c.max_failure_rate for c in configs})
 
 
 def _examples(problem: Problem) -> tuple[list[Completion], list[Grade]]:

@@ -70,10 +70,12 @@ class GRPOPhase:
         applied = result is not None and result.applied
         self.state.skipped = 0 if result is None or applied else self.state.skipped + 1
         self._record(groups, advantages)
+        failed = self._session.rewards.take_events()
         scale = schedule(self.config.optimizer, number, self.total)
         tallies = {
             **rollout_tallies(groups, advantages),
             **({} if result is None else result.tallies),
+            "rewards/failed": Tally.of([len(failed)]),
             "learning_rate": Tally.of([scale * self.config.optimizer.learning_rate]),
             "time.sample": Tally.of([collected.sample_seconds]),
             "time.grade": Tally.of([collected.grade_seconds]),
@@ -87,7 +89,7 @@ class GRPOPhase:
             status=status_of(
                 groups, applied=applied, any_advantage=any(any(values) for values in advantages)
             ),
-            events=_events(groups),
+            events=(*_events(groups), *failed),
         )
 
     def _collect(self, number: int) -> Collected:

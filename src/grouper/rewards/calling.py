@@ -1,0 +1,168 @@
+"""Calling a reward function: what it is given, and what it may return."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import numbers
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from typing import Any
+
+from grouper.errors import RewardError
+from grouper.rewards.base import Content, RewardFunction
+from grouper.types import Completion, Grade, Message, Problem, Prompt
+
+__all__ = ["arguments_of", "call", "one_by_one", "shown"]
+
+_SINGULAR = {
+    "prompts": "prompt",
+    "completions": "completion",
+    "grades": "grade",
+    "finish_reasons": "finish_reason",
+}
+
+
+def arguments_of(
+    problem: Problem, prompt: Prompt, completions: Sequence[Completion], grades: Sequence[Grade]
+) -> dict[str, Any]:
+    """Everything a reward function is called with, one entry a completion."""
+    n = len(completions)
+    asked: Content = prompt.text if prompt.messages is None else list(prompt.messages)
+    aliases = {
+        "answer": problem.answer,
+        "solution": problem.answer if problem.solution is None else problem.solution,
+        "reference_answer": problem.answer,
+        "reference_solution": problem.solution,
+        "question": problem.question,
+    }
+    columns = {name: [value] * n for name, value in {**aliases, **problem.columns}.items()}
+    return {
+        **columns,
+        "prompts": [asked] * n,
+        "completions": [_content(c, chat=prompt.messages is not None) for c in completions],
+        "grades": list(grades),
+        "finish_reasons": [c.finish_reason for c in completions],
+        "completion_ids": [list(c.token_ids) for c in completions],
+    }
+
+
+def _content(completion: Completion, *, chat: bool) -> Content:
+    if not chat:
+        return completion.text
+    return [Message(role="assistant", content=completion.text)]
+
+
+def call(name: str, function: RewardFunction, arguments: Mapping[str, Any]) -> list[float | None]:
+    """The values of one batch.
+
+    Raises:
+        RewardError: the function raised, or returned something else than one finite number in
+            its stated range (`bounds`), or None, a completion.
+    """
+    try:
+        returned: Any = function(**arguments)
+        if inspect.isawaitable(returned):
+            returned = _awaited(returned)
+    except Exception as error:  # a user's function may raise anything; it is named
+        raise RewardError(
+            f"the reward {name!r} raised {type(error).__name__}: {error}",
+            where="rewards",
+            fix=f"It was given the columns {', '.join(sorted(arguments))}.",
+        ) from error
+    values = _validated(name, returned, len(arguments["completions"]))
+    _check_bounds(name, getattr(function, "bounds", None), values)
+    return values
+
+
+def one_by_one(function: Callable[..., Any]) -> RewardFunction:
+    """A reward function of one completion (`completion`, `answer`, ...) as one of a batch.
+
+    Every argument is the entry of one completion; `prompts`, `completions`, `grades` and
+    `finish_reasons` come in the singular. An async function runs for all of them together.
+
+    >>> def brevity(completion, answer, **kwargs):
+    ...     return len(answer) / len(completion)
+    >>> one_by_one(brevity)(prompts=["q", "q"], completions=["4", "4444"], answer=["4", "4"])
+    [1.0, 0.25]
+    """
+
+    @wraps(function)
+    def batch(**arguments: Any) -> Any:
+        plural = [name for name in _SINGULAR if name in arguments]
+        others = [name for name in arguments if name not in plural]
+        values = [
+            function(
+                **{name: arguments[name][row] for name in others if name not in _SINGULAR.values()},
+                **{_SINGULAR[name]: arguments[name][row] for name in plural},
+            )
+            for row in range(len(arguments["completions"]))
+        ]
+        return _together(values) if any(map(inspect.isawaitable, values)) else values
+
+    return batch
+
+
+async def _together(values: Sequence[Awaitable[Any]]) -> list[Any]:
+    return await asyncio.gather(*values)
+
+
+def _awaited(awaitable: Any) -> Any:
+    """The result of an async reward, also where an event loop is already running."""
+
+    async def wait() -> Any:
+        return await awaitable
+
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        return executor.submit(asyncio.run, wait()).result()
+
+
+def _validated(name: str, returned: Any, expected: int) -> list[float | None]:
+    """The values as floats; tensors and arrays are accepted through `tolist`."""
+    values = returned.tolist() if hasattr(returned, "tolist") else returned
+    if not isinstance(values, (list, tuple)) or len(values) != expected:
+        size = f" of {len(values)}" if isinstance(values, (list, tuple)) else ""
+        raise RewardError(
+            f"the reward {name!r} returned {shown(returned)}, a {type(returned).__name__}{size}, "
+            f"for {expected} completions",
+            where="rewards",
+            fix="Return a list with one number (or None: not scored) a completion.",
+        )
+    return [_number(name, value, row) for row, value in enumerate(values)]
+
+
+def _number(name: str, value: Any, row: int) -> float | None:
+    if value is None:
+        return None
+    value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise RewardError(
+            f"the reward {name!r} returned {shown(value)} for completion {row}",
+            where="rewards",
+            fix="Return finite numbers, or None for a completion that cannot be scored.",
+        )
+    return float(value)
+
+
+def _check_bounds(
+    name: str, bounds: tuple[float, float] | None, values: Sequence[float | None]
+) -> None:
+    if bounds is None:
+        return
+    low, high = bounds
+    for row, value in enumerate(values):
+        if value is not None and not low - 1e-9 <= value <= high + 1e-9:
+            raise RewardError(
+                f"the reward {name!r} returned {value} for completion {row}, outside its range "
+                f"{low:g} to {high:g}",
+                where="rewards",
+                fix="Correct the function or the `bounds` it states.",
+            )
+
+
+def shown(value: Any) -> str:
+    """A value as text, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -1,0 +1,58 @@
+"""Reward functions as users of systems A, C, D and E write them, for the tests to load by path."""
+
+import asyncio
+import re
+
+
+def a_correctness(prompts, completions, answer, **kwargs):
+    """A: chat messages, the answer column of GSM8K cut by hand."""
+    replies = [completion[0]["content"] for completion in completions]
+    given = [reply.split("<answer>")[-1].split("</answer>")[0].strip() for reply in replies]
+    wanted = [text.split("####")[-1].strip() for text in answer]
+    assert prompts[0][-1]["role"] == "user"
+    return [2.0 if g == w else 0.0 for g, w in zip(given, wanted, strict=True)]
+
+
+def c_correctness(*, prompts, completions, reference_answer, reference_solution, **kwargs):
+    """C: keyword-only, both reference columns, strings or messages."""
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    assert len(prompts) == len(reference_solution) == len(texts)
+    return [float(f">{r}<" in t) for t, r in zip(texts, reference_answer, strict=True)]
+
+
+def d_numbers(prompts, completions, answer, scale=1.0, **kwargs):
+    """D: the first number of the solution tag, prints now and then, a parameter."""
+    scores = []
+    for completion, true in zip(completions, answer, strict=True):
+        found = re.search(r"<answer>\D*([\d.]+)", completion[0]["content"])
+        near = found is not None and abs(float(found[1]) / float(true.split()[-1]) - 1) < 0.1
+        scores.append(scale * (3.5 if near else -1.5))
+    return scores
+
+
+def e_accuracy(completions, solution, **kwargs):
+    """E: the worked solution with its box, None where there is none."""
+    texts = [completion[0]["content"] for completion in completions]
+    boxes = [re.search(r"boxed\{(.*?)\}", text) for text in solution]
+    return [
+        None if box is None else float(f">{box[1]}<" in text)
+        for box, text in zip(boxes, texts, strict=True)
+    ]
+
+
+async def later(completions, **kwargs):
+    await asyncio.sleep(0)
+    return [float(len(c[0]["content"])) for c in completions]
+
+
+def brevity(completion, answer, finish_reason, grade, *, most=100, **kwargs):
+    """One completion at a time."""
+    assert isinstance(answer, str)
+    assert finish_reason
+    return 0.0 if grade.correct else -len(completion[0]["content"]) / most
+
+
+async def asks(completion, prompt, **kwargs):
+    """One at a time and async: they run together."""
+    await asyncio.sleep(0)
+    return 1.0 if prompt else 0.0
