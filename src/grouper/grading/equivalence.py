@@ -165,13 +165,23 @@ def same_atoms(prediction: str, reference: str) -> tuple[bool | None, str]:
     right_name, right = split_equation(reference)
     if left_name and right_name:
         return _same_equations((left_name, left), (right_name, right))
-    if left_name and _false_statement(left_name, left):
-        return False, "the equation given is false"
-    if left_name and left == "0" and not _names_a_value(left_name):
-        return False, "an equation where a value is asked"
+    misstated = left_name and _misstated(left_name, left)
+    if misstated:
+        return False, misstated
     if right_name and not _names_a_value(right_name):
         return None, ""
     return _same_values(left, right)
+
+
+def _misstated(name: str, value: str) -> str | None:
+    """Why `name = value` does not answer a question for a value, or None."""
+    if _SENTENCE_END.search(name):
+        return "a sentence that ends in an equation"
+    if _false_statement(name, value):
+        return "the equation given is false"
+    if value == "0" and not _names_a_value(name):
+        return "an equation where a value is asked"
+    return None
 
 
 def _same_values(prediction: str, reference: str) -> tuple[bool | None, str]:
@@ -204,6 +214,7 @@ def split_equation(text: str) -> tuple[str | None, str]:
     return (first, last) if first and last else (None, text)
 
 
+_SENTENCE_END = re.compile(r"[.:;?!] +[A-Za-z]", re.ASCII)
 _INEQUALITY = re.compile(r"[!:]=|[<>]|\\(?:le|ge|ne|lt|gt)(?![A-Za-z])")
 _VALUE_NAME = re.compile(
     r"\\?[A-Za-z]+(?:_\{\w+\}|'|\([\w,]*\))*|\|?[A-Za-z]{1,3}\|?|\([A-Za-z,]+\)|[A-Za-z ]+"

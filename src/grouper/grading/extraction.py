@@ -63,7 +63,18 @@ def _in_tags(text: str, contract: AnswerContract) -> Extraction:
     end = text.find(contract.close, start)
     if end < 0:
         return Extraction(None, f"{contract.open} is not closed")
+    if contract.reasoning is not None and _between(text, start, end, contract.reasoning):
+        return Extraction(None, f"the last {contract.open} stands inside the reasoning")
     return Extraction(text[start:end].strip(), f"last {contract.open}")
+
+
+def _between(text: str, start: int, end: int, tags: tuple[str, str]) -> bool:
+    """Whether text[start:end] stands between the tags; the prompt may have written the first."""
+    open_, close = tags
+    closed = text.find(close, end)
+    if closed < 0 or text.find(open_, end, closed) >= 0:
+        return False
+    return text.rfind(close, 0, start) <= text.rfind(open_, 0, start)
 
 
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])[ \t]*")

@@ -46,6 +46,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<=\d)(?:,\s*\\!|\{,\}\s*(?:\\!)?)\s*(?=\d{3}(?!\d))", ""),
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|middle)(?![A-Za-z])\.?", ""),
         (r"\\!", ""),
+        # Asked for or not, a box around the whole answer says nothing.
+        (r"^\\f?box(?:ed)?\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", r"\1"),
         (r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![A-Za-z])|\\thinspace(?![A-Za-z])|[\s]+", " "),
         (r"\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\})?", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
@@ -66,7 +68,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )  # fmt: skip
 _TYPESET = re.compile(r"[\\~*{]")
 _DELIMITERS = re.compile(r"\\[()\[\]]")
-_LEFT_EDGE = " ,;:"
+_LEFT_EDGE = " ,;:="
 _RIGHT_EDGE = " .,;:"
 
 
@@ -100,7 +102,7 @@ def _without_dollars(text: str) -> str:
     return bare.replace("$", " ").replace("\0", r"\$").strip()
 
 
-_SCRIPT = re.compile(r"([\^_]) ?(\d+|[A-Za-z]|\\[A-Za-z]+)(?![^{}]*\\begin)", re.ASCII)
+_SCRIPT = re.compile(r"([\^_]) ?(-?\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+)(?![^{}]*\\begin)", re.ASCII)
 _ARGUMENT = r"(\d|[A-Za-z]|\\pi(?![A-Za-z]))"
 _FRAC_DIGITS = re.compile(rf"\\frac ?{_ARGUMENT} ?(\d|[A-Za-z]|\{{|\\pi(?![A-Za-z]))", re.ASCII)
 _FRAC_SECOND = re.compile(rf"(\\frac ?\{{[^{{}}]*\}}) ?{_ARGUMENT}", re.ASCII)

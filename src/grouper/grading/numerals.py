@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from grouper.grading.normalise import braced
+from grouper.grading.quantities import read_compound
 from grouper.grading.rational import Rational, evaluate
 from grouper.grading.units import SCALES, Unit, find_unit, is_unit_phrase
 
@@ -44,7 +45,7 @@ _THOUSANDS = re.compile(
 _REPEATING = re.compile(
     r"([-+]?)(\d*)\.(\d*?)(?:\\(?:overline|bar)\{?(\d+)\}?|\((\d+)\))", re.ASCII
 )
-_BASED = re.compile(r"(-?)([0-9A-Za-z]+)_\{?(?:\\?)(\d{1,2})\}?", re.ASCII)
+_BASED = re.compile(r"(-?)([0-9A-Za-z]+)_(?:\{? ?(\d{1,2}|[a-z]{3,7}) ?\}?)", re.ASCII)
 _CURRENCY = re.compile(r"([-+]?)\s*(\\\$|[$€£])\s*(.*)", re.DOTALL)
 _PERCENT = re.compile(r"(.*?)\s*(?:%|percent|per cent|pct)", re.DOTALL | re.IGNORECASE)
 _DEGREES = re.compile(r"(.*?[\d})])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\circ)(.*)", re.DOTALL)
@@ -77,9 +78,12 @@ def read_number(text: str) -> Number | None:
     plain = _plain(text)
     if plain is not None:
         return plain
-    if not text or not (text[-1].isascii() and any(c.isdigit() for c in text)):
+    if not text or not ((text[-1].isascii() or text[-1] == "¢") and any(c.isdigit() for c in text)):
         word = _WORDS.get(text.lower())
         return None if word is None else Number(Fraction(word))
+    compound = read_compound(text)
+    if compound is not None:
+        return Number(compound.value, unit=compound.unit)
     return _based(text) or _with_unit(text) or _bare(text)
 
 
@@ -103,7 +107,8 @@ def _based(text: str) -> Number | None:
     match = _BASED.fullmatch(text)
     if match is None:
         return None
-    sign, digits, base = match.group(1), match.group(2), int(match.group(3))
+    sign, digits, written = match.groups()
+    base = int(written) if written.isdigit() else _WORDS.get(written, 0)
     if not 2 <= base <= 36 or len(digits) > 200 or digits.isalpha():
         return None  # `a_{12}` is a variable
     try:

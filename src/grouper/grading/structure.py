@@ -13,6 +13,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
+from grouper.grading.quantities import read_compound
+
 __all__ = ["AtomTest", "Kind", "Node", "compare", "readings"]
 
 AtomTest = Callable[[str, str], bool | None]
@@ -84,6 +86,8 @@ def readings(text: str) -> tuple[Node, ...]:
     if "," in text and _THOUSANDS.fullmatch(text):
         parts = _listed(_split(text)[0])
         return Node(Kind.ATOM, text), parts
+    if read_compound(text) is not None:
+        return (Node(Kind.ATOM, text),)  # "18 dollars and 50 cents" is no list
     node = _parse(text, 0)
     decimal = _DECIMAL_COMMA.fullmatch(text)
     if decimal:

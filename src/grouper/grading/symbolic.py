@@ -167,6 +167,8 @@ def _same_expressions(prediction: str, reference: str) -> tuple[bool, str]:
         return _same_equations((left_name, left), (right_name, right))
     if right_name and not _is_name(right_name):
         return False, "the reference is an equation, the answer is not"
+    if left != right and _INDEXED_NUMBER.search(f"{left} {right}"):
+        return False, "a number in a base that cannot be read"
     expected, given = _expression(right), _expression(left)
     if _is_logical(expected) or _is_logical(given):
         return _same_regions(given, expected)
@@ -175,9 +177,12 @@ def _same_expressions(prediction: str, reference: str) -> tuple[bool, str]:
     agreed = _agree(given, expected, decimals)
     if agreed is not None:
         return agreed, "equal at every point tried" if agreed else "different values"
-    if _says_yes(given, expected):
-        return True, "equal for Math-Verify; no numbers to check it with"
-    return False, "not equal for Math-Verify"
+    yes = _says_yes(given, expected)
+    return yes, f"{'' if yes else 'not '}equal for Math-Verify; no numbers to check it with"
+
+
+# The parser drops the base of `204_{six}`.
+_INDEXED_NUMBER = re.compile(r"(?<![A-Za-z_\\\d{])\d+ ?_", re.ASCII)
 
 
 def _is_name(text: str) -> bool:
@@ -197,6 +202,7 @@ def latex_of(text: str) -> str:
     """
     text = _PLAIN_FUNCTION.sub(r"\\\1 ", text).replace(r"\infinity", r"\infty")
     text = text.replace("**", "^").replace("*", r"\cdot ")
+    text = text.replace("<=", r"\le ").replace(">=", r"\ge ")
     for opener in (r"\sqrt ", r"\sqrt", "^"):
         text = _braces_for_parentheses(text, opener)
     return braced(text)
@@ -346,10 +352,14 @@ def _is_logical(expression: Any) -> bool:
     return isinstance(expression, (sympy.Set, sympy.logic.boolalg.Boolean, sympy.Tuple))
 
 
+_MEMBER = re.compile(r"^[A-Za-z] *\\in(?![A-Za-z])", re.ASCII)
+
+
 def _same_sets(prediction: str, reference: str, test: _AtomTest) -> bool | None:
     """Shapes that differ on paper: `x > 3` against `(3, oo)`."""
     try:
-        same, test.reason = _same_regions(_expression(prediction), _expression(reference))
+        regions = (_expression(_MEMBER.sub("", text)) for text in (prediction, reference))
+        same, test.reason = _same_regions(*regions)
     except _UnreadError as error:
         test.unread.add(error.text)
         return False

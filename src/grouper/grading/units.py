@@ -103,7 +103,7 @@ def is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
     >>> is_unit_phrase("x", spaced=True), is_unit_phrase("cm", spaced=False)
     (False, True)
     """
-    words = phrase.lower().replace("-", " ").split()
+    words = phrase.lower().replace("-", " ").replace("left over", "left").split()
     if not words or len(words) > _MAX_WORDS or not _NOT_UNITS.isdisjoint(words):
         return False
     if find_unit(phrase) is not None:
