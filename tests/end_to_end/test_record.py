@@ -9,7 +9,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from grouper.errors import PreflightError
+from grouper.errors import ModelError, PreflightError
 from grouper.recipe import load_recipe
 from grouper.tracking.live import Progress
 from grouper.tracking.run_folder import RunFolder
@@ -149,6 +149,20 @@ def test_grpo_goes_on_from_sft_or_says_that_it_starts_from_the_base(
     with Session(recipe, Progress(), resume=True) as session:
         train(session)
     assert "".join(f"GRPO starts from {start}".split()) in "".join(capsys.readouterr().err.split())
+
+
+def test_a_start_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    """Its tokens would mean other things; nothing but a low score would tell."""
+    one = run(tmp_path / "one", "skip_grpo=true")
+    two = run(tmp_path / "two", "skip_grpo=true", "data.sft.options.count=30")
+    with pytest.raises(ModelError, match="would read other tokens"):
+        run(
+            tmp_path / "three",
+            "skip_sft=true",
+            "model.new=null",
+            f"model.path={one / 'base'}",
+            f"grpo.start_from={two / 'sft' / 'final'}",
+        )
 
 
 def test_a_budget_that_cuts_off_most_answers_is_refused(tmp_path: Path) -> None:

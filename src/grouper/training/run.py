@@ -131,7 +131,7 @@ def _starting_policy(session: Session, policy: Policy | None) -> Policy:
     sft = session.path / "sft" / "final"
     if start is not None:
         session.display.say(f"GRPO starts from {start}.")
-        return session.load(start)
+        return session.load_start(start)
     if is_complete(sft):
         if policy is not None and not session.recipe.skip_sft:
             return policy

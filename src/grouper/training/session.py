@@ -10,9 +10,9 @@ from types import FrameType
 from typing import Any, Self
 
 from grouper.config import Recipe
-from grouper.errors import GrouperError, Interrupted
+from grouper.errors import GrouperError, Interrupted, ModelError
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
-from grouper.model_files import require_model_folder
+from grouper.model_files import load_tokenizer, require_model_folder
 from grouper.new_model import make_new_model, save_new_model
 from grouper.policy import Policy
 from grouper.prompts import make_format
@@ -81,7 +81,7 @@ class Session(Workbench):
         """Everything that a run needs and that can still refuse it."""
         display = self.display
         setup_logging(self.path, console=display.console)
-        self.base_path = recipe.model.path or self._new_model(recipe, sets)
+        self.base_path = self._base(recipe, sets)
         for line in opening_lines(recipe, sets):
             display.say(line)
         for text in leak_warnings(sets):
@@ -105,6 +105,32 @@ class Session(Workbench):
         """As `Workbench.load`, shown to whoever watches."""
         with self.display.track(f"loading {path}"):
             return super().load(path)
+
+    def _base(self, recipe: Recipe, sets: ProblemSets) -> str:
+        """The model before training, whose tokenizer the whole run uses."""
+        if recipe.model.path is not None:
+            return recipe.model.path
+        if recipe.skip_sft and recipe.grpo.start_from is not None:
+            # A new model would bring a new tokenizer, which the starting model cannot read.
+            return recipe.grpo.start_from
+        return self._new_model(recipe, sets)
+
+    def load_start(self, path: str) -> Policy:
+        """Load the model GRPO starts from, made sure that it reads this run's tokens.
+
+        Raises:
+            ModelError: its tokenizer is another one.
+        """
+        require_model_folder(path, where="grpo.start_from")
+        theirs = load_tokenizer(path)
+        if theirs.get_vocab() != self.tokenizer.get_vocab():
+            raise ModelError(
+                f"the tokenizer of {path} is not that of {self.base_path}: the model would read "
+                "other tokens than it was trained on",
+                where="grpo.start_from",
+                fix="Start from a model that was trained from this recipe's model.path.",
+            )
+        return self.load(path)
 
     def _new_model(self, recipe: Recipe, sets: ProblemSets) -> str:
         """The folder of the recipe's random model, made on the first use."""
