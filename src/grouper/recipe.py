@@ -21,7 +21,7 @@ from grouper.config import Recipe, SourceConfig
 from grouper.data import SOURCES, check_source
 from grouper.errors import ConfigError, GrouperError, did_you_mean, raise_all
 from grouper.prompts import make_format, warn_about_system
-from grouper.rewards import build_rewards
+from grouper.rewards import build_rewards, expand_stacks
 from grouper.validation import validate_json
 
 __all__ = [
@@ -88,6 +88,8 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         )
     for override in overrides:
         _apply(data, override)
+    if "rewards" in data:
+        data["rewards"] = expand_stacks(data["rewards"])
     try:
         as_json = json.dumps(data, allow_nan=False, default=str)
     except ValueError as error:

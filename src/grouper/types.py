@@ -93,6 +93,8 @@ class AnswerContract:
     """The text before the answer (tags only)."""
     close: str = ""
     """The text after the answer (tags only)."""
+    reasoning: tuple[str, str] | None = None
+    """The tags around the reasoning (tags only): what stands between them answers nothing."""
     turn_markers: tuple[str, ...] = ()
     """Text that starts an invented next turn; nothing from there on counts."""
 

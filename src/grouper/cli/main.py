@@ -21,6 +21,7 @@ COMMANDS = {
     "eval": ("grouper.cli.evaluate", "Measure a model on a recipe's problems."),
     "generate": ("grouper.cli.generate", "Answer one question, a JSONL file, or a conversation."),
     "recipes": ("grouper.cli.recipes", "List the recipes; show one, its fields, formats, sources."),
+    "rewards": ("grouper.cli.rewards", "List the rewards, try them on a text, or attack them."),
     "new-model": ("grouper.cli.new_model", "Make a small random model fitted to a recipe's data."),
 }
 """Name -> (module that holds the command, one line for `grouper --help`)."""

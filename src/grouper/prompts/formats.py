@@ -165,8 +165,14 @@ class PromptFormat:
         )
 
 
-def _tag_contract(open_: str, close: str) -> AnswerContract:
-    return AnswerContract(kind=AnswerKind.TAG, open=open_, close=close, turn_markers=TURN_MARKERS)
+def _tag_contract(tags: tuple[str, str, str, str]) -> AnswerContract:
+    return AnswerContract(
+        kind=AnswerKind.TAG,
+        open=tags[2],
+        close=tags[3],
+        reasoning=tags[:2],
+        turn_markers=TURN_MARKERS,
+    )
 
 
 XML_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
@@ -182,7 +188,7 @@ _TABLE = (
             "<reasoning>\nyour working, step by step\n</reasoning>\n"
             "<answer>\nthe final result and nothing else\n</answer>"
         ),
-        contract=_tag_contract("<answer>", "</answer>"),
+        contract=_tag_contract(XML_TAGS),
         tags=XML_TAGS,
         opening="<reasoning>\n",
         middle="\n</reasoning>\n<answer>\n",
@@ -192,7 +198,7 @@ _TABLE = (
         name="compact",
         description="the tags of xml without line breaks or instruction, for tiny models",
         system="",
-        contract=_tag_contract("<answer>", "</answer>"),
+        contract=_tag_contract(XML_TAGS),
         tags=XML_TAGS,
         opening="<reasoning>",
         middle="</reasoning><answer>",
@@ -206,7 +212,7 @@ _TABLE = (
             "<think>\nyour thoughts, step by step\n</think>\n\n"
             "<answer>\nthe final result and nothing else\n</answer>"
         ),
-        contract=_tag_contract("<answer>", "</answer>"),
+        contract=_tag_contract(THINK_TAGS),
         tags=THINK_TAGS,
         opening="<think>\n",
         middle="\n</think>\n\n<answer>\n",
@@ -224,7 +230,7 @@ _TABLE = (
             "respectively, i.e., <think> reasoning process here </think> <answer> answer here "
             "</answer>."
         ),
-        contract=_tag_contract("<answer>", "</answer>"),
+        contract=_tag_contract(THINK_TAGS),
         tags=THINK_TAGS,
         prefix="<think>",
         stop=("</answer>",),
@@ -259,6 +265,7 @@ _TABLE = (
 
 
 def _with_tags(tags: TagsConfig) -> PromptFormat:
+    four = (tags.reasoning_open, tags.reasoning_close, tags.answer_open, tags.answer_close)
     return PromptFormat(
         name="tags",
         description="tags of your own (prompt.tags); the prompt opens the reasoning tag",
@@ -267,8 +274,8 @@ def _with_tags(tags: TagsConfig) -> PromptFormat:
             f"Write your working between {tags.reasoning_open} and {tags.reasoning_close}, "
             f"then the final result alone between {tags.answer_open} and {tags.answer_close}."
         ),
-        contract=_tag_contract(tags.answer_open, tags.answer_close),
-        tags=(tags.reasoning_open, tags.reasoning_close, tags.answer_open, tags.answer_close),
+        contract=_tag_contract(four),
+        tags=four,
         prefix=tags.reasoning_open,
         opening=tags.reasoning_open,
         middle=f"{tags.reasoning_close}{tags.answer_open}",

@@ -1,0 +1,124 @@
+"""`grouper rewards`: list, show, try and probe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grouper.cli.main import COMMANDS
+from grouper.rewards import REWARDS, STACKS, stack
+
+GOOD = "<reasoning>a</reasoning><answer>{}</answer>"
+
+
+def test_list_names_every_reward_and_stack(grouper) -> None:
+    assert "rewards" in COMMANDS
+    called = grouper("rewards", "list")
+    assert called.code == 0
+    for name in (*REWARDS, *(f"stack:{name}" for name in STACKS)):
+        assert f" {name} " in called.out
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_show_every_reward(grouper, name: str) -> None:
+    called = grouper("rewards", "show", name)
+    assert called.code == 0
+    assert called.out.startswith(f"{name}: ")
+    assert "Range" in called.out
+
+
+def test_show_lists_parameters(grouper) -> None:
+    out = grouper("rewards", "show", "soft_overlong").out
+    assert "max_tokens (int, required)" in out
+    assert "variant (str, default default)" in grouper("rewards", "show", "dapo_answer").out
+    assert "Parameters" not in grouper("rewards", "show", "r1_zero_format").out
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_show_a_stack_as_entries_to_copy(grouper, name: str) -> None:
+    for spelling in (name, f"stack:{name}"):
+        called = grouper("rewards", "show", spelling)
+        assert called.code == 0
+        entries = yaml.safe_load(called.out)["rewards"]
+        assert [entry["name"] for entry in entries] == [r.name for r in stack(name)]
+        assert [entry.get("weight", 1.0) for entry in entries] == [r.weight for r in stack(name)]
+        for probe in STACKS[name].fails:
+            assert probe in called.out
+
+
+def test_try_shows_extraction_verdict_components_and_total(grouper) -> None:
+    called = grouper("rewards", "try", "demo", GOOD.format(42), "--answer", "42.0")
+    assert called.code == 0
+    lines = called.out.splitlines()
+    assert "answer      42" in lines
+    assert any(line.startswith("verdict     correct by number") for line in lines)
+    assert "reward      format = 1, weight 0.1" in lines
+    assert "total       1.2" in lines
+
+
+def test_try_a_wrong_an_empty_and_an_overridden_one(grouper) -> None:
+    assert (
+        "total       0.2"
+        in grouper("rewards", "try", "demo", GOOD.format(41), "--answer", "42").out
+    )
+    empty = grouper("rewards", "try", "demo", "", "--answer", "42").out
+    assert "answer      (none)" in empty
+    assert "no_answer by extract: no <answer>" in empty
+    weighted = grouper(
+        "rewards", "try", "demo", GOOD.format(42), "rewards.0.weight=2", "--answer", "42"
+    )
+    assert "total       2.2" in weighted.out
+
+
+def test_try_a_stack_and_line_breaks(grouper) -> None:
+    text = r"<reasoning>\na\nb\n</reasoning>\n<answer>\n42\n</answer>"
+    called = grouper("rewards", "try", "stack:gsm8k-xml", text, "--answer", "42")
+    assert "total       4" in called.out
+
+
+def test_probe_passes_our_own_and_fails_a_compatibility_stack(grouper) -> None:
+    ours = grouper("rewards", "probe", "demo")
+    assert ours.code == 0, ours.err
+    assert "No attack pays: all 13 probes passed." in ours.out
+    theirs = grouper("rewards", "probe", "stack:openmath-dapo", "--texts")
+    assert theirs.code == 1
+    assert "Cheating pays in 4 of 13 probes." in theirs.out
+    assert "--- answer_list: earned 5.500" in theirs.out
+    for name in STACKS["openmath-dapo"].fails:
+        assert any(name in line and "FAIL" in line for line in theirs.out.splitlines())
+
+
+def test_probe_attacks_a_users_function(grouper, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def contains(completion, answer, **kwargs):\n"
+        "    text = completion if isinstance(completion, str) else completion[0]['content']\n"
+        "    return float(answer in text)\n"
+    )
+    called = grouper("rewards", "probe", "demo", f"rewards=[{{name: '{file}:contains'}}]")
+    assert called.code == 1
+    assert "answer_list" in called.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (("show", "xml_tagcount"), ("Did you mean 'xml_tag_count'",)),
+        (("probe", "stack:gsm8k-xlm"), ("Did you mean 'gsm8k-xml'",)),
+        (("probe", "dmeo"), ("Did you mean 'demo'",)),
+        (("probe", "stack:default", "seed=1"), ("no settings to override",)),
+        (("try", "demo", "x", "rewards.0.name=nope", "--answer", "4"), ("no reward 'nope'",)),
+    ],
+)
+def test_refusals(grouper, arguments: tuple[str, ...], texts: tuple[str, ...]) -> None:
+    grouper("rewards", *arguments).refused(*texts)
+
+
+def test_a_function_that_fails_on_the_text_is_told(grouper, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def breaks(completions, level, **kwargs):\n    return [0.0]\n")
+    grouper(
+        "rewards", "try", "demo", "x", f"rewards=[{{name: '{file}:breaks'}}]", "--answer", "4"
+    ).refused("raised TypeError", "no columns of a data source")

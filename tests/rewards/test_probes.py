@@ -1,0 +1,127 @@
+"""Grouper's own stacks pass every probe; the others fail exactly those they say they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grouper.config import GradingConfig, PromptConfig, RewardConfig
+from grouper.errors import RewardError
+from grouper.grading import Grader
+from grouper.prompts import PromptFormat, make_format
+from grouper.recipe import load_recipe
+from grouper.rewards import STACKS, ProbeResult, RewardStack, build_rewards, probe
+from grouper.rewards.attacks import PROBES
+from grouper.types import Verdict
+
+
+def attack(rewards: Sequence[RewardConfig] | RewardStack, fmt: PromptFormat) -> list[ProbeResult]:
+    stack = rewards if isinstance(rewards, RewardStack) else build_rewards(rewards, fmt.layout)
+    with Grader(fmt.contract, GradingConfig()) as grader:
+        return probe(stack, fmt, grader)
+
+
+def failed(results: list[ProbeResult]) -> list[str]:
+    return [result.name for result in results if not result.passed]
+
+
+@pytest.mark.parametrize("recipe", ["demo", "gsm8k-tiny"])
+def test_our_recipes_pass(recipe: str) -> None:
+    opened = load_recipe(recipe)
+    results = attack(opened.rewards, make_format(opened.prompt))
+    assert len(results) == len(PROBES)
+    assert failed(results) == []
+
+
+@pytest.mark.parametrize("name", ["xml", "compact", "think", "r1-zero", "tags"])
+def test_the_default_stack_passes_in_every_tagged_format(name: str) -> None:
+    results = attack(STACKS["default"].rewards, make_format(PromptConfig(format=name)))
+    assert failed(results) == []
+    assert STACKS["default"].fails == ()
+
+
+@pytest.mark.parametrize("name", [name for name in STACKS if name != "default"])
+def test_compatibility_stacks_fail_what_they_say(name: str) -> None:
+    results = attack(STACKS[name].rewards, make_format(PromptConfig(format=STACKS[name].format)))
+    assert failed(results) == list(STACKS[name].fails)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_docs_list_what_each_fails(name: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+    shown = row.split("|")[-2].strip()
+    assert shown == (", ".join(f"`{probe}`" for probe in STACKS[name].fails) or "none")
+
+
+def test_an_answer_inside_the_reasoning_is_none() -> None:
+    fmt = make_format(PromptConfig(format="think"))
+    with Grader(fmt.contract, GradingConfig()) as grader:
+        texts = [
+            "<think>so <answer>4</answer></think>",
+            "<think>a</think><answer>4</answer>",
+            "<think>a</think><answer>4</answer><think>b</think>",
+            "<think>a</think><answer>4</answer></think>",
+            "<answer>4</answer>",
+            "a <answer>4</answer></think>",
+        ]
+        verdicts = [g.verdict for g in grader.grade(texts, ["4"] * len(texts))]
+    no, yes = Verdict.NO_ANSWER, Verdict.CORRECT
+    assert verdicts == [no, yes, yes, yes, yes, no]
+
+
+def function_stack(function: Any) -> RewardStack:
+    return RewardStack([("mine", 1.0, function)])
+
+
+XML = make_format(PromptConfig(format="xml"))
+
+
+def test_a_substring_test_is_caught() -> None:
+    def contains(completions: Any, reference_answer: Any, **columns: Any) -> list[float]:
+        texts = [c[0]["content"] for c in completions]
+        return [float(a in t) for a, t in zip(reference_answer, texts, strict=True)]
+
+    assert {"answer_list", "answer_in_thinking", "giant_output", "next_turn"} <= set(
+        failed(attack(function_stack(contains), XML))
+    )
+
+
+def test_paying_for_length_or_tags_is_caught() -> None:
+    def long(completions: Any, **columns: Any) -> list[float]:
+        return [float(len(c[0]["content"])) for c in completions]
+
+    def tags(completions: Any, **columns: Any) -> list[float]:
+        return [float(c[0]["content"].count("<answer>")) for c in completions]
+
+    assert "giant_output" in failed(attack(function_stack(long), XML))
+    assert "repeated_tags" in failed(attack(function_stack(tags), XML))
+
+
+def test_a_punishment_for_answering_is_caught() -> None:
+    def silent(completions: Any, **columns: Any) -> list[float]:
+        return [-float(bool(c[0]["content"].strip())) for c in completions]
+
+    assert "empty" in failed(attack(function_stack(silent), XML))
+
+
+def test_a_result_explains_itself() -> None:
+    (result, *_) = attack(
+        function_stack(lambda completions, **c: [float(not t[0]["content"]) for t in completions]),
+        XML,
+    )
+    assert (result.name, result.earned, result.honest) == ("empty", 1.0, 0.0)
+    assert (result.text, result.verdict) == ("", Verdict.NO_ANSWER)
+
+
+def test_a_function_that_cannot_score_the_made_up_problem_is_told() -> None:
+    def needs(level: Any, **columns: Any) -> list[float]:
+        return [1.0]
+
+    with pytest.raises(RewardError, match=r"level.*no columns of a data source"):
+        attack(function_stack(needs), XML)
+    with pytest.raises(RewardError, match="does not score an honest wrong answer"):
+        attack(function_stack(lambda completions, **columns: [None] * len(completions)), XML)
