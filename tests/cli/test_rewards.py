@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,37 @@ def test_a_function_that_fails_on_the_text_is_told(grouper, tmp_path: Path) -> N
     grouper(
         "rewards", "try", "demo", "x", f"rewards=[{{name: '{file}:breaks'}}]", "--answer", "4"
     ).refused("raised TypeError", "no columns of a data source")
+
+
+FLAKY = """
+def flaky(completions, question, **kwargs):
+    # Groups of a run have eight completions; the check before it has three.
+    if len(completions) == 8 and len(question[0]) % 2:
+        raise RuntimeError("an odd question")
+    return [0.5] * len(completions)
+"""
+
+
+@pytest.mark.slow
+def test_a_failing_function_is_reported_by_the_run_or_stops_it(
+    grouper, small: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(FLAKY)
+
+    def run(name: str, rate: float):
+        entry = f"{{name: '{file}:flaky', max_failure_rate: {rate}}}"
+        rewards = f"rewards=[{{name: correctness}}, {entry}]"
+        asked = ("run", "demo", *small, rewards, f"output_dir={tmp_path}", f"name={name}", "-q")
+        return grouper(*asked)
+
+    tolerant = run("tolerant", 1.0)
+    assert tolerant.code == 0, tolerant.err
+    lines = (tmp_path / "tolerant" / "metrics.jsonl").read_text().splitlines()
+    steps = [line for line in map(json.loads, lines) if line["phase"] == "grpo"]
+    events = [event for step in steps for event in step["events"]]
+    failed = [event for event in events if event.startswith("rewards/failed on arithmetic/train/")]
+    assert failed
+    assert "raised RuntimeError: an odd question" in failed[0]
+    assert "rewards/failed" in json.dumps(steps[0])
+    run("strict", 0.0).refused("an odd question", "It fails on this group", "max_failure_rate, 0,")
