@@ -22,6 +22,10 @@ COMMANDS = {
     "generate": ("grouper.cli.generate", "Answer one question, a JSONL file, or a conversation."),
     "recipes": ("grouper.cli.recipes", "List the recipes; show one, its fields, formats, sources."),
     "rewards": ("grouper.cli.rewards", "List the rewards, try them on a text, or attack them."),
+    "grade": ("grouper.cli.grade", "Grade one completion, every stage shown."),
+    "grade-agreement": ("grouper.cli.grade", "Our grader beside Math-Verify, on a file."),
+    "regrade": ("grouper.cli.regrade", "Grade and reward a run's stored completions again."),
+    "data": ("grouper.cli.data", "List data sources, show problems, find what is wrong in them."),
     "new-model": ("grouper.cli.new_model", "Make a small random model fitted to a recipe's data."),
 }
 """Name -> (module that holds the command, one line for `grouper --help`)."""

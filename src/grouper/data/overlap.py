@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from grouper.types import Problem
 
-__all__ = ["Overlap", "find_overlap"]
+__all__ = ["Overlap", "find_overlap", "question_words"]
 
 RUN_LENGTH = 13
 """Words in a row that two independent questions hardly share; the usual choice for this check."""
@@ -43,13 +43,13 @@ def find_overlap(
     questions: dict[tuple[str, ...], str] = {}
     runs: dict[tuple[str, ...], str] = {}
     for problem in trained:
-        words = _words(problem.question)
+        words = question_words(problem.question)
         questions.setdefault(words, problem.id)
         for run in _runs(problem, words, run_length):
             runs.setdefault(run, problem.id)
     found = []
     for problem in held_out:
-        words = _words(problem.question)
+        words = question_words(problem.question)
         same = questions.get(words)
         shared = (runs[run] for run in _runs(problem, words, run_length) if run in runs)
         trained_id = same or next(shared, None)
@@ -62,7 +62,8 @@ def find_overlap(
     return tuple(found)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def question_words(text: str) -> tuple[str, ...]:
+    """A question without case, punctuation and spaces: what makes two questions the same."""
     # Signs count as words: 2+2 and 2-2 are different questions.
     return tuple(re.findall(r"[^\W_]+|[-+*/^=<>]", text.lower()))
 

@@ -45,14 +45,15 @@ class WorkerPool:
 
     Args:
         settings: number of workers, seconds a request, memory a worker.
+        module: what a worker runs; another one is another judge.
 
     `submit` may be called from any thread; `close` kills the workers at once.
     """
 
-    def __init__(self, settings: GradingConfig) -> None:
+    def __init__(self, settings: GradingConfig, module: str = "grouper.grading.worker") -> None:
         self._settings = settings
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._workers = [_Worker(settings) for _ in range(settings.workers)]
+        self._workers = [_Worker(settings, module) for _ in range(settings.workers)]
         self._threads = [
             threading.Thread(target=self._serve, args=(worker,), name=f"grading-{i}", daemon=True)
             for i, worker in enumerate(self._workers)
@@ -100,8 +101,9 @@ class WorkerPool:
 class _Worker:
     """One process and its two pipes; replaced whenever it misses a deadline or ends."""
 
-    def __init__(self, settings: GradingConfig) -> None:
+    def __init__(self, settings: GradingConfig, module: str) -> None:
         self._settings = settings
+        self._module = module
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._unread = b""
@@ -146,7 +148,7 @@ class _Worker:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.kill()
-        command = [sys.executable, "-P", "-m", "grouper.grading.worker"]
+        command = [sys.executable, "-P", "-m", self._module]
         process = subprocess.Popen(
             [*command, str(os.getpid()), str(self._settings.memory_mb)],
             stdin=subprocess.PIPE,

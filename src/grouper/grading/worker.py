@@ -21,13 +21,26 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
-__all__ = ["main"]
+__all__ = ["Answer", "main", "serve"]
+
+Answer = Callable[[dict[str, Any]], dict[str, str | None]]
+"""From a request to its reply."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until standard input closes; the exit status."""
+    """Serve our own symbolic rung."""
+    return serve(arguments, _load)
+
+
+def serve(arguments: list[str], load: Callable[[], Answer]) -> int:
+    """Answer requests until standard input closes; the exit status.
+
+    Args:
+        arguments: process id of the parent, megabytes of memory.
+        load: imports what is needed, within the limits; an ImportError is told to the parent.
+    """
     parent, memory_mb = int(arguments[0]), int(arguments[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with(parent)
@@ -36,7 +49,7 @@ def main(arguments: list[str]) -> int:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
-        answer = _load()
+        answer = load()
     except ImportError as error:
         _send(replies, {"ready": False, "reason": str(error)})
         return 1
@@ -54,8 +67,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _load() -> Callable[[dict[str, Any]], dict[str, str | None]]:
-    """The answering function; the only place that imports Math-Verify and sympy."""
+def _load() -> Answer:
+    """Our own judge; imports Math-Verify and sympy, which the trainer never does."""
     from grouper.grading.symbolic import judge, why_unreadable
 
     def answer(request: dict[str, Any]) -> dict[str, str | None]:

@@ -1,0 +1,185 @@
+"""What is wrong with a problem set, and what is in it, before anything is trained on it.
+
+    ProblemSet --audit--> Audit (unreadable references, repeated questions, histograms)
+
+Leaks between sets are `find_overlap`; `quarantine_rows` lists all of it as one row a finding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grouper.data.overlap import Overlap, question_words
+from grouper.data.problem_set import ProblemSet
+from grouper.grading import grade
+from grouper.grading.normalise import tidy
+from grouper.grading.numerals import read_number
+from grouper.grading.structure import Kind, readings
+from grouper.types import AnswerContract, AnswerKind, Problem
+
+__all__ = ["Audit", "Repeated", "answer_type", "audit", "quarantine_rows"]
+
+_TAG = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
+LENGTHS = (10, 20, 40, 80, 160, 320)
+"""Upper edges of the histogram of words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeated:
+    """One question that several problems ask."""
+
+    problem_ids: tuple[str, ...]
+    answers: tuple[str, ...]
+    """The different answers, as the grader tells them apart; more than one is a contradiction."""
+
+    @property
+    def contradicts(self) -> bool:
+        return len(self.answers) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What `audit` found in one problem set."""
+
+    problems: ProblemSet
+    repeated: tuple[Repeated, ...]
+    answer_types: Mapping[str, int]
+    """How many answers are integers, fractions, expressions, ..., the most frequent first."""
+    question_lengths: Mapping[str, int]
+    """Problems by words of the question: `1-10`, `11-20`, ..."""
+    solution_lengths: Mapping[str, int]
+    """The same for worked solutions; empty where there are none."""
+
+    @property
+    def contradictions(self) -> tuple[Repeated, ...]:
+        return tuple(found for found in self.repeated if found.contradicts)
+
+
+def audit(problems: ProblemSet) -> Audit:
+    """Look through a problem set; rows that could not become problems are in it already.
+
+    >>> from grouper.data import load_problems
+    >>> from grouper.config import SourceConfig
+    >>> few = load_problems(SourceConfig(source="arithmetic", limit=20), seed=0)
+    >>> found = audit(few)
+    >>> found.answer_types, found.repeated
+    ({'integer': 20}, ())
+    """
+    solutions = [p.solution for p in problems.problems if p.solution]
+    return Audit(
+        problems=problems,
+        repeated=tuple(_repeated(problems.problems)),
+        answer_types=dict(Counter(answer_type(p.answer) for p in problems.problems).most_common()),
+        question_lengths=_histogram([len(p.question.split()) for p in problems.problems]),
+        solution_lengths=_histogram([len(solution.split()) for solution in solutions]),
+    )
+
+
+def _repeated(problems: Sequence[Problem]) -> Iterator[Repeated]:
+    by_question: dict[tuple[str, ...], list[Problem]] = {}
+    for problem in problems:
+        # Answers given as choices belong to the question, so punctuation is all that is dropped.
+        by_question.setdefault(question_words(problem.question), []).append(problem)
+    for same in by_question.values():
+        if len(same) > 1:
+            yield Repeated(
+                problem_ids=tuple(problem.id for problem in same),
+                answers=tuple(_different([problem.answer for problem in same])),
+            )
+
+
+def _different(answers: Sequence[str]) -> list[str]:
+    """The answers that no earlier one equals; `1/2` and `0.5` are one answer."""
+    found: list[str] = []
+    for answer in answers:
+        if not any(_same(answer, known) for known in found):
+            found.append(answer)
+    return found
+
+
+def _same(answer: str, known: str) -> bool:
+    return answer == known or grade(f"<answer>{answer}</answer>", known, _TAG).correct
+
+
+_WORDS = re.compile(r"[A-Za-z]{3,}", re.ASCII)
+_SHAPES = {
+    Kind.LIST: "list",
+    Kind.SET: "set",
+    Kind.UNION: "interval",
+    Kind.MATRIX: "matrix",
+}
+
+
+def answer_type(answer: str) -> str:
+    r"""What kind of answer a reference is.
+
+    >>> [answer_type(a) for a in ("-12", "1,000", "3.5", r"\frac12", "7 cm", "40%")]
+    ['integer', 'integer', 'decimal', 'fraction', 'quantity', 'percent']
+    >>> [answer_type(a) for a in ("(1, 2)", "[1, 2)", "1, 2", r"2\sqrt{3}", "x=5", "x=y", "blue")]
+    ['tuple', 'interval', 'list', 'expression', 'integer', 'equation', 'text']
+    """
+    tidied = tidy(answer)
+    node = readings(tidied)[0]
+    if node.kind is Kind.TUPLE:
+        return "tuple" if node.text == "()" else "interval"
+    if node.kind is not Kind.ATOM:
+        return _SHAPES[node.kind]
+    _, equals, value = node.text.rpartition("=")
+    number = read_number(value.strip())
+    if number is not None:
+        return _number_type(number.percent, number.unit is not None, number.decimals, number.value)
+    return _other_type(tidied, bool(equals))
+
+
+def _number_type(percent: bool, unit: bool, decimals: int, value: Any) -> str:
+    if percent or unit:
+        return "percent" if percent else "quantity"
+    if decimals > 0:
+        return "decimal"
+    return "integer" if value.denominator == 1 else "fraction"
+
+
+def _other_type(tidied: str, equals: bool) -> str:
+    if re.fullmatch(r"\(?[A-J]\)?", tidied):
+        return "choice"
+    if equals:
+        return "equation"
+    plain = re.sub(r"\\[A-Za-z]+", " ", tidied)
+    return "text" if _WORDS.search(plain) else "expression"
+
+
+def _histogram(lengths: Sequence[int]) -> dict[str, int]:
+    """Counts by range of `LENGTHS`, in order, none left out between the first and the last.
+
+    >>> _histogram([3, 10, 35])
+    {'1-10': 2, '11-20': 0, '21-40': 1}
+    """
+    edges = [0, *LENGTHS]
+    names = [f"{low + 1}-{high}" for low, high in zip(edges, LENGTHS, strict=False)]
+    names.append(f"over {LENGTHS[-1]}")
+    counts = Counter(sum(length > edge for edge in LENGTHS) for length in lengths)
+    if not counts:
+        return {}
+    return {names[i]: counts[i] for i in range(min(counts), max(counts) + 1)}
+
+
+def quarantine_rows(
+    audits: Sequence[Audit], leaks: Sequence[Overlap] = ()
+) -> Iterator[dict[str, Any]]:
+    """One row a finding: what to leave out, and why."""
+    for found in audits:
+        for row in found.problems.quarantined:
+            yield {"set": found.problems.name, "row": row.row, "id": None, "reason": row.reason}
+        for repeated in found.contradictions:
+            shown = " and ".join(map(repr, repeated.answers))
+            for problem_id in repeated.problem_ids:
+                reason = f"the same question has the answers {shown}"
+                yield {"set": found.problems.name, "row": None, "id": problem_id, "reason": reason}
+    for leak in leaks:
+        what = "the same question" if leak.same_question else "a run of words"
+        reason = f"held out, but {what} is in {leak.trained_id}"
+        yield {"set": None, "row": None, "id": leak.held_out_id, "reason": reason}

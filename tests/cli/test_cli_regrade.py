@@ -1,0 +1,94 @@
+"""`grouper regrade`: a stored run graded again; what differs is listed, nothing is changed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from grouper.tracking.files import read_lines, write_lines
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy in which one rollout and one evaluation item were graded by a worse grader."""
+    copy = tmp_path / "demo"
+    shutil.copytree(finished_run, copy)
+    rollouts = copy / "rollouts" / "grpo-000001.jsonl.gz"
+    rows = list(read_lines(rollouts))
+    rows[0] |= {
+        "text": "<reasoning>a</reasoning><answer>0.5</answer>",
+        "answer": "1/2",
+        "verdict": "incorrect",
+        "extracted": "0.5",
+        "reason": "an old bug",
+        "total": 0.0,
+    }
+    write_lines(rollouts, rows)
+    items = copy / "evaluations" / "grpo.jsonl.gz"
+    rows = list(read_lines(items))
+    rows[0] |= {"completion": "<answer>7</answer>", "answer": "8", "verdict": "correct"}
+    write_lines(items, rows)
+    return copy
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_run_graded_by_this_version_does_not_change(grouper, finished_run):
+    before = contents(finished_run)
+    called = grouper("regrade", finished_run)
+    assert called.code == 0, called.err
+    assert "0 rows come out differently." in called.out
+    assert "grpo step 2: 32 rows" in called.out
+    assert contents(finished_run) == before
+
+
+def test_each_flipped_row_is_listed_with_both_reasons(grouper, run, tmp_path):
+    output = tmp_path / "flips.jsonl"
+    called = grouper("regrade", run, "--output", output)
+    assert called.code == 0, called.err
+    assert "2 rows come out differently." in called.out
+    assert "1  incorrect -> correct" in called.out
+    assert "1  correct -> incorrect" in called.out
+    assert "before incorrect: 0.5 (an old bug), reward 0.0" in called.out
+    assert "now    correct: 0.5 (equal numbers), reward 1." in called.out
+    flips = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [flip["where"] for flip in flips] == ["grpo", "grpo step 1"]
+    assert flips[1]["before"]["verdict"] == "incorrect"
+    assert flips[1]["after"]["verdict"] == "correct"
+    only = grouper("regrade", run, "--only", "evaluations")
+    assert "1 rows come out differently." in only.out
+    assert "step" not in only.out
+
+
+def test_another_recipe_pays_otherwise_for_the_same_rollouts(grouper, finished_run, tmp_path):
+    shown = grouper("recipes", "show", "demo").out
+    (tmp_path / "other.yaml").write_text(shown)
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def length(prompts, completions, kind, completion_ids, **kwargs):\n"
+        "    assert completions[0][0]['role'] == 'assistant'\n"  # the demo is a chat
+        "    assert all(kind)\n"  # a column of the data
+        "    return [float(len(ids)) for ids in completion_ids]\n"
+    )
+    rewards = f'rewards=[{{name: "{file}:length"}}]'
+    called = grouper(
+        "regrade", finished_run, "--recipe", tmp_path / "other.yaml", "--only", "rollouts", rewards
+    )
+    assert called.code == 0, called.err
+    assert "64 rows come out differently." in called.out, called.out[-500:]
+    assert "64  only the reward" not in called.out  # told step by step
+    assert "32  only the reward" in called.out
+    with gzip.open(finished_run / "rollouts" / "grpo-000001.jsonl.gz", "rt") as lines:
+        tokens = json.loads(next(lines))["tokens"]
+    assert f"reward {float(tokens)}" in called.out
+
+
+def test_what_is_no_run_is_refused(grouper, tmp_path):
+    grouper("regrade", tmp_path / "nothing").refused("no such run folder")
+    grouper("regrade", tmp_path).refused("no recipe.yaml")
