@@ -241,6 +241,33 @@ def test_a_script_without_a_main_guard_ends_by_itself() -> None:
     assert _wait_until(lambda: not _alive(int(done.stdout)), 5)
 
 
+RANKS = r"""
+import os
+from grouper.config import GradingConfig
+from grouper.grading import Grader
+from grouper.types import AnswerContract, AnswerKind
+with Grader(AnswerContract(kind=AnswerKind.BOXED), GradingConfig()) as grader:
+    correct = grader.grade([r"\boxed{\sqrt{12}}"], [r"2\sqrt{3}"])[0].correct
+    print(f"rank {os.environ['RANK']} {correct} {grader.worker_pids[0]}", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_under_torchrun_each_rank_has_its_own_worker(tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(script)], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.split() for line in done.stdout.splitlines() if line.startswith("rank"))
+    assert [line[1:3] for line in lines] == [["0", "True"], ["1", "True"]]
+    workers = {int(line[3]) for line in lines}
+    assert len(workers) == 2
+    assert _wait_until(lambda: not any(map(_alive, workers)), 5)
+
+
 NASTY = [
     "",
     "\x00",

@@ -267,11 +267,14 @@ def _is_choice(prediction: str, reference: str) -> bool:
 
 
 _WORDY = re.compile(r"[A-Za-z][A-Za-z' .-]*", re.ASCII)
+_SHORT_WORDS = frozenset({"yes", "no", "odd"})
 _SYMBOLIC_WORDS = frozenset({"infinity", "infty", "inf"})
 
 
 def _is_words(text: str) -> bool:
     """Whether a text is words rather than a product of variables."""
+    if text.lower() in _SHORT_WORDS:
+        return True
     if not _WORDY.fullmatch(text) or text.lower() in _SYMBOLIC_WORDS:
         return False
     return max(map(len, text.split(" "))) >= 4

@@ -109,11 +109,14 @@ _SAYS = re.compile(
     r"(?: ?(?:is|are|was|equals|=)\b:?|:)(?:\*\*)?[ \t]*(?:therefore |thus |simply |equal to )?",
     re.IGNORECASE,
 )
+_CONCLUSION = 20_000
+"""Characters from the end in which a sentence still states the result."""
 _CLAUSE = re.compile(r"[^\n]*?(?=[.!?;](?:\s|$)|,\s+(?:so|because|since|which|and then)\b|\n|$)")
 
 
 def _sentence(text: str, contract: AnswerContract) -> Extraction:  # noqa: ARG001 - one table, one shape
     """What the last "the answer is" (or "Answer:") says, to the end of its sentence."""
+    text = text[-_CONCLUSION:]
     last = deque(_SAYS.finditer(text), maxlen=1)
     if not last:
         return _NONE

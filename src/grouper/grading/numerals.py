@@ -14,7 +14,7 @@ from typing import NamedTuple
 from grouper.grading.normalise import braced
 from grouper.grading.quantities import read_compound
 from grouper.grading.rational import Rational, evaluate
-from grouper.grading.units import SCALES, Unit, find_unit, is_unit_phrase
+from grouper.grading.units import SCALES, Unit, find_unit, is_unit_phrase, powered
 
 __all__ = ["Number", "read_number", "same_number", "without_unit"]
 
@@ -50,7 +50,8 @@ _CURRENCY = re.compile(r"([-+]?)\s*(\\\$|[$€£])\s*(.*)", re.DOTALL)
 _PERCENT = re.compile(r"(.*?)\s*(?:%|percent|per cent|pct)", re.DOTALL | re.IGNORECASE)
 _DEGREES = re.compile(r"(.*?[\d})])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\circ)(.*)", re.DOTALL)
 _TRAILING_WORDS = re.compile(
-    r"(.*?[\d})!])(\s*)([A-Za-z][A-Za-z/.' -]*)(\s*\^\s*\{?\s*[23]\s*\}?)?", re.DOTALL | re.ASCII
+    r"(.*?[\d})!])(\s*)([A-Za-z][A-Za-z/.' -]*)(?:\s*\^\s*\{?\s*([23])\s*\}?)?",
+    re.DOTALL | re.ASCII,
 )
 _UNITS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
 fifteen sixteen seventeen eighteen nineteen twenty"""
@@ -139,7 +140,7 @@ def _with_words(text: str) -> Number | None:
     match = _TRAILING_WORDS.fullmatch(text)
     if match is None:
         return None
-    core, gap, phrase, squared = match.groups()
+    core, gap, phrase, power = match.groups()
     number = _bare(core)
     if number is None:
         return None
@@ -149,7 +150,10 @@ def _with_words(text: str) -> Number | None:
         return number if not rest or is_unit_phrase(rest, spaced=True) else None
     if not is_unit_phrase(phrase.strip(), spaced=bool(gap)):
         return None
-    return number._replace(unit=None if squared else find_unit(phrase))
+    unit = find_unit(phrase)
+    if unit is not None and power:
+        unit = powered(unit, int(power))
+    return number._replace(unit=unit)
 
 
 _EXPRESSION_UNIT = re.compile(

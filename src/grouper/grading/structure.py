@@ -155,7 +155,10 @@ def _listed(parts: Sequence[str], depth: int = 0) -> Node:
     first, *rest = parts
     if "=" in first and not any("=" in part for part in rest):
         first = _NAME.sub("", first, count=1)  # `x = 1, 2` names the list
-    return Node(Kind.LIST, "", tuple(_parse(part, depth + 1) for part in (first, *rest)))
+    nodes = [_parse(part, depth + 1) for part in (first, *rest)]
+    # A part such as `2 \pm i` is two values of this list.
+    opened = [node.items if node.kind is Kind.LIST else (node,) for node in nodes]
+    return Node(Kind.LIST, "", tuple(item for items in opened for item in items))
 
 
 def _matrix(body: str, depth: int) -> Node:

@@ -22,11 +22,7 @@ from latex2sympy2_extended.latex2sympy2 import (  # type: ignore[import-untyped]
 from math_verify import verify
 from math_verify.grader import should_treat_as_complex
 
-from grouper.grading.equivalence import (
-    Equivalence,
-    same_atoms,
-    split_equation,
-)
+from grouper.grading.equivalence import Equivalence, same_atoms, split_equation
 from grouper.grading.normalise import braced, tidy
 from grouper.grading.numerals import read_number, without_unit
 from grouper.grading.rational import TooLargeError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-__all__ = ["SCALES", "Unit", "find_unit", "is_unit_phrase"]
+__all__ = ["SCALES", "Unit", "find_unit", "is_unit_phrase", "powered"]
 
 
 class Unit(NamedTuple):
@@ -70,6 +70,8 @@ _UNITS: dict[str, Unit] = {
     **_units("speed", {"1": "mph", "0.621371": "km/h kph kmh"}),
 }
 
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+
 SCALES: dict[str, int] = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 
 # Words that turn "18 ..." into a sentence or a choice rather than a quantity.
@@ -87,8 +89,18 @@ def find_unit(phrase: str) -> Unit | None:
 
     >>> find_unit("cm").factor, find_unit("apples")
     (Fraction(1, 100), None)
+    >>> find_unit("square cm")
+    Unit(kind='length to the power 2', factor=Fraction(1, 10000))
     """
-    return _UNITS.get(phrase.strip(" .").lower().replace(" ", ""))
+    words = phrase.strip(" .").lower().split()
+    power = _POWERS.get(words[0].strip("."), 1) if len(words) > 1 else 1
+    unit = _UNITS.get("".join(words if power == 1 else words[1:]))
+    return unit if unit is None or power == 1 else powered(unit, power)
+
+
+def powered(unit: Unit, power: int) -> Unit:
+    """The unit of an area or a volume."""
+    return Unit(f"{unit.kind} to the power {power}", unit.factor**power)
 
 
 def is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
