@@ -93,11 +93,13 @@ def test_an_adapter_is_continued_with_lora_and_merged_without(folder: Path, tmp_
     torch.testing.assert_close(merged(batch).logprobs, expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "embed_tokens")])
 @torch.no_grad()
-def test_sampling_weights_merge_lora_into_a_copy_only(folder: Path) -> None:
+def test_sampling_weights_merge_lora_into_a_copy_only(folder: Path, targets: object) -> None:
     from grouper.sampling.weights import SamplingWeights
 
-    policy = load_policy(config(folder, lora=LoraConfig(rank=4, alpha=8)), str(folder), seed=0)
+    lora = LoraConfig(rank=4, alpha=8, target_modules=targets)  # type: ignore[arg-type]
+    policy = load_policy(config(folder, lora=lora), str(folder), seed=0)
     before = {n: p.clone() for n, p in policy.named_parameters() if not p.requires_grad}
     weights = SamplingWeights(policy, torch.float32)
     batch = make_batch()

@@ -155,8 +155,7 @@ class SharedPrompts:
 
     The flat order is prompt 0, prompt 1, ..., then the *inputs* of completion 0, 1, ... without
     their last token, which predicts nothing. Exact for every model whose attention goes through
-    the attention interface, with and without sliding windows, and under gradient checkpointing,
-    since there is no cache.
+    the attention interface, with and without sliding windows.
 
     Args:
         prompt_ids: [P, Tp], padded on the right.

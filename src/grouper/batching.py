@@ -208,8 +208,13 @@ def rollout_batch(
     return batch.select(live) if live.numel() else None
 
 
-def micro_batches(batch: TrainBatch, token_budget: int) -> list[TrainBatch]:
-    """Cut a step into slices of at most `token_budget` tokens, each prompt counted once a slice.
+def micro_batches(
+    batch: TrainBatch, token_budget: int, *, shared_prompts: bool = True
+) -> list[TrainBatch]:
+    """Cut a step into slices of at most `token_budget` tokens.
+
+    Each prompt counts once a slice, or once a row where the layout repeats it
+    (`shared_prompts=False`).
 
     Rows are ordered by the longest completion of their prompt, so that slices are padded little
     and rows of one prompt stay together. A single row over the budget makes a slice of its own.
@@ -227,7 +232,8 @@ def micro_batches(batch: TrainBatch, token_budget: int) -> list[TrainBatch]:
     slices: list[list[int]] = []
     used, seen = 0, set[int]()
     for row in order:
-        cost = lengths[row] + (0 if owners[row] in seen else prompt_lengths[owners[row]])
+        known = shared_prompts and owners[row] in seen
+        cost = lengths[row] + (0 if known else prompt_lengths[owners[row]])
         if slices and used + cost <= token_budget:
             slices[-1].append(row)
         else:

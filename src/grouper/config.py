@@ -92,8 +92,8 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="dtype of the trainable weights and the optimizer state"
     )
-    compute_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="dtype of matrix products (autocast) in training"
+    compute_dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="dtype of matrix products (autocast); left out: as dtype"
     )
     attention: Literal["native", "sdpa", "eager", "flash_attention_2"] = Field(
         "native", description="native runs each prompt once; the others pad rows"
@@ -104,6 +104,8 @@ class ModelConfig(Section):
     def _one_model(self) -> ModelConfig:
         if (self.path is None) == (self.new is None):
             raise ValueError("give exactly one of model.path and model.new")
+        if self.dtype == "bfloat16" and self.compute_dtype == "float32":
+            raise ValueError("bfloat16 weights cannot be multiplied in float32; use dtype: float32")
         return self
 
 

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from grouper.config import LoraConfig, ModelConfig
@@ -22,6 +29,7 @@ from grouper.policy import Policy
 __all__ = [
     "ADAPTER_FILE",
     "context_length",
+    "context_length_of",
     "load_policy",
     "load_tokenizer",
     "quiet",
@@ -94,7 +102,7 @@ def _load(loader: Any, path: str, **options: Any) -> Any:
     try:
         with quiet():
             return loader.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
             f"{path!r} cannot be loaded: {lines[0]}",
@@ -147,8 +155,6 @@ def _load_model(path: str, config: ModelConfig) -> PreTrainedModel:
 
 def _supported(path: str, attention: str, config: ModelConfig) -> str:
     """SDPA drops Gemma 2's soft-capping, so models that have it are loaded with eager."""
-    from transformers import AutoConfig
-
     loaded = _load(AutoConfig, path, revision=config.revision if path == config.path else None)
     capped = getattr(loaded.get_text_config(), "attn_logit_softcapping", None)
     return "eager" if attention == "sdpa" and capped else attention
@@ -186,19 +192,31 @@ def load_policy(
             model, adapter = adapter.merge_and_unload().requires_grad_(True), None
         else:
             log.info("The adapter %s is continued.", path)
+            if adapter_config.get("r") != config.lora.rank:
+                log.warning(
+                    "The adapter %s has rank %s and keeps it; model.lora.rank=%d is not used.",
+                    path,
+                    adapter_config.get("r"),
+                    config.lora.rank,
+                )
     elif config.lora is not None:
         adapter = _new_adapter(model, config.lora, base, seed)
     policy = Policy(
         adapter.get_base_model() if adapter is not None else model,
         adapter=adapter,
         native=config.attention == "native",
-        compute_dtype=None
-        if config.compute_dtype == config.dtype
-        else _DTYPES[config.compute_dtype],
+        compute_dtype=_autocast_dtype(config),
     )
     policy.to(device)
     policy.check_native_attention()
     return policy
+
+
+def _autocast_dtype(config: ModelConfig) -> torch.dtype | None:
+    """What matrix products are cast to, or None where the weights have that dtype already."""
+    if config.compute_dtype in (None, config.dtype):
+        return None
+    return _DTYPES[config.compute_dtype]
 
 
 def _attach(model: PreTrainedModel, path: str, *, keep: bool) -> Any:
@@ -276,5 +294,16 @@ def stop_ids_of(path: str, revision: str | None = None) -> list[int]:
 
 def context_length(policy: Policy) -> int | None:
     """The longest sequence the model was made for, or None where it does not say."""
-    value = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    return _context(policy.model.config)
+
+
+def context_length_of(path: str, revision: str | None = None) -> int | None:
+    """The same of a model or adapter folder or Hub name, without loading its weights."""
+    adapter = _read_adapter(path)
+    base = path if adapter is None else _base_of(path, adapter)
+    return _context(_load(AutoConfig, base, revision=revision))
+
+
+def _context(config: Any) -> int | None:
+    value = getattr(config.get_text_config(), "max_position_embeddings", None)
     return None if value is None else int(value)

@@ -130,12 +130,17 @@ class Policy(nn.Module):
         self, layout: attention.Layout, token_ids: Tensor, positions: Tensor
     ) -> Tensor:
         """Last hidden states [N, H] of flat tokens [1, N] under a layout."""
-        with self.native_attention(), self._autocast():
+        with self.native_attention(), self.autocast():
             output = self.decoder(
                 input_ids=token_ids, position_ids=positions, use_cache=False, layout=layout
             )
         hidden: Tensor = output.last_hidden_state
         return hidden[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states [..., H]: the one head of trainer and sampler."""
+        with self.autocast():
+            return head_logits(self.model, hidden)
 
     def forward(self, batch: TrainBatch) -> TokenOutputs:
         """Log-probs and entropies of the batch's completion tokens, each [R, T]."""
@@ -182,7 +187,7 @@ class Policy(nn.Module):
         # Padding stands on the right, where no real token looks, so nothing needs to be masked.
         # Masking it would leave padded tokens without any key behind a sliding window, and a
         # softmax over nothing has NaN gradients.
-        with self._autocast():
+        with self.autocast():
             output = self.decoder(
                 input_ids=ids * mask,
                 attention_mask=torch.ones_like(ids),
@@ -210,8 +215,7 @@ class Policy(nn.Module):
     def _score_chunk(
         self, hidden: Tensor, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        with self._autocast():
-            logits = head_logits(self.model, hidden)
+        logits = self.logits(hidden)
         logits = logits / temperature if temperature != 1.0 else logits
         normaliser = logits.logsumexp(-1)
         logprobs = logits.gather(1, targets[:, None])[:, 0] - normaliser
@@ -221,7 +225,8 @@ class Policy(nn.Module):
             entropies = normaliser - (probabilities * logits).sum(-1)
         return logprobs, entropies
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Matrix products in `compute_dtype` inside this block."""
         if self._compute_dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self._compute_dtype)

@@ -9,7 +9,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from grouper.errors import ModelError, PreflightError
+from grouper.errors import ConfigError, ModelError, PreflightError, RunFolderError
 from grouper.recipe import load_recipe
 from grouper.tracking.live import Progress
 from grouper.tracking.run_folder import RunFolder
@@ -39,6 +39,13 @@ def run(tmp_path: Path, *overrides: str, resume: bool = False) -> Path:
     recipe = load_recipe("demo", [*SMALL, f"output_dir={tmp_path}", *overrides])
     with Session(recipe, Progress(quiet=True), resume=resume) as session:
         return train(session).path
+
+
+def odd_reward(folder: Path) -> str:
+    """A reward that even a random model meets now and then, so that there is a gradient."""
+    body = "return [float(sum(ids) % 2) for ids in completion_ids]"
+    (folder / "odd.py").write_text(f"def odd(*, completion_ids, **kwargs):\n    {body}\n")
+    return f"rewards=[{{name: '{folder}/odd.py:odd'}}]"
 
 
 def test_finals_load_with_transformers(tmp_path: Path) -> None:
@@ -116,9 +123,7 @@ def test_the_record_is_complete(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lora", [(), ("model.lora={rank: 4}",)], ids=["full", "lora"])
 def test_kl_is_exactly_zero_at_the_first_step(tmp_path: Path, lora: tuple[str, ...]) -> None:
     """T23, P31: the reference is the SFT policy, adapter continued or all weights."""
-    body = "return [float(sum(ids) % 2) for ids in completion_ids]"
-    (tmp_path / "odd.py").write_text(f"def odd(*, completion_ids, **kwargs):\n    {body}\n")
-    reward = f"rewards=[{{name: '{tmp_path}/odd.py:odd'}}]"
+    reward = odd_reward(tmp_path)
     path = run(tmp_path, reward, "grpo.beta=0.1", "grpo.optimizer.learning_rate=1e-2", *lora)
     reports = [r for r in RunFolder(path).read_metrics() if r.phase == "grpo"]
     assert reports[0].tallies["policy/kl"].max == 0.0
@@ -163,6 +168,57 @@ def test_a_start_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
             f"model.path={one / 'base'}",
             f"grpo.start_from={two / 'sft' / 'final'}",
         )
+
+
+def test_sft_is_not_put_behind_a_grpo_that_went_without_it(tmp_path: Path) -> None:
+    path = run(tmp_path, "skip_sft=true")
+    before = sorted(p for p in path.rglob("*") if p.is_file())
+    with pytest.raises(RunFolderError, match="did not start from its SFT"):
+        run(tmp_path, resume=True)
+    assert sorted(p for p in path.rglob("*") if p.is_file()) == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("model.compute_dtype=bfloat16",),
+        ("model.compute_dtype=bfloat16", "model.attention=eager"),
+        ("model.dtype=bfloat16",),
+        ("model.new.architecture=llama", "sampling.dtype=bfloat16", "sampling.max_slots=5"),
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_every_dtype_goes_through_the_whole_run(tmp_path: Path, changes: tuple[str, ...]) -> None:
+    path = run(tmp_path, *changes)
+    assert {e.name for e in RunFolder(path).read_evaluations()} == {"base", "sft", "grpo"}
+
+
+def test_sampler_and_trainer_agree_under_autocast(tmp_path: Path) -> None:
+    reward = odd_reward(tmp_path)
+    path = run(tmp_path, reward, "model.compute_dtype=bfloat16")
+    gaps = [r.tallies["policy/gap"] for r in RunFolder(path).read_metrics() if r.phase == "grpo"]
+    # bfloat16 has 8 bits: log-probs near -6 are exact to about 0.02.
+    assert all(gap.mean < 0.02 for gap in gaps)
+
+
+def test_an_answer_budget_beyond_the_context_is_refused_before_training(tmp_path: Path) -> None:
+    path = run(tmp_path / "made", "skip_grpo=true", "model.new.max_position_embeddings=200")
+    with pytest.raises(ConfigError, match="leave no room for a prompt"):
+        run(
+            tmp_path / "used",
+            "model.new=null",
+            f"model.path={path / 'base'}",
+            "sampling.max_new_tokens=200",
+        )
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_damaged_model_file_is_one_paragraph(tmp_path: Path, name: str) -> None:
+    path = run(tmp_path / "made", "skip_grpo=true")
+    file = path / "sft" / "final" / name
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        run(tmp_path / "made", resume=True)
 
 
 def test_a_budget_that_cuts_off_most_answers_is_refused(tmp_path: Path) -> None:

@@ -200,6 +200,15 @@ def test_a_broken_checkpoint_is_skipped_and_one_of_another_recipe_refused(
     assert "checkpoint-4 is incomplete" in caplog.text
 
 
+@pytest.mark.parametrize("name", [OPTIMIZER_FILE, STATE_FILE])
+def test_a_damaged_checkpoint_is_one_paragraph(workplace: Path, name: str) -> None:
+    path = run("cut", "skip_grpo=true")
+    (path / "sft" / "final" / STATE_FILE).unlink()
+    (path / "sft" / "checkpoint-4" / name).write_bytes(b"garbage")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        run("cut", resume=True)
+
+
 def test_a_finished_run_resumes_to_its_result_without_training(workplace: Path) -> None:
     first = everything(run("whole"))
     assert everything(run("whole", resume=True)) == first

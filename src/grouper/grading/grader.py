@@ -137,6 +137,23 @@ class Grader:
         decided = self._ask(None, reference).result()
         return None if decided.verdict is Verdict.CORRECT else decided.reason
 
+    def start(self) -> None:
+        """Start a worker now, where the symbolic rung is on, and see that it can work.
+
+        Raises:
+            GradingError: it dies, for example because Math-Verify is installed but broken.
+        """
+        if not self.settings.symbolic:
+            return
+        decided = self._ask(None, r"\sqrt{2}").result()
+        if decided.verdict is Verdict.CRASH:
+            raise GradingError(
+                f"the worker of the symbolic rung cannot start: {decided.reason}",
+                where="grading.symbolic",
+                fix="Try `python -m grouper.grading.worker` to see why; or set grading.symbolic: "
+                "false to grade by text and exact numbers only.",
+            )
+
     def close(self) -> None:
         """Kill the workers; a later `grade` starts new ones."""
         with self._lock:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from grouper.policy import Policy, head_logits
+from grouper.policy import Policy
 from grouper.sampling.slots import Decode, Prefill, SlotCache
 
 __all__ = ["Engine", "PlainEngine", "SlotEngine"]
@@ -52,12 +52,12 @@ class SlotEngine:
         owner = torch.tensor(owners, device=device)
         layout = Prefill(self._cache, prompts, torch.tensor(slots, device=device), owner)
         hidden = self._policy.hidden_states(layout, layout.token_ids, layout.position_ids)
-        return head_logits(self._policy.model, hidden[layout.last])[owner]
+        return self._policy.logits(hidden[layout.last])[owner]
 
     def decode(self, tokens: Tensor, positions: Tensor) -> Tensor:
         layout = Decode(self._cache, positions)
         hidden = self._policy.hidden_states(layout, tokens[None], positions[None])
-        return head_logits(self._policy.model, hidden)
+        return self._policy.logits(hidden)
 
     def keep(self, slots: Sequence[int], columns: int) -> None:
         self._cache.keep(torch.tensor(slots, device=self._policy.device), columns)
@@ -101,11 +101,12 @@ class PlainEngine:
         self._mask = self._mask[index]
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        output = self._policy.decoder(
-            input_ids=ids,
-            attention_mask=self._mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        return head_logits(self._policy.model, output.last_hidden_state[:, -1])
+        with self._policy.autocast():
+            output = self._policy.decoder(
+                input_ids=ids,
+                attention_mask=self._mask,
+                position_ids=positions,
+                past_key_values=self._cache,
+                use_cache=True,
+            )
+        return self._policy.logits(output.last_hidden_state[:, -1])

@@ -28,12 +28,17 @@ class SlotCache:
         self.capacity = capacity
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The cache of one layer, shaped after keys or values [_, Hkv, _, D]."""
+    def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The cache of one layer, shaped after its keys and values [_, Hkv, _, D].
+
+        Under autocast the two differ in dtype: rotary embeddings leave keys in float32.
+        """
         if index not in self.layers:
-            shape = (self.slots, like.shape[1], self.capacity, like.shape[3])
             # Zeros, not empty: a masked column still meets the softmax, and 0 * NaN is NaN.
-            self.layers[index] = (like.new_zeros(shape), like.new_zeros(shape))
+            def empty(like: Tensor) -> Tensor:
+                return like.new_zeros(self.slots, like.shape[1], self.capacity, like.shape[3])
+
+            self.layers[index] = (empty(key), empty(value))
         return self.layers[index]
 
     def keep(self, slots: Tensor, columns: int) -> None:
@@ -77,7 +82,7 @@ class Prefill:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         queries, keys, values = (gather_heads(t, self._gather) for t in (query, key, value))
-        cached_keys, cached_values = self._cache.layer(spec.layer, keys)
+        cached_keys, cached_values = self._cache.layer(spec.layer, keys, values)
         width = keys.shape[2]
         cached_keys[self._slots, :, :width] = keys[self._owners]
         cached_values[self._slots, :, :width] = values[self._owners]
@@ -110,7 +115,7 @@ class Decode:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """As `Layout.attend`, the N flat tokens being one per slot."""
-        keys, values = self._cache.layer(spec.layer, key)
+        keys, values = self._cache.layer(spec.layer, key, value)
         rows, width = self._rows.shape[0], self._width
         keys[self._rows, :, self._positions] = key[0].transpose(0, 1)
         values[self._rows, :, self._positions] = value[0].transpose(0, 1)

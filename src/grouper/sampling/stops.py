@@ -30,6 +30,9 @@ class StopStrings:
     def __init__(self, tokenizer: Decoder, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
+        self._candidates: list[bool] = []
+        if not self._stops:
+            return  # decoding the whole vocabulary takes a second where it is large
         lasts = {stop[-1] for stop in stops}
         # U+FFFD marks a token that is only part of a character's bytes.
         lasts.add("\ufffd")

@@ -64,5 +64,15 @@ def _lora_delta(module: nn.Module) -> torch.Tensor | None:
     get_delta = getattr(module, "get_delta_weight", None)
     if get_delta is None:
         return None
-    deltas = [get_delta(name) for name in module.active_adapters if name in module.lora_A]  # type: ignore[union-attr,operator]  # PEFT layers are untyped
+    # Linear layers keep their adapters in lora_A, embeddings in lora_embedding_A.
+    held = {
+        name
+        for kind in ("lora_A", "lora_embedding_A")
+        for name in (getattr(module, kind, None) or ())
+    }
+    deltas: list[torch.Tensor] = [
+        get_delta(name)
+        for name in module.active_adapters  # type: ignore[union-attr]  # PEFT layers are untyped
+        if name in held
+    ]
     return sum(deltas[1:], deltas[0]) if deltas else None

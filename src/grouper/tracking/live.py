@@ -174,6 +174,15 @@ class Progress:
         if seconds >= 1 or not self._live:
             self._print(f"{description}: done in {seconds:.1f} s")
 
+    @contextmanager
+    def within(self, description: str, total: int | None = None) -> Iterator[Task]:
+        """As `track`, for a part of one step: a bar in a terminal, else a line now and then."""
+        if self._live:
+            with self._bar(description, total) as task:
+                yield task
+        else:
+            yield Task(lambda done, total: self._now_and_then(description, done, total), total)
+
     def step(self, report: StepReport, total: int | None = None) -> None:
         """Show a training step, and write it to `training.log` now and then.
 
@@ -194,7 +203,9 @@ class Progress:
             self._print(line)
 
     def say(self, renderable: RenderableType) -> None:
-        """Show something that stays, above the bars."""
+        """Show something that stays, above the bars; text is written to `training.log`, too."""
+        if isinstance(renderable, str):
+            logger.info("%s", renderable)
         if not self._quiet:
             self.console.print(renderable)
 

@@ -14,6 +14,7 @@ import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ __all__ = [
     "is_complete",
     "latest_checkpoint",
     "load_optimizer",
+    "read_state",
     "save_checkpoint",
     "save_final",
 ]
@@ -51,6 +53,8 @@ class TrainState:
     """Steps finished in this phase."""
     policy: Policy
     optimizer: Optimizer
+    started_from: str = ""
+    """The model folder the phase began with."""
     skipped: int = 0
     """Steps whose loss or gradient was not finite."""
 
@@ -92,6 +96,7 @@ def _readable(state: TrainState, recipe_hash: str) -> dict[str, Any]:
         "phase": state.phase,
         "step": state.step,
         "policy_version": state.policy.version,
+        "started_from": state.started_from,
         "recipe_hash": recipe_hash,
     }
 
@@ -127,7 +132,7 @@ def latest_checkpoint(
     if not found:
         return None
     folder = found[-1][1]
-    state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
+    state = read_state(folder)
     if state["recipe_hash"] != recipe_hash:
         raise CheckpointError(
             f"this checkpoint was written by recipe {state['recipe_hash'][:12]}, this is "
@@ -136,6 +141,23 @@ def latest_checkpoint(
             fix="Continue with the recipe.yaml of that run, or use another name or output_dir.",
         )
     return folder, state
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The readable state of a complete checkpoint or final folder.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    try:
+        state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"the state cannot be read ({error})",
+            where=str(folder / STATE_FILE),
+            fix="Delete this folder; --resume then uses what is before it.",
+        ) from error
+    return state
 
 
 def load_optimizer(folder: Path, optimizer: Optimizer) -> None:
@@ -147,7 +169,7 @@ def load_optimizer(folder: Path, optimizer: Optimizer) -> None:
     file = folder / OPTIMIZER_FILE
     try:
         optimizer.load_state_dict(torch.load(file, weights_only=True, map_location="cpu"))
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
         raise CheckpointError(
             f"the optimizer state cannot be read: {str(error).splitlines()[0]}",
             where=str(file),

@@ -94,15 +94,24 @@ class GRPOPhase:
 
     def _collect(self, number: int) -> Collected:
         session = self._session
-        return collect(
-            [session.inputs.train[i] for i in self._stream.at(number)],
-            sampler=self._sampler,
-            grader=session.grader,
-            rewards=session.rewards,
-            params=session.training_params(),
-            group_size=self.config.group_size,
-            key=(self._seed, self.name, number),
-        )
+        items = [session.inputs.train[i] for i in self._stream.at(number)]
+        with session.display.within("sampling", len(items) * self.config.group_size) as task:
+
+            def progress(done: int, total: int) -> None:
+                task(done, total)
+                # Ctrl-C in the middle of sampling: the step has changed nothing yet.
+                session.raise_if_stopped()
+
+            return collect(
+                items,
+                sampler=self._sampler,
+                grader=session.grader,
+                rewards=session.rewards,
+                params=session.training_params(),
+                group_size=self.config.group_size,
+                key=(self._seed, self.name, number),
+                progress=progress,
+            )
 
     def _credited(self, groups: tuple[RolloutGroup, ...], number: int) -> tuple[RolloutGroup, ...]:
         """The groups with the rewards they learn from: their own, but for the control run."""
@@ -144,7 +153,9 @@ class GRPOPhase:
         assert self._reference is not None
         policy = self.state.policy
         logprobs = batch.weights.new_zeros(batch.mask.shape)
-        for part in micro_batches(batch, self.config.tokens_per_micro_batch):
+        for part in micro_batches(
+            batch, self.config.tokens_per_micro_batch, shared_prompts=policy.native
+        ):
             values = policy.logprobs_with(self._reference, part.to(policy.device))
             logprobs[part.sequence_ids, : values.shape[1]] = values.to(logprobs)
         return replace(batch, reference_logprobs=logprobs)

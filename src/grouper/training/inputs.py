@@ -25,6 +25,11 @@ class Inputs:
     test: Items
 
 
+def _room(bench: Workbench) -> int | None:
+    """The longest demonstration that fits behind every prompt that is kept, in tokens."""
+    return None if bench.context is None else max(1, bench.context - bench.prompt_limit)
+
+
 def prepare_inputs(recipe: Recipe, sets: ProblemSets, bench: Workbench) -> Inputs:
     """Render every problem once, with the one renderer that all phases share."""
 
@@ -32,13 +37,14 @@ def prepare_inputs(recipe: Recipe, sets: ProblemSets, bench: Workbench) -> Input
         return () if part is None else bench.render(part.problems, name)
 
     demonstrations: tuple[Demonstration, ...] = ()
-    if sets.sft is not None:
+    if sets.sft is not None and not recipe.skip_sft:
         shown = prepare_demonstrations(
             sets.sft.problems,
             bench.format,
             bench.tokenizer,
             bench.stop_tokens.trained,
-            max_prompt_tokens=recipe.prompt.max_prompt_tokens,
+            max_prompt_tokens=bench.prompt_limit,
+            max_completion_tokens=_room(bench),
         )
         tell_dropped("sft", shown.dropped)
         demonstrations = tuple(demonstration for _, demonstration in shown.items)

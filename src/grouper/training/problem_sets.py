@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from grouper.config import Recipe, SourceConfig
@@ -46,7 +47,9 @@ def load_problem_sets(recipe: Recipe) -> ProblemSets:
         DataError: missing or empty data, or too many rows that cannot be read.
     """
     data = recipe.data
-    sft = None if recipe.skip_sft else data.sft or data.train
+    # A new model's tokenizer is fitted to the same texts whatever phases run.
+    unused = recipe.skip_sft and recipe.model.new is None
+    sft = None if unused else data.sft or data.train
     parts = {"sft": sft, "train": data.train, "validation": data.validation, "test": data.test}
     return ProblemSets(
         **{
@@ -65,6 +68,15 @@ def load_problem_set(part: str, source: SourceConfig, *, seed: int) -> ProblemSe
     problems = load_problems(source, seed=seed)
     _check_quarantine(part, problems)
     return problems
+
+
+def quarantine_lines(sets: ProblemSets) -> Iterator[str]:
+    """One line for every source row that is left out."""
+    for name in ("sft", "train", "validation", "test"):
+        part: ProblemSet | None = getattr(sets, name)
+        if part is not None:
+            for row in part.quarantined:
+                yield f"data.{name}: row {row.row} of {part.name} is left out: {row.reason}"
 
 
 def _check_quarantine(part: str, problems: ProblemSet) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from grouper.errors import ModelError
+from grouper.errors import RunFolderError
 from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.evaluate import EvaluationResult
 from grouper.policy import Policy
@@ -20,6 +19,7 @@ from grouper.training.checkpoint import (
     is_complete,
     latest_checkpoint,
     load_optimizer,
+    read_state,
     save_final,
 )
 from grouper.training.grpo import GRPOPhase
@@ -88,17 +88,31 @@ def _sft(session: Session, policy: Policy | None) -> Policy | None:
             return None
         policy = session.load(str(final))
     else:
-        policy = policy or session.load(session.base_path)
-        state = _state(session, "sft", policy)
-        policy = state.policy
-        if state.step == 0:
+        _refuse_sft_behind_grpo(session)
+        state = _resumed(session, "sft")
+        if state is None:
             session.folder.truncate_to("base", 0)
+            state = _fresh(
+                session, "sft", policy or session.load(session.base_path), session.base_path
+            )
+        policy = state.policy
         phase = SFTPhase(session, state)
         run_phase(session, phase)
         check_stopping(session, policy)
         _finish(session, phase)
     _measure(session, policy, "sft", _final_step(final))
     return policy
+
+
+def _refuse_sft_behind_grpo(session: Session) -> None:
+    """A run whose GRPO went without SFT cannot be given an SFT afterwards."""
+    begun = sorted((session.path / "grpo").glob("*/" + STATE_FILE))
+    if begun:
+        raise RunFolderError(
+            "the GRPO of this run did not start from its SFT, which has not been run",
+            where=str(begun[0].parent),
+            fix="Go on with --skip-sft, or give the run with SFT another name.",
+        )
 
 
 def _grpo(session: Session, policy: Policy | None) -> Policy | None:
@@ -108,16 +122,18 @@ def _grpo(session: Session, policy: Policy | None) -> Policy | None:
             return None
         policy = session.load(str(final))
     else:
-        policy = _starting_policy(session, policy)
-        # Taken before a checkpoint is loaded: the reference is where GRPO started.
+        state = _resumed(session, "grpo")
+        # The reference is where GRPO started, so it is needed after a resume, too.
         reference: dict[str, Tensor] | None = None
-        if session.recipe.grpo.beta > 0:
-            reference = policy.snapshot()
-        state = _state(session, "grpo", policy)
+        if state is None or session.recipe.grpo.beta > 0:
+            start, path = _starting_policy(session, policy)
+            if session.recipe.grpo.beta > 0:
+                reference = start.snapshot()
+            if state is None:
+                session.folder.truncate_to("grpo", 0)
+                check_lengths(session, start)
+                state = _fresh(session, "grpo", start, path)
         policy = state.policy
-        if state.step == 0:
-            session.folder.truncate_to("grpo", 0)
-            check_lengths(session, policy)
         phase = GRPOPhase(session, state, reference)
         run_phase(session, phase)
         _finish(session, phase)
@@ -125,52 +141,47 @@ def _grpo(session: Session, policy: Policy | None) -> Policy | None:
     return policy
 
 
-def _starting_policy(session: Session, policy: Policy | None) -> Policy:
-    """What GRPO starts from: as told, else what SFT left, else the base model, said aloud."""
+def _starting_policy(session: Session, policy: Policy | None) -> tuple[Policy, str]:
+    """What GRPO starts from and its folder: as told, else what SFT left, else the base model."""
     start = session.recipe.grpo.start_from
     sft = session.path / "sft" / "final"
     if start is not None:
         session.display.say(f"GRPO starts from {start}.")
-        return session.load_start(start)
+        return session.load_start(start), start
     if is_complete(sft):
-        if policy is not None and not session.recipe.skip_sft:
-            return policy
         session.display.say(f"GRPO starts from {sft}.")
-        return session.load(str(sft))
-    if not session.recipe.skip_sft:
-        raise ModelError("SFT left no model", where=str(sft), fix="Run SFT again.")
+        trained = policy if not session.recipe.skip_sft else None
+        return trained or session.load(str(sft)), str(sft)
     session.display.say(
         f"GRPO starts from the base model {session.base_path}: there is no {sft} and no "
         "grpo.start_from."
     )
-    return policy or session.load(session.base_path)
+    return policy or session.load(session.base_path), session.base_path
 
 
-def _state(session: Session, phase: str, policy: Policy) -> TrainState:
-    """The state to go on from: the newest complete checkpoint, or the beginning."""
-    found = latest_checkpoint(session.path, phase, recipe_hash=session.hash)
+def _fresh(session: Session, phase: str, policy: Policy, path: str) -> TrainState:
+    """The state at the beginning of a phase."""
     config = session.recipe.sft if phase == "sft" else session.recipe.grpo
-    if found is None:
-        optimizer = make_optimizer(policy, config.optimizer)
-        return TrainState(phase=phase, step=0, policy=policy, optimizer=optimizer)
-    folder, saved = found
-    policy = session.load(str(folder))
     optimizer = make_optimizer(policy, config.optimizer)
-    load_optimizer(folder, optimizer)
-    step = int(saved["step"])
-    session.folder.truncate_to(phase, step)
-    session.display.say(f"Resuming {phase} at step {step} from {folder}.")
-    return TrainState(
-        phase=phase,
-        step=step,
-        policy=policy,
-        optimizer=optimizer,
-        skipped=int(saved["skipped"]),
-    )
+    return TrainState(phase=phase, step=0, policy=policy, optimizer=optimizer, started_from=path)
+
+
+def _resumed(session: Session, phase: str) -> TrainState | None:
+    """The state of the newest complete checkpoint, everything after it cut off; None without."""
+    found = latest_checkpoint(session.path, phase, recipe_hash=session.hash)
+    if found is None:
+        return None
+    folder, saved = found
+    state = _fresh(session, phase, session.load(str(folder)), saved["started_from"])
+    load_optimizer(folder, state.optimizer)
+    state.step, state.skipped = int(saved["step"]), int(saved["skipped"])
+    session.folder.truncate_to(phase, state.step)
+    session.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
+    return state
 
 
 def _final_step(final: Path) -> int:
-    return int(json.loads((final / STATE_FILE).read_text())["step"])
+    return int(read_state(final)["step"])
 
 
 def _finish(session: Session, phase: Phase) -> None:

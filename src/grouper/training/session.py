@@ -22,7 +22,7 @@ from grouper.tracking.live import Progress, setup_logging
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.banner import opening_lines, preview_demonstration
 from grouper.training.inputs import describe_versions, prepare_inputs
-from grouper.training.problem_sets import ProblemSets, load_problem_sets
+from grouper.training.problem_sets import ProblemSets, load_problem_sets, quarantine_lines
 from grouper.training.sizes import leak_warnings
 from grouper.training.workbench import Workbench
 
@@ -81,12 +81,15 @@ class Session(Workbench):
         """Everything that a run needs and that can still refuse it."""
         display = self.display
         setup_logging(self.path, console=display.console)
+        for text in quarantine_lines(sets):
+            log.info(text)
         self.base_path = self._base(recipe, sets)
         for line in opening_lines(recipe, sets):
             display.say(line)
         for text in leak_warnings(sets):
             log.warning(text)
         super().__init__(recipe, self.base_path)
+        self.grader.start()
         self.inputs = prepare_inputs(recipe, sets, self)
         if self.inputs.demonstrations:
             display.say(preview_demonstration(self.inputs.demonstrations[0], self.tokenizer))

@@ -13,7 +13,7 @@ __all__ = ["leak_warnings", "phase_lines"]
 def phase_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
     """One line per phase and measurement; prompts that turn out too long are not counted yet."""
     lines = []
-    if sets.sft is not None:
+    if sets.sft is not None and not recipe.skip_sft:
         batch = recipe.sft.batch_size
         amount = f"{batch} demonstrations a step, {len(sets.sft):,} in all"
         lines.append(f"SFT: {amount}, {_steps(recipe.sft, len(sets.sft), batch)}")

@@ -49,7 +49,7 @@ def accumulate_gradient(
         The loss of the step and the merged tallies of its slices.
     """
     total, reports = 0.0, []
-    for number, part in enumerate(micro_batches(batch, token_budget)):
+    for number, part in enumerate(micro_batches(batch, token_budget, shared_prompts=policy.native)):
         piece = part.to(policy.device)
         with _dropout(policy, None if dropout_seed is None else dropout_seed(number)):
             outputs = policy(piece)

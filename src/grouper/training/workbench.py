@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +10,11 @@ from typing import Self
 import torch
 
 from grouper.config import Recipe
+from grouper.errors import ConfigError
 from grouper.grading import Grader, require_symbolic
 from grouper.model_files import (
     context_length,
+    context_length_of,
     load_policy,
     load_tokenizer,
     require_model_folder,
@@ -23,7 +24,7 @@ from grouper.policy import Policy
 from grouper.prompts import Dropped, find_stop_tokens, make_format, prepare_prompts
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
-from grouper.training.checkpoint import STATE_FILE
+from grouper.training.checkpoint import is_complete, read_state
 from grouper.types import Problem, Prompt, SamplingParams
 
 __all__ = ["Items", "Workbench", "tell_dropped"]
@@ -57,19 +58,25 @@ class Workbench:
         self.stop_tokens = find_stop_tokens(
             self.tokenizer, stop_ids_of(model_path, revision), self.format
         )
+        self.context = context_length_of(model_path, revision)
         self.grader = Grader(self.format.contract, recipe.grading)
+        self._sampler: tuple[Policy, NativeSampler] | None = None
 
     def load(self, path: str) -> Policy:
         """Load a model folder as the policy; its version is the steps it has seen."""
         require_model_folder(path)
         policy = load_policy(self.recipe.model, path, seed=self.recipe.seed, device=self.device)
-        state = Path(path) / STATE_FILE
-        if state.is_file():
-            policy.version = int(json.loads(state.read_text())["policy_version"])
+        if is_complete(Path(path)):
+            policy.version = int(read_state(Path(path))["policy_version"])
         return policy
 
     def sampler(self, policy: Policy) -> NativeSampler:
-        """The native sampler over a policy's weights."""
+        """The native sampler over a policy's weights: one for each policy, and one copy at most."""
+        if self._sampler is None or self._sampler[0] is not policy:
+            self._sampler = (policy, self._make_sampler(policy))
+        return self._sampler[1]
+
+    def _make_sampler(self, policy: Policy) -> NativeSampler:
         dtype = {"same": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
         return NativeSampler(
             SamplingWeights(policy, dtype[self.recipe.sampling.dtype]),
@@ -79,13 +86,31 @@ class Workbench:
             max_length=context_length(policy),
         )
 
+    @property
+    def prompt_limit(self) -> int:
+        """The longest prompt that leaves room for a completion, in tokens.
+
+        Raises:
+            ConfigError: the model's context has no room for `sampling.max_new_tokens`.
+        """
+        wanted, new = self.recipe.prompt.max_prompt_tokens, self.recipe.sampling.max_new_tokens
+        if self.context is None:
+            return wanted
+        if new >= self.context:
+            raise ConfigError(
+                f"{new} new tokens leave no room for a prompt in the model's {self.context}",
+                where="sampling.max_new_tokens",
+                fix=f"Lower it; {self.context // 2} would leave half of the context.",
+            )
+        return min(wanted, self.context - new)
+
     def render(self, problems: Sequence[Problem], name: str) -> Items:
         """Problems with their prompts; what does not fit is listed and left out."""
         prepared = prepare_prompts(
             problems,
             self.format,
             self.tokenizer,
-            max_prompt_tokens=self.recipe.prompt.max_prompt_tokens,
+            max_prompt_tokens=self.prompt_limit,
         )
         tell_dropped(name, prepared.dropped)
         return prepared.items
