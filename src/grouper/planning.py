@@ -78,9 +78,8 @@ def _check_rewards(recipe: Recipe, sets: ProblemSets) -> None:
 
 def _folder_line(recipe: Recipe, *, resume: bool, overwrite: bool) -> str:
     path = Path(recipe.output_dir).expanduser() / recipe.name
-    found = RunFolder.check(
-        path, recipe_hash=recipe_hash(recipe), resume=resume, overwrite=overwrite
-    )
+    # A run of this recipe is no mistake to a dry run; one of another recipe is.
+    found = RunFolder.check(path, recipe_hash=recipe_hash(recipe), resume=True, overwrite=overwrite)
     parent = next(folder for folder in (path, *path.parents) if folder.exists())
     if not os.access(parent, os.W_OK):
         raise RunFolderError(
@@ -90,6 +89,8 @@ def _folder_line(recipe: Recipe, *, resume: bool, overwrite: bool) -> str:
         return f"Output: {path} (new)"
     if overwrite:
         return f"Output: {path} (the run that is there will be deleted first)"
+    if not resume:
+        return f"Output: {path} (holds a run of this recipe: it will take --resume or --overwrite)"
     done = [phase for phase in ("sft", "grpo") if (path / phase / "final").is_dir()]
     state = f"finished: {', '.join(done)}" if done else "nothing finished yet"
     return f"Output: {path} (continues the run that is there; {state})"

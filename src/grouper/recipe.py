@@ -150,7 +150,10 @@ def check_recipe(recipe: Recipe) -> list[str]:
         except GrouperError as error:
             problems.append(error)
     raise_all(problems)
-    return [*warn_about_system(make_format(recipe.prompt)), *_warn_about_data(recipe)]
+    # Without any instruction, SFT is what tells the model how to answer.
+    taught = recipe.prompt.system == "" and not recipe.skip_sft
+    about_system = [] if taught else warn_about_system(make_format(recipe.prompt))
+    return [*about_system, *_warn_about_data(recipe)]
 
 
 def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:

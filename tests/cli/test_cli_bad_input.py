@@ -133,9 +133,14 @@ def test_the_output_folder_of_another_recipe_is_left_alone(grouper, small, finis
     for extra in ([], ["--resume"], ["--dry-run"], ["--dry-run", "--resume"]):
         called = grouper("run", "demo", *small, out, "grpo.beta=0.5", *extra)
         called.refused(str(finished_run), "another recipe", "--overwrite")
-    for extra in ([], ["--dry-run"]):
-        called = grouper("run", "demo", *small, out, *extra)
-        called.refused(str(finished_run), "already holds a run", "--resume")
+    called = grouper("run", "demo", *small, out)
+    called.refused(str(finished_run), "already holds a run", "--resume")
+    called = grouper("run", "demo", *small, out, "--dry-run")
+    assert called.code == 0, called.err
+    assert "it will take --resume or --overwrite" in called.out
+    called = grouper("run", "demo", *small, out, "--resume", "--overwrite")
+    assert called.code == 2
+    assert "give one" in called.err
     assert files_below(finished_run) == before
 
 

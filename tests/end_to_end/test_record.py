@@ -186,7 +186,7 @@ def test_sft_is_not_put_behind_a_grpo_that_went_without_it(tmp_path: Path) -> No
         ("model.dtype=bfloat16",),
         ("model.new.architecture=llama", "sampling.dtype=bfloat16", "sampling.max_slots=5"),
     ],
-    ids=lambda changes: ",".join(changes),
+    ids=",".join,
 )
 def test_every_dtype_goes_through_the_whole_run(tmp_path: Path, changes: tuple[str, ...]) -> None:
     path = run(tmp_path, *changes)

@@ -108,6 +108,8 @@ def _start(
     quiet: bool,
 ) -> None:
     """Flags are spellings of overrides, so that the resolved recipe shows them."""
+    if resume and overwrite:
+        raise click.UsageError("--resume continues the run, --overwrite deletes it: give one.")
     spelled = [f"{key}=true" for key, value in switches.items() if value]
     for phase in phases:
         if steps is not None:
@@ -143,13 +145,17 @@ def _train(recipe: Recipe, *, resume: bool, overwrite: bool, quiet: bool) -> Non
 
 
 def _report(recipe: Recipe, result: RunResult) -> None:
-    from grouper.evaluation.compare import render_table
+    from grouper.evaluation.compare import render_parts, render_table
 
     console = output_console()
     if result.comparison is not None:
         console.print()
         console.print(render_table(result.comparison))
-    if recipe.reading:
+        for part in ("subject", "level"):
+            if len(getattr(result.results[0], f"by_{part}")) > 1:
+                console.print()
+                console.print(render_parts(result.results, by=part))
+    if recipe.reading and not (recipe.skip_sft or recipe.skip_grpo):
         console.print()
         # One line a paragraph: the terminal knows better than the recipe where to break them.
         for paragraph in recipe.reading.strip().split("\n\n"):

@@ -48,15 +48,20 @@ def load_problem_sets(recipe: Recipe) -> ProblemSets:
     """
     data = recipe.data
     # A new model's tokenizer is fitted to the same texts whatever phases run.
-    unused = recipe.skip_sft and recipe.model.new is None
-    sft = None if unused else data.sft or data.train
-    parts = {"sft": sft, "train": data.train, "validation": data.validation, "test": data.test}
-    return ProblemSets(
-        **{
-            name: None if source is None else load_problem_set(name, source, seed=recipe.seed)
-            for name, source in parts.items()
-        }
-    )
+    wanted = not recipe.skip_sft or recipe.model.new is not None
+    parts = {
+        "train": data.train,
+        "sft": data.sft if wanted else None,
+        "validation": data.validation,
+        "test": data.test,
+    }
+    loaded = {
+        name: None if source is None else load_problem_set(name, source, seed=recipe.seed)
+        for name, source in parts.items()
+    }
+    if wanted and data.sft is None:
+        loaded["sft"] = loaded["train"]
+    return ProblemSets(**loaded)
 
 
 def load_problem_set(part: str, source: SourceConfig, *, seed: int) -> ProblemSet:
