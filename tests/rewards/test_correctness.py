@@ -20,6 +20,19 @@ def test_uses_the_grades_it_is_given() -> None:
     assert scores == [2.0, 0.0, 0.0, None]
 
 
+@pytest.mark.parametrize(("timeout", "expected"), [(0.0, 0.0), (-0.5, -0.5), (None, None)])
+def test_the_recipe_says_what_an_unjudged_answer_earns(
+    timeout: float | None, expected: float | None
+) -> None:
+    grades = [
+        Grade(verdict=verdict, extracted="x", rung="symbolic", reason="")
+        for verdict in (Verdict.TIMEOUT, Verdict.CRASH)
+    ]
+    function = REWARDS["correctness"](LAYOUT, timeout=timeout)
+    found = function(prompts=["q"] * 2, completions=["?"] * 2, grades=grades)
+    assert found == [expected, expected]
+
+
 @pytest.mark.parametrize("column", ["reference_answer", "answer", "solution"])
 def test_grades_by_itself_as_trl_calls_it(column: str) -> None:
     function = REWARDS["correctness"](LAYOUT)

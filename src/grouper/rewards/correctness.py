@@ -9,21 +9,30 @@ from grouper.types import Grade, Verdict
 __all__ = ["CORRECTNESS", "accuracy", "correctness"]
 
 
-def correctness(layout: RewardLayout, *, value: float = 1.0) -> RewardFunction:
+def correctness(
+    layout: RewardLayout, *, value: float = 1.0, timeout: float | None = 0.0
+) -> RewardFunction:
     """`value` for a correct answer, 0 for any other; None where the reference cannot be read.
 
-    Range 0 to `value`. Uses the grades it is handed. Without them (inside TRL) it grades by
-    itself, taking the references from `reference_answer`, `answer` or `solution`, whichever
-    comes first.
+    Range 0 to `value`. An answer that the grader could not judge in time, or that crashed its
+    worker, earns `timeout`: like any wrong answer unless the recipe says otherwise, and
+    `timeout: null` takes the rollout out of its group.
+
+    Uses the grades it is handed. Without them (inside TRL) it grades by itself, taking the
+    references from `reference_answer`, `answer` or `solution`, whichever comes first.
     """
 
     def score(grade: Grade, text: str) -> float | None:
         del text
         if grade.verdict is Verdict.NOT_SCORED:
             return None
+        if grade.verdict in (Verdict.TIMEOUT, Verdict.CRASH):
+            return timeout
         return value if grade.correct else 0.0
 
-    return per_grade("correctness", layout, nothing_or(value), score)
+    low, high = nothing_or(value)
+    unjudged = 0.0 if timeout is None else timeout
+    return per_grade("correctness", layout, (min(low, unjudged), max(high, unjudged)), score)
 
 
 def accuracy(layout: RewardLayout, *, variant: str = "default") -> RewardFunction:

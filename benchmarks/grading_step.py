@@ -1,0 +1,165 @@
+"""What grading adds to a GRPO step at the 25 M size, where nearly all of the step is the model.
+
+    OMP_NUM_THREADS=2 python benchmarks/grading_step.py --data ../shared/data
+
+A random model of the shape in the tiny pipeline (8 layers, 512 wide, bfloat16) samples 16 prompts
+x 8 completions of 128 tokens and is updated on them. It cannot write maths, so each completion is
+graded as if its text were a worked MATH solution of the data set, symbolic answers among them, as
+it comes out of the sampler. Written to benchmarks/results/grading_step.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from demo_seeds import machine
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from grouper.algorithms.weighting import token_mean
+from grouper.batching import rollout_batch
+from grouper.config import GradingConfig, GRPOConfig, OptimizerConfig, PromptConfig, RewardConfig
+from grouper.grading import Grader
+from grouper.policy import Policy
+from grouper.prompts import make_format
+from grouper.rewards import build_rewards
+from grouper.sampling.base import SampleRequest
+from grouper.sampling.native import NativeSampler
+from grouper.sampling.weights import SamplingWeights
+from grouper.training.group_signal import advantages_of
+from grouper.training.objectives import grpo_objective
+from grouper.training.optimizers import make_optimizer
+from grouper.training.rollouts import collect
+from grouper.training.update import update
+from grouper.types import Completion, Grade, Problem, Prompt, SamplingParams, Verdict
+
+PROMPTS, GROUP, PROMPT_TOKENS, NEW_TOKENS, STEPS = 16, 8, 64, 128, 5
+
+
+class Letters:
+    """A tokenizer of the benchmark's vocabulary; the texts are replaced anyway."""
+
+    def decode(self, token_ids: Sequence[int], **_: bool) -> str:
+        return "x" * len(token_ids)
+
+    def __len__(self) -> int:
+        return 512
+
+
+class WithTexts:
+    """A sampler whose completions carry the texts of worked solutions, in turn."""
+
+    def __init__(self, sampler: NativeSampler, texts: list[str]) -> None:
+        self._sampler = sampler
+        self._texts = texts
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        for index, completion in self._sampler.sample(requests):
+            yield index, replace(completion, text=self._texts[index % len(self._texts)])
+
+
+class NoGrader:
+    """The same step without any grading: what the time is compared with."""
+
+    def submit(self, text: str, reference: str) -> Any:
+        del reference
+        future: Future[Grade] = Future()
+        verdict = Verdict.CORRECT if len(text) % 2 else Verdict.INCORRECT
+        future.set_result(Grade(verdict=verdict, extracted="", rung="text", reason=""))
+        return future
+
+
+def make_policy() -> Policy:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=512,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=512,
+    )
+    return Policy(Qwen3ForCausalLM(config).to(torch.bfloat16))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    rows = [
+        json.loads(line)
+        for line in (parser.parse_args().data / "math" / "sft.jsonl").read_text().splitlines()
+    ]
+    fmt = make_format(PromptConfig(format="r1-zero"))
+    rewards = build_rewards([RewardConfig(name="correctness")], fmt.layout)
+    policy = make_policy()
+    sampler = NativeSampler(SamplingWeights(policy), Letters(), stop_token_ids=[2])
+    optimizer = make_optimizer(policy, OptimizerConfig(learning_rate=1e-6))
+    params = SamplingParams(max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS)
+    config = GRPOConfig(shaping_needs_a_correct=False)
+    ids = torch.randint(6, 500, (PROMPTS, PROMPT_TOKENS))
+
+    def step(number: int, grader: Any) -> tuple[float, float]:
+        """(seconds of the whole step, seconds waited for grades and rewards after sampling)."""
+        chosen = rows[number * PROMPTS * GROUP :][: PROMPTS * GROUP]
+        items = [
+            (
+                Problem(
+                    id=str(i), question="q", answer=chosen[i * GROUP]["ground_truth"], source="b"
+                ),
+                Prompt(problem_id=str(i), text="q", token_ids=tuple(ids[i].tolist())),
+            )
+            for i in range(PROMPTS)
+        ]
+        started = time.perf_counter()
+        collected = collect(
+            items,
+            sampler=WithTexts(sampler, [row["response"] for row in chosen]),
+            grader=grader,
+            rewards=rewards,
+            params=params,
+            group_size=GROUP,
+            key=(0, "benchmark", number),
+        )
+        advantages = advantages_of(collected.groups, config)
+        batch = rollout_batch(collected.groups, advantages, token_mean, keep_flat=True)
+        assert batch is not None
+        update(
+            policy,
+            batch,
+            grpo_objective(config),
+            optimizer,
+            scale=1.0,
+            max_grad_norm=1.0,
+            token_budget=4096,
+        )
+        return time.perf_counter() - started, collected.grade_seconds
+
+    with Grader(fmt.contract, GradingConfig()) as grader:
+        grader.start()
+        step(0, NoGrader())
+        pairs = [(step(n, grader), step(n, NoGrader())) for n in range(1, STEPS + 1)]
+        counts = {verdict.value: count for verdict, count in grader.counts.items()}
+    record = {
+        "machine": machine(),
+        "step_seconds": [round(graded[0], 3) for graded, _ in pairs],
+        "step_seconds_without_grading": [round(plain[0], 3) for _, plain in pairs],
+        "waited_for_grades_seconds": [round(graded[1], 4) for graded, _ in pairs],
+        "share_waited": sum(g[1] for g, _ in pairs) / sum(g[0] for g, _ in pairs),
+        "verdicts": counts,
+    }
+    target = Path(__file__).parent / "results" / "grading_step.json"
+    target.write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main()
