@@ -287,20 +287,25 @@ def _in_order(
 def _any_order(
     predictions: Sequence[Node], references: Sequence[Node], same: AtomTest
 ) -> bool | None:
-    """Match each part with an unused one; equality is transitive, so the first match will do."""
+    """Match each part with an unused one; equality is transitive, so the first match will do.
+
+    What is left over on either side must have something on the other that it may still equal.
+    """
     if len(predictions) != len(references):
         return False
     unused = list(references)
-    undecided = 0
+    undecided: list[Node] = []
     for prediction in predictions:
         outcomes = [compare(prediction, reference, same) for reference in unused]
         if True in outcomes:
             unused.pop(outcomes.index(True))
-        elif None in outcomes:
-            undecided += 1
         else:
-            return False
-    return None if undecided else True
+            undecided.append(prediction)
+    left = [[compare(p, r, same) for r in unused] for p in undecided]
+    possible = all(None in row for row in left) and all(
+        None in column for column in zip(*left, strict=True)
+    )
+    return None if undecided and possible else not undecided
 
 
 def _vector(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
