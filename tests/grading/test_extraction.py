@@ -132,3 +132,17 @@ def test_a_megabyte_is_fast(contract: AnswerContract, text: str) -> None:
     started = time.perf_counter()
     extract(text, contract)
     assert time.perf_counter() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so x = −5", "−5"),
+        ("it is –5", "–5"),
+        ("pages 3–5", "5"),
+        ("about 1.5e3", "1.5e3"),
+        ("5e", "5"),
+    ],
+)
+def test_signs_and_exponents_belong_to_the_last_number(text: str, answer: str) -> None:
+    assert extract(text, AnswerContract(kind=AnswerKind.LAST_NUMBER)).answer == answer

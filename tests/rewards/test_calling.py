@@ -10,7 +10,7 @@ from reward_calls import RIGHT, WRONG, XML
 
 from grouper.config import RewardConfig
 from grouper.rewards import RewardStack, build_rewards
-from grouper.rewards.calling import one_by_one
+from grouper.rewards.calling import call, one_by_one
 from grouper.types import Completion, FinishReason, Problem, Prompt
 
 FILE = Path(__file__).with_name("users_functions.py")
@@ -106,3 +106,19 @@ def test_a_column_cannot_hide_the_completion() -> None:
         prompts=["q"], completions=["x"], prompt=["of the data"], completion=["of the data"]
     )
     assert values == [1.0]
+
+
+def test_what_a_function_changes_no_other_function_sees() -> None:
+    def vandal(prompts: Any, completions: Any, **_: Any) -> list[float]:
+        completions[0][0]["content"] = "changed"
+        prompts[0].clear()
+        completions.reverse()
+        return [0.0] * len(completions)
+
+    arguments = {
+        "prompts": [[{"role": "user", "content": "q"}]] * 2,
+        "completions": [[{"role": "assistant", "content": text}] for text in ("a", "b")],
+    }
+    assert call("vandal", vandal, arguments) == [0.0, 0.0]
+    assert arguments["prompts"][0] == [{"role": "user", "content": "q"}]
+    assert [c[0]["content"] for c in arguments["completions"]] == ["a", "b"]

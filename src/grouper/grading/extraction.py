@@ -151,8 +151,8 @@ def _last_number(text: str, contract: AnswerContract) -> Extraction:  # noqa: AR
 
 # A sign counts only where it cannot be a minus between two things ("7-5" ends in 5).
 _NUMBER = re.compile(
-    r"(?:(?<![\w.)\]}\\$])[-+])?(?:\\?[$€£])?(?:(?<=[$€£])-)?"
-    r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?(?:\s?\\?%)?",
+    r"(?:(?<![\w.)\]}\\$])[-+−–])?(?:\\?[$€£])?(?:(?<=[$€£])[-−–])?"
+    r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+(?!\w)|/\d+)?(?:\s?\\?%)?",
     re.ASCII,
 )
 

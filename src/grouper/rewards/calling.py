@@ -55,6 +55,17 @@ def _content(completion: Completion, *, chat: bool) -> Content:
     return [Message(role="assistant", content=completion.text)]
 
 
+def _own_copy(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists and messages of the function's own: what it changes in them, no other reward sees."""
+
+    def fresh(value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        return [dict(item) if isinstance(item, dict) else item for item in value]
+
+    return {name: [fresh(value) for value in values] for name, values in arguments.items()}
+
+
 def call(name: str, function: RewardFunction, arguments: Mapping[str, Any]) -> list[float | None]:
     """The values of one batch.
 
@@ -63,7 +74,7 @@ def call(name: str, function: RewardFunction, arguments: Mapping[str, Any]) -> l
             its stated range (`bounds`), or None, a completion.
     """
     try:
-        returned: Any = function(**arguments)
+        returned: Any = function(**_own_copy(arguments))
         if inspect.isawaitable(returned):
             returned = _awaited(returned)
     except Exception as error:  # a user's function may raise anything; it is named
