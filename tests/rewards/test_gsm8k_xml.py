@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from reward_calls import XML, score
 
 ONE_LINE = "<reasoning>\nonly one\n</reasoning>\n<answer>\n42\n</answer>\n"
@@ -96,6 +99,47 @@ def test_tag_count(text: str, value: float, original: float) -> None:
     assert score("xml_tag_count", XML, text, variant="original") == pytest.approx(original)
 
 
+def published_strict(text: str) -> float:
+    pattern = r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n$"
+    return 0.5 if re.match(pattern, text) else 0.0
+
+
+def published_soft(text: str) -> float:
+    return 0.5 if re.match(r"<reasoning>.*?</reasoning>\s*<answer>.*?</answer>", text) else 0.0
+
+
+def published_tag_count(text: str) -> float:
+    opened = text.count("\n<answer>\n") == 1
+    closed = text.count("\n</answer>") == 1
+    once = (text.count("<reasoning>\n") == 1) + (text.count("\n</reasoning>\n") == 1)
+    total = 0.125 * (once + opened + closed)
+    if opened:
+        total -= 0.001 * len(text.rsplit("\n</answer>\n", maxsplit=1)[-1])
+    if closed:
+        total -= 0.001 * (len(text.rsplit("\n</answer>", maxsplit=1)[-1]) - 1)
+    return total
+
+
+PIECES = (*(XML.tags or ()), "\n", "\n", " ", "a", "\r", "<reasoning>\n", "</reasoning>\n<answer>")
+WHOLE = (ONE_LINE, "<reasoning>a</reasoning>", "<answer>4</answer>")
+
+
+@settings(max_examples=600, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from(PIECES + WHOLE), max_size=9).map("".join))
+@example(ONE_LINE + "\n")
+@example(ONE_LINE + "\n\n")
+@example("<reasoning>a</reasoning>b</reasoning><answer>4</answer>")
+@example("<reasoning></reasoning><answer>\n</reasoning><answer></answer>")
+@example("<reasoning></reasoning><answer></reasoning>\n<answer>4</answer>")
+@example("<reasoning>\n</reasoning>\n\n<answer>\n4\n</answer>\n</answer>\nmore")
+@example("\n<answer>\n</answer>\n</answer>")
+def test_original_is_the_published_behaviour(text: str) -> None:
+    assert score("xml_strict_format", XML, text, variant="original") == published_strict(text)
+    assert score("xml_soft_format", XML, text, variant="original") == published_soft(text)
+    count = score("xml_tag_count", XML, text, variant="original")
+    assert count == pytest.approx(published_tag_count(text))
+
+
 def test_a_second_closing_tag_does_not_hide_what_trails() -> None:
     text = ONE_LINE + "x" * 100 + "\n</answer>"
     assert score("xml_tag_count", XML, text) == pytest.approx(0.375 - 0.001 * 110)
@@ -112,4 +156,6 @@ def test_long_output_is_fast(name: str, variant: str) -> None:
     started = time.perf_counter()
     for part in ("<reasoning>", "</reasoning>\n<answer>", "<reasoning></reasoning><answer>", "\n"):
         score(name, XML, part * 20_000, variant=variant)
+    pairs = "<reasoning>" + "</reasoning><answer>" * 20_000
+    score(name, XML, f"{pairs}\n</answer>", variant=variant)
     assert time.perf_counter() - started < 2.0

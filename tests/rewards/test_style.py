@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from reward_calls import THINK, score
 
@@ -41,6 +43,11 @@ def test_reasoning_steps(text: str, markers: int) -> None:
 def test_repetition(text: str, repeated: float) -> None:
     assert score("repetition_penalty", THINK, text) == pytest.approx(-0.1 * repeated)
     assert score("repetition_penalty", THINK, text, max_penalty=-1) == pytest.approx(-repeated)
+
+
+def test_no_repetition_is_zero_and_not_minus_zero() -> None:
+    for text in ("a b c d", "two words"):
+        assert math.copysign(1, score("repetition_penalty", THINK, text)) == 1
 
 
 def test_shorter_n_grams() -> None:

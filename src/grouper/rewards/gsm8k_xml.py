@@ -1,7 +1,8 @@
 r"""System A: the granular rewards of GRPO on GSM8K, `<reasoning>` and `<answer>` tags on lines.
 
 All take the tags from the prompt format. `variant: original` brings back two faults of the
-source: its format patterns stop at a newline, and it subtracts the trailing penalty twice.
+source: its format patterns stop at a newline, and it subtracts the trailing penalty twice. It
+gives what the patterns and splits of the source give for every text, in linear time.
 """
 
 from __future__ import annotations
@@ -64,13 +65,19 @@ def xml_strict_format(
 ) -> RewardFunction:
     """`value` where the whole completion is the tagged layout, every tag on a line of its own.
 
-    Range 0 to `value`. A newline at the very end is free. `variant: original` wants that newline,
-    and one line each of reasoning and answer. Source: system A.
+    Range 0 to `value`. A newline at the very end is free. `variant: original` wants that newline
+    (its `$` lets a second one follow), and one line each of reasoning and answer.
+    Source: system A.
     """
     tags = open_, close, answer_open, answer_close = tags_of(layout, "xml_strict_format")
     if check_variant(variant, "xml_strict_format"):
         one_line = _pattern(
-            f"{open_}\n", "[^\n]*", f"\n{close}\n{answer_open}\n", "[^\n]*", f"\n{answer_close}\n"
+            f"{open_}\n",
+            "[^\n]*",
+            f"\n{close}\n{answer_open}\n",
+            "[^\n]*",
+            f"\n{answer_close}\n",
+            "\n?",
         )
         return per_text(
             "xml_strict_format",
@@ -99,13 +106,26 @@ def xml_soft_format(
     reasoning and answer. Source: system A.
     """
     tags = open_, close, answer_open, answer_close = tags_of(layout, "xml_soft_format")
-    # In two patterns: in one, a line of many tags would be searched many times over.
-    first = _pattern(open_, "[^\n]*?", close)
-    second = _pattern("", r"\s*", answer_open, "[^\n]*?", answer_close)
+    boundary = re.compile(rf"(?={re.escape(close)}\s*({re.escape(answer_open)}))")
 
     def at_start(text: str) -> bool:
-        start = first.match(text)
-        return start is not None and second.match(text, start.end()) is not None
+        """Whether the source's one pattern matches; it would backtrack over hostile text."""
+        if not text.startswith(open_):
+            return False
+        begin = len(open_)
+        line_end = _find(text, "\n", begin)
+        closed = 0
+        for found in boundary.finditer(text, begin):
+            if found.start() > line_end:
+                return False
+            answer = found.end(1)
+            if closed < answer:  # where the last search ended serves later boundaries too
+                closed = _find(text, answer_close, answer)
+            if closed == len(text):
+                return False
+            if closed <= (line_end if answer <= line_end else _find(text, "\n", answer)):
+                return True
+        return False
 
     original = check_variant(variant, "xml_soft_format")
 
@@ -113,6 +133,12 @@ def xml_soft_format(
         return value if (at_start(text) if original else tags_are_in_order(text, tags)) else 0.0
 
     return per_text("xml_soft_format", layout, nothing_or(value), score)
+
+
+def _find(text: str, part: str, start: int) -> int:
+    """Where the part first occurs from `start` on; the length of the text where it does not."""
+    at = text.find(part, start)
+    return len(text) if at < 0 else at
 
 
 def _pattern(*parts: str) -> re.Pattern[str]:
@@ -162,8 +188,9 @@ def _trailing(text: str, close: str) -> int:
 
 
 def _trailing_twice(text: str, close: str, *, opened: bool, closed: bool) -> int:
-    first = len(text.rpartition(f"\n{close}\n")[2]) if opened else 0
-    second = len(text.rpartition(f"\n{close}")[2]) - 1 if closed else 0
+    # `split`, not `rpartition`: of two that share a newline it takes the first.
+    first = len(text.rsplit(f"\n{close}\n", maxsplit=1)[-1]) if opened else 0
+    second = len(text.rsplit(f"\n{close}", maxsplit=1)[-1]) - 1 if closed else 0
     return first + second
 
 

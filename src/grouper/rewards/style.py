@@ -61,7 +61,8 @@ def repetition_penalty(
         if grams < 1:
             return 0.0
         different = len({tuple(words[i : i + n]) for i in range(grams)})
-        return max_penalty * (1 - different / grams)
+        # Adding 0.0 makes the -0.0 of a text without repetition 0.0.
+        return max_penalty * (1 - different / grams) + 0.0
 
     return per_text("repetition_penalty", layout, (max_penalty, 0.0), score)
 
