@@ -91,6 +91,8 @@ class Policy(nn.Module):
         object.__setattr__(self, "adapter", adapter)
         self.version = 0
         """Optimizer steps these weights have seen."""
+        self.token_limit: int | None = None
+        """Most tokens of a forward and backward since memory ran out; None: it never did."""
         self._compute_dtype = compute_dtype
         self._ordinary = str(model.config._attn_implementation)  # noqa: SLF001 - no public reader
         self.native = native and supports_native_attention(model)

@@ -67,4 +67,5 @@ class SFTPhase:
             step=state.step,
             tallies=tallies,
             status="learning" if result.applied else "skipped:not-finite",
+            events=result.events,
         )

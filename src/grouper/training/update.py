@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from grouper.batching import TrainBatch, micro_batches
+from grouper.batching import TrainBatch
 from grouper.policy import Policy
+from grouper.training.memory import split_event, with_enough_memory
 from grouper.training.objectives import Objective
 from grouper.training.optimizers import Optimizer
 from grouper.types import Tally, merge_tallies
@@ -26,6 +27,8 @@ class UpdateResult:
     tallies: dict[str, Tally]
     applied: bool
     """False when the loss or gradient was not finite: the optimizer was not stepped."""
+    events: tuple[str, ...] = ()
+    """What makes the step unrepeatable: memory ran out and it was cut anew."""
 
 
 def accumulate_gradient(
@@ -36,10 +39,12 @@ def accumulate_gradient(
     token_budget: int,
     dropout_seed: Callable[[int], int] | None = None,
 ) -> tuple[float, dict[str, Tally]]:
-    """Add the gradient of the whole step to the parameters, slice by slice.
+    """Give the parameters the gradient of the whole step, made slice by slice.
+
+    Where memory runs out the step is run again in smaller slices.
 
     Args:
-        policy: the policy; its gradients are added to, not cleared.
+        policy: the policy; what gradients it has are thrown away.
         batch: the step.
         objective: loss per token.
         token_budget: tokens in one forward and backward; changes nothing but time and memory.
@@ -48,17 +53,22 @@ def accumulate_gradient(
     Returns:
         The loss of the step and the merged tallies of its slices.
     """
-    total, reports = 0.0, []
-    for number, part in enumerate(micro_batches(batch, token_budget, shared_prompts=policy.native)):
-        piece = part.to(policy.device)
-        with _dropout(policy, None if dropout_seed is None else dropout_seed(number)):
-            outputs = policy(piece)
-            per_token, tallies = objective(outputs, piece)
-            loss = (per_token * piece.weights).sum()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        total += float(loss.detach())
-        reports.append(tallies)
-    return total, merge_tallies(reports)
+
+    def whole_step(parts: Iterable[TrainBatch]) -> tuple[float, dict[str, Tally]]:
+        policy.zero_grad(set_to_none=True)
+        total, reports = 0.0, []
+        for number, part in enumerate(parts):
+            piece = part.to(policy.device)
+            with _dropout(policy, None if dropout_seed is None else dropout_seed(number)):
+                outputs = policy(piece)
+                per_token, tallies = objective(outputs, piece)
+                loss = (per_token * piece.weights).sum()
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            total += float(loss.detach())
+            reports.append(tallies)
+        return total, merge_tallies(reports)
+
+    return with_enough_memory(policy, batch, token_budget, whole_step)
 
 
 def update(
@@ -84,7 +94,7 @@ def update(
         token_budget: tokens in one forward and backward.
         dropout_seed: as in `accumulate_gradient`.
     """
-    optimizer.zero_grad()
+    limit = policy.token_limit
     loss, tallies = accumulate_gradient(
         policy, batch, objective, token_budget=token_budget, dropout_seed=dropout_seed
     )
@@ -96,7 +106,7 @@ def update(
         optimizer.step(scale)
         policy.version += 1
     optimizer.zero_grad()
-    return UpdateResult(tallies, applied)
+    return UpdateResult(tallies, applied, split_event(limit, policy.token_limit))
 
 
 @contextlib.contextmanager
