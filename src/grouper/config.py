@@ -276,6 +276,9 @@ class RewardConfig(Section):
     max_failure_rate: Fraction = Field(
         0.1, description="share of the recent groups it may fail on before the run stops"
     )
+    timeout_seconds: PositiveFloat = Field(
+        120.0, description="a group's time: an async function is stopped, another warned of"
+    )
 
 
 class GradingConfig(Section):

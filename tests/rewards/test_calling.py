@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from reward_calls import RIGHT, WRONG, XML
 
 from grouper.config import RewardConfig
+from grouper.errors import RewardError
 from grouper.rewards import RewardStack, build_rewards
 from grouper.rewards.calling import call, one_by_one
 from grouper.types import Completion, FinishReason, Problem, Prompt
@@ -122,3 +127,134 @@ def test_what_a_function_changes_no_other_function_sees() -> None:
     assert call("vandal", vandal, arguments) == [0.0, 0.0]
     assert arguments["prompts"][0] == [{"role": "user", "content": "q"}]
     assert [c[0]["content"] for c in arguments["completions"]] == ["a", "b"]
+
+
+ONE = {"prompts": ["q"], "completions": ["4"]}
+
+
+def _exits(**_: Any) -> list[float]:
+    sys.exit("bye")
+
+
+async def _exits_later(**_: Any) -> list[float]:
+    sys.exit("bye")
+
+
+def _cancels(**_: Any) -> list[float]:
+    raise asyncio.CancelledError
+
+
+async def _cancels_later(**_: Any) -> list[float]:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (_exits, "raised SystemExit: bye"),
+        (_exits_later, "raised SystemExit: bye"),
+        (_cancels, "raised CancelledError"),
+        (_cancels_later, "raised CancelledError"),
+    ],
+)
+def test_a_function_cannot_end_the_run_by_itself(function: Any, told: str) -> None:
+    with pytest.raises(RewardError, match=told):
+        call("mine", function, ONE)
+
+
+def test_ctrl_c_still_ends_it() -> None:
+    def interrupted(**_: Any) -> list[float]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        call("mine", interrupted, ONE)
+
+
+async def _waits(**_: Any) -> list[float]:
+    await asyncio.sleep(60)
+    return [0.0]
+
+
+async def _blocks(**_: Any) -> list[float]:
+    time.sleep(6)
+    return [0.0]
+
+
+async def _clings(**_: Any) -> list[float]:
+    while True:
+        try:
+            await asyncio.sleep(6)
+        except asyncio.CancelledError:
+            continue
+
+
+@pytest.mark.parametrize("function", [_waits, _blocks, _clings])
+def test_an_async_function_that_hangs_is_left(
+    function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grouper.rewards.calling._GRACE_SECONDS", 0.1)
+    started = time.monotonic()
+    with pytest.raises(RewardError, match=r"did not return within 0.05 s.*timeout_seconds"):
+        call("mine", function, ONE, seconds=0.05)
+    assert time.monotonic() - started < 3
+
+
+def test_a_timeout_of_its_own_is_told_as_such() -> None:
+    async def impatient(**_: Any) -> list[float]:
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(60)
+        return [0.0]
+
+    with pytest.raises(RewardError, match="raised TimeoutError"):
+        call("mine", impatient, ONE)
+
+
+def test_the_time_limit_comes_from_the_recipe_and_is_counted_as_a_failure(tmp_path: Path) -> None:
+    file = tmp_path / "hangs.py"
+    file.write_text(
+        "import asyncio\n\n\nasync def judge(completions, **kwargs):\n"
+        "    if len(completions) < 2:\n        raise AssertionError('tried again')\n"
+        "    await asyncio.sleep(60)\n"
+    )
+    config = RewardConfig(name=f"{file}:judge", timeout_seconds=0.05, max_failure_rate=0.05)
+    stack = build_rewards([config], XML)
+    problem = Problem(id="a/0", question="2+2?", answer="4", source="a")
+    answered = Completion(
+        token_ids=(1,),
+        logprobs=(0.0,),
+        text="4",
+        finish_reason=FinishReason.STOP_TOKEN,
+        policy_version=0,
+    )
+
+    def score() -> list[Any]:
+        rewards = stack.score(
+            problem=problem, prompt=CHAT, completions=[answered] * 2, grades=[RIGHT] * 2
+        )
+        return [reward.total for reward in rewards]
+
+    assert score() == [None, None]
+    assert stack.failures == {"judge": 1}
+    assert "did not return within 0.05 s" in stack.take_events()[0]
+    # No completion is tried alone: each could take as long again.
+    with pytest.raises(RewardError, match="It fails on this group, of whose completions the first"):
+        score()
+
+
+def test_a_function_that_is_slow_and_not_async_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def slow(**_: Any) -> list[float]:
+        time.sleep(0.2)
+        return [0.0]
+
+    with caplog.at_level(logging.WARNING, "grouper"):
+        assert call("mine", slow, ONE, seconds=5) == [0.0]
+        assert caplog.messages == []
+        assert call("mine", slow, ONE, seconds=0.02) == [0.0]
+    (warning,) = caplog.messages
+    assert "'mine' has been running for 0.02 s" in warning
+
+
+def test_minus_zero_is_zero() -> None:
+    assert str(call("mine", lambda **_: [-0.0], ONE)) == "[0.0]"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from grouper.rewards.failures import FailureRate
@@ -26,3 +28,16 @@ def test_a_rare_failure_never_stops_and_a_burst_does() -> None:
 def test_one_is_never() -> None:
     rate = FailureRate(1.0)
     assert not any(rate.add(failed=True) for _ in range(500))
+
+
+def test_a_rate_goes_on_from_its_state() -> None:
+    history = [i % 11 == 0 for i in range(150)] + [True] * 9
+    for cut in (0, 5, 150, 152):
+        whole, before, after = FailureRate(0.1), FailureRate(0.1), FailureRate(0.1)
+        expected = [whole.add(failed=failed) for failed in history]
+        got = [before.add(failed=failed) for failed in history[:cut]]
+        after.load_state(json.loads(json.dumps(before.state())))
+        got += [after.add(failed=failed) for failed in history[cut:]]
+        assert got == expected
+        assert (after.failures, after.groups) == (whole.failures, whole.groups)
+    assert any(expected)

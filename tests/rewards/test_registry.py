@@ -85,6 +85,28 @@ def test_refusals(user_file: Path, name: str, message: str) -> None:
         build(RewardConfig(name=name))
 
 
+@pytest.mark.parametrize("raised", ["RuntimeError('boom')", "SystemExit('boom')"])
+def test_a_broken_module_is_told_as_such(
+    raised: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_rewards.py").write_text(f"raise {raised}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("broken_rewards", f"{tmp_path}/broken_rewards.py"):
+        with pytest.raises(RewardError, match=r"cannot be (imported|loaded): \w+: boom"):
+            build(RewardConfig(name=f"{name}:f"))
+
+
+@pytest.mark.parametrize("name", [":f", "..rewards:f", "a..b:f"])
+def test_no_name_of_a_module_is_a_traceback(name: str) -> None:
+    with pytest.raises(RewardError, match="cannot be imported"):
+        build(RewardConfig(name=name))
+
+
+def test_a_function_without_a_signature_is_refused() -> None:
+    with pytest.raises(RewardError, match=r"'builtins:dir'.*\*\*kwargs"):
+        build(RewardConfig(name="builtins:dir"))
+
+
 def test_a_broken_file_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise RuntimeError('boom')\n")
     with pytest.raises(RewardError, match="cannot be loaded: RuntimeError: boom"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,24 @@ def test_too_many_failures_stop_the_run_and_show_the_input() -> None:
     assert "3 of 3 groups" in text
     assert "It fails on the completion 'no' to 'Q: 2+2?'." in text
     assert "max_failure_rate, 0.1" in text
+
+
+def test_the_count_of_failures_goes_on_in_another_process() -> None:
+    def breaks(**columns: Any) -> list[float]:
+        raise ValueError("no")
+
+    def fine(**columns: Any) -> list[float]:
+        return [0.0, 0.0]
+
+    first = RewardStack([("mine", 1.0, breaks), ("fine", 1.0, fine)])
+    score(first)
+    score(first)
+    state = json.loads(json.dumps(first.state()))
+    second = RewardStack([("mine", 1.0, breaks), ("new", 1.0, fine)])
+    second.load_state(state)
+    assert second.failures == {"mine": 2, "new": 0}
+    with pytest.raises(RewardError, match="3 of 3 groups"):
+        score(second)
 
 
 def test_a_group_that_fails_only_together_is_shown_too() -> None:

@@ -15,6 +15,7 @@ from grouper.types import AnswerContract, AnswerKind, Grade
 
 __all__ = [
     "Batch",
+    "BuiltReward",
     "Tags",
     "check_variant",
     "grades_of",

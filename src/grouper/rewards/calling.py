@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
 import numbers
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+from grouper.config import RewardConfig
 from grouper.errors import RewardError
 from grouper.rewards.base import Content, RewardFunction
+from grouper.rewards.building import BuiltReward
 from grouper.types import Completion, Grade, Message, Problem, Prompt
 
-__all__ = ["arguments_of", "call", "one_by_one", "shown"]
+__all__ = ["DEFAULT_SECONDS", "arguments_of", "call", "one_by_one", "shown"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_SECONDS = float(RewardConfig.model_fields["timeout_seconds"].default)
+_GRACE_SECONDS = 1.0
+"""What an async function that is being stopped has for its `finally` blocks."""
 
 _SINGULAR = {
     "prompts": "prompt",
@@ -66,18 +77,41 @@ def _own_copy(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: [fresh(value) for value in values] for name, values in arguments.items()}
 
 
-def call(name: str, function: RewardFunction, arguments: Mapping[str, Any]) -> list[float | None]:
+def call(
+    name: str,
+    function: RewardFunction,
+    arguments: Mapping[str, Any],
+    *,
+    seconds: float = DEFAULT_SECONDS,
+) -> list[float | None]:
     """The values of one batch.
 
+    Args:
+        name: what the function is called in messages.
+        function: sync or async. A sync one runs in the caller's thread.
+        arguments: what `arguments_of` makes.
+        seconds: an async function is stopped after as many; a sync one cannot be, and is warned
+            of in the log.
+
     Raises:
-        RewardError: the function raised, or returned something else than one finite number in
-            its stated range (`bounds`), or None, a completion.
+        RewardError: the function raised (`SystemExit` and the like included, Ctrl-C not), was
+            stopped (the cause is then a `TimeoutError`), or returned something else than one
+            finite number in its stated range (`bounds`), or None, a completion.
     """
     try:
-        returned: Any = function(**_own_copy(arguments))
+        with _told_when_slow(name, function, seconds):
+            returned: Any = function(**_own_copy(arguments))
         if inspect.isawaitable(returned):
-            returned = _awaited(returned)
-    except Exception as error:  # a user's function may raise anything; it is named
+            returned = _awaited(returned, seconds)
+    except KeyboardInterrupt:
+        raise
+    except _StoppedError as error:
+        raise RewardError(
+            f"the reward {name!r} did not return within {seconds:g} s",
+            where="rewards",
+            fix="Give what it waits for a time limit of its own, or set timeout_seconds.",
+        ) from error
+    except BaseException as error:  # a user's function may raise anything; it is named
         raise RewardError(
             f"the reward {name!r} raised {type(error).__name__}: {error}",
             where="rewards",
@@ -86,6 +120,25 @@ def call(name: str, function: RewardFunction, arguments: Mapping[str, Any]) -> l
     values = _validated(name, returned, len(arguments["completions"]))
     _check_bounds(name, getattr(function, "bounds", None), values)
     return values
+
+
+@contextmanager
+def _told_when_slow(name: str, function: RewardFunction, seconds: float) -> Iterator[None]:
+    """Warn once where a user's function is still running after `seconds`."""
+    if isinstance(function, BuiltReward):  # they wait for nothing, and a thread has its price
+        yield
+        return
+    warning = (
+        "the reward %r has been running for %g s. Only an async function can be stopped; "
+        "Ctrl-C twice ends the run"
+    )
+    timer = threading.Timer(seconds, logger.warning, (warning, name, seconds))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def one_by_one(function: Callable[..., Any]) -> RewardFunction:
@@ -120,14 +173,41 @@ async def _together(values: Sequence[Awaitable[Any]]) -> list[Any]:
     return await asyncio.gather(*values)
 
 
-def _awaited(awaitable: Any) -> Any:
-    """The result of an async reward, also where an event loop is already running."""
+class _StoppedError(TimeoutError):
+    """The function was stopped, where a `TimeoutError` may be one of its own."""
+
+
+def _awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
+    """The result of an async reward, also where an event loop is already running.
+
+    Raises:
+        _StoppedError: there was none within `seconds`. A coroutine that cannot be cancelled
+            is left behind in its thread.
+    """
+    result: Future[Any] = Future()
 
     async def wait() -> Any:
-        return await awaitable
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await awaitable
+        except TimeoutError as error:
+            if limit.expired():
+                raise _StoppedError from error
+            raise
 
-    with ThreadPoolExecutor(max_workers=1) as executor:
-        return executor.submit(asyncio.run, wait()).result()
+    def run() -> None:
+        try:
+            result.set_result(asyncio.run(wait()))
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="async reward", daemon=True).start()
+    try:
+        return result.result(seconds + _GRACE_SECONDS)
+    except TimeoutError as error:
+        if result.done():
+            raise
+        raise _StoppedError from error
 
 
 def _validated(name: str, returned: Any, expected: int) -> list[float | None]:
@@ -154,7 +234,7 @@ def _number(name: str, value: Any, row: int) -> float | None:
             where="rewards",
             fix="Return finite numbers, or None for a completion that cannot be scored.",
         )
-    return float(value)
+    return float(value) + 0.0  # never -0.0
 
 
 def _check_bounds(

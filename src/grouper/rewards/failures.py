@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 __all__ = ["FailureRate"]
 
@@ -37,3 +39,12 @@ class FailureRate:
         self.failures += failed
         self._recent.append(failed)
         return sum(self._recent) > self.limit * max(START, len(self._recent))
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON values."""
+        return {"failures": self.failures, "groups": self.groups, "recent": list(self._recent)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from a `state`; the limit stays as it is."""
+        self.failures, self.groups = state["failures"], state["groups"]
+        self._recent = deque(state["recent"], maxlen=WINDOW)

@@ -6,10 +6,10 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from grouper.config import RewardConfig
@@ -97,8 +97,7 @@ def _users_function(config: RewardConfig) -> RewardFunction:
             where="rewards",
             fix=did_you_mean(name, public),
         )
-    _check_signature(function, config)
-    named = inspect.signature(function).parameters
+    named = _checked_parameters(function, config)
     single = "completion" in named and "completions" not in named
     if config.params:
         # The function's own attributes come along: `bounds` is one.
@@ -106,10 +105,15 @@ def _users_function(config: RewardConfig) -> RewardFunction:
     return one_by_one(function) if single else function
 
 
-def _check_signature(function: Callable[..., Any], config: RewardConfig) -> None:
-    parameters = inspect.signature(function).parameters
+def _checked_parameters(
+    function: Callable[..., Any], config: RewardConfig
+) -> Mapping[str, inspect.Parameter]:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions written in C have no signature
+        parameters = MappingProxyType({})
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return
+        return parameters
     raise RewardError(
         f"the reward function {config.name!r} takes no **kwargs",
         where="rewards",
@@ -136,7 +140,9 @@ def _load_file(path: Path, name: str) -> ModuleType:
     sys.modules[label] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a user's file may raise anything; it is told as theirs
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's file may raise anything; it is told as theirs
         del sys.modules[label]
         raise RewardError(
             f"{path} cannot be loaded: {type(error).__name__}: {error}", where="rewards"
@@ -152,4 +158,11 @@ def _load_module(name: str) -> ModuleType:
             f"the module {name} of a reward cannot be imported: {error}",
             where="rewards",
             fix="Install it, or name a file: `path/to/file.py:function`.",
+        ) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's module may raise anything; it is told as theirs
+        raise RewardError(
+            f"the module {name} of a reward cannot be imported: {type(error).__name__}: {error}",
+            where="rewards",
         ) from error

@@ -8,7 +8,7 @@ from typing import Any
 from grouper.config import RewardConfig
 from grouper.errors import GrouperError, RewardError, raise_all
 from grouper.rewards.base import RewardFunction, RewardLayout
-from grouper.rewards.calling import arguments_of, call, shown
+from grouper.rewards.calling import DEFAULT_SECONDS, arguments_of, call, shown
 from grouper.rewards.failures import FailureRate
 from grouper.rewards.registry import find_reward, reward_label
 from grouper.types import Completion, FinishReason, Grade, Problem, Prompt, Reward, Verdict
@@ -24,17 +24,20 @@ class RewardStack:
     Args:
         functions: (name, weight, function), each name once.
         limits: by name, the share of the recent groups a function may fail on.
+        seconds: by name, how long a function may take for a group.
     """
 
     def __init__(
         self,
         functions: Sequence[tuple[str, float, RewardFunction]],
         limits: Mapping[str, float] | None = None,
+        seconds: Mapping[str, float] | None = None,
     ) -> None:
         self.names = tuple(name for name, _, _ in functions)
         self.weights = {name: weight for name, weight, _ in functions}
         self._functions = {name: function for name, _, function in functions}
         self._rates = {n: FailureRate((limits or {}).get(n, DEFAULT_LIMIT)) for n in self.names}
+        self._seconds = dict(seconds or {})
         self._events: list[str] = []
 
     @property
@@ -55,6 +58,16 @@ class RewardStack:
     def failures(self) -> dict[str, int]:
         """How many groups each function has failed on."""
         return {name: rate.failures for name, rate in self._rates.items()}
+
+    def state(self) -> dict[str, Any]:
+        """The counts of failures, as JSON values: what a checkpoint keeps, by function."""
+        return {name: rate.state() for name, rate in self._rates.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on counting failures from a `state`; a function that it does not name starts anew."""
+        for name, rate in self._rates.items():
+            if name in state:
+                rate.load_state(state[name])
 
     def take_events(self) -> tuple[str, ...]:
         """What failed since this was last asked, one line each."""
@@ -105,9 +118,9 @@ class RewardStack:
         completions, grades = _examples(problem)
         arguments = arguments_of(problem, prompt, completions, grades)
         problems: list[GrouperError] = []
-        for name, function in self._functions.items():
+        for name in self.names:
             try:
-                first, second = call(name, function, arguments), call(name, function, arguments)
+                first, second = (self._call(name, arguments) for _ in range(2))
             except RewardError as error:
                 problems.append(error)
                 continue
@@ -121,12 +134,16 @@ class RewardStack:
                 )
         raise_all(problems)
 
+    def _call(self, name: str, arguments: dict[str, Any]) -> list[float | None]:
+        seconds = self._seconds.get(name, DEFAULT_SECONDS)
+        return call(name, self._functions[name], arguments, seconds=seconds)
+
     def _contained(
         self, name: str, arguments: dict[str, Any], problem: Problem
     ) -> list[float | None]:
         rate = self._rates[name]
         try:
-            values = call(name, self._functions[name], arguments)
+            values = self._call(name, arguments)
         except RewardError as error:
             too_many = rate.add(failed=True)
             told = f"{error.what} ({rate.failures} of {rate.groups} groups so far)"
@@ -135,28 +152,28 @@ class RewardStack:
                 raise RewardError(
                     told,
                     where=f"rewards.{name}",
-                    fix=f"{self._culprit(name, arguments)} {error.fix} (More than "
+                    fix=f"{self._culprit(name, arguments, error)} {error.fix} (More than "
                     f"max_failure_rate, {rate.limit:g}, of the recent groups failed.)",
                 ) from error
             return [None] * len(arguments["completions"])
         rate.add(failed=False)
         return values
 
-    def _culprit(self, name: str, arguments: dict[str, Any]) -> str:
+    def _culprit(self, name: str, arguments: dict[str, Any], error: RewardError) -> str:
         """The first completion that fails when it is tried alone."""
+        first = f"the first is {shown(arguments['completions'][0])}."
+        if isinstance(error.__cause__, TimeoutError):  # each try could take as long again
+            return f"It fails on this group, of whose completions {first}"
         for row in range(len(arguments["completions"])):
             alone = {column: [values[row]] for column, values in arguments.items()}
             try:
-                call(name, self._functions[name], alone)
+                self._call(name, alone)
             except RewardError:
                 return (
                     f"It fails on the completion {shown(alone['completions'][0])} "
                     f"to {shown(alone['prompts'][0])}."
                 )
-        return (
-            "It fails on this group, but on none of its completions alone; the first is "
-            f"{shown(arguments['completions'][0])}."
-        )
+        return f"It fails on this group, but on none of its completions alone; {first}"
 
 
 def build_rewards(configs: Sequence[RewardConfig], layout: RewardLayout) -> RewardStack:
@@ -178,7 +195,11 @@ def build_rewards(configs: Sequence[RewardConfig], layout: RewardLayout) -> Rewa
                 RewardError(f"two rewards are called {label!r}", where="rewards", fix="Rename one.")
             )
     raise_all(problems)
-    return RewardStack(functions, {reward_label(c.name): c.max_failure_rate for c in configs})
+    return RewardStack(
+        functions,
+        {reward_label(c.name): c.max_failure_rate for c in configs},
+        {reward_label(c.name): c.timeout_seconds for c in configs},
+    )
 
 
 def _examples(problem: Problem) -> tuple[list[Completion], list[Grade]]:
