@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from grouper.phases import DifficultyConfig, GRPOConfig, OptimizerConfig, PhaseConfig, SFTConfig
+from grouper.section import Fraction, NonNegative, Positive, PositiveFloat, Section
 
 __all__ = [
     "DataConfig",
+    "DifficultyConfig",
     "EvaluationConfig",
     "GRPOConfig",
     "GradingConfig",
@@ -20,6 +24,7 @@ __all__ = [
     "ModelConfig",
     "NewModelConfig",
     "OptimizerConfig",
+    "PhaseConfig",
     "PromptConfig",
     "Recipe",
     "RewardConfig",
@@ -29,24 +34,6 @@ __all__ = [
     "TagsConfig",
     "TrackingConfig",
 ]
-
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-
-AdvantageName = Literal["standardised", "centred", "leave_one_out"]
-WeightingName = Literal["token_mean", "sequence_mean", "constant"]
-SurrogateName = Literal["clipped"]
-ScheduleName = Literal["constant", "linear", "cosine"]
-OptimizerName = Literal["adamw", "muon"]
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are errors and nothing changes after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
 
 class LoraConfig(Section):
     """Low-rank adapters through PEFT; only they are trained and saved."""
@@ -159,79 +146,6 @@ class PromptConfig(Section):
         if self.system is not None and self.system_file is not None:
             raise ValueError("give only one of prompt.system and prompt.system_file")
         return self
-
-
-class OptimizerConfig(Section):
-    """Optimizer and learning-rate schedule of one phase."""
-
-    name: OptimizerName = "adamw"
-    learning_rate: PositiveFloat = 1e-6
-    muon_learning_rate: PositiveFloat = Field(
-        0.02, description="only for muon: rate of the 2-D layer weights, AdamW takes the rest"
-    )
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: PositiveFloat | None = 1.0
-    schedule: ScheduleName = "constant"
-    warmup_ratio: Fraction = Field(0.0, description="share of the steps")
-    final_ratio: Fraction = Field(0.0, description="last learning rate / highest one")
-
-
-class PhaseConfig(Section):
-    """What SFT and GRPO have in common."""
-
-    steps: Positive | None = Field(None, description="optimizer steps; left out: by epochs")
-    epochs: PositiveFloat = Field(1.0, description="passes over the data, where steps is not set")
-    tokens_per_micro_batch: Positive = Field(
-        8192, description="tokens in one forward and backward; never changes the gradient"
-    )
-    weighting: WeightingName = "token_mean"
-    weighting_constant: PositiveFloat | None = Field(
-        None, description="only for weighting: constant; what each sequence's sum is divided by"
-    )
-    evaluate_every: NonNegative = Field(0, description="steps; 0: only at the end")
-    checkpoint_every: NonNegative = Field(0, description="steps; 0: only at the end")
-    keep_checkpoints: Positive = 2
-
-    @model_validator(mode="after")
-    def _constant_has_a_value(self) -> PhaseConfig:
-        if (self.weighting == "constant") != (self.weighting_constant is not None):
-            raise ValueError("weighting: constant and weighting_constant belong together")
-        return self
-
-
-class SFTConfig(PhaseConfig):
-    """Supervised fine-tuning: teaches the answer format."""
-
-    batch_size: Positive = Field(32, description="demonstrations per optimizer step")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5)
-
-
-class GRPOConfig(PhaseConfig):
-    """Group relative policy optimisation: raises what checks out."""
-
-    start_from: str | None = Field(None, description="a model folder or adapter to start from")
-    prompts_per_step: Positive = 16
-    group_size: Annotated[int, Field(ge=2)] = Field(
-        8, description="samples per prompt; a group baseline needs two"
-    )
-    advantage: AdvantageName = "standardised"
-    surrogate: SurrogateName = "clipped"
-    clip_low: Fraction = 0.2
-    clip_high: Annotated[float, Field(ge=0)] = 0.28
-    beta: Annotated[float, Field(ge=0)] = Field(0.0, description="weight of the k3 KL term")
-    shaping_needs_a_correct: bool = Field(
-        True, description="a group without one correct answer gives no update"
-    )
-    shuffle_rewards: bool = Field(
-        False, description="control experiment: rewards permuted over the step; must not learn"
-    )
-    preflight_prompts: NonNegative = Field(32, description="sampled before training; 0: none")
-    allow_truncation: bool = Field(
-        False, description="start although more than half of the preflight samples are cut off"
-    )
-    optimizer: OptimizerConfig = OptimizerConfig()
 
 
 class SamplingConfig(Section):

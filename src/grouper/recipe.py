@@ -20,6 +20,7 @@ import yaml
 from grouper.config import Recipe, SourceConfig
 from grouper.data import SOURCES, check_source
 from grouper.errors import ConfigError, GrouperError, did_you_mean, raise_all
+from grouper.presets import PRESETS
 from grouper.prompts import make_format, warn_about_system
 from grouper.rewards import build_rewards, expand_stacks
 from grouper.validation import validate_json
@@ -88,6 +89,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         )
     for override in overrides:
         _apply(data, override)
+    _fill_in_preset(data)
     if "rewards" in data:
         data["rewards"] = expand_stacks(data["rewards"])
     try:
@@ -97,6 +99,14 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
             "a setting is infinite or not a number", where=where, fix="Give a finite value."
         ) from error
     return validate_json(Recipe, as_json, where=where)
+
+
+def _fill_in_preset(data: dict[str, Any]) -> None:
+    """The parts of `grpo.algorithm` that the recipe does not set; a wrong name is found later."""
+    section = data.get("grpo")
+    name = section.get("algorithm") if isinstance(section, dict) else None
+    if isinstance(section, dict) and isinstance(name, str) and name in PRESETS:
+        data["grpo"] = {**PRESETS[name], **section}
 
 
 def list_recipes() -> list[tuple[str, str]]:

@@ -20,6 +20,9 @@ TOP = "grouper"
 LAYER_1 = (
     "types",
     "errors",
+    "section",
+    "presets",
+    "phases",
     "config",
     "validation",
     "recipe",

@@ -11,20 +11,25 @@ import click
 import pytest
 import yaml
 
-from grouper import config
+from grouper import config, phases
 from grouper.algorithms.advantages import ADVANTAGES
-from grouper.algorithms.losses import SURROGATES
+from grouper.algorithms.losses import IMPORTANCE_WEIGHTS, KL_ESTIMATORS, RATIOS, SURROGATES
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.cli.main import COMMANDS, cli
+from grouper.presets import PRESETS
 from grouper.recipe import check_recipe, list_recipes, load_recipe, resolved_yaml
 from grouper.training.optimizers import OPTIMIZERS, SCHEDULES
 
 TABLES: list[tuple[Any, dict[str, Any]]] = [
-    (config.AdvantageName, ADVANTAGES),
-    (config.SurrogateName, SURROGATES),
-    (config.WeightingName, WEIGHTINGS),
-    (config.OptimizerName, OPTIMIZERS),
-    (config.ScheduleName, SCHEDULES),
+    (phases.AlgorithmName, PRESETS),
+    (phases.AdvantageName, ADVANTAGES),
+    (phases.RatioName, RATIOS),
+    (phases.SurrogateName, SURROGATES),
+    (phases.KLName, KL_ESTIMATORS),
+    (phases.ImportanceName, {"none": None, **IMPORTANCE_WEIGHTS}),
+    (phases.WeightingName, WEIGHTINGS),
+    (phases.OptimizerName, OPTIMIZERS),
+    (phases.ScheduleName, SCHEDULES),
 ]
 
 RECIPES = sorted(

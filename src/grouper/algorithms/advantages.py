@@ -1,9 +1,9 @@
-"""Advantages: how much better a rollout did than the others of its group.
+"""Advantages: how much better a rollout did than it was expected to.
 
 Every function takes the total rewards `[rows]` and a group id per row `[rows]` and returns the
-advantages `[rows]` in float64. Rows of a group need not be adjacent. A group whose rewards are
-all exactly equal (a group of one among them) gets exactly 0, whatever the epsilon: float noise
-in a mean must not become a gradient.
+advantages `[rows]` in float64. Rows of a group need not be adjacent. Where there is a baseline,
+rewards that are all exactly equal over what it averages (a group, or the whole batch) get exactly
+0, whatever the epsilon: float noise in a mean must not become a gradient.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["ADVANTAGES", "AdvantageFunction", "centred", "leave_one_out", "standardised"]
+__all__ = [
+    "ADVANTAGES",
+    "AdvantageFunction",
+    "batch_standardised",
+    "centred",
+    "decoupled",
+    "leave_one_out",
+    "raw",
+    "standardised",
+]
 
 AdvantageFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -76,8 +85,58 @@ def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
     return torch.where(flat, 0.0, scale * (values - mean))
 
 
+def raw(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """`A = r`: no baseline (REINFORCE, Williams, 1992).
+
+    Equal rewards do not cancel: every rewarded rollout is pushed, however many there are.
+
+    >>> raw(torch.tensor([1.0, 0.0]), torch.tensor([0, 0])).tolist()
+    [1.0, 0.0]
+    """
+    del group_ids
+    return rewards.double()
+
+
+def batch_standardised(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """`A = (r - mean(batch)) / (std(batch) + 1e-4)`: REINFORCE++ (arXiv 2501.03262).
+
+    Over all rollouts of the step at once; a group's size does not matter. The standard deviation
+    divides by n - 1.
+
+    >>> a = batch_standardised(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 2]))
+    >>> [round(v, 3) for v in a.tolist()]      # std of (1, 0, 0, 1) is 0.577
+    [0.866, -0.866, -0.866, 0.866]
+    """
+    return standardised(rewards, torch.zeros_like(group_ids))
+
+
+def decoupled(
+    components: Tensor, weights: Tensor, group_ids: Tensor, function: AdvantageFunction
+) -> Tensor:
+    """`A = sum_c w_c * f(r_c)`: every component has a baseline (and scale) of its own.
+
+    Two rewards of different spread then teach alike, where in a sum the wider one hides the other
+    (GDPO, arXiv 2601.05242; the paper scales the sum over the batch once more).
+
+    Args:
+        components: [rows, components], the rewards before weighting.
+        weights: [components].
+        group_ids: [rows].
+        function: the advantage of one component.
+
+    >>> parts = torch.tensor([[1.0, 8.0], [0.0, 8.0], [0.0, 32.0]])
+    >>> ids = torch.zeros(3, dtype=torch.int64)
+    >>> decoupled(parts, torch.tensor([3.0, 0.125]), ids, centred).tolist()
+    [1.0, -2.0, 1.0]
+    """
+    columns = [function(column, group_ids) for column in components.unbind(1)]
+    return torch.stack(columns, dim=1) @ weights.double()
+
+
 ADVANTAGES: dict[str, AdvantageFunction] = {
     "standardised": standardised,
     "centred": centred,
     "leave_one_out": leave_one_out,
+    "raw": raw,
+    "batch_standardised": batch_standardised,
 }

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from grouper.algorithms.losses import SURROGATES, kl_k3, log_ratio, nll
+from grouper.algorithms.losses import (
+    IMPORTANCE_WEIGHTS,
+    KL_ESTIMATORS,
+    RATIOS,
+    SURROGATES,
+    Bounds,
+    log_ratio,
+    nll,
+)
 from grouper.batching import TrainBatch
 from grouper.config import GRPOConfig
 from grouper.policy import TokenOutputs
@@ -15,8 +24,30 @@ from grouper.types import Tally
 
 __all__ = ["Objective", "grpo_objective", "sft_objective"]
 
-Objective = Callable[[TokenOutputs, TrainBatch], tuple[Tensor, dict[str, Tally]]]
-"""(outputs, slice) -> loss per token [R, T] and tallies over the slice's target tokens."""
+Term = Callable[[TokenOutputs, TrainBatch, dict[str, Tally]], Tensor]
+"""(outputs, slice, tallies to add to) -> loss per token [R, T]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A loss per token.
+
+    `objective(outputs, slice)` gives the loss [R, T], zero off the mask, and tallies over the
+    slice's target tokens.
+    """
+
+    terms: tuple[Term, ...]
+    """Summed."""
+    entropy_gradient: bool = False
+    """Whether the entropies must carry a gradient."""
+
+    def __call__(self, outputs: TokenOutputs, batch: TrainBatch) -> tuple[Tensor, dict[str, Tally]]:
+        tallies: dict[str, Tally] = {}
+        total = torch.zeros_like(outputs.logprobs)
+        for term in self.terms:
+            total = total + term(outputs, batch, tallies)
+        # `where` before any product: what stands on padding may be anything, NaN included.
+        return torch.where(batch.mask, total, 0.0), tallies
 
 
 def _tally(values: Tensor, mask: Tensor) -> Tally:
@@ -28,39 +59,78 @@ def _tally(values: Tensor, mask: Tensor) -> Tally:
     return Tally(float(picked.sum()), float(picked.numel()), float(low), float(high))
 
 
-def sft_objective(outputs: TokenOutputs, batch: TrainBatch) -> tuple[Tensor, dict[str, Tally]]:
-    """Negative log-likelihood of every demonstrated token."""
+def _nll(outputs: TokenOutputs, batch: TrainBatch, tallies: dict[str, Tally]) -> Tensor:
     loss = nll(outputs.logprobs)
-    tallies = {"loss": _tally(loss, batch.mask), "entropy": _tally(outputs.entropies, batch.mask)}
-    return loss, tallies
+    tallies["loss"] = _tally(loss, batch.mask)
+    tallies["entropy"] = _tally(outputs.entropies, batch.mask)
+    return loss
+
+
+sft_objective = Objective((_nll,))
+"""Negative log-likelihood of every demonstrated token."""
 
 
 def grpo_objective(config: GRPOConfig) -> Objective:
-    """The clipped surrogate with the k3 KL term of weight `beta`."""
-    surrogate = SURROGATES[config.surrogate]
+    """The surrogate, and the KL and entropy terms where the recipe has them."""
+    terms: list[Term] = [_surrogate(config)]
+    if config.beta > 0 and not config.kl_in_reward:
+        terms.append(_kl(config))
+    if config.entropy_bonus > 0:
+        terms.append(_entropy(config))
+    return Objective(tuple(terms), entropy_gradient=config.entropy_bonus > 0)
 
-    def objective(outputs: TokenOutputs, batch: TrainBatch) -> tuple[Tensor, dict[str, Tally]]:
-        mask = batch.mask
+
+def _surrogate(config: GRPOConfig) -> Term:
+    ratio_of, surrogate = RATIOS[config.ratio], SURROGATES[config.surrogate]
+    bounds = Bounds(low=config.clip_low, high=config.clip_high, dual=config.dual_clip)
+    importance = IMPORTANCE_WEIGHTS.get(config.importance)
+
+    def term(outputs: TokenOutputs, batch: TrainBatch, tallies: dict[str, Tally]) -> Tensor:
+        logprobs, mask = outputs.logprobs, batch.mask
         # One update a batch: the old log-probs are the current ones, so the ratio is exactly 1.
         on_policy = batch.old_logprobs is None
-        old = outputs.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-        ratios = log_ratio(outputs.logprobs, old)
+        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        ratios = ratio_of(logprobs, old, mask)
         advantages = batch.advantages[:, None].to(ratios.dtype)
-        loss = surrogate(ratios, advantages, config.clip_low, config.clip_high)
-        tallies = {"policy/entropy": _tally(outputs.entropies, mask)}
+        loss = surrogate(ratios, logprobs, advantages, bounds)
+        tallies["policy/entropy"] = _tally(outputs.entropies, mask)
         if not on_policy:
             ratio = ratios.detach().exp()
-            clipped = ((ratio > 1 + config.clip_high) & (advantages > 0)) | (
-                (ratio < 1 - config.clip_low) & (advantages < 0)
-            )
+            tallies["policy/ratio"] = _tally(ratio, mask)
+            clipped = _outside(ratio, advantages, bounds)
             tallies["policy/clip_fraction"] = _tally(clipped.double(), mask)
         if batch.sampler_logprobs is not None:
-            gap = (outputs.logprobs - batch.sampler_logprobs).abs()
-            tallies["policy/gap"] = _tally(gap, mask)
-        if batch.reference_logprobs is not None:
-            kl = kl_k3(outputs.logprobs, batch.reference_logprobs)
-            tallies["policy/kl"] = _tally(kl, mask)
-            loss = loss + config.beta * kl
-        return torch.where(mask, loss, 0.0), tallies
+            difference = log_ratio(old, batch.sampler_logprobs)
+            tallies["policy/gap"] = _tally(difference.abs(), mask)
+            if importance is not None:
+                weights = importance(difference, config.importance_cap)
+                tallies["policy/importance"] = _tally(weights, mask)
+                loss = weights * loss
+        return loss
 
-    return objective
+    return term
+
+
+def _outside(ratio: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
+    """Where the ratio is beyond the bound that its advantage pushes it towards."""
+    above = (ratio > 1 + bounds.high) & (advantages > 0)
+    return above | ((ratio < 1 - bounds.low) & (advantages < 0))
+
+
+def _kl(config: GRPOConfig) -> Term:
+    estimate = KL_ESTIMATORS[config.kl]
+
+    def term(outputs: TokenOutputs, batch: TrainBatch, tallies: dict[str, Tally]) -> Tensor:
+        assert batch.reference_logprobs is not None, "a KL term needs its reference"
+        kl = estimate(outputs.logprobs, batch.reference_logprobs)
+        tallies["policy/kl"] = _tally(kl, batch.mask)
+        return config.beta * kl
+
+    return term
+
+
+def _entropy(config: GRPOConfig) -> Term:
+    def term(outputs: TokenOutputs, batch: TrainBatch, tallies: dict[str, Tally]) -> Tensor:
+        return -config.entropy_bonus * outputs.entropies
+
+    return term
