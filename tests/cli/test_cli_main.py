@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -90,6 +91,28 @@ def test_every_option_of_every_command_says_what_it_is_for():
             if parameter.name in ("split", "samples") or parameter.param_type_name == "argument":
                 continue  # the name and the default say it
             assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["data", "list"], ["run", "--help"], ["rewards", "probe", "stack:gsm8k-lite"]],
+    ids=" ".join,
+)
+def test_a_reader_that_leaves_early_is_no_error(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "import grouper.cli as c; c.main()", *arguments],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert done.stderr == ""
+    assert done.returncode == 141  # as of `ls | head`
 
 
 def test_a_typo_in_a_command_names_the_nearest(grouper):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -40,8 +42,37 @@ Start here:
 """
 
 
+_SIGPIPE_EXIT = 141
+"""As the shell tells it of any program: not 0, since a run may have been cut short."""
+
+
+class _ReaderGoneError(Exception):
+    """What reads our output (`head`) has left; click and rich would end with code 1."""
+
+
+@contextlib.contextmanager
+def _while_somebody_reads() -> Iterator[None]:
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise _ReaderGoneError from error
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich makes an exit of it
+            raise _ReaderGoneError from error
+        raise
+
+
 class LazyGroup(NamingGroup):
     """A group that imports a command's module when the command is called."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _while_somebody_reads():  # --help is printed here
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _while_somebody_reads():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
@@ -111,8 +142,8 @@ def _run(arguments: list[str] | None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except BrokenPipeError:
-        # The reader (`head`) has gone; writing to it again at exit would complain.
+    except _ReaderGoneError:
+        # Writing to it again at exit would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _SIGPIPE_EXIT
     return result if isinstance(result, int) else 0
