@@ -64,6 +64,27 @@ def test_a_recipe_stands_for_all_its_parts(grouper):
     assert "integer: 30" in called.out
 
 
+@pytest.mark.parametrize("name", ["demo", "arithmetic"])
+def test_a_built_in_name_wins_over_a_folder_unless_written_as_a_path(
+    grouper, folder, tmp_path, monkeypatch, name
+):
+    work = tmp_path / "work"
+    (work / name).mkdir(parents=True)
+    (folder / "train.jsonl").rename(work / name / "train.jsonl")
+    monkeypatch.chdir(work)
+    for command in (("audit", name, "--limit", "9"), ("show", name)):
+        built_in = grouper("data", *command)
+        assert "arithmetic/train" in built_in.out
+        assert f"{name} is taken as the built-in" in built_in.err
+        assert f"./{name}" in built_in.err
+    for command in (("audit", f"./{name}"), ("show", f"./{name}")):
+        local = grouper("data", *command)
+        assert f"{name}/train" in local.out
+        assert "arithmetic/train" not in local.out or name == "arithmetic"
+        assert local.err == ""
+        assert "2 problems" in local.out or "What is 2+2?" in local.out
+
+
 def test_an_unknown_source_names_the_nearest(grouper):
     grouper("data", "audit", "gsm8").refused("Did you mean 'gsm8k'?")
     grouper("data", "show", "file").refused("path is missing")

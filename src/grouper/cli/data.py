@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from grouper.cli.groups import NamingGroup
+from grouper.cli.options import warn
 from grouper.config import SourceConfig
 from grouper.errors import ConfigError, did_you_mean
 
@@ -46,7 +47,7 @@ def data_command() -> None:
     """List the data sources, show problems as they are read, and find what is wrong with them.
 
     SOURCE is a source from the list, a file or folder, or a recipe, which stands for all its
-    parts.
+    parts. A file or folder that is called like a source or recipe is given as a path (./demo).
     """
 
 
@@ -142,14 +143,26 @@ def _configs(
     source: str, path: str | None, splits: Sequence[str]
 ) -> tuple[Mapping[str, SourceConfig], int]:
     from grouper.data import SOURCES
+    from grouper.recipe import list_recipes
 
+    shipped = [recipe for recipe, _ in list_recipes()]
+    here = Path(source).expanduser().exists()
+    if here and source in (*SOURCES, *shipped):
+        kind = "source" if source in SOURCES else "recipe"
+        warn(f"{source} is taken as the built-in {kind}; what lies here is ./{source}")
     if source in SOURCES:
         chosen = splits or (None,)
         return {
             split or source: SourceConfig(source=source, path=path, split=split) for split in chosen
         }, 0
-    if Path(source).suffix in (".yaml", ".yml") or not Path(source).expanduser().exists():
+    if source in shipped or source.endswith((".yaml", ".yml")):
         return _of_recipe(source)
+    if not here:
+        raise ConfigError(
+            f"{source!r} is no source, file, folder or recipe",
+            where="SOURCE",
+            fix=did_you_mean(source, [*SOURCES, *shipped]),
+        )
     return {
         split or Path(source).name: SourceConfig(source="file", path=source, split=split)
         for split in splits or (None,)
@@ -157,16 +170,8 @@ def _configs(
 
 
 def _of_recipe(name: str) -> tuple[Mapping[str, SourceConfig], int]:
-    from grouper.data import SOURCES
-    from grouper.recipe import list_recipes, load_recipe
+    from grouper.recipe import load_recipe
 
-    shipped = [recipe for recipe, _ in list_recipes()]
-    if name not in shipped and not Path(name).is_file():
-        raise ConfigError(
-            f"{name!r} is no source, file, folder or recipe",
-            where="SOURCE",
-            fix=did_you_mean(name, [*SOURCES, *shipped]),
-        )
     recipe = load_recipe(name)
     parts = {part: getattr(recipe.data, part) for part in ("sft", "train", "validation", "test")}
     return {part: config for part, config in parts.items() if config is not None}, recipe.seed
