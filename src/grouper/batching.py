@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -17,7 +18,14 @@ from torch import Tensor
 from grouper.algorithms.weighting import WeightingFunction
 from grouper.types import Demonstration, RolloutGroup
 
-__all__ = ["TrainBatch", "demonstration_batch", "micro_batches", "rollout_batch"]
+__all__ = [
+    "TrainBatch",
+    "demonstration_batch",
+    "micro_batches",
+    "rollout_batch",
+    "step_batches",
+    "with_gradient",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,6 +62,9 @@ class TrainBatch:
     the current ones, detached."""
     reference_logprobs: Tensor | None = None
     """[R, T]: of the frozen reference; None without a KL term."""
+    selection: Tensor | None = None
+    """[R, T] bool: the target tokens that get a gradient; None: all. The others keep their place
+    in the denominators."""
     temperature: float = 1.0
     """Log-probs are taken of logits divided by this; 1 in SFT."""
 
@@ -98,6 +109,7 @@ class TrainBatch:
             sampler_logprobs=grid(self.sampler_logprobs),
             old_logprobs=grid(self.old_logprobs),
             reference_logprobs=grid(self.reference_logprobs),
+            selection=grid(self.selection),
         )
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> TrainBatch:
@@ -158,12 +170,12 @@ def rollout_batch(
     *,
     weighting_constant: float = 0.0,
     keep_flat: bool = False,
+    mask_truncated: bool = False,
 ) -> TrainBatch | None:
     """One GRPO step from groups and the advantage of each scored rollout.
 
-    The weights count every scored rollout of the step. Afterwards rows with advantage 0 are left
-    out unless `keep_flat` (a KL or entropy term needs them): their gradient is zero, so leaving
-    them out changes the time and nothing else.
+    The weights count every scored rollout of the step. Afterwards rows without a gradient are
+    left out (see `with_gradient`) unless `keep_flat`.
 
     Args:
         groups: all groups of the step, with or without signal.
@@ -171,6 +183,8 @@ def rollout_batch(
         weighting: from `algorithms.weighting`.
         weighting_constant: divisor of the constant weighting.
         keep_flat: keep rows with advantage 0.
+        mask_truncated: a completion that was cut off has no target tokens: it leaves numerator
+            and denominator, while its reward has counted in its group's baseline.
 
     Returns:
         The batch, or None when no row is left: then there is nothing to step on.
@@ -187,6 +201,8 @@ def rollout_batch(
     lengths = _lengths(completions)
     ids = _pad(completions, torch.int64)
     mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    if mask_truncated:
+        mask &= ~torch.tensor([completion.truncated for _, completion, _ in rows])[:, None]
     group_ids = torch.tensor([g for g, _, _ in rows], dtype=torch.int64)
     batch = TrainBatch(
         prompt_ids=_pad(prompts, torch.int64),
@@ -202,10 +218,54 @@ def rollout_batch(
         sampler_logprobs=_pad([c.logprobs for _, c, _ in rows], torch.float32),
         temperature=groups[0].params.temperature,
     )
-    if keep_flat:
+    return batch if keep_flat else with_gradient(batch)
+
+
+def with_gradient(batch: TrainBatch) -> TrainBatch | None:
+    """The rows that have an advantage and a weight, or None when there are none.
+
+    The surrogate's gradient of the others is zero, so leaving them out changes the time and
+    nothing else. A KL or entropy term has a gradient at advantage 0, too: do not call it then.
+    """
+    live = ((batch.advantages != 0) & batch.weights.any(dim=1)).nonzero().flatten()
+    if live.numel() == batch.rows:
         return batch
-    live = batch.advantages.nonzero().flatten()
     return batch.select(live) if live.numel() else None
+
+
+def step_batches(
+    batch: TrainBatch,
+    weighting: WeightingFunction,
+    *,
+    weighting_constant: float = 0.0,
+    updates: int = 1,
+    order: Sequence[int] | None = None,
+) -> list[TrainBatch]:
+    """Cut a rollout batch into the batches of several optimizer steps, each normalised anew.
+
+    Groups stay whole. Every row is in exactly one of the results; a part whose groups have no
+    row (nothing in them could be scored) is left out.
+
+    Args:
+        batch: all scored rows of a rollout batch.
+        weighting: from `algorithms.weighting`.
+        weighting_constant: divisor of the constant weighting.
+        updates: optimizer steps to cut it into.
+        order: group ids in the order in which they are dealt out; left out: as they are.
+    """
+    groups = sorted(set(batch.group_ids.tolist())) if order is None else list(order)
+    edges = [round(i * len(groups) / updates) for i in range(updates + 1)]
+    parts = []
+    for start, end in pairwise(edges):
+        chosen = torch.tensor(groups[start:end], dtype=torch.int64)
+        rows = torch.isin(batch.group_ids, chosen).nonzero().flatten()
+        if rows.numel():
+            part = batch if rows.numel() == batch.rows else batch.select(rows)
+            weights = weighting(part.mask, weighting_constant).to(batch.weights.dtype)
+            if part.selection is not None:
+                weights = weights * part.selection
+            parts.append(replace(part, weights=weights))
+    return parts
 
 
 def micro_batches(

@@ -203,8 +203,10 @@ def _misfits(c: GRPOConfig) -> list[tuple[bool, str]]:
     return [
         (
             c.group_size == 1 and c.advantage not in _NO_GROUP_BASELINE,
-            f"group_size 1 leaves advantage: {c.advantage} nothing to compare with; use "
-            f"{' or '.join(_NO_GROUP_BASELINE)}, or a group_size of 2 or more",
+            (
+                f"group_size 1 leaves advantage: {c.advantage} nothing to compare with; use raw or "
+                "batch_standardised, or a group_size of 2 or more"
+            ),
         ),
         (
             c.beta > 0 and c.kl == "k1" and not c.kl_in_reward,
@@ -225,8 +227,10 @@ def _misfits(c: GRPOConfig) -> list[tuple[bool, str]]:
         ),
         (
             c.updates_per_batch > c.prompts_per_step,
-            f"updates_per_batch ({c.updates_per_batch}) cannot be more than prompts_per_step "
-            f"({c.prompts_per_step}): groups are not cut",
+            (
+                f"updates_per_batch ({c.updates_per_batch}) cannot be more than prompts_per_step "
+                f"({c.prompts_per_step}): groups are not cut"
+            ),
         ),
         (
             c.max_resample_rounds > 0 and c.group_size == 1,

@@ -23,6 +23,7 @@ from grouper.errors import CheckpointError
 from grouper.model_files import save_policy
 from grouper.policy import Policy
 from grouper.tracking.files import whole_folder, write_atomic
+from grouper.training.difficulty import DifficultyBand
 from grouper.training.optimizers import Optimizer
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "latest_checkpoint",
     "load_optimizer",
     "read_state",
+    "restore_counters",
     "save_checkpoint",
     "save_final",
 ]
@@ -45,7 +47,7 @@ OPTIMIZER_FILE = "optimizer.pt"
 class TrainState:
     """Everything a checkpoint holds: the only mutable record.
 
-    The problem stream and the schedule are functions of `step`, so they need no entry.
+    The schedule and SFT's problem stream are functions of `step`, so they need no entry.
     """
 
     phase: str
@@ -56,7 +58,10 @@ class TrainState:
     started_from: str = ""
     """The model folder the phase began with."""
     skipped: int = 0
-    """Steps whose loss or gradient was not finite."""
+    """Updates in a row whose loss or gradient was not finite."""
+    position: int = 0
+    """GRPO: problems of the stream met so far, those passed over or replaced among them."""
+    difficulty: DifficultyBand | None = None
 
 
 def save_checkpoint(
@@ -71,7 +76,7 @@ def save_checkpoint(
     with whole_folder(target) as folder:
         save_policy(state.policy, tokenizer, folder)
         torch.save(state.optimizer.state_dict(), folder / OPTIMIZER_FILE)
-        _mark(folder, {**_readable(state, recipe_hash), "skipped": state.skipped})
+        _mark(folder, {**_readable(state, recipe_hash), **_counters(state)})
     for _, old in _checkpoints(run, state.phase)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return target
@@ -99,6 +104,19 @@ def _readable(state: TrainState, recipe_hash: str) -> dict[str, Any]:
         "started_from": state.started_from,
         "recipe_hash": recipe_hash,
     }
+
+
+def _counters(state: TrainState) -> dict[str, Any]:
+    band = None if state.difficulty is None else state.difficulty.state_dict()
+    return {"skipped": state.skipped, "position": state.position, "difficulty": band}
+
+
+def restore_counters(state: TrainState, saved: dict[str, Any]) -> None:
+    """Put what `trainer_state.json` holds back into a fresh state."""
+    state.step = int(saved["step"])
+    state.skipped, state.position = int(saved["skipped"]), int(saved["position"])
+    if state.difficulty is not None:
+        state.difficulty.load_state_dict(saved["difficulty"])
 
 
 def is_complete(folder: Path) -> bool:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from grouper.algorithms.advantages import ADVANTAGES
+from grouper.algorithms.advantages import ADVANTAGES, decoupled
 from grouper.config import GRPOConfig
 from grouper.types import Rollout, RolloutGroup, Tally, Verdict
 
@@ -16,28 +17,49 @@ __all__ = ["advantages_of", "rollout_tallies", "shuffle_rewards", "status_of"]
 
 
 def advantages_of(
-    groups: Sequence[RolloutGroup], config: GRPOConfig
+    groups: Sequence[RolloutGroup],
+    config: GRPOConfig,
+    penalties: Sequence[float] | None = None,
 ) -> tuple[tuple[float, ...], ...]:
     """Per group, the advantage of each scored rollout; rollouts without a reward are left out.
 
     With `shaping_needs_a_correct`, a group without one correct answer gets zeros: nothing is
     learned from who was wrong in the nicer format.
+
+    Args:
+        groups: all groups of a rollout batch.
+        config: names the advantage.
+        penalties: taken off the total of each scored rollout, in order (a KL in the reward).
     """
-    scored = [group.scored for group in groups]
-    rewards = torch.tensor(
-        [r.reward.total for rollouts in scored for r in rollouts], dtype=torch.float64
-    )
-    ids = torch.tensor([g for g, rollouts in enumerate(scored) for _ in rollouts])
-    if not len(ids):
+    scored = [r for group in groups for r in group.scored]
+    if not scored:
         return tuple(() for _ in groups)
-    values = ADVANTAGES[config.advantage](rewards, ids).tolist()
-    result, start = [], 0
-    for group, rollouts in zip(groups, scored, strict=True):
-        part = tuple(values[start : start + len(rollouts)])
-        start += len(rollouts)
+    ids = torch.tensor([g for g, group in enumerate(groups) for _ in group.scored])
+    function = ADVANTAGES[config.advantage]
+    if config.decouple_rewards:
+        values = decoupled(*_components(scored), ids, function)
+    else:
+        rewards = torch.tensor([r.reward.total for r in scored], dtype=torch.float64)
+        if penalties is not None:
+            rewards = rewards - torch.tensor(penalties, dtype=torch.float64)
+        values = function(rewards, ids)
+    flat = iter(values.tolist())
+    result = []
+    for group in groups:
+        part = tuple(next(flat) for _ in group.scored)
         wasted = config.shaping_needs_a_correct and not group.solved
         result.append(tuple(0.0 for _ in part) if wasted else part)
     return tuple(result)
+
+
+def _components(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
+    """Rewards [rows, components] and weights [components]; what weighs nothing is left out."""
+    weights = {name: w for name, w in rollouts[0].reward.weights.items() if w != 0}
+    rows = [[r.reward.components[name] for name in weights] for r in rollouts]
+    return (
+        torch.tensor(rows, dtype=torch.float64),
+        torch.tensor(list(weights.values()), dtype=torch.float64),
+    )
 
 
 def shuffle_rewards(groups: Sequence[RolloutGroup], key: int) -> tuple[RolloutGroup, ...]:

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections import Counter
+from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
-from grouper.algorithms.weighting import WEIGHTINGS
-from grouper.batching import TrainBatch, micro_batches, rollout_batch
+from grouper.batching import TrainBatch
+from grouper.config import GRPOConfig
 from grouper.sampling.base import address
 from grouper.training.checkpoint import TrainState
-from grouper.training.group_signal import (
-    advantages_of,
-    rollout_tallies,
-    shuffle_rewards,
-    status_of,
-)
+from grouper.training.difficulty import DifficultyBand, read_pass_rates
+from grouper.training.experience import Experience, make_experience
+from grouper.training.group_signal import rollout_tallies, shuffle_rewards, status_of
 from grouper.training.objectives import grpo_objective
 from grouper.training.optimizers import schedule
+from grouper.training.resampling import Resampled, resample
 from grouper.training.rollouts import Collected, collect
+from grouper.training.scoring import Scorer
 from grouper.training.session import Session
 from grouper.training.stream import ProblemStream, total_steps
 from grouper.training.update import UpdateResult, update
-from grouper.types import RolloutGroup, StepReport, Tally, Verdict
+from grouper.types import Problem, Prompt, RolloutGroup, StepReport, Tally, Verdict, merge_tallies
 
-__all__ = ["GRPOPhase"]
+__all__ = ["GRPOPhase", "difficulty_band"]
 
 
 class GRPOPhase:
@@ -46,9 +47,9 @@ class GRPOPhase:
         self.state = state
         self._session = session
         self._seed = session.recipe.seed
-        self._reference = reference
         assert self.config.beta == 0 or reference is not None, "a KL term needs its reference"
         self._sampler = session.sampler(state.policy)
+        self._scorer = Scorer(state.policy, self.config.tokens_per_micro_batch, reference)
         self._objective = grpo_objective(self.config)
         size = len(session.inputs.train)
         per_step = self.config.prompts_per_step
@@ -56,29 +57,35 @@ class GRPOPhase:
         self._stream = ProblemStream(size=size, per_step=per_step, seed=self._seed, phase=self.name)
 
     def step(self) -> StepReport:
-        """One rollout batch and, where it holds a signal, one optimizer step."""
+        """One rollout batch and the optimizer steps it has a signal for."""
         started = time.perf_counter()
         number = self.state.step
-        collected = self._collect(number)
-        groups = self._credited(collected.groups, number)
-        advantages = advantages_of(groups, self.config)
+        epoch = self._stream.epoch(self.state.position)
+        found, position = self._collect(number)
+        groups = self._credited(found.groups, number)
         update_started = time.perf_counter()
-        result = self._update(groups, advantages, number)
+        experience = make_experience(
+            groups,
+            self.config,
+            self._scorer,
+            max_new_tokens=self._session.recipe.sampling.max_new_tokens,
+        )
+        results = self._update(experience, number)
         finished = time.perf_counter()
-
-        self.state.step += 1
-        applied = result is not None and result.applied
-        self.state.skipped = 0 if result is None or applied else self.state.skipped + 1
-        self._record(groups, advantages)
+        self._count(found, results, position, epoch)
+        self._record(found, groups, experience.advantages)
         failed = self._session.rewards.take_events()
         scale = schedule(self.config.optimizer, number, self.total)
         tallies = {
-            **rollout_tallies(groups, advantages),
-            **({} if result is None else result.tallies),
+            **rollout_tallies(groups, experience.advantages),
+            **experience.tallies,
+            **self._signal_tallies(found),
+            **merge_tallies([result.tallies for result in results]),
+            "updates": Tally.of([sum(result.applied for result in results)]),
             "rewards/failed": Tally.of([len(failed)]),
             "learning_rate": Tally.of([scale * self.config.optimizer.learning_rate]),
-            "time.sample": Tally.of([collected.sample_seconds]),
-            "time.grade": Tally.of([collected.grade_seconds]),
+            "time.sample": Tally.of([found.sample_seconds]),
+            "time.grade": Tally.of([found.grade_seconds]),
             "time.update": Tally.of([finished - update_started]),
             "time.step": Tally.of([finished - started]),
         }
@@ -87,14 +94,35 @@ class GRPOPhase:
             step=self.state.step,
             tallies=tallies,
             status=status_of(
-                groups, applied=applied, any_advantage=any(any(values) for values in advantages)
+                groups,
+                applied=any(result.applied for result in results),
+                any_advantage=any(any(values) for values in experience.advantages),
             ),
-            events=(*_events(groups), *failed),
+            events=(*_events(groups), *(e for result in results for e in result.events), *failed),
         )
 
-    def _collect(self, number: int) -> Collected:
+    def _collect(self, number: int) -> tuple[Resampled, int]:
+        """The groups of the step, and the position of the problem stream behind them."""
+        position, seen = self.state.position, Counter[str]()
+
+        def draw(count: int) -> Collected:
+            nonlocal position
+            indices, position = self._stream.take(position, count, self._wanted)
+            return self._draw([self._session.inputs.train[i] for i in indices], number, seen)
+
+        found = resample(
+            draw, wanted=self.config.prompts_per_step, rounds=self.config.max_resample_rounds
+        )
+        return found, position
+
+    def _wanted(self, index: int, epoch: int) -> bool:
+        band = self.state.difficulty
+        return band is None or band.allows(self._session.inputs.train[index][0].id, epoch)
+
+    def _draw(
+        self, items: list[tuple[Problem, Prompt]], number: int, seen: Counter[str]
+    ) -> Collected:
         session = self._session
-        items = [session.inputs.train[i] for i in self._stream.at(number)]
         with session.display.within("sampling", len(items) * self.config.group_size) as task:
 
             def progress(done: int, total: int) -> None:
@@ -110,6 +138,7 @@ class GRPOPhase:
                 params=session.training_params(),
                 group_size=self.config.group_size,
                 key=(self._seed, self.name, number),
+                seen=seen,
                 progress=progress,
             )
 
@@ -119,27 +148,18 @@ class GRPOPhase:
             return groups
         return shuffle_rewards(groups, address(self._seed, "shuffle", number))
 
-    def _update(
-        self,
-        groups: tuple[RolloutGroup, ...],
-        advantages: tuple[tuple[float, ...], ...],
-        number: int,
-    ) -> UpdateResult | None:
-        """One optimizer step, or None when the gradient is zero by construction."""
-        config, policy = self.config, self.state.policy
-        batch = rollout_batch(
-            groups,
-            advantages,
-            WEIGHTINGS[config.weighting],
-            weighting_constant=config.weighting_constant or 0.0,
-            keep_flat=config.beta > 0,
-        )
-        if batch is None:
-            return None
-        if config.beta > 0:
-            batch = self._with_reference(batch)
+    def _update(self, experience: Experience, number: int) -> list[UpdateResult]:
+        """The optimizer steps of all passes; none where the gradient is zero by construction."""
+        return [
+            self._one_update(batch, number)
+            for pass_number in range(self.config.passes_per_batch)
+            for batch in experience.steps(self._order(experience, number, pass_number))
+        ]
+
+    def _one_update(self, batch: TrainBatch, number: int) -> UpdateResult:
+        config = self.config
         return update(
-            policy,
+            self.state.policy,
             batch,
             self._objective,
             self.state.optimizer,
@@ -148,32 +168,72 @@ class GRPOPhase:
             token_budget=config.tokens_per_micro_batch,
         )
 
-    def _with_reference(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with the log-probs of the frozen reference, in the update's own slices."""
-        assert self._reference is not None
-        policy = self.state.policy
-        logprobs = batch.weights.new_zeros(batch.mask.shape)
-        for part in micro_batches(
-            batch, self.config.tokens_per_micro_batch, shared_prompts=policy.native
-        ):
-            values = policy.logprobs_with(self._reference, part.to(policy.device))
-            logprobs[part.sequence_ids, : values.shape[1]] = values.to(logprobs)
-        return replace(batch, reference_logprobs=logprobs)
+    def _order(self, experience: Experience, number: int, pass_number: int) -> list[int] | None:
+        """Group numbers as they are dealt out to the steps of a pass, each pass its own way."""
+        if not self.config.several_updates:
+            return None
+        key = address(self._seed, "deal", number, pass_number)
+        order: list[int] = (
+            np.random.default_rng(key).permutation(len(experience.advantages)).tolist()
+        )
+        return order
+
+    def _count(
+        self, found: Resampled, results: list[UpdateResult], position: int, epoch: int
+    ) -> None:
+        """Move the state on; until here the step has changed nothing but the weights."""
+        state = self.state
+        state.step += 1
+        state.position = position
+        for result in results:
+            state.skipped = 0 if result.applied else state.skipped + 1
+        if state.difficulty is not None:
+            state.difficulty.update((*found.groups, *found.replaced), epoch)
+
+    def _signal_tallies(self, found: Resampled) -> dict[str, Tally]:
+        tallies = {}
+        if self.config.max_resample_rounds:
+            tallies["groups/replaced"] = Tally.of([len(found.replaced)])
+            tallies["resample_rounds"] = Tally.of([found.rounds])
+        if self.state.difficulty is not None:
+            ids = [problem.id for problem, _ in self._session.inputs.train]
+            epoch = self._stream.epoch(self.state.position)
+            left_out = self.state.difficulty.left_out(ids, epoch)
+            tallies["problems/left_out"] = Tally.of([left_out])
+        return tallies
 
     def _record(
-        self, groups: tuple[RolloutGroup, ...], advantages: tuple[tuple[float, ...], ...]
+        self,
+        found: Resampled,
+        groups: tuple[RolloutGroup, ...],
+        advantages: tuple[tuple[float, ...], ...],
     ) -> None:
+        """Every rollout that was drawn; what took no part in the step has no advantage."""
         flat: list[float | None] = []
         for group, values in zip(groups, advantages, strict=True):
             scored = iter(values)
             flat += [None if r.reward.total is None else next(scored) for r in group.rollouts]
+        flat += [None for group in found.replaced for _ in group.rollouts]
         self._session.folder.write_rollouts(
             self.name,
             self.state.step,
-            groups,
+            (*groups, *found.replaced),
             flat,
             with_ids=self._session.recipe.tracking.token_ids,
         )
+
+
+def difficulty_band(config: GRPOConfig) -> DifficultyBand | None:
+    """The band at the start of a phase, with the pass rates that were measured before.
+
+    Raises:
+        ConfigError: the file of pass rates cannot be read.
+    """
+    if config.difficulty is None:
+        return None
+    file = config.difficulty.file
+    known = None if file is None else read_pass_rates(Path(file).expanduser())
+    return DifficultyBand(config.difficulty, known)
 
 
 def _events(groups: tuple[RolloutGroup, ...]) -> tuple[str, ...]:

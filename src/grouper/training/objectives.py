@@ -130,7 +130,7 @@ def _kl(config: GRPOConfig) -> Term:
 
 
 def _entropy(config: GRPOConfig) -> Term:
-    def term(outputs: TokenOutputs, batch: TrainBatch, tallies: dict[str, Tally]) -> Tensor:
+    def term(outputs: TokenOutputs, *_: object) -> Tensor:
         return -config.entropy_bonus * outputs.entropies
 
     return term

@@ -43,6 +43,7 @@ def collect(
     params: SamplingParams,
     group_size: int,
     key: tuple[int | str, ...],
+    seen: Counter[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Collected:
     """Draw `group_size` rollouts of each item.
@@ -56,9 +57,10 @@ def collect(
         group_size: rollouts per item.
         key: what the draws depend on beside (occurrence, problem id, sample index): run seed,
             purpose and step.
+        seen: how often each problem has been drawn under this key; counted on.
         progress: called with (completions drawn, completions in all).
     """
-    requests = _requests(items, params, group_size, key)
+    requests = _requests(items, params, group_size, key, Counter() if seen is None else seen)
     completions: dict[int, Completion] = {}
     grades: dict[int, Future[Grade]] = {}
     started = time.perf_counter()
@@ -93,8 +95,8 @@ def _requests(
     params: SamplingParams,
     group_size: int,
     key: tuple[int | str, ...],
+    seen: Counter[str],
 ) -> list[SampleRequest]:
-    seen: Counter[str] = Counter()
     requests = []
     for problem, prompt in items:
         occurrence = seen[problem.id]

@@ -20,9 +20,10 @@ from grouper.training.checkpoint import (
     latest_checkpoint,
     load_optimizer,
     read_state,
+    restore_counters,
     save_final,
 )
-from grouper.training.grpo import GRPOPhase
+from grouper.training.grpo import GRPOPhase, difficulty_band
 from grouper.training.loop import Phase, run_phase
 from grouper.training.optimizers import make_optimizer
 from grouper.training.preflight import check_lengths, check_stopping
@@ -163,7 +164,14 @@ def _fresh(session: Session, phase: str, policy: Policy, path: str) -> TrainStat
     """The state at the beginning of a phase."""
     config = session.recipe.sft if phase == "sft" else session.recipe.grpo
     optimizer = make_optimizer(policy, config.optimizer)
-    return TrainState(phase=phase, step=0, policy=policy, optimizer=optimizer, started_from=path)
+    return TrainState(
+        phase=phase,
+        step=0,
+        policy=policy,
+        optimizer=optimizer,
+        started_from=path,
+        difficulty=difficulty_band(session.recipe.grpo) if phase == "grpo" else None,
+    )
 
 
 def _resumed(session: Session, phase: str) -> TrainState | None:
@@ -174,7 +182,7 @@ def _resumed(session: Session, phase: str) -> TrainState | None:
     folder, saved = found
     state = _fresh(session, phase, session.load(str(folder)), saved["started_from"])
     load_optimizer(folder, state.optimizer)
-    state.step, state.skipped = int(saved["step"]), int(saved["skipped"])
+    restore_counters(state, saved)
     session.folder.truncate_to(phase, state.step)
     session.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
     return state

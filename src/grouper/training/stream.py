@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from grouper.config import PhaseConfig
@@ -36,6 +38,40 @@ class ProblemStream:
         """Indices of the items of step `step`, counted from 0."""
         first = step * self._per_step
         return [self._item(position) for position in range(first, first + self._per_step)]
+
+    def take(
+        self, position: int, count: int, wanted: Callable[[int, int], bool] | None = None
+    ) -> tuple[list[int], int]:
+        """The next `count` items from a position on.
+
+        Args:
+            position: items met so far, those passed over among them.
+            count: how many to take.
+            wanted: (index, epoch) -> whether to take it. After a whole epoch in which nothing
+                was wanted, everything is taken: a stream never ends.
+
+        Returns:
+            Their indices, and the position behind the last of them.
+
+        >>> stream = ProblemStream(size=4, per_step=2, seed=0, phase="grpo")
+        >>> taken, position = stream.take(0, 3, lambda index, epoch: index != 2)
+        >>> sorted(taken)
+        [0, 1, 3]
+        """
+        taken: list[int] = []
+        passed_over = 0
+        while len(taken) < count:
+            index = self._item(position)
+            if passed_over >= self._size or wanted is None or wanted(index, self.epoch(position)):
+                taken.append(index)
+            else:
+                passed_over += 1
+            position += 1
+        return taken, position
+
+    def epoch(self, position: int) -> int:
+        """The epoch of a position, counted from 0."""
+        return position // self._size
 
     def _item(self, position: int) -> int:
         epoch, place = divmod(position, self._size)

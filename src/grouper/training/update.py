@@ -60,7 +60,7 @@ def accumulate_gradient(
         for number, part in enumerate(parts):
             piece = part.to(policy.device)
             with _dropout(policy, None if dropout_seed is None else dropout_seed(number)):
-                outputs = policy(piece)
+                outputs = policy(piece, **_asked(objective))
                 per_token, tallies = objective(outputs, piece)
                 loss = (per_token * piece.weights).sum()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -69,6 +69,10 @@ def accumulate_gradient(
         return total, merge_tallies(reports)
 
     return with_enough_memory(policy, batch, token_budget, whole_step)
+
+
+def _asked(objective: Objective) -> dict[str, bool]:
+    return {"entropy_gradient": True} if objective.entropy_gradient else {}
 
 
 def update(
