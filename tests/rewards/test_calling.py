@@ -148,11 +148,16 @@ async def _cancels_later(**_: Any) -> list[float]:
     raise asyncio.CancelledError
 
 
+async def _exits_in_a_task(**_: Any) -> list[float]:
+    return await asyncio.gather(_exits_later())
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
     [
         (_exits, "raised SystemExit: bye"),
         (_exits_later, "raised SystemExit: bye"),
+        (_exits_in_a_task, "raised SystemExit: bye"),
         (_cancels, "raised CancelledError"),
         (_cancels_later, "raised CancelledError"),
     ],
@@ -168,45 +173,6 @@ def test_ctrl_c_still_ends_it() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         call("mine", interrupted, ONE)
-
-
-async def _waits(**_: Any) -> list[float]:
-    await asyncio.sleep(60)
-    return [0.0]
-
-
-async def _blocks(**_: Any) -> list[float]:
-    time.sleep(6)
-    return [0.0]
-
-
-async def _clings(**_: Any) -> list[float]:
-    while True:
-        try:
-            await asyncio.sleep(6)
-        except asyncio.CancelledError:
-            continue
-
-
-@pytest.mark.parametrize("function", [_waits, _blocks, _clings])
-def test_an_async_function_that_hangs_is_left(
-    function: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("grouper.rewards.calling._GRACE_SECONDS", 0.1)
-    started = time.monotonic()
-    with pytest.raises(RewardError, match=r"did not return within 0.05 s.*timeout_seconds"):
-        call("mine", function, ONE, seconds=0.05)
-    assert time.monotonic() - started < 3
-
-
-def test_a_timeout_of_its_own_is_told_as_such() -> None:
-    async def impatient(**_: Any) -> list[float]:
-        async with asyncio.timeout(0.01):
-            await asyncio.sleep(60)
-        return [0.0]
-
-    with pytest.raises(RewardError, match="raised TimeoutError"):
-        call("mine", impatient, ONE)
 
 
 def test_the_time_limit_comes_from_the_recipe_and_is_counted_as_a_failure(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import math
 import numbers
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 from grouper.config import RewardConfig
 from grouper.errors import RewardError
+from grouper.rewards.awaiting import StoppedError, awaited
 from grouper.rewards.base import Content, RewardFunction
 from grouper.rewards.building import BuiltReward
 from grouper.types import Completion, Grade, Message, Problem, Prompt
@@ -25,8 +25,6 @@ __all__ = ["DEFAULT_SECONDS", "arguments_of", "call", "one_by_one", "shown"]
 logger = logging.getLogger(__name__)
 
 DEFAULT_SECONDS = float(RewardConfig.model_fields["timeout_seconds"].default)
-_GRACE_SECONDS = 1.0
-"""What an async function that is being stopped has for its `finally` blocks."""
 
 _SINGULAR = {
     "prompts": "prompt",
@@ -102,10 +100,10 @@ def call(
         with _told_when_slow(name, function, seconds):
             returned: Any = function(**_own_copy(arguments))
         if inspect.isawaitable(returned):
-            returned = _awaited(returned, seconds)
+            returned = awaited(returned, seconds)
     except KeyboardInterrupt:
         raise
-    except _StoppedError as error:
+    except StoppedError as error:
         raise RewardError(
             f"the reward {name!r} did not return within {seconds:g} s",
             where="rewards",
@@ -171,43 +169,6 @@ def one_by_one(function: Callable[..., Any]) -> RewardFunction:
 
 async def _together(values: Sequence[Awaitable[Any]]) -> list[Any]:
     return await asyncio.gather(*values)
-
-
-class _StoppedError(TimeoutError):
-    """The function was stopped, where a `TimeoutError` may be one of its own."""
-
-
-def _awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
-    """The result of an async reward, also where an event loop is already running.
-
-    Raises:
-        _StoppedError: there was none within `seconds`. A coroutine that cannot be cancelled
-            is left behind in its thread.
-    """
-    result: Future[Any] = Future()
-
-    async def wait() -> Any:
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                return await awaitable
-        except TimeoutError as error:
-            if limit.expired():
-                raise _StoppedError from error
-            raise
-
-    def run() -> None:
-        try:
-            result.set_result(asyncio.run(wait()))
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-            result.set_exception(error)
-
-    threading.Thread(target=run, name="async reward", daemon=True).start()
-    try:
-        return result.result(seconds + _GRACE_SECONDS)
-    except TimeoutError as error:
-        if result.done():
-            raise
-        raise _StoppedError from error
 
 
 def _validated(name: str, returned: Any, expected: int) -> list[float | None]:
