@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_models import FAMILIES, make_batch, tiny_model
 from torch import Tensor
 
-from grouper import policy as policy_module
+from grouper import token_scores
 from grouper.batching import TrainBatch
+from grouper.config import LoraConfig
 from grouper.errors import ModelError
+from grouper.model_files import _new_adapter
 from grouper.policy import Policy
 
 
@@ -44,8 +48,6 @@ def test_logprobs_equal_a_naive_loop(family: str, native: bool) -> None:
 
 @torch.no_grad()
 def test_temperature_divides_the_logits() -> None:
-    from dataclasses import replace
-
     model = tiny_model()
     batch = make_batch()
     found = Policy(model)(replace(batch, temperature=0.5)).logprobs
@@ -77,11 +79,68 @@ def test_the_chunked_head_changes_neither_values_nor_gradients(
         return logprobs.detach(), [p.grad for p in policy.parameters() if p.grad is not None]
 
     whole = run()
-    monkeypatch.setattr(policy_module, "CHUNK_ELEMENTS", 5 * 97)
+    monkeypatch.setattr(token_scores, "CHUNK_ELEMENTS", 5 * 97)
     chunked = run()
     torch.testing.assert_close(chunked[0], whole[0], rtol=1e-12, atol=1e-12)
     for ours, theirs in zip(chunked[1], whole[1], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+HEADS = {
+    "untied": ("qwen3", {"tie_word_embeddings": False}),
+    "tied": ("qwen3", {"tie_word_embeddings": True}),
+    "granite": ("granite", {}),
+    "cohere": ("cohere", {}),
+    "gemma2": ("gemma2", {"final_logit_softcapping": 3.0}),
+}
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("name", HEADS)
+def test_gradients_equal_a_naive_loop(name: str, lora: bool) -> None:
+    """Through the whole model and every kind of head; LoRA on the head takes another way."""
+    family, changes = HEADS[name]
+    batch = make_batch(dtype=torch.float64)
+
+    def run(ours: bool) -> Tensor:
+        model = tiny_model(family, dtype=torch.float64, scale=2.0, **changes)
+        if lora:
+            config = LoraConfig(rank=4, alpha=8, target_modules=("q_proj", "lm_head"))
+            _new_adapter(model, config, "base", seed=0)
+        model.set_attn_implementation("eager")
+        temperature = 0.7
+        if ours:
+            logprobs = Policy(model)(replace(batch, temperature=temperature)).logprobs
+        else:
+            logprobs = naive_logprobs(model, batch, temperature)
+        (logprobs * batch.weights).sum().backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    found, expected = run(True), run(False)
+    # Norms compute in float32 inside transformers.
+    assert float((found - expected).norm() / expected.norm()) < 1e-6
+
+
+def test_an_entropy_bonus_has_a_gradient_where_it_is_asked_for() -> None:
+    batch = make_batch(dtype=torch.float64)
+    model = tiny_model(dtype=torch.float64, scale=2.0)
+    assert not Policy(model)(batch).entropies.requires_grad
+    outputs = Policy(model)(batch, entropy_gradient=True)
+    (outputs.entropies * batch.mask).sum().backward()
+    weight = model.get_input_embeddings().weight
+    found = weight.grad.clone()
+    weight.grad = None
+    loss = torch.zeros((), dtype=torch.float64)
+    for row in range(batch.rows):
+        owner = int(batch.prompt_index[row])
+        prompt = batch.prompt_ids[owner, : int(batch.prompt_lengths[owner])]
+        completion = batch.completion_ids[row, : int(batch.completion_lengths[row])]
+        logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[
+            0, len(prompt) - 1 : -1
+        ]
+        loss = loss + torch.distributions.Categorical(logits=logits).entropy().sum()
+    loss.backward()
+    assert float((found - weight.grad).norm() / found.norm()) < 1e-6
 
 
 @torch.no_grad()

@@ -82,7 +82,7 @@ def _entry(
     if layout is None:
         raise ModelError(
             "the model was called directly while Grouper's attention is switched on",
-            fix="Call it inside `with policy.ordinary_attention():`.",
+            fix="Call it outside of `policy.native_attention()`.",
         )
     unknown = [
         k for k, v in others.items() if v is not None and v is not False and k not in _HARMLESS

@@ -85,6 +85,12 @@ class ModelConfig(Section):
     attention: Literal["native", "sdpa", "eager", "flash_attention_2"] = Field(
         "native", description="native runs each prompt once; the others pad rows"
     )
+    gradient_checkpointing: bool = Field(
+        False, description="run each layer again in the backward: a third slower, far less memory"
+    )
+    activation_offload: bool = Field(
+        False, description="keep what the backward needs in host memory; only on a GPU"
+    )
     lora: LoraConfig | None = None
 
     @model_validator(mode="after")

@@ -206,6 +206,8 @@ def load_policy(
         adapter=adapter,
         native=config.attention == "native",
         compute_dtype=_autocast_dtype(config),
+        gradient_checkpointing=config.gradient_checkpointing,
+        activation_offload=config.activation_offload,
     )
     policy.to(device)
     policy.check_native_attention()

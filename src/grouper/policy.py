@@ -14,19 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from grouper import attention
 from grouper.batching import TrainBatch
 from grouper.errors import ModelError
+from grouper.recomputation import checkpoint_layers, offloaded_activations
+from grouper.token_scores import LogitScaling, fused_token_scores, plain_token_scores
 
-__all__ = ["Policy", "TokenOutputs", "head_logits", "supports_native_attention"]
+__all__ = ["Policy", "TokenOutputs", "supports_native_attention"]
 
 log = logging.getLogger(__name__)
-
-CHUNK_ELEMENTS = 2**26
-"""Logits held at a time by the chunked head: 256 MiB in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +35,13 @@ class TokenOutputs:
     """[R, T]: natural log-probability of each completion token at the batch's temperature, before
     any truncation, in float32 or higher; 0 on padding. Carries the gradient."""
     entropies: Tensor
-    """[R, T]: entropy in nats of the distribution each token was drawn from; no gradient."""
+    """[R, T]: entropy in nats of the distribution each token was drawn from; 0 on padding. Carries
+    a gradient only where `forward` was asked for it."""
 
 
 def supports_native_attention(model: PreTrainedModel) -> bool:
     """Whether the model's code sends attention through the interface we register with."""
     return bool(getattr(model, "_supports_attention_backend", False))
-
-
-def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Logits [..., V] of hidden states [..., H], in float32 or higher.
-
-    Applies the scalings that model families put behind their head: final soft-capping (Gemma),
-    `logits_scaling` (Granite divides), `logit_scale` (Cohere multiplies).
-    """
-    head = model.get_output_embeddings()
-    logits: Tensor = head(hidden)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    config: Any = model.config.get_text_config()
-    if (divisor := getattr(config, "logits_scaling", None)) is not None:
-        logits = logits / divisor
-    if (factor := getattr(config, "logit_scale", None)) is not None:
-        logits = logits * factor
-    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
-        logits = torch.tanh(logits / cap) * cap
-    return logits
 
 
 class Policy(nn.Module):
@@ -73,6 +53,11 @@ class Policy(nn.Module):
         native: run each prompt once through our own attention; otherwise pad rows and use the
             attention the model was loaded with.
         compute_dtype: dtype of matrix products (autocast) where it differs from the weights'.
+        gradient_checkpointing: keep only the input of each layer and run it again in the backward.
+        activation_offload: keep what the backward needs in host memory (no change on the CPU).
+
+    Raises:
+        ModelError: the model cannot be checkpointed.
     """
 
     adapter: Any
@@ -84,6 +69,8 @@ class Policy(nn.Module):
         adapter: Any = None,
         native: bool = True,
         compute_dtype: torch.dtype | None = None,
+        gradient_checkpointing: bool = False,
+        activation_offload: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
@@ -94,7 +81,11 @@ class Policy(nn.Module):
         self.token_limit: int | None = None
         """Most tokens of a forward and backward since memory ran out; None: it never did."""
         self._compute_dtype = compute_dtype
-        self._ordinary = str(model.config._attn_implementation)  # noqa: SLF001 - no public reader
+        self._activation_offload = activation_offload
+        self._scaling = LogitScaling.of(model.config)
+        # Submodels of some families have configurations of their own.
+        parts = (m for m in model.modules() if isinstance(m, PreTrainedModel))
+        self._configs: list[Any] = list({id(m.config): m.config for m in parts}.values())
         self.native = native and supports_native_attention(model)
         if native and not self.native:
             log.warning(
@@ -102,6 +93,8 @@ class Policy(nn.Module):
                 "sampling falls back to a plain cache, which is slower.",
                 type(model).__name__,
             )
+        if gradient_checkpointing:
+            checkpoint_layers(model, self._as_now)
         self.eval()  # dropout is off unless `training.update` turns LoRA's on
 
     @property
@@ -120,13 +113,28 @@ class Policy(nn.Module):
         return {n: p for n, p in self.named_parameters() if p.requires_grad}
 
     @contextlib.contextmanager
-    def native_attention(self) -> Iterator[None]:
-        """Attention goes through our layouts inside this block, and nowhere else."""
-        self.model.set_attn_implementation(attention.NAME)
+    def _attention(self, name: str) -> Iterator[None]:
+        """Attention of that name inside this block.
+
+        transformers' own `set_attn_implementation` walks over all modules each time; the models
+        read nothing but this attribute of their configuration.
+        """
+        before = [config._attn_implementation for config in self._configs]  # noqa: SLF001 - no other reader
         try:
+            for config in self._configs:
+                config._attn_implementation = name  # noqa: SLF001 - as above
             yield
         finally:
-            self.model.set_attn_implementation(self._ordinary)
+            for config, previous in zip(self._configs, before, strict=True):
+                config._attn_implementation = previous  # noqa: SLF001 - as above
+
+    def native_attention(self) -> contextlib.AbstractContextManager[None]:
+        """Attention goes through our layouts inside this block, and nowhere else."""
+        return self._attention(attention.NAME)
+
+    def _as_now(self) -> contextlib.AbstractContextManager[None]:
+        """The attention of the update, for layers that are run again after it was left."""
+        return self.native_attention() if self.native else contextlib.nullcontext()
 
     def hidden_states(
         self, layout: attention.Layout, token_ids: Tensor, positions: Tensor
@@ -142,16 +150,30 @@ class Policy(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H]: the one head of trainer and sampler."""
         with self.autocast():
-            return head_logits(self.model, hidden)
+            return self._scaling(self.model.get_output_embeddings()(hidden))
 
-    def forward(self, batch: TrainBatch) -> TokenOutputs:
-        """Log-probs and entropies of the batch's completion tokens, each [R, T]."""
+    def forward(self, batch: TrainBatch, entropy_gradient: bool = False) -> TokenOutputs:
+        """Log-probs and entropies of the batch's completion tokens, each [R, T].
+
+        Args:
+            batch: the rows.
+            entropy_gradient: whether a gradient flows through the entropies, for a bonus on them.
+        """
+        with self._kept_on_host():
+            return self._outputs(batch, entropy_gradient)
+
+    def _kept_on_host(self) -> contextlib.AbstractContextManager[Any]:
+        if self._activation_offload and torch.is_grad_enabled():
+            return offloaded_activations(self)
+        return contextlib.nullcontext()
+
+    def _outputs(self, batch: TrainBatch, entropy_gradient: bool) -> TokenOutputs:
         shape = batch.completion_ids.shape
         slots = torch.arange(shape[1], device=batch.completion_ids.device)
         live = slots < batch.completion_lengths[:, None]
         hidden = self._shared(batch) if self.native else self._padded(batch, live)
         targets = batch.completion_ids[live]
-        logprobs, entropies = self._score(hidden, targets, batch.temperature)
+        logprobs, entropies = self._score(hidden, targets, batch.temperature, entropy_gradient)
         blank = logprobs.new_zeros(shape)
         return TokenOutputs(
             blank.masked_scatter(live, logprobs), blank.masked_scatter(live, entropies)
@@ -202,30 +224,31 @@ class Policy(nn.Module):
         index = sources[..., None].expand(-1, -1, hidden.shape[-1])
         return hidden.gather(1, index)[live]
 
-    def _score(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [N] of targets [N] from hidden states [N, H], in chunks."""
-        vocabulary = int(self.model.config.get_text_config().vocab_size)
-        chunk = max(1, CHUNK_ELEMENTS // vocabulary)
-        if hidden.shape[0] <= chunk:
-            return self._score_chunk(hidden, targets, temperature)
-        pieces = [
-            checkpoint(self._score_chunk, h, t, temperature, use_reentrant=False)
-            for h, t in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
-        ]
-        return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
-
-    def _score_chunk(
-        self, hidden: Tensor, targets: Tensor, temperature: float
+    def _score(
+        self, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        logits = self.logits(hidden)
-        logits = logits / temperature if temperature != 1.0 else logits
-        normaliser = logits.logsumexp(-1)
-        logprobs = logits.gather(1, targets[:, None])[:, 0] - normaliser
-        with torch.no_grad():
-            probabilities = (logits - normaliser[:, None]).exp()
-            # 0 * -inf cannot occur: logits are finite, so a zero probability meets a finite logit.
-            entropies = normaliser - (probabilities * logits).sum(-1)
-        return logprobs, entropies
+        """Log-probs and entropies [N] of targets [N] from hidden states [N, H], in chunks."""
+        head = self.model.get_output_embeddings()
+        # A subclass (LoRA on the head, quantised, sharded) does more than multiply.
+        if type(head) is nn.Linear:
+            return fused_token_scores(
+                hidden,
+                head.weight,
+                head.bias,
+                targets,
+                scaling=self._scaling,
+                temperature=temperature,
+                dtype=self._compute_dtype or head.weight.dtype,
+                entropy_gradient=entropy_gradient,
+            )
+        return plain_token_scores(
+            self.logits,
+            hidden,
+            targets,
+            vocabulary=int(self.model.config.get_text_config().vocab_size),
+            temperature=temperature,
+            entropy_gradient=entropy_gradient,
+        )
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Matrix products in `compute_dtype` inside this block."""
@@ -258,10 +281,9 @@ class Policy(nn.Module):
         ours = self(batch).logprobs
         self.native = False
         try:
-            self.model.set_attn_implementation("eager")
-            theirs = self(batch).logprobs
+            with self._attention("eager"):
+                theirs = self(batch).logprobs
         finally:
-            self.model.set_attn_implementation(self._ordinary)
             self.native = True
         exact = self._compute_dtype is None and ours.dtype != torch.bfloat16
         weights = next(self.model.parameters()).dtype

@@ -27,7 +27,7 @@ LAYER_2_MAY_IMPORT = {
 
 MACHINERY = (
     ("tracking.files",),  # how any file is written
-    ("attention", "policy", "model_files", "new_model"),
+    ("attention", "policy", "recomputation", "token_scores", "model_files", "new_model"),
     ("sampling",),
     ("evaluation",),
     ("tracking", "report"),

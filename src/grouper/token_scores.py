@@ -1,0 +1,284 @@
+"""Log-probs and entropies of tokens straight from hidden states; the logits are never kept.
+
+A chunk of [tokens, vocabulary] exists at a time, in the forward and again in the backward, which
+makes it anew: between the two only hidden states and one number a token are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+__all__ = [
+    "LogitScaling",
+    "chunk_rows",
+    "fused_token_scores",
+    "plain_token_scores",
+]
+
+CHUNK_ELEMENTS = 2**25
+"""Logits held at a time: 128 MiB in float32. The backward holds three such chunks at most."""
+
+
+def chunk_rows(vocabulary: int) -> int:
+    """Tokens whose logits are held at a time."""
+    return max(1, CHUNK_ELEMENTS // vocabulary)
+
+
+@dataclass(frozen=True, slots=True)
+class LogitScaling:
+    """What model families put behind their head: `z = cap tanh(x factor / divisor / cap)`.
+
+    `logits_scaling` divides (Granite), `logit_scale` multiplies (Cohere), and
+    `final_logit_softcapping` caps (Gemma 2).
+    """
+
+    divisor: float | None = None
+    factor: float | None = None
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> LogitScaling:
+        """Read from a transformers configuration."""
+        text = config.get_text_config()
+        return cls(
+            divisor=getattr(text, "logits_scaling", None),
+            factor=getattr(text, "logit_scale", None),
+            cap=getattr(text, "final_logit_softcapping", None),
+        )
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Scaled logits, in float32 or higher; differentiable."""
+        logits = accurate(logits)
+        if self.divisor is not None:
+            logits = logits / self.divisor
+        if self.factor is not None:
+            logits = logits * self.factor
+        if self.cap is not None:
+            logits = torch.tanh(logits / self.cap) * self.cap
+        return logits
+
+    def backward(self, gradient: Tensor, scaled: Tensor | None) -> Tensor:
+        """The gradient at the head's output from the one at `scaled`; changes `gradient`."""
+        if self.cap is not None:
+            assert scaled is not None
+            # d/dx cap tanh(x / cap) = 1 - tanh(x / cap)^2
+            gradient *= 1 - (scaled / self.cap).square_()
+        if self.factor is not None:
+            gradient *= self.factor
+        if self.divisor is not None:
+            gradient /= self.divisor
+        return gradient
+
+
+def accurate(tensor: Tensor) -> Tensor:
+    """In float32 or higher."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What is asked of a linear head, and what comes behind it; run a chunk at a time."""
+
+    targets: Tensor
+    """[N] int64."""
+    scaling: LogitScaling
+    temperature: float
+    dtype: torch.dtype
+    """Of the matrix products."""
+    rows: int
+    """Tokens in one chunk."""
+    entropy_gradient: bool
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """The tokens of each chunk and their targets."""
+        for start in range(0, self.targets.shape[0], self.rows):
+            part = slice(start, start + self.rows)
+            yield part, self.targets[part]
+
+    def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[n, V] at the temperature, in float32 or higher."""
+        logits = self.scaling(torch.nn.functional.linear(hidden, weight, bias))
+        return logits if self.temperature == 1.0 else logits / self.temperature
+
+    def logits_gradient(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        normaliser: Tensor,
+        *,
+        entropies: Tensor,
+        to_logprobs: Tensor,
+        to_entropies: Tensor,
+    ) -> Tensor:
+        """The gradient [n, V] at the head's output; `logits` [n, V] are used up.
+
+        With p the probabilities and z the logits at the temperature: d logp_t / dz_i =
+        [i = t] - p_i, and dH / dz_i = -p_i (log p_i + H).
+        """
+        scaled = logits * self.temperature if self.scaling.cap is not None else None
+        logprobs = logits.sub_(normaliser[:, None])
+        if not self.entropy_gradient:
+            gradient = logprobs.exp_().mul_(-to_logprobs[:, None])
+        else:
+            slope = (logprobs + entropies[:, None]).mul_(to_entropies[:, None])
+            slope += to_logprobs[:, None]
+            gradient = logprobs.exp_().mul_(slope.neg_())
+        gradient.scatter_add_(1, targets[:, None], to_logprobs[:, None])
+        if self.temperature != 1.0:
+            gradient /= self.temperature
+        return self.scaling.backward(gradient, scaled)
+
+
+class _TokenScores(torch.autograd.Function):
+    """(hidden [N, H], weight [V, H], bias [V]) -> log-probs [N], entropies [N]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        head: _Head,
+    ) -> tuple[Tensor, Tensor]:
+        matrix, offset = weight.to(head.dtype), None if bias is None else bias.to(head.dtype)
+        count = hidden.shape[0]
+        kind = accurate(hidden[:0]).dtype
+        logprobs, normalisers, entropies = (
+            torch.empty(count, dtype=kind, device=hidden.device) for _ in range(3)
+        )
+        for part, targets in head.chunks():
+            logits = head.logits(hidden[part].to(head.dtype), matrix, offset)
+            normaliser = logits.logsumexp(-1)
+            normalisers[part] = normaliser
+            logprobs[part] = logits.gather(1, targets[:, None])[:, 0] - normaliser
+            probabilities = (logits - normaliser[:, None]).exp_()
+            # Logits are finite: a probability of zero meets no infinity.
+            entropies[part] = normaliser - probabilities.mul_(logits).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, normalisers, entropies)
+        ctx.head = head
+        if not head.entropy_gradient:
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, to_logprobs: Tensor, to_entropies: Tensor) -> tuple[Any, ...]:
+        hidden, weight, bias, normalisers, entropies = ctx.saved_tensors
+        head: _Head = ctx.head
+        to_hidden, to_weight, to_bias = (
+            torch.zeros_like(t, dtype=accurate(t[:0]).dtype) if needed and t is not None else None
+            for t, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+        )
+        matrix, offset = weight.to(head.dtype), None if bias is None else bias.to(head.dtype)
+        for part, targets in head.chunks():
+            rows = hidden[part].to(head.dtype)
+            gradient = head.logits_gradient(
+                head.logits(rows, matrix, offset),
+                targets,
+                normalisers[part],
+                entropies=entropies[part],
+                to_logprobs=to_logprobs[part],
+                to_entropies=to_entropies[part],
+            )
+            if to_bias is not None:
+                to_bias += gradient.sum(0)
+            gradient = gradient.to(head.dtype)
+            if to_hidden is not None:
+                to_hidden[part] = gradient @ matrix
+            if to_weight is not None:
+                if to_weight.dtype == head.dtype:
+                    to_weight.addmm_(gradient.T, rows)
+                else:
+                    to_weight += gradient.T @ rows
+        return (
+            None if to_hidden is None else to_hidden.to(hidden.dtype),
+            None if to_weight is None else to_weight.to(weight.dtype),
+            None if to_bias is None else to_bias.to(bias.dtype),
+            None,
+        )
+
+
+def fused_token_scores(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    scaling: LogitScaling,
+    temperature: float,
+    dtype: torch.dtype,
+    entropy_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies [N], natural, in float32 or higher, of targets under a linear head.
+
+    Same numbers and gradients as `plain_token_scores`; the backward makes the logits of a chunk
+    anew and turns them into their own gradient in place.
+
+    Args:
+        hidden: [N, H].
+        weight: [V, H] of the head.
+        bias: [V] of the head, or None.
+        targets: [N] int64.
+        scaling: what comes behind the head.
+        temperature: logits are divided by this.
+        dtype: of the matrix products.
+        entropy_gradient: whether a gradient flows through the entropies.
+    """
+    head = _Head(
+        targets=targets,
+        scaling=scaling,
+        temperature=temperature,
+        dtype=dtype,
+        rows=chunk_rows(weight.shape[0]),
+        entropy_gradient=entropy_gradient,
+    )
+    with torch.autocast(hidden.device.type, enabled=False):
+        scores: tuple[Tensor, Tensor] = _TokenScores.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            hidden, weight, bias, head
+        )
+    return scores
+
+
+def plain_token_scores(
+    logits_of: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    vocabulary: int,
+    temperature: float,
+    entropy_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """The same for any head, through torch's own checkpointing: for heads that are no plain matrix.
+
+    Args:
+        logits_of: hidden states [n, H] -> logits [n, V], in float32 or higher.
+        hidden: [N, H].
+        targets: [N] int64.
+        vocabulary: V, from which the size of a chunk follows.
+        temperature: logits are divided by this.
+        entropy_gradient: whether a gradient flows through the entropies.
+    """
+
+    def score(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits_of(part)
+        logits = logits if temperature == 1.0 else logits / temperature
+        normaliser = logits.logsumexp(-1)
+        logprobs = logits.gather(1, wanted[:, None])[:, 0] - normaliser
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            probabilities = (logits - normaliser[:, None]).exp()
+            entropies = normaliser - (probabilities * logits).sum(-1)
+        return logprobs, entropies
+
+    rows = chunk_rows(vocabulary)
+    pieces = [
+        checkpoint(score, part, wanted, use_reentrant=False)
+        for part, wanted in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+    ]
+    return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
