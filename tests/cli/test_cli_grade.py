@@ -80,6 +80,17 @@ def test_agreement_lists_where_they_differ(grouper, tmp_path):
     grouper("grade-agreement", file, "--text", "txt").refused("no column txt", "ground_truth")
 
 
+def test_agreement_reads_numbers_and_says_when_there_is_no_answer(grouper, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"text": "#### 0", "answer": 0}\n{"text": "#### 5", "answer": 0}\n')
+    called = grouper("grade-agreement", file)
+    assert "2 answers compared, by format hashes" in called.out
+    assert "1  ours correct, Math-Verify correct" in called.out
+    called = grouper("grade-agreement", file, "--format", "boxed")
+    assert "0 answers compared" in called.out
+    assert "with --format" in called.out
+
+
 def test_agreement_reads_stored_rollouts(grouper, finished_run):
     (file, *_) = sorted((finished_run / "rollouts").glob("*.gz"))
     called = grouper("grade-agreement", file, "--format", "compact")

@@ -172,12 +172,15 @@ def _column(
             where=str(file),
             fix=f"Name one with --text or --answer. Columns: {', '.join(sorted(present))}.",
         )
-    return [str(row.get(names[0]) or "") for row in rows]
+    values = [row.get(names[0]) for row in rows]
+    return ["" if value is None else str(value) for value in values]
 
 
 def _tell(agreement: Agreement, name: str, show: int) -> None:
     click.echo(f"{len(agreement.compared):,} answers compared, by format {name}", nl=False)
     click.echo(f"; {agreement.left_out:,} had no answer, or a reference nobody can read.")
+    if not agreement.compared:
+        click.echo("Nothing was compared: name the format of the completions with --format.")
     for (ours, theirs), count in agreement.counts.items():
         click.echo(f"  {count:>7,}  ours {ours}, Math-Verify {theirs}")
     apart = {(pair.ours.extracted, pair.reference): pair for pair in agreement.disagreements}
