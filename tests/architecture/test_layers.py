@@ -26,7 +26,7 @@ LAYER_2_MAY_IMPORT = {
 }
 
 MACHINERY = (
-    ("tracking.files",),  # how any file is written
+    ("tracking.files", "team"),  # how any file is written; who works together
     ("attention", "policy", "recomputation", "token_scores", "model_files", "new_model"),
     ("sampling",),
     ("evaluation",),

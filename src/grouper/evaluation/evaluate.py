@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from grouper.errors import DataError
 from grouper.evaluation.result import Accuracy, EvaluationItem, EvaluationResult, Outcome
 from grouper.sampling.base import Sampler, SampleRequest, address
-from grouper.types import Completion, Grade, Problem, Prompt, SamplingParams, Verdict
+from grouper.sampling.graded import Drawn, Grader, draw_and_grade
+from grouper.team import Team
+from grouper.types import Problem, Prompt, SamplingParams
 
 __all__ = [
     "Accuracy",
@@ -24,18 +25,6 @@ __all__ = [
     "Outcome",
     "evaluate",
 ]
-
-
-class Grader(Protocol):
-    """What an evaluation needs of a grader; grading goes on while the next one is sampled."""
-
-    def submit(self, text: str, reference: str) -> Future[Grade]:
-        """Grade a completion's text against a reference answer; never raises."""
-        ...
-
-    def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
-        """The same with the answer taken from wherever it stands, in whatever format."""
-        ...
 
 
 def evaluate(
@@ -53,6 +42,7 @@ def evaluate(
     split: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     card: Mapping[str, Any] | None = None,
+    team: Team | None = None,
 ) -> EvaluationResult:
     """Measure one model on one set of problems.
 
@@ -73,6 +63,7 @@ def evaluate(
         split: `test` or `validation`; left out, `test` exactly when `name` is just a phase.
         progress: called with (completions drawn, completions in all) after each.
         card: more to record beside the settings: hashes of the model and data, grader version.
+        team: the processes that share the problems out; each is measured exactly once.
 
     Raises:
         DataError: no problems, or two of the same id.
@@ -84,16 +75,22 @@ def evaluate(
         for sample in range(samples)
     ]
     references = [problem.answer for problem, _ in items for _ in range(samples)]
-    graded = _draw_and_grade(requests, references, sampler, grader, progress)
-    lenient = _grade_leniently(graded, references, grader)
+    drawn, _ = draw_and_grade(
+        requests,
+        references,
+        sampler=sampler,
+        grader=grader,
+        lenient=True,
+        team=team,
+        progress=progress,
+    )
     return EvaluationResult(
         name=name,
         phase=phase or _phase_in(name),
         step=step,
         split=split or ("test" if name in _PHASES else "validation"),
         items=tuple(
-            _item(*items[index // samples], index % samples, graded[index], lenient[index])
-            for index in range(len(requests))
+            _item(*items[index // samples], index % samples, one) for index, one in enumerate(drawn)
         ),
         samples=samples,
         confidence=confidence,
@@ -116,48 +113,6 @@ def _settings(
         "k": samples,
         "seed": seed,
     }
-
-
-def _draw_and_grade(
-    requests: Sequence[SampleRequest],
-    references: Sequence[str],
-    sampler: Sampler,
-    grader: Grader,
-    progress: Callable[[int, int], None] | None,
-) -> list[tuple[Completion, Grade]]:
-    """One completion and its grade a request, in their order; grading overlaps sampling."""
-    drawn: dict[int, tuple[Completion, Future[Grade]]] = {}
-    for index, completion in sampler.sample(requests):
-        assert index not in drawn, f"the sampler answered request {index} twice"
-        drawn[index] = completion, grader.submit(completion.text, references[index])
-        if progress is not None:
-            progress(len(drawn), len(requests))
-    assert len(drawn) == len(requests), (
-        f"the sampler answered {len(drawn)} of {len(requests)} requests"
-    )
-    in_order = (drawn[index] for index in range(len(requests)))
-    return [(completion, future.result()) for completion, future in in_order]
-
-
-def _grade_leniently(
-    graded: Sequence[tuple[Completion, Grade]], references: Sequence[str], grader: Grader
-) -> list[bool | None]:
-    """Whether the maths is right, format aside; what is right as asked is not graded again."""
-    again = {
-        index: grader.submit_lenient(completion.text, references[index])
-        for index, (completion, grade) in enumerate(graded)
-        if not grade.correct and grade.verdict is not Verdict.NOT_SCORED
-    }
-    return [
-        None
-        if grade.verdict is Verdict.NOT_SCORED
-        else grade.correct or _known(again[index].result())
-        for index, (_, grade) in enumerate(graded)
-    ]
-
-
-def _known(grade: Grade) -> bool | None:
-    return None if grade.verdict is Verdict.NOT_SCORED else grade.correct
 
 
 _PHASES = ("base", "sft", "grpo")
@@ -189,10 +144,9 @@ def _item(
     problem: Problem,
     prompt: Prompt,
     sample: int,
-    answered: tuple[Completion, Grade],
-    lenient: bool | None,
+    drawn: Drawn,
 ) -> EvaluationItem:
-    completion, grade = answered
+    completion, grade = drawn.completion, drawn.grade
     return EvaluationItem(
         problem_id=problem.id,
         subject=problem.subject,
@@ -203,7 +157,7 @@ def _item(
         answer=problem.answer,
         extracted=grade.extracted,
         verdict=grade.verdict,
-        lenient=lenient,
+        lenient=drawn.lenient,
         reason=grade.reason,
         rung=grade.rung,
         finish_reason=completion.finish_reason,

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from grouper.evaluation.evaluate import Grader
 from grouper.rewards import RewardStack
 from grouper.sampling.base import Sampler, SampleRequest, address
+from grouper.sampling.graded import Drawn, Grader, draw_and_grade
+from grouper.team import Solo, Team
 from grouper.types import (
-    Completion,
-    Grade,
     Problem,
     Prompt,
+    Reward,
     Rollout,
     RolloutGroup,
     SamplingParams,
@@ -44,6 +43,7 @@ def collect(
     group_size: int,
     key: tuple[int | str, ...],
     seen: Counter[str] | None = None,
+    team: Team | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Collected:
     """Draw `group_size` rollouts of each item.
@@ -58,36 +58,52 @@ def collect(
         key: what the draws depend on beside (occurrence, problem id, sample index): run seed,
             purpose and step.
         seen: how often each problem has been drawn under this key; counted on.
+        team: the processes that share the requests out; rewards are given by rank 0 alone, which
+            sees whole groups and keeps count of what fails.
         progress: called with (completions drawn, completions in all).
     """
     requests = _requests(items, params, group_size, key, Counter() if seen is None else seen)
-    completions: dict[int, Completion] = {}
-    grades: dict[int, Future[Grade]] = {}
+    references = [problem.answer for problem, _ in items for _ in range(group_size)]
     started = time.perf_counter()
-    for index, completion in sampler.sample(requests):
-        completions[index] = completion
-        grades[index] = grader.submit(completion.text, items[index // group_size][0].answer)
-        if progress is not None:
-            progress(len(completions), len(requests))
-    sampled = time.perf_counter()
-    groups = []
-    for number, (problem, prompt) in enumerate(items):
-        indices = range(number * group_size, (number + 1) * group_size)
-        drawn = [completions[i] for i in indices]
-        graded = [grades[i].result() for i in indices]
-        scored = rewards.score(problem=problem, prompt=prompt, completions=drawn, grades=graded)
-        rollouts = tuple(
-            Rollout(completion=c, grade=g, reward=r)
-            for c, g, r in zip(drawn, graded, scored, strict=True)
-        )
-        groups.append(
-            RolloutGroup(problem=problem, prompt=prompt, params=params, rollouts=rollouts)
-        )
-    return Collected(
-        groups=tuple(groups),
-        sample_seconds=sampled - started,
-        grade_seconds=time.perf_counter() - sampled,
+    drawn, seconds = draw_and_grade(
+        requests, references, sampler=sampler, grader=grader, team=team, progress=progress
     )
+
+    def score() -> list[list[Reward]]:
+        return [
+            rewards.score(
+                problem=problem,
+                prompt=prompt,
+                completions=[one.completion for one in part],
+                grades=[one.grade for one in part],
+            )
+            for (problem, prompt), part in zip(items, _groups(drawn, group_size), strict=True)
+        ]
+
+    scored = (team or Solo()).lead(score)
+    groups = tuple(
+        RolloutGroup(
+            problem=problem,
+            prompt=prompt,
+            params=params,
+            rollouts=tuple(
+                Rollout(completion=one.completion, grade=one.grade, reward=reward)
+                for one, reward in zip(part, earned, strict=True)
+            ),
+        )
+        for (problem, prompt), part, earned in zip(
+            items, _groups(drawn, group_size), scored, strict=True
+        )
+    )
+    return Collected(
+        groups=groups,
+        sample_seconds=seconds,
+        grade_seconds=time.perf_counter() - started - seconds,
+    )
+
+
+def _groups(drawn: Sequence[Drawn], size: int) -> Iterator[Sequence[Drawn]]:
+    return (drawn[start : start + size] for start in range(0, len(drawn), size))
 
 
 def _requests(

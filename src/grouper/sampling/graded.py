@@ -1,0 +1,104 @@
+"""Drawing and grading together: each completion is graded while the next ones are drawn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from grouper.sampling.base import Sampler, SampleRequest
+from grouper.team import Solo, Team, share_of
+from grouper.types import Completion, Grade, Verdict
+
+__all__ = ["Drawn", "Grader", "draw_and_grade"]
+
+
+class Grader(Protocol):
+    """What drawing needs of a grader; grading goes on while the next one is sampled."""
+
+    def submit(self, text: str, reference: str) -> Future[Grade]:
+        """Grade a completion's text against a reference answer; never raises."""
+        ...
+
+    def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
+        """The same with the answer taken from wherever it stands, in whatever format."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One request, answered and graded."""
+
+    completion: Completion
+    grade: Grade
+    lenient: bool | None
+    """Whether the maths is right, format aside; None where nobody asked or it is not known."""
+
+
+def draw_and_grade(
+    requests: Sequence[SampleRequest],
+    references: Sequence[str],
+    *,
+    sampler: Sampler,
+    grader: Grader,
+    lenient: bool = False,
+    team: Team | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[list[Drawn], float]:
+    """Answer every request once and grade every answer once, whatever the number of processes.
+
+    Args:
+        requests: what to draw.
+        references: the reference answer of each request.
+        sampler: draws the completions.
+        grader: grades each one as it comes in.
+        lenient: also grade what is not correct leniently.
+        team: the processes that share the requests out.
+        progress: called with (completions drawn, completions in all) of this process.
+
+    Returns:
+        One a request, in their order, on every process; and the seconds this process spent
+        drawing, the wait for the last grades not among them.
+    """
+    team = team or Solo()
+    mine = share_of(requests, team.rank, team.size)
+    started = time.perf_counter()
+    drawn: dict[int, tuple[Completion, Future[Grade]]] = {}
+    for place, completion in sampler.sample([requests[i] for i in mine]):
+        index = mine[place]
+        assert index not in drawn, f"the sampler answered request {index} twice"
+        drawn[index] = completion, grader.submit(completion.text, references[index])
+        if progress is not None:
+            progress(len(drawn), len(mine))
+    seconds = time.perf_counter() - started
+    assert len(drawn) == len(mine), f"the sampler answered {len(drawn)} of {len(mine)} requests"
+    graded = [(drawn[i][0], drawn[i][1].result()) for i in mine]
+    known = _leniently(graded, [references[i] for i in mine], grader) if lenient else {}
+    answered = [
+        Drawn(completion=completion, grade=grade, lenient=known.get(place))
+        for place, (completion, grade) in enumerate(graded)
+    ]
+    return [one for part in team.gather(answered) for one in part], seconds
+
+
+def _leniently(
+    graded: Sequence[tuple[Completion, Grade]], references: Sequence[str], grader: Grader
+) -> dict[int, bool | None]:
+    """Whether the maths is right, format aside; what is right as asked is not graded again."""
+    again = {
+        index: grader.submit_lenient(completion.text, references[index])
+        for index, (completion, grade) in enumerate(graded)
+        if not grade.correct and grade.verdict is not Verdict.NOT_SCORED
+    }
+    return {
+        index: None
+        if grade.verdict is Verdict.NOT_SCORED
+        else grade.correct or _known(again[index].result())
+        for index, (_, grade) in enumerate(graded)
+    }
+
+
+def _known(grade: Grade) -> bool | None:
+    return None if grade.verdict is Verdict.NOT_SCORED else grade.correct

@@ -1,0 +1,68 @@
+"""One process or many, behind one door. A run on one device uses no distributed code at all.
+
+Whoever has work to share asks a `Team`; alone, sharing and bringing together are free. The team
+of several processes is in `training/distributed.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+__all__ = ["Solo", "Team", "share_of"]
+
+Value = TypeVar("Value")
+
+
+class Team(Protocol):
+    """The processes that train one model together.
+
+    Every process calls the same methods in the same order. An error on one of them ends the
+    others: whoever started them (torchrun) sees to that within seconds.
+    """
+
+    rank: int
+    """0 to `size - 1`; rank 0 writes files and talks."""
+    size: int
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor over all processes, in place, on every process alike."""
+        ...
+
+    def gather(self, value: Value) -> list[Value]:
+        """The values of all processes by rank, on every process alike."""
+        ...
+
+    def lead(self, work: Callable[[], Value]) -> Value:
+        """What rank 0's `work()` returns, on every process; the others do not call it."""
+        ...
+
+
+class Solo:
+    """A team of one."""
+
+    rank = 0
+    size = 1
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def gather(self, value: Value) -> list[Value]:
+        return [value]
+
+    def lead(self, work: Callable[[], Value]) -> Value:
+        return work()
+
+
+def share_of(items: Sequence[Any], rank: int, size: int) -> range:
+    """The positions this process works on: neighbouring ones, so that groups stay together.
+
+    Every position is in exactly one process's share, and shares differ by one at most.
+
+    >>> [list(share_of("abcde", rank, 2)) for rank in range(2)]
+    [[0, 1], [2, 3, 4]]
+    """
+    count = len(items)
+    return range(count * rank // size, count * (rank + 1) // size)
