@@ -20,6 +20,7 @@ import pytest
 from grouper.config import GradingConfig
 from grouper.errors import GradingError
 from grouper.grading import Grader, check_reference, grade, require_symbolic
+from grouper.grading import grader as grader_module
 from grouper.types import AnswerContract, AnswerKind, Grade, Verdict
 
 BOXED = AnswerContract(kind=AnswerKind.BOXED)
@@ -201,6 +202,38 @@ def test_forked_child_grades_with_its_own_workers() -> None:
         assert os.waitstatus_to_exitcode(status) == 0
         assert all(_alive(pid) for pid in pids)
         assert grader.grade([r"\boxed{\sqrt{27}}"], [r"3\sqrt{3}"])[0].correct
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_while_another_thread_makes_a_grader_cannot_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    contract = AnswerContract(kind=AnswerKind.TAG, open="<only-here>", close="</only-here>")
+    making, forked = threading.Event(), threading.Event()
+
+    def slow(settings: GradingConfig) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            making.set()
+            forked.wait(20)
+
+    monkeypatch.setattr(grader_module, "require_symbolic", slow)
+    text = "<only-here>4</only-here>"
+    other = threading.Thread(target=grade, args=(text, "4", contract))
+    other.start()
+    assert making.wait(20)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)
+        code = 1
+        try:
+            code = 0 if grade(text, "4", contract).correct else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    forked.set()
+    other.join()
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 SCRIPT = r"""

@@ -272,17 +272,16 @@ def _missing(find: Callable[[str], object | None]) -> list[str]:
 
 
 _shared: dict[AnswerContract | None, Grader] = {}
-_shared_lock = threading.Lock()
 
 
 def _shared_grader(contract: AnswerContract | None) -> Grader:
     """One lazily made grader a contract; None: for reading references."""
-    with _shared_lock:
-        if contract not in _shared:
-            _shared[contract] = Grader(
-                contract or AnswerContract(kind=AnswerKind.BOXED), GradingConfig()
-            )
-        return _shared[contract]
+    found = _shared.get(contract)
+    if found is None:
+        # Without a lock, which a fork could leave locked; one too many starts no worker.
+        made = Grader(contract or AnswerContract(kind=AnswerKind.BOXED), GradingConfig())
+        found = _shared.setdefault(contract, made)
+    return found
 
 
 def grade(text: str, reference: str, contract: AnswerContract) -> Grade:
