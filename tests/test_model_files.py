@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_models import make_batch, tiny_model
 
+from grouper import extras
 from grouper.config import LoraConfig, ModelConfig
-from grouper.errors import ModelError
+from grouper.errors import ConfigError, ModelError
 from grouper.model_files import (
     context_length,
     load_policy,
@@ -148,3 +150,54 @@ def test_soft_capping_is_never_left_to_sdpa(tmp_path: Path) -> None:
         chosen = config(tmp_path / "gemma", attention=attention)
         policy = load_policy(chosen, str(tmp_path / "gemma"), seed=0)
         assert policy.model.config._attn_implementation == "eager"
+
+
+needs_bitsandbytes = pytest.mark.skipif(
+    find_spec("bitsandbytes") is None, reason="the extra `quantized` is not installed"
+)
+QLORA = {"quantization": "4bit", "lora": LoraConfig(rank=4, alpha=8)}
+
+
+def test_quantised_weights_need_lora() -> None:
+    with pytest.raises(ValueError, match=r"give model\.lora"):
+        ModelConfig(path="x", quantization="4bit")
+
+
+def test_a_missing_library_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"bitsandbytes.*grouper\[quantized\]"):
+        load_policy(config(folder, **QLORA), str(folder), seed=0)
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_4_bit_base_is_trained_through_its_adapter(
+    folder: Path, tmp_path: Path, checkpointing: bool
+) -> None:
+    """Near the base model, trained by its adapter alone, and the same when loaded again."""
+    from grouper.training.objectives import sft_objective
+    from grouper.training.update import accumulate_gradient
+
+    batch = make_batch()
+    settings = config(folder, gradient_checkpointing=checkpointing, **QLORA)
+    policy = load_policy(settings, str(folder), seed=0)
+    layer = policy.model.model.layers[0]
+    assert layer.mlp.up_proj.base_layer.weight.dtype == torch.uint8
+    with torch.no_grad():
+        exact = load_policy(config(folder), str(folder), seed=0)(batch).logprobs
+        ours = policy(batch).logprobs
+    # Random weights round badly; what matters is that it is this model and no other.
+    correlation = torch.corrcoef(torch.stack([exact[batch.mask], ours[batch.mask]]))[0, 1]
+    assert correlation > 0.9
+    assert all("lora_" in name for name in policy.trainable())
+    accumulate_gradient(policy, batch, sft_objective, token_budget=64)
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad, alpha=0.1)
+        moved = policy(batch).logprobs
+    assert not torch.equal(moved, ours)
+    save_policy(policy, NoTokenizer(), tmp_path / "adapter")
+    again = load_policy(settings, str(tmp_path / "adapter"), seed=0)
+    with torch.no_grad():
+        assert torch.equal(again(batch).logprobs, moved)

@@ -90,6 +90,7 @@ def test_overrides_reach_every_place_and_the_last_wins(small):
         ("=3", "is not an override"),
         ("grpo..steps=3", "is not an override"),
         ("rewards.1.weight=3", r"'1' is not a position in a list of 1.*Use 0 to 0"),
+        ("model.quantization=4bit", "give model.lora"),
         ("name.first=3", "holds 'small', which has no settings inside"),
         ("grpo.steps=[1", "not valid YAML"),
     ],

@@ -35,6 +35,7 @@ __all__ = [
     "TrackingConfig",
 ]
 
+
 class LoraConfig(Section):
     """Low-rank adapters through PEFT; only they are trained and saved."""
 
@@ -91,6 +92,9 @@ class ModelConfig(Section):
     activation_offload: bool = Field(
         False, description="keep what the backward needs in host memory; only on a GPU"
     )
+    quantization: Literal["4bit"] | None = Field(
+        None, description="4bit: frozen base weights in NF4 (QLoRA); needs lora and bitsandbytes"
+    )
     lora: LoraConfig | None = None
 
     @model_validator(mode="after")
@@ -99,6 +103,8 @@ class ModelConfig(Section):
             raise ValueError("give exactly one of model.path and model.new")
         if self.dtype == "bfloat16" and self.compute_dtype == "float32":
             raise ValueError("bfloat16 weights cannot be multiplied in float32; use dtype: float32")
+        if self.quantization is not None and self.lora is None:
+            raise ValueError("quantised weights cannot be trained: give model.lora as well")
         return self
 
 

@@ -17,6 +17,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     GenerationConfig,
     PreTrainedModel,
 )
@@ -24,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from grouper.config import LoraConfig, ModelConfig
 from grouper.errors import ModelError
+from grouper.extras import require_extra
 from grouper.policy import Policy
 
 __all__ = [
@@ -140,7 +142,7 @@ def _base_of(path: str, adapter_config: dict[str, Any]) -> str:
     return next((str(folder) for folder in moved if (folder / "config.json").is_file()), recorded)
 
 
-def _load_model(path: str, config: ModelConfig) -> PreTrainedModel:
+def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> PreTrainedModel:
     attention = "sdpa" if config.attention == "native" else config.attention
     model: PreTrainedModel = _load(
         AutoModelForCausalLM,
@@ -149,8 +151,34 @@ def _load_model(path: str, config: ModelConfig) -> PreTrainedModel:
         dtype=_DTYPES[config.dtype],
         attn_implementation=_supported(path, attention, config),
         trust_remote_code=False,
+        **_quantised(config, device),
     )
+    for module in model.modules():
+        # On some CPUs bitsandbytes re-packs 4-bit weights at the first forward without a gradient,
+        # for inference only: they round differently from then on, and no backward reads them.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     return model
+
+
+def _quantised(config: ModelConfig, device: str | torch.device) -> dict[str, Any]:
+    """What loads the linear layers in 4 bits: NF4, scales quantised too (arXiv 2305.14314).
+
+    Embeddings, norms and the LM head stay in `config.dtype`.
+    """
+    if config.quantization is None:
+        return {}
+    require_extra("bitsandbytes", "quantized", where="model.quantization")
+    return {
+        "quantization_config": BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=_DTYPES[config.compute_dtype or config.dtype],
+        ),
+        # Quantised on the way to the device, so that the whole model never stands on it.
+        "device_map": {"": str(device)},
+    }
 
 
 def _supported(path: str, attention: str, config: ModelConfig) -> str:
@@ -169,20 +197,21 @@ def load_policy(
     without LoRA merges it and trains all weights.
 
     Args:
-        config: dtype, attention and LoRA settings.
+        config: dtype, attention, quantisation and LoRA settings.
         path: what to load; `config.path`, a phase's `final/`, or a checkpoint.
         seed: of a new adapter's random half.
         device: where to put it.
 
     Raises:
         ModelError: nothing loadable there, or the model cannot be run as asked.
+        ConfigError: a library that a setting needs is not installed.
     """
     require_model_folder(path)
     adapter_config = _read_adapter(path)
     base = path if adapter_config is None else _base_of(path, adapter_config)
     if adapter_config is not None:
         require_model_folder(base, where=f"the base model of the adapter {path}")
-    model = _load_model(base, config)
+    model = _load_model(base, config, device)
     adapter: Any = None
     if adapter_config is not None:
         adapter = _attach(model, path, keep=config.lora is not None)

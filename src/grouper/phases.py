@@ -28,7 +28,7 @@ RatioName = Literal["token", "sequence"]
 KLName = Literal["k1", "k2", "k3"]
 ImportanceName = Literal["none", "truncate", "mask"]
 ScheduleName = Literal["constant", "linear", "cosine"]
-OptimizerName = Literal["adamw", "muon"]
+OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
 
 _NO_GROUP_BASELINE = ("raw", "batch_standardised")
 

@@ -20,6 +20,7 @@ import yaml
 from grouper.config import Recipe, SourceConfig
 from grouper.data import SOURCES, check_source
 from grouper.errors import ConfigError, GrouperError, did_you_mean, raise_all
+from grouper.extras import require_extra
 from grouper.presets import PRESETS
 from grouper.prompts import make_format, warn_about_system
 from grouper.rewards import build_rewards, expand_stacks
@@ -152,6 +153,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
         lambda: _check_path(recipe.model.path, "model.path"),
         lambda: _check_path(recipe.grpo.start_from, "grpo.start_from"),
         lambda: _check_lengths(recipe),
+        lambda: _check_quantised(recipe),
     ]
     problems: list[GrouperError] = []
     for check in checks:
@@ -197,6 +199,21 @@ def _check_sft(recipe: Recipe) -> None:
         where="data.sft",
         fix="Name another source there, or set skip_sft: true.",
     )
+
+
+def _check_quantised(recipe: Recipe) -> None:
+    """What 8-bit and 4-bit need is there, and nothing asks for what they cannot do."""
+    if recipe.model.quantization is not None:
+        require_extra("bitsandbytes", "quantized", where="model.quantization")
+        if recipe.sampling.dtype != "same":
+            raise ConfigError(
+                "quantised weights cannot be copied into another dtype",
+                where="sampling.dtype",
+                fix="Use same.",
+            )
+    for name, phase in (("sft", recipe.sft), ("grpo", recipe.grpo)):
+        if phase.optimizer.name == "adamw_8bit":
+            require_extra("bitsandbytes", "quantized", where=f"{name}.optimizer.name")
 
 
 def _check_path(path: str | None, where: str) -> None:

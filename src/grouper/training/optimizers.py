@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from grouper.config import OptimizerConfig
+from grouper.extras import require_extra
 from grouper.policy import Policy
 
 __all__ = ["OPTIMIZERS", "SCHEDULES", "Optimizer", "make_optimizer", "schedule"]
@@ -59,6 +60,24 @@ def _only_adamw(policy: Policy, config: OptimizerConfig) -> Optimizer:
     return Optimizer([_adamw(policy.trainable().values(), config)])
 
 
+def _adamw_8bit(policy: Policy, config: OptimizerConfig) -> Optimizer:
+    """AdamW whose two moments are kept in 8 bits, block by block (arXiv 2110.02861).
+
+    Tensors of less than 4096 elements keep 32 bits, as the library has it.
+    """
+    require_extra("bitsandbytes", "quantized", where="optimizer.name")
+    from bitsandbytes.optim import AdamW8bit
+
+    part: torch.optim.Optimizer = AdamW8bit(
+        list(policy.trainable().values()),
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+    )
+    return Optimizer([part])
+
+
 def _muon(policy: Policy, config: OptimizerConfig) -> Optimizer:
     """Muon on the 2-D weights between embedding and head, AdamW on everything else.
 
@@ -88,12 +107,17 @@ def _muon(policy: Policy, config: OptimizerConfig) -> Optimizer:
 
 OPTIMIZERS: dict[str, Callable[[Policy, OptimizerConfig], Optimizer]] = {
     "adamw": _only_adamw,
+    "adamw_8bit": _adamw_8bit,
     "muon": _muon,
 }
 
 
 def make_optimizer(policy: Policy, config: OptimizerConfig) -> Optimizer:
-    """The optimizer of one phase over the policy's trainable weights."""
+    """The optimizer of one phase over the policy's trainable weights.
+
+    Raises:
+        ConfigError: the library it comes from is not installed.
+    """
     return OPTIMIZERS[config.name](policy, config)
 
 

@@ -1,0 +1,20 @@
+"""A missing library is told by the setting that needs it and the extra that brings it."""
+
+from __future__ import annotations
+
+import pytest
+
+from grouper.errors import ConfigError
+from grouper.extras import require_extra
+
+
+def test_what_is_installed_passes() -> None:
+    require_extra("json", "anything", where="here")
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_extra("no_such_package", "quantized", where="model.quantization")
+    assert caught.value.where == "model.quantization"
+    assert "no_such_package" in caught.value.what
+    assert 'pip install "grouper[quantized]"' in caught.value.fix
