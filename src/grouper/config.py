@@ -249,6 +249,9 @@ class Recipe(Section):
     output_dir: str = "outputs"
     threads: Positive | None = Field(None, description="CPU threads; left out: PyTorch's choice")
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="several processes: fsdp splits the weights over them, ddp copies them"
+    )
     skip_sft: bool = False
     skip_grpo: bool = False
     model: ModelConfig

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -296,14 +297,26 @@ def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int)
     return adapter
 
 
-def save_policy(policy: Policy, tokenizer: Any, folder: Path) -> None:
+def save_policy(
+    policy: Policy, tokenizer: Any, folder: Path, weights: dict[str, Tensor] | None = None
+) -> None:
     """Write weights (or the adapter alone), tokenizer, template and generation config.
 
     The folder loads with `from_pretrained`. Not atomic: `checkpoint.py` wraps it.
+
+    Args:
+        policy: what to save.
+        tokenizer: saved beside it.
+        folder: exists, and is empty.
+        weights: the values by the names of `policy.model`, where the policy does not hold them in
+            one piece; tied weights once.
     """
     target = policy.model if policy.adapter is None else policy.adapter
+    if weights is not None and policy.adapter is not None:
+        # The adapter's own names: it wraps the model in two layers.
+        weights = {f"base_model.model.{name}": value for name, value in weights.items()}
     with quiet():
-        target.save_pretrained(folder)
+        target.save_pretrained(folder, state_dict=weights)
     tokenizer.save_pretrained(folder)
     if policy.adapter is not None and policy.model.generation_config is not None:
         policy.model.generation_config.save_pretrained(folder)

@@ -41,6 +41,7 @@ NOT_THE_EXPERIMENT = (
     "reading",
     "threads",
     "device",
+    "parallel",
     "skip_sft",
     "skip_grpo",
 )

@@ -19,16 +19,20 @@ class SamplingWeights:
         policy: the policy being trained. It is never changed here: nothing is merged in place.
         dtype: None samples the training weights themselves (LoRA runs side by side); otherwise a
             full copy in this dtype, with LoRA merged into the copy, refreshed after each update.
+        copy_now: make a copy at once, in the training dtype where `dtype` is None. For weights
+            that are about to be split over processes: afterwards they cannot be copied.
     """
 
-    def __init__(self, policy: Policy, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, policy: Policy, dtype: torch.dtype | None = None, *, copy_now: bool = False
+    ) -> None:
         self._policy = policy
         self._dtype = dtype
-        self._copy: Policy | None = None
+        self._copy: Policy | None = self._make() if copy_now else None
 
     def current(self) -> Policy:
         """The policy to run, refreshed if the trainer has moved on."""
-        if self._dtype is None:
+        if self._dtype is None and self._copy is None:
             return self._policy
         if self._copy is None:
             self._copy = self._make()
@@ -42,7 +46,8 @@ class SamplingWeights:
             model = copy.deepcopy(self._policy.model)
         else:
             model = copy.deepcopy(self._policy.adapter).merge_and_unload()
-        made = Policy(model.to(self._dtype).requires_grad_(False), native=self._policy.native)
+        model = model if self._dtype is None else model.to(self._dtype)
+        made = Policy(model.requires_grad_(False), native=self._policy.native)
         made.version = self._policy.version
         return made
 
@@ -55,7 +60,7 @@ class SamplingWeights:
             delta = _lora_delta(source)
             base = getattr(source, "base_layer", source)
             for key, parameter in module.named_parameters(recurse=False):
-                value = getattr(base, key)
+                value = _whole(getattr(base, key))
                 parameter.copy_(value + delta if key == "weight" and delta is not None else value)
 
 
@@ -75,4 +80,10 @@ def _lora_delta(module: nn.Module) -> torch.Tensor | None:
         for name in module.active_adapters  # type: ignore[union-attr]  # PEFT layers are untyped
         if name in held
     ]
-    return sum(deltas[1:], deltas[0]) if deltas else None
+    return _whole(sum(deltas[1:], deltas[0])) if deltas else None
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that is split over processes (a DTensor) in one piece; every process takes part."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()

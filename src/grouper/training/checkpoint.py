@@ -25,6 +25,7 @@ from grouper.policy import Policy
 from grouper.tracking.files import whole_folder, write_atomic
 from grouper.training.difficulty import DifficultyBand
 from grouper.training.optimizers import Optimizer
+from grouper.training.replica import Replica
 
 __all__ = [
     "TrainState",
@@ -53,7 +54,8 @@ class TrainState:
     phase: str
     step: int
     """Steps finished in this phase."""
-    policy: Policy
+    replica: Replica
+    """The policy, as this process runs it."""
     optimizer: Optimizer
     started_from: str = ""
     """The model folder the phase began with."""
@@ -63,31 +65,48 @@ class TrainState:
     """GRPO: problems of the stream met so far, those passed over or replaced among them."""
     difficulty: DifficultyBand | None = None
 
+    @property
+    def policy(self) -> Policy:
+        return self.replica.policy
+
 
 def save_checkpoint(
     run: Path, state: TrainState, tokenizer: Any, *, recipe_hash: str, keep: int
 ) -> Path:
     """Save `checkpoint-<step>` of a phase and remove all but the newest `keep`.
 
+    Every process of a team calls it; rank 0 writes, in the same form as a run of one process.
+
     Raises:
         RunFolderError: the disk is full or not writable; nothing is left half-written.
     """
     target = run / state.phase / f"checkpoint-{state.step}"
-    with whole_folder(target) as folder:
-        save_policy(state.policy, tokenizer, folder)
-        torch.save(state.optimizer.state_dict(), folder / OPTIMIZER_FILE)
-        _mark(folder, {**_readable(state, recipe_hash), **_counters(state)})
-    for _, old in _checkpoints(run, state.phase)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    weights = state.replica.whole_weights()
+    optimizer = state.optimizer.state_dict(state.replica.whole)
+
+    def write() -> None:
+        with whole_folder(target) as folder:
+            save_policy(state.policy, tokenizer, folder, weights)
+            torch.save(optimizer, folder / OPTIMIZER_FILE)
+            _mark(folder, {**_readable(state, recipe_hash), **_counters(state)})
+        for _, old in _checkpoints(run, state.phase)[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    state.replica.team.lead(write)
     return target
 
 
 def save_final(run: Path, state: TrainState, tokenizer: Any, *, recipe_hash: str) -> Path:
     """Save `<phase>/final`, the model a phase hands on."""
     target = run / state.phase / "final"
-    with whole_folder(target) as folder:
-        save_policy(state.policy, tokenizer, folder)
-        _mark(folder, _readable(state, recipe_hash))
+    weights = state.replica.whole_weights()
+
+    def write() -> None:
+        with whole_folder(target) as folder:
+            save_policy(state.policy, tokenizer, folder, weights)
+            _mark(folder, _readable(state, recipe_hash))
+
+    state.replica.team.lead(write)
     return target
 
 
@@ -178,15 +197,16 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def load_optimizer(folder: Path, optimizer: Optimizer) -> None:
-    """Put a checkpoint's optimizer state into `optimizer`.
+def load_optimizer(folder: Path, optimizer: Optimizer, replica: Replica) -> None:
+    """Put a checkpoint's optimizer state into `optimizer`, split as the replica's weights are.
 
     Raises:
         CheckpointError: the file is missing or damaged.
     """
     file = folder / OPTIMIZER_FILE
     try:
-        optimizer.load_state_dict(torch.load(file, weights_only=True, map_location="cpu"))
+        saved = torch.load(file, weights_only=True, map_location="cpu")
+        optimizer.load_state_dict(saved, replica.as_held)
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
         raise CheckpointError(
             f"the optimizer state cannot be read: {str(error).splitlines()[0]}",

@@ -49,7 +49,7 @@ class GRPOPhase:
         self._seed = session.recipe.seed
         assert self.config.beta == 0 or reference is not None, "a KL term needs its reference"
         self._sampler = session.sampler(state.policy)
-        self._scorer = Scorer(state.policy, self.config.tokens_per_micro_batch, reference)
+        self._scorer = Scorer(state.replica, self.config.tokens_per_micro_batch, reference)
         self._objective = grpo_objective(self.config)
         size = len(session.inputs.train)
         per_step = self.config.prompts_per_step
@@ -139,6 +139,7 @@ class GRPOPhase:
                 group_size=self.config.group_size,
                 key=(self._seed, self.name, number),
                 seen=seen,
+                team=session.team,
                 progress=progress,
             )
 
@@ -166,6 +167,7 @@ class GRPOPhase:
             scale=schedule(config.optimizer, number, self.total),
             max_grad_norm=config.optimizer.max_grad_norm,
             token_budget=config.tokens_per_micro_batch,
+            replica=self.state.replica,
         )
 
     def _order(self, experience: Experience, number: int, pass_number: int) -> list[int] | None:

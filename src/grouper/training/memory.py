@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -37,7 +37,9 @@ def with_enough_memory(
     policy: Policy,
     batch: TrainBatch,
     token_budget: int,
-    run: Callable[[Iterable[TrainBatch]], Result],
+    run: Callable[[Sequence[TrainBatch]], Result],
+    *,
+    retry: bool = True,
 ) -> Result:
     """Run a step over its slices; where memory runs out, again over smaller ones.
 
@@ -48,6 +50,7 @@ def with_enough_memory(
         batch: the step.
         token_budget: tokens in one slice, before anything has been learnt.
         run: does the whole step from the beginning, whatever an earlier try left behind.
+        retry: False where other processes take part in the step: they cannot know of it.
 
     Raises:
         ModelError: a slice of one row is too large.
@@ -58,7 +61,7 @@ def with_enough_memory(
         try:
             return run(watch)
         except RuntimeError as error:
-            if not is_out_of_memory(error) or watch.current is None:
+            if not (retry and is_out_of_memory(error)) or watch.current is None:
                 raise
             reason = str(error).splitlines()[0]
         # Outside the handler: the traceback would keep the tensors of the broken try alive.
@@ -76,12 +79,18 @@ def with_enough_memory(
         )
 
 
-class _Watch:
-    """Slices in order, knowing which one is being worked on."""
+class _Watch(Sequence[TrainBatch]):
+    """Slices in order, knowing which one was handed out last."""
 
     def __init__(self, parts: Sequence[TrainBatch]) -> None:
         self._parts = parts
         self.current: TrainBatch | None = None
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._parts[index]
 
     def __iter__(self) -> Iterator[TrainBatch]:
         for part in self._parts:

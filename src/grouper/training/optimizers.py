@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from grouper.config import OptimizerConfig
 from grouper.extras import require_extra
@@ -38,12 +38,42 @@ class Optimizer:
                 group["lr"] = rate * scale
             part.step()
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        return [part.state_dict() for part in self.parts]
+    def state_dict(self, whole: Callable[[Tensor], Tensor] | None = None) -> list[dict[str, Any]]:
+        """One dictionary a part.
 
-    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        Args:
+            whole: brings a tensor that is split over processes into one piece.
+        """
+        found = [part.state_dict() for part in self.parts]
+        return found if whole is None else [_each_moment(state, whole) for state in found]
+
+    def load_state_dict(
+        self,
+        state: list[dict[str, Any]],
+        as_held: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
+        """Take over what `state_dict` gave.
+
+        Args:
+            state: one dictionary a part.
+            as_held: (whole tensor, parameter) -> the tensor split as the parameter is.
+        """
         for part, saved in zip(self.parts, state, strict=True):
             part.load_state_dict(saved)
+            if as_held is not None:
+                for parameter, moments in part.state.items():
+                    for name, value in moments.items():
+                        if isinstance(value, Tensor):
+                            moments[name] = as_held(value, parameter)
+
+
+def _each_moment(state: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """The state of a torch optimizer with every tensor of it changed."""
+    moments = {
+        index: {k: change(v) if isinstance(v, Tensor) else v for k, v in of_one.items()}
+        for index, of_one in state["state"].items()
+    }
+    return {**state, "state": moments}
 
 
 def _adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:

@@ -63,7 +63,7 @@ def train(session: Session) -> RunResult:
     comparison = None
     if len(results) > 1:
         comparison = compare(results, confidence=recipe.evaluation.confidence)
-    draw_curves(session.folder, session.path / "curves.png")
+    session.team.lead(lambda: draw_curves(session.folder, session.path / "curves.png"))
     return RunResult(path=session.path, results=results, comparison=comparison)
 
 
@@ -84,12 +84,12 @@ def _measure_base(session: Session) -> Policy | None:
 
 def _sft(session: Session, policy: Policy | None) -> Policy | None:
     final = session.path / "sft" / "final"
-    if is_complete(final):
+    if _is_there(session, final):
         if session.recorded("sft") is not None or not session.inputs.test:
             return None
         policy = session.load(str(final))
     else:
-        _refuse_sft_behind_grpo(session)
+        session.team.lead(lambda: _refuse_sft_behind_grpo(session))
         state = _resumed(session, "sft")
         if state is None:
             session.folder.truncate_to("base", 0)
@@ -118,7 +118,7 @@ def _refuse_sft_behind_grpo(session: Session) -> None:
 
 def _grpo(session: Session, policy: Policy | None) -> Policy | None:
     final = session.path / "grpo" / "final"
-    if is_complete(final):
+    if _is_there(session, final):
         if session.recorded("grpo") is not None or not session.inputs.test:
             return None
         policy = session.load(str(final))
@@ -135,7 +135,8 @@ def _grpo(session: Session, policy: Policy | None) -> Policy | None:
                 check_lengths(session, start)
                 state = _fresh(session, "grpo", start, path)
         policy = state.policy
-        phase = GRPOPhase(session, state, reference)
+        held = None if reference is None else state.replica.shard(reference)
+        phase = GRPOPhase(session, state, held)
         run_phase(session, phase)
         _finish(session, phase)
     _measure(session, policy, "grpo", _final_step(final))
@@ -149,7 +150,7 @@ def _starting_policy(session: Session, policy: Policy | None) -> tuple[Policy, s
     if start is not None:
         session.display.say(f"GRPO starts from {start}.")
         return session.load_start(start), start
-    if is_complete(sft):
+    if _is_there(session, sft):
         session.display.say(f"GRPO starts from {sft}.")
         trained = policy if not session.recipe.skip_sft else None
         return trained or session.load(str(sft)), str(sft)
@@ -163,11 +164,13 @@ def _starting_policy(session: Session, policy: Policy | None) -> tuple[Policy, s
 def _fresh(session: Session, phase: str, policy: Policy, path: str) -> TrainState:
     """The state at the beginning of a phase."""
     config = session.recipe.sft if phase == "sft" else session.recipe.grpo
+    replica = session.replica(policy)
+    # After the replica: it may have put other parameters in the place of the policy's.
     optimizer = make_optimizer(policy, config.optimizer)
     return TrainState(
         phase=phase,
         step=0,
-        policy=policy,
+        replica=replica,
         optimizer=optimizer,
         started_from=path,
         difficulty=difficulty_band(session.recipe.grpo) if phase == "grpo" else None,
@@ -176,16 +179,23 @@ def _fresh(session: Session, phase: str, policy: Policy, path: str) -> TrainStat
 
 def _resumed(session: Session, phase: str) -> TrainState | None:
     """The state of the newest complete checkpoint, everything after it cut off; None without."""
-    found = latest_checkpoint(session.path, phase, recipe_hash=session.hash)
+    found = session.team.lead(
+        lambda: latest_checkpoint(session.path, phase, recipe_hash=session.hash)
+    )
     if found is None:
         return None
     folder, saved = found
     state = _fresh(session, phase, session.load(str(folder)), saved["started_from"])
-    load_optimizer(folder, state.optimizer)
+    load_optimizer(folder, state.optimizer, state.replica)
     restore_counters(state, saved)
     session.folder.truncate_to(phase, state.step)
     session.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
     return state
+
+
+def _is_there(session: Session, final: Path) -> bool:
+    """Whether a phase is finished, as rank 0 sees the file system."""
+    return session.team.lead(lambda: is_complete(final))
 
 
 def _final_step(final: Path) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from grouper.batching import TrainBatch
-from grouper.policy import Policy
 from grouper.training.memory import with_enough_memory
+from grouper.training.replica import Replica
 
 __all__ = ["Scorer"]
 
@@ -20,15 +20,15 @@ class Scorer:
     """Scores batches in the update's own slices.
 
     Args:
-        policy: the policy being trained.
+        replica: the policy being trained, as this process runs it.
         token_budget: tokens in one forward.
-        reference: the weights a KL term holds on to, or None.
+        reference: the weights a KL term holds on to, as the replica holds its own; or None.
     """
 
     def __init__(
-        self, policy: Policy, token_budget: int, reference: dict[str, Tensor] | None = None
+        self, replica: Replica, token_budget: int, reference: dict[str, Tensor] | None = None
     ) -> None:
-        self._policy = policy
+        self._replica = replica
         self._budget = token_budget
         self._reference = reference
 
@@ -36,7 +36,7 @@ class Scorer:
         """Log-probs and entropies [R, T] of the policy as it is now."""
 
         def score(part: TrainBatch) -> tuple[Tensor, ...]:
-            outputs = self._policy(part)
+            outputs = self._replica.score(part)
             return outputs.logprobs, outputs.entropies
 
         logprobs, entropies = self._grids(batch, score, 2)
@@ -46,19 +46,32 @@ class Scorer:
         """Log-probs [R, T] of the reference."""
         weights = self._reference
         assert weights is not None, "a KL term needs its reference"
-        return self._grids(batch, lambda part: (self._policy.logprobs_with(weights, part),), 1)[0]
+        return self._grids(
+            batch, lambda part: (self._replica.reference_logprobs(weights, part),), 1
+        )[0]
 
-    @torch.no_grad()
     def _grids(self, batch: TrainBatch, score: Score, count: int) -> tuple[Tensor, ...]:
         """`count` grids [R, T], filled slice by slice; rows are found by their sequence id."""
+        replica, policy = self._replica, self._replica.policy
         place = torch.zeros(int(batch.sequence_ids.max()) + 1, dtype=torch.int64)
         place[batch.sequence_ids] = torch.arange(batch.rows)
 
-        def whole(parts: Iterable[TrainBatch]) -> tuple[Tensor, ...]:
+        def whole(parts: Sequence[TrainBatch]) -> tuple[Tensor, ...]:
             grids = tuple(batch.weights.new_zeros(batch.mask.shape) for _ in range(count))
-            for part in parts:
-                for grid, values in zip(grids, score(part.to(self._policy.device)), strict=True):
-                    grid[place[part.sequence_ids], : values.shape[1]] = values.to(grid)
+            for part in replica.share(parts):
+                scores = score(part.batch.to(policy.device))
+                rows = place[part.batch.sequence_ids]
+                for grid, values in zip(grids, scores, strict=True):
+                    if part.own:
+                        grid[rows, : values.shape[1]] = values.to(grid)
             return grids
 
-        return with_enough_memory(self._policy, batch, self._budget, whole)
+        grids = with_enough_memory(
+            policy,
+            batch,
+            replica.token_budget(batch, self._budget),
+            whole,
+            retry=replica.team.size == 1,
+        )
+        # What one process has scored is zero on the others.
+        return tuple(replica.team.sum_(grid) for grid in grids)

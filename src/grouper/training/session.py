@@ -19,10 +19,13 @@ from grouper.prompts import make_format
 from grouper.recipe import recipe_hash, resolved_yaml
 from grouper.rewards import build_rewards
 from grouper.tracking.live import Progress, setup_logging
+from grouper.tracking.onlooker import Onlooker
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.banner import opening_lines, preview_demonstration
+from grouper.training.distributed import join_team, leave_team
 from grouper.training.inputs import describe_versions, prepare_inputs
 from grouper.training.problem_sets import ProblemSets, load_problem_sets, quarantine_lines
+from grouper.training.replica import Replica, make_replica
 from grouper.training.sizes import leak_warnings
 from grouper.training.workbench import Workbench
 
@@ -53,22 +56,17 @@ class Session(Workbench):
         overwrite: bool = False,
     ) -> None:
         self.display = display = display or Progress(log_every=recipe.tracking.show_every)
+        self.team = join_team()
         self.hash = recipe_hash(recipe)
         if recipe.model.path is not None:
             require_model_folder(recipe.model.path)
         with display.track("reading the data"):
             sets = load_problem_sets(recipe)
         path = Path(recipe.output_dir).expanduser() / recipe.name
-        was_there = RunFolder.check(path, recipe_hash=self.hash, resume=resume, overwrite=overwrite)
-        self.folder = RunFolder.create(
-            path,
-            recipe_yaml=resolved_yaml(recipe),
-            recipe_hash=self.hash,
-            versions=describe_versions(),
-            fingerprints=sets.fingerprints,
-            resume=resume,
-            overwrite=overwrite,
+        was_there = self.team.lead(
+            lambda: RunFolder.check(path, recipe_hash=self.hash, resume=resume, overwrite=overwrite)
         )
+        self.folder = self._open_folder(recipe, sets, path, resume=resume, overwrite=overwrite)
         try:
             self._prepare(recipe, sets)
         except GrouperError:
@@ -77,10 +75,31 @@ class Session(Workbench):
                 self.folder.discard()
             raise
 
+    def _open_folder(
+        self, recipe: Recipe, sets: ProblemSets, path: Path, *, resume: bool, overwrite: bool
+    ) -> RunFolder:
+        """The run folder: rank 0 writes it, the others look on."""
+        self.team.lead(
+            lambda: (
+                RunFolder.create(
+                    path,
+                    recipe_yaml=resolved_yaml(recipe),
+                    recipe_hash=self.hash,
+                    versions=describe_versions(),
+                    fingerprints=sets.fingerprints,
+                    resume=resume,
+                    overwrite=overwrite,
+                ).path
+            )
+        )
+        return RunFolder(path) if self.team.rank == 0 else Onlooker(path)
+
     def _prepare(self, recipe: Recipe, sets: ProblemSets) -> None:
         """Everything that a run needs and that can still refuse it."""
         display = self.display
-        setup_logging(self.path, console=display.console)
+        # The other processes would say the same again.
+        mine = (self.path, display.console) if self.team.rank == 0 else (None, None)
+        setup_logging(mine[0], console=mine[1])
         for text in quarantine_lines(sets):
             log.info(text)
         self.base_path = self._base(recipe, sets)
@@ -97,6 +116,7 @@ class Session(Workbench):
         if not recipe.skip_grpo:
             problem, prompt = self.inputs.train[0]
             self.rewards.check(problem=problem, prompt=prompt)
+        self._replica: Replica | None = None
         self._stop_requested = False
         self._previous: dict[int, Any] = {}
 
@@ -139,6 +159,11 @@ class Session(Workbench):
         """The folder of the recipe's random model, made on the first use."""
         assert recipe.model.new is not None
         target = self.path / "base"
+        self.team.lead(lambda: self._make_base(recipe, sets, target))
+        return str(target)
+
+    def _make_base(self, recipe: Recipe, sets: ProblemSets, target: Path) -> None:
+        assert recipe.model.new is not None
         if not target.exists():
             fmt = make_format(recipe.prompt)
             model, tokenizer = make_new_model(
@@ -150,7 +175,15 @@ class Session(Workbench):
                 f"New random {recipe.model.new.architecture} model: {count:,} parameters, "
                 f"{len(tokenizer)} tokens."
             )
-        return str(target)
+
+    def replica(self, policy: Policy) -> Replica:
+        """The policy as this process trains it; the same one for the same policy."""
+        if self._replica is None or self._replica.policy is not policy:
+            self._split = self.team.size > 1 and self.recipe.parallel == "fsdp"
+            # The sampler's copy, if there is one, is made while the weights are in one piece.
+            self.sampler(policy)
+            self._replica = make_replica(policy, self.team, self.recipe.parallel)
+        return self._replica
 
     def evaluate(self, policy: Policy, *, phase: str, step: int, split: str) -> EvaluationResult:
         """Measure a policy on the test or validation problems and record it."""
@@ -177,17 +210,26 @@ class Session(Workbench):
                 split=split,
                 progress=progress,
                 card={"recipe_hash": self.hash},
+                team=self.team,
             )
         self.folder.write_evaluation(result)
         return result
 
     def recorded(self, name: str) -> EvaluationResult | None:
         """An evaluation that this run has already made."""
-        return self.folder.read_evaluation(name)
+        return self.team.lead(lambda: self.folder.read_evaluation(name))
 
-    def raise_if_stopped(self) -> None:
-        """Leave a long part early once the user has asked to stop."""
-        if self._stop_requested:
+    def raise_if_stopped(self, *, together: bool = False) -> None:
+        """Leave a long part early once the user has asked to stop.
+
+        Args:
+            together: all processes of the team have arrived here. Elsewhere each is at a place
+                of its own and none may leave the others waiting.
+        """
+        stop = self._stop_requested
+        if self.team.size > 1:
+            stop = together and any(self.team.gather(stop))
+        if stop:
             raise Interrupted(
                 "stopped on request",
                 where=str(self.path),
@@ -215,3 +257,4 @@ class Session(Workbench):
             signal.signal(number, handler)
         self._previous.clear()
         super().__exit__()
+        leave_team()

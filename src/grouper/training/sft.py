@@ -53,6 +53,7 @@ class SFTPhase:
             max_grad_norm=config.optimizer.max_grad_norm,
             token_budget=config.tokens_per_micro_batch,
             dropout_seed=lambda micro: address(self._seed, "dropout", number, micro),
+            replica=state.replica,
         )
         state.step += 1
         state.skipped = 0 if result.applied else state.skipped + 1

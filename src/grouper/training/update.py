@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from grouper.batching import TrainBatch
 from grouper.policy import Policy
 from grouper.training.memory import split_event, with_enough_memory
 from grouper.training.objectives import Objective
 from grouper.training.optimizers import Optimizer
+from grouper.training.replica import Replica
 from grouper.types import Tally, merge_tallies
 
 __all__ = ["UpdateResult", "accumulate_gradient", "update"]
@@ -38,6 +38,7 @@ def accumulate_gradient(
     *,
     token_budget: int,
     dropout_seed: Callable[[int], int] | None = None,
+    replica: Replica | None = None,
 ) -> tuple[float, dict[str, Tally]]:
     """Give the parameters the gradient of the whole step, made slice by slice.
 
@@ -45,30 +46,40 @@ def accumulate_gradient(
 
     Args:
         policy: the policy; what gradients it has are thrown away.
-        batch: the step.
+        batch: the step, the same one on every process.
         objective: loss per token.
         token_budget: tokens in one forward and backward; changes nothing but time and memory.
         dropout_seed: micro-batch number -> seed of LoRA's dropout; None: no dropout.
+        replica: the policy as this process runs it; left out: alone.
 
     Returns:
-        The loss of the step and the merged tallies of its slices.
+        The loss of the step and the merged tallies of its slices, the same on every process.
     """
+    replica = replica or Replica(policy)
+    size = replica.team.size
 
-    def whole_step(parts: Iterable[TrainBatch]) -> tuple[float, dict[str, Tally]]:
+    def whole_step(parts: Sequence[TrainBatch]) -> tuple[float, dict[str, Tally]]:
         policy.zero_grad(set_to_none=True)
         total, reports = 0.0, []
-        for number, part in enumerate(parts):
-            piece = part.to(policy.device)
-            with _dropout(policy, None if dropout_seed is None else dropout_seed(number)):
-                outputs = policy(piece, **_asked(objective))
+        for part in replica.share(parts):
+            piece = part.batch.to(policy.device)
+            with (
+                _dropout(policy, None if dropout_seed is None else dropout_seed(part.number)),
+                replica.accumulating(last=part.last),
+            ):
+                outputs = replica(piece, **_asked(objective))
                 per_token, tallies = objective(outputs, piece)
                 loss = (per_token * piece.weights).sum()
-                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                # The engines average over processes; the gradient of a step is a sum.
+                (loss * size).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             total += float(loss.detach())
-            reports.append(tallies)
+            reports += [tallies] if part.own else []
         return total, merge_tallies(reports)
 
-    return with_enough_memory(policy, batch, token_budget, whole_step)
+    budget = replica.token_budget(batch, token_budget)
+    total, tallies = with_enough_memory(policy, batch, budget, whole_step, retry=size == 1)
+    told = replica.team.gather((total, tallies))
+    return math.fsum(loss for loss, _ in told), merge_tallies([report for _, report in told])
 
 
 def _asked(objective: Objective) -> dict[str, bool]:
@@ -85,6 +96,7 @@ def update(
     max_grad_norm: float | None,
     token_budget: int,
     dropout_seed: Callable[[int], int] | None = None,
+    replica: Replica | None = None,
 ) -> UpdateResult:
     """Take one optimizer step on `batch`; a non-finite loss or gradient never reaches it.
 
@@ -97,13 +109,19 @@ def update(
         max_grad_norm: the gradient is scaled down to this 2-norm; None: never.
         token_budget: tokens in one forward and backward.
         dropout_seed: as in `accumulate_gradient`.
+        replica: as in `accumulate_gradient`.
     """
+    replica = replica or Replica(policy)
     limit = policy.token_limit
     loss, tallies = accumulate_gradient(
-        policy, batch, objective, token_budget=token_budget, dropout_seed=dropout_seed
+        policy,
+        batch,
+        objective,
+        token_budget=token_budget,
+        dropout_seed=dropout_seed,
+        replica=replica,
     )
-    bound = math.inf if max_grad_norm is None else max_grad_norm
-    norm = float(nn.utils.clip_grad_norm_(policy.trainable().values(), bound))
+    norm = replica.clip_grad_norm(math.inf if max_grad_norm is None else max_grad_norm)
     tallies = {**tallies, "grad_norm": Tally.of([norm])}
     applied = math.isfinite(loss) and math.isfinite(norm)
     if applied:

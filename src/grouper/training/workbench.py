@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -61,6 +62,8 @@ class Workbench:
         self.context = context_length_of(model_path, revision)
         self.grader = Grader(self.format.contract, recipe.grading)
         self._sampler: tuple[Policy, NativeSampler] | None = None
+        self._split = False
+        """Whether the policy's weights will be split over processes."""
 
     def load(self, path: str) -> Policy:
         """Load a model folder as the policy; its version is the steps it has seen."""
@@ -79,7 +82,7 @@ class Workbench:
     def _make_sampler(self, policy: Policy) -> NativeSampler:
         dtype = {"same": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
         return NativeSampler(
-            SamplingWeights(policy, dtype[self.recipe.sampling.dtype]),
+            SamplingWeights(policy, dtype[self.recipe.sampling.dtype], copy_now=self._split),
             self.tokenizer,
             stop_token_ids=self.stop_tokens.all,
             max_slots=self.recipe.sampling.max_slots,
@@ -149,7 +152,10 @@ class Workbench:
 def _device(name: str) -> torch.device:
     if name != "auto":
         return torch.device(name)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    # torchrun numbers the processes of a machine; each takes the device of its number.
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def tell_dropped(part: str, dropped: Sequence[Dropped]) -> None:

@@ -1,0 +1,234 @@
+"""The policy as the update runs it: alone, or held by several processes at once.
+
+Gradients are summed over processes, never averaged: a batch's weights already are those of the
+whole step. PyTorch's engines average, so each process multiplies its loss by their number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from grouper.batching import TrainBatch
+from grouper.policy import Policy, TokenOutputs
+from grouper.team import Solo, Team
+
+__all__ = ["REPLICAS", "DataParallel", "FullySharded", "Replica", "Slice", "make_replica"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """One forward and backward of a step."""
+
+    number: int
+    """Within the step, over all processes."""
+    batch: TrainBatch
+    own: bool
+    """False for a stand-in."""
+    last: bool
+    """Whether it is this process's last one of the step."""
+
+
+class Replica:
+    """One process, one policy.
+
+    Args:
+        policy: the policy; calling the replica calls it.
+        team: the processes that hold it.
+    """
+
+    def __init__(self, policy: Policy, team: Team | None = None) -> None:
+        self.policy = policy
+        self.team = team or Solo()
+        self._module: nn.Module = policy
+
+    def __call__(self, batch: TrainBatch, **asked: bool) -> TokenOutputs:
+        outputs: TokenOutputs = self._module(batch, **asked)
+        return outputs
+
+    @contextlib.contextmanager
+    def accumulating(self, *, last: bool) -> Iterator[None]:
+        """Around one forward and backward; gradients are brought together in the last one."""
+        del last
+        yield
+
+    def token_budget(self, batch: TrainBatch, budget: int) -> int:
+        """Tokens in one slice, small enough that every process gets a part of the step."""
+        tokens = int(batch.prompt_lengths.sum() + batch.completion_lengths.sum())
+        return min(budget, -(-tokens // self.team.size))
+
+    def share(self, parts: Sequence[TrainBatch]) -> Iterator[Slice]:
+        """This process's slices of a step, one after the other.
+
+        The engines need equally many forwards on every process. Who has fewer runs a stand-in
+        without weight: its gradient is zero and what it says of itself is not to be counted.
+        """
+        rank, size = self.team.rank, self.team.size
+        rounds = -(-len(parts) // size)
+        own = 0
+        for number, part in enumerate(parts):
+            if number % size == rank:
+                own += 1
+                yield Slice(number=number, batch=part, own=True, last=own == rounds)
+        if own < rounds:
+            blank = replace(parts[0], weights=torch.zeros_like(parts[0].weights))
+            yield Slice(number=len(parts) + rank, batch=blank, own=False, last=True)
+
+    @torch.no_grad()
+    def score(self, batch: TrainBatch) -> TokenOutputs:
+        """One forward without a gradient."""
+        return self(batch)
+
+    def reference_logprobs(self, weights: dict[str, Tensor], batch: TrainBatch) -> Tensor:
+        """Log-probs [R, T] under other trainable weights, from `snapshot` or `shard`."""
+        return self.policy.logprobs_with(weights, batch)
+
+    def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Whole trainable weights, as this replica holds its own."""
+        return weights
+
+    def whole_weights(self) -> dict[str, Tensor] | None:
+        """All weights in one piece for saving, or None where the model has them so itself."""
+        return None
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A tensor of the optimizer state in one piece."""
+        return tensor
+
+    def as_held(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+        """A whole tensor of the optimizer state, split as its parameter is."""
+        del parameter
+        return tensor
+
+    def clip_grad_norm(self, bound: float) -> float:
+        """Scale the whole gradient down to a 2-norm of at most `bound`; returns what it was."""
+        return float(nn.utils.clip_grad_norm_(self.policy.trainable().values(), bound))
+
+
+class DataParallel(Replica):
+    """Every process holds all weights: PyTorch's DistributedDataParallel."""
+
+    def __init__(self, policy: Policy, team: Team | None = None) -> None:
+        super().__init__(policy, team)
+        from torch.nn.parallel import DistributedDataParallel
+
+        with warnings.catch_warnings():
+            # The newest torch renames the option, the oldest supported one lacks the new name.
+            warnings.simplefilter("ignore", FutureWarning)
+            # Buffers are constants (rotary frequencies): nothing to bring together.
+            self._ddp = DistributedDataParallel(policy, broadcast_buffers=False)
+        self._module = self._ddp
+
+    @contextlib.contextmanager
+    def accumulating(self, *, last: bool) -> Iterator[None]:
+        with contextlib.nullcontext() if last else self._ddp.no_sync():
+            yield
+
+
+class FullySharded(Replica):
+    """Every process holds a share of each weight: PyTorch's FSDP2.
+
+    Parameters, gradients and optimizer state are DTensors from here on.
+    """
+
+    def __init__(self, policy: Policy, team: Team | None = None) -> None:
+        super().__init__(policy, team)
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in _blocks(policy):
+            fully_shard(layer)
+        fully_shard(policy)
+
+    @contextlib.contextmanager
+    def accumulating(self, *, last: bool) -> Iterator[None]:
+        module: Any = self.policy
+        module.set_requires_gradient_sync(last)
+        yield
+
+    def clip_grad_norm(self, bound: float) -> float:
+        norm: Any = nn.utils.clip_grad_norm_(self.policy.trainable().values(), bound)
+        return float(norm.full_tensor())
+
+    @torch.no_grad()
+    def score(self, batch: TrainBatch) -> TokenOutputs:
+        outputs = self(batch)
+        # The root keeps what it gathered until a backward that does not come here.
+        module: Any = self.policy
+        module.reshard()
+        return outputs
+
+    @torch.no_grad()
+    def reference_logprobs(self, weights: dict[str, Tensor], batch: TrainBatch) -> Tensor:
+        # The engine gathers what its parameters hold, so the values go there and exactly back.
+        parameters = self.policy.trainable()
+        own = {name: p.detach().clone() for name, p in parameters.items()}
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+        try:
+            return self.score(batch).logprobs
+        finally:
+            for name, parameter in parameters.items():
+                parameter.copy_(own[name])
+
+    def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        parameters = self.policy.trainable()
+        return {name: self.as_held(value, parameters[name]) for name, value in weights.items()}
+
+    @torch.no_grad()
+    def whole_weights(self) -> dict[str, Tensor] | None:
+        # Every process takes part in gathering; only the first one keeps the result.
+        weights = {}
+        for name, parameter in self.policy.model.named_parameters():
+            value = self.whole(parameter.detach())
+            if self.team.rank == 0:
+                weights[name] = value.cpu()
+        return weights
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        from torch.distributed.tensor import DTensor
+
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def as_held(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        if isinstance(tensor, DTensor) or not isinstance(parameter, DTensor):
+            return tensor
+        if tensor.shape != parameter.shape:  # a step counter, not a moment
+            return tensor
+        # Every process has the whole tensor, so that none needs to send anything.
+        return distribute_tensor(
+            tensor.to(parameter.device),
+            parameter.device_mesh,
+            parameter.placements,
+            src_data_rank=None,
+        )
+
+
+def _blocks(policy: Policy) -> list[nn.Module]:
+    """The decoder layers: the units that are gathered one after the other."""
+    names = set(getattr(policy.model, "_no_split_modules", None) or ())
+    return [m for m in policy.modules() if type(m).__name__ in names]
+
+
+REPLICAS: dict[str, Callable[[Policy, Team], Replica]] = {
+    "ddp": DataParallel,
+    "fsdp": FullySharded,
+}
+
+
+def make_replica(policy: Policy, team: Team, parallel: str) -> Replica:
+    """The policy as this team runs it.
+
+    Args:
+        policy: loaded with equal weights on every process.
+        team: the processes.
+        parallel: a name of `REPLICAS`; of no meaning to a team of one.
+    """
+    return Replica(policy, team) if team.size == 1 else REPLICAS[parallel](policy, team)
