@@ -12,7 +12,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from grouper.phases import DifficultyConfig, GRPOConfig, OptimizerConfig, PhaseConfig, SFTConfig
-from grouper.section import Fraction, NonNegative, Positive, PositiveFloat, Section
+from grouper.section import (
+    Fraction,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 
 __all__ = [
     "DataConfig",
@@ -251,6 +258,9 @@ class Recipe(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     parallel: Literal["ddp", "fsdp"] = Field(
         "ddp", description="several processes: fsdp splits the weights over them, ddp copies them"
+    )
+    watchdog_minutes: NonNegativeFloat = Field(
+        30.0, description="nothing moved for so long: show where every thread stands; 0: never"
     )
     skip_sft: bool = False
     skip_grpo: bool = False

@@ -42,6 +42,7 @@ NOT_THE_EXPERIMENT = (
     "threads",
     "device",
     "parallel",
+    "watchdog_minutes",
     "skip_sft",
     "skip_grpo",
 )

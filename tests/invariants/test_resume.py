@@ -111,9 +111,9 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, phase: str, step: int) -> C
 
     watch.stop = False  # type: ignore[attr-defined]
 
-    def stopped(self: Session, *, together: bool = False) -> None:
+    def stopped(self: Session, what: str = "", *, together: bool = False) -> None:
         self._stop_requested = self._stop_requested or watch.stop  # type: ignore[attr-defined]
-        honest(self, together=together)
+        honest(self, what, together=together)
 
     monkeypatch.setattr(Progress, "step", watch)
     monkeypatch.setattr(Session, "raise_if_stopped", stopped)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from grouper.cli.groups import NamingGroup
+from grouper.cli.launch import let_the_first_speak
 from grouper.errors import GrouperError, Interrupted
 
 __all__ = ["cli", "main"]
@@ -127,9 +128,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str] | None) -> int:
     try:
-        result: Any = cli.main(args=arguments, prog_name="grouper", standalone_mode=False)
+        result: Any = cli.main(
+            args=arguments,
+            prog_name="grouper",
+            standalone_mode=False,
+            obj=sys.argv[1:] if arguments is None else arguments,
+        )
     except GrouperError as error:
-        prefix = "" if isinstance(error, Interrupted) else "error: "
+        who = let_the_first_speak()
+        prefix = who if isinstance(error, Interrupted) else f"{who}error: "
         for problem in (error, *error.others):
             click.echo(click.style(prefix, fg="red", bold=True) + problem.paragraph(), err=True)
         return error.exit_code

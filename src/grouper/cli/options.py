@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from grouper.cli.launch import is_follower
 from grouper.config import Recipe
 from grouper.errors import ConfigError
 from grouper.recipe import check_recipe, load_recipe, resolved_yaml
@@ -81,7 +82,9 @@ def run_folder_of(name: str) -> Path | None:
 
 
 def warn(text: str) -> None:
-    """Show a warning on standard error."""
+    """Show a warning on standard error, once for all processes of a team."""
+    if is_follower():
+        return
     click.echo(click.style("warning: ", fg="yellow") + text, err=True)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from grouper.cli.launch import is_follower, launch, without_nproc
 from grouper.cli.options import (
     dry_run_option,
     open_recipe,
@@ -29,6 +31,12 @@ def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--learning-rate", type=float, help="Learning rate of each phase."),
         click.option("--resume", is_flag=True, help="Continue the run in the folder, if any."),
         click.option("--overwrite", is_flag=True, help="Delete the run in the folder first."),
+        click.option(
+            "--nproc",
+            type=click.IntRange(min=1),
+            default=1,
+            help="Processes on this machine, one a GPU; several machines: torchrun -m grouper.",
+        ),
     ]
     for option in reversed(options):
         command = option(command)
@@ -41,6 +49,7 @@ Examples:
   grouper run demo --dry-run                       check everything, load nothing
   grouper run demo seed=1 name=demo-1 grpo.steps=20
   grouper run ./mine.yaml --resume
+  grouper run ./mine.yaml --nproc 4                one process a GPU
 """
 SFT_EXAMPLES = """\b
 Example:
@@ -104,6 +113,7 @@ def _start(
     learning_rate: float | None,
     resume: bool,
     overwrite: bool,
+    nproc: int,
     dry_run: bool,
     quiet: bool,
 ) -> None:
@@ -117,6 +127,9 @@ def _start(
         if learning_rate is not None:
             spelled.append(f"{phase}.optimizer.learning_rate={learning_rate!r}")
     recipe = open_recipe(name, (*overrides, *spelled))
+    if nproc > 1 and not dry_run:
+        arguments = click.get_current_context().find_root().obj
+        sys.exit(launch(nproc, without_nproc(arguments)))
     if dry_run:
         _dry_run(recipe, resume=resume, overwrite=overwrite)
     else:
@@ -137,11 +150,12 @@ def _train(recipe: Recipe, *, resume: bool, overwrite: bool, quiet: bool) -> Non
     from grouper.training.run import train
     from grouper.training.session import Session
 
-    progress = Progress(quiet=quiet, log_every=recipe.tracking.show_every)
-    setup_logging(None, console=progress.console)
+    progress = Progress(quiet=quiet or is_follower(), log_every=recipe.tracking.show_every)
+    setup_logging(None, console=None if is_follower() else progress.console)
     with Session(recipe, progress, resume=resume, overwrite=overwrite) as session:
         result = train(session)
-    _report(recipe, result)
+    if not is_follower():
+        _report(recipe, result)
 
 
 def _report(recipe: Recipe, result: RunResult) -> None:

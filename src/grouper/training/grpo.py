@@ -128,7 +128,7 @@ class GRPOPhase:
             def progress(done: int, total: int) -> None:
                 task(done, total)
                 # Ctrl-C in the middle of sampling: the step has changed nothing yet.
-                session.raise_if_stopped()
+                session.raise_if_stopped(f"sampling of {self.name} step {number}")
 
             return collect(
                 items,

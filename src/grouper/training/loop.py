@@ -52,7 +52,7 @@ def run_phase(session: Session, phase: Phase) -> None:
                 task(phase.state.step)
                 _evaluate_if_due(session, phase)
                 saved = _save_if_due(session, phase, saved)
-                session.raise_if_stopped(together=True)
+                session.raise_if_stopped(f"{phase.name} step {phase.state.step}", together=True)
                 if phase.state.step >= phase.total:
                     return
                 report = phase.step()

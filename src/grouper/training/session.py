@@ -27,6 +27,7 @@ from grouper.training.inputs import describe_versions, prepare_inputs
 from grouper.training.problem_sets import ProblemSets, load_problem_sets, quarantine_lines
 from grouper.training.replica import Replica, make_replica
 from grouper.training.sizes import leak_warnings
+from grouper.training.watchdog import Watchdog
 from grouper.training.workbench import Workbench
 
 __all__ = ["Session"]
@@ -117,6 +118,9 @@ class Session(Workbench):
             problem, prompt = self.inputs.train[0]
             self.rewards.check(problem=problem, prompt=prompt)
         self._replica: Replica | None = None
+        self.watchdog = Watchdog(
+            recipe.watchdog_minutes, rank=self.team.rank, fatal=self.team.size > 1
+        )
         self._stop_requested = False
         self._previous: dict[int, Any] = {}
 
@@ -179,9 +183,10 @@ class Session(Workbench):
     def replica(self, policy: Policy) -> Replica:
         """The policy as this process trains it; the same one for the same policy."""
         if self._replica is None or self._replica.policy is not policy:
-            self._split = self.team.size > 1 and self.recipe.parallel == "fsdp"
-            # The sampler's copy, if there is one, is made while the weights are in one piece.
-            self.sampler(policy)
+            if self.team.size > 1 and self.recipe.parallel == "fsdp":
+                # The sampler's copy is made while the weights are still in one piece.
+                self._split, self._sampler = True, None
+                self.sampler(policy)
             self._replica = make_replica(policy, self.team, self.recipe.parallel)
         return self._replica
 
@@ -194,7 +199,7 @@ class Session(Workbench):
 
             def progress(done: int, total: int) -> None:
                 task(done, total)
-                self.raise_if_stopped()
+                self.raise_if_stopped(f"evaluation {name}")
 
             result = evaluate(
                 name=name,
@@ -219,14 +224,16 @@ class Session(Workbench):
         """An evaluation that this run has already made."""
         return self.team.lead(lambda: self.folder.read_evaluation(name))
 
-    def raise_if_stopped(self, *, together: bool = False) -> None:
-        """Leave a long part early once the user has asked to stop.
+    def raise_if_stopped(self, what: str = "", *, together: bool = False) -> None:
+        """Leave a long part early once the user has asked to stop; tell the watchdog of life.
 
         Args:
+            what: is being done.
             together: all processes of the team have arrived here. Elsewhere each is at a place
                 of its own and none may leave the others waiting.
         """
         stop = self._stop_requested
+        self.watchdog.alive(what)
         if self.team.size > 1:
             stop = together and any(self.team.gather(stop))
         if stop:
@@ -246,6 +253,7 @@ class Session(Workbench):
         )
 
     def __enter__(self) -> Self:
+        self.watchdog.__enter__()
         # Signal handlers can only be set from the main thread; elsewhere the caller's stay.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -256,5 +264,6 @@ class Session(Workbench):
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
+        self.watchdog.__exit__(None, None, None)
         super().__exit__()
         leave_team()
