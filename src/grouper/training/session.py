@@ -260,10 +260,12 @@ class Session(Workbench):
                 self._previous[number] = signal.signal(number, self._request_stop)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
         self.watchdog.__exit__(None, None, None)
         super().__exit__()
-        leave_team()
+        if kind is None:
+            # After an error the others may never come here, and must not be waited for.
+            leave_team()

@@ -1,0 +1,212 @@
+"""Several processes for one test: `python gang.py JOB SIZE ...` prints what they found as JSON.
+
+One process imports everything and forks the others, which is much quicker than starting each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.distributed.tensor import DTensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tiny_models import make_group, make_prompt, tiny_model, with_exact_norms
+
+from grouper.algorithms.weighting import sequence_mean
+from grouper.batching import TrainBatch, rollout_batch
+from grouper.cli.main import main
+from grouper.config import GradingConfig, GRPOConfig
+from grouper.grading import Grader
+from grouper.policy import Policy
+from grouper.sampling.base import SampleRequest, address
+from grouper.sampling.graded import draw_and_grade
+from grouper.sampling.scripted import ScriptedSampler
+from grouper.team import Solo
+from grouper.training.distributed import join_team, leave_team
+from grouper.training.group_signal import advantages_of
+from grouper.training.objectives import grpo_objective
+from grouper.training.replica import Replica, make_replica
+from grouper.training.scoring import Scorer
+from grouper.training.update import accumulate_gradient
+from grouper.types import AnswerContract, AnswerKind, SamplingParams
+
+CONFIG = GRPOConfig(beta=0.1, shaping_needs_a_correct=False)
+
+
+def fork_all(size: int, job: Callable[[], Any]) -> list[Any]:
+    """Run `job` in `size` processes that can meet; what each returns, by rank."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    children = []
+    for rank in range(size):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.environ |= {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+            code = 1
+            try:
+                with os.fdopen(writing, "w") as pipe:
+                    json.dump(job(), pipe)
+                code = 0
+            except SystemExit as end:
+                code = int(end.code or 0)
+            except BaseException:  # noqa: BLE001 - a child must not go on into the parent's code
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        os.close(writing)
+        children.append((child, reading))
+    found = []
+    for child, reading in children:
+        with os.fdopen(reading) as pipe:
+            text = pipe.read()
+        _, status = os.waitpid(child, 0)
+        found.append(json.loads(text) if text else {"exit": os.waitstatus_to_exitcode(status)})
+    return found
+
+
+def policy_of(family: str, *, lora: bool) -> Policy:
+    model = with_exact_norms(tiny_model(family, dtype=torch.float64))
+    if not lora:
+        return Policy(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        adapter = get_peft_model(
+            model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+        ).double()
+    return Policy(adapter.get_base_model(), adapter=adapter)
+
+
+def step_batch() -> TrainBatch:
+    """Five groups of very different lengths, one flat, in float64."""
+    groups = [
+        make_group(
+            g,
+            [float((g + i) % 3 == 0 and g != 2) for i in range(4)],
+            [1 + (g * 5 + i * 7) % 13 for i in range(4)],
+            prompt_length=2 + 2 * g,
+        )
+        for g in range(5)
+    ]
+    batch = rollout_batch(groups, advantages_of(groups, CONFIG), sequence_mean, keep_flat=True)
+    assert batch is not None
+    return batch.to("cpu", torch.float64)
+
+
+def gradient(replica: Replica, budget: int) -> tuple[dict[str, torch.Tensor], float]:
+    """Of one step with a KL term; every trainable weight, in one piece."""
+    batch = step_batch()
+    reference = {
+        name: replica.whole(p.detach()).clone() + 0.01
+        for name, p in replica.policy.trainable().items()
+    }
+    held = replica.shard(reference)
+    scores = Scorer(replica, budget, held)
+    batch = replace(batch, reference_logprobs=scores.reference(batch))
+    loss, _ = accumulate_gradient(
+        replica.policy, batch, grpo_objective(CONFIG), token_budget=budget, replica=replica
+    )
+    found = {}
+    for name, parameter in replica.policy.trainable().items():
+        assert parameter.grad is not None, name
+        found[name] = replica.whole(parameter.grad)
+    return found, loss
+
+
+def gradients() -> dict[str, float]:
+    """The largest relative difference to one process, for every engine, family and LoRA."""
+    team = join_team()
+    worst = {}
+    for family in ("qwen3", "llama"):
+        for lora in (False, True):
+            alone, loss = gradient(Replica(policy_of(family, lora=lora), Solo()), 10_000)
+            for engine in ("ddp", "fsdp"):
+                # One budget for everything in one slice, one for more slices than processes.
+                for budget in (10_000, 40):
+                    replica = make_replica(policy_of(family, lora=lora), team, engine)
+                    split = any(isinstance(p, DTensor) for p in replica.policy.parameters())
+                    assert split == (engine == "fsdp")
+                    together, total = gradient(replica, budget)
+                    gaps = [
+                        float((together[n] - g).norm() / g.norm().clamp(min=1e-300))
+                        for n, g in alone.items()
+                    ]
+                    gaps.append(abs(total - loss) / abs(loss))
+                    worst[f"{engine} {family} lora={lora} budget={budget}"] = max(gaps)
+    leave_team()
+    return worst
+
+
+class CountingGrader:
+    """Counts what it is asked to grade."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        contract = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
+        self._grader = Grader(contract, GradingConfig(symbolic=False))
+
+    def submit(self, text: str, reference: str) -> Any:
+        self.asked.append(text)
+        return self._grader.submit(text, reference)
+
+    submit_lenient = submit
+
+
+def sharing(count: int) -> dict[str, Any]:
+    """How `count` requests are drawn and graded."""
+    team = join_team()
+    sampler, grader = (
+        ScriptedSampler(lambda request, _: f"<answer>{request.key}</answer>"),
+        CountingGrader(),
+    )
+    requests = [
+        SampleRequest(
+            prompt=make_prompt(i),
+            params=SamplingParams(max_new_tokens=64),
+            key=address(0, "eval", str(i), 0),
+        )
+        for i in range(count)
+    ]
+    drawn, _ = draw_and_grade(requests, ["1"] * count, sampler=sampler, grader=grader, team=team)
+    texts = [one.completion.text for one in drawn]
+    leave_team()
+    return {
+        "right": texts == [f"<answer>{r.key}</answer>" for r in requests],
+        "graded": len(grader.asked),
+        "total": count,
+    }
+
+
+JOBS: dict[str, Callable[..., Any]] = {
+    "gradients": lambda size: fork_all(size, gradients),
+    "sharing": lambda size: {
+        str(count): fork_all(size, lambda count=count: sharing(count)) for count in (1, 3, 8)
+    },
+    "run": lambda size, *arguments: fork_all(size, lambda: main(list(arguments))),
+    "runs": lambda _, plan: [
+        fork_all(size, lambda arguments=arguments: main(arguments))
+        for size, arguments in json.loads(plan)
+    ],
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    _job, _size, *_others = sys.argv[1:]
+    print(json.dumps(JOBS[_job](int(_size), *_others)))

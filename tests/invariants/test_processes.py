@@ -1,0 +1,293 @@
+"""The number of processes changes nothing: gradients, whole runs, what is graded and measured."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+GANG = Path(__file__).parent / "gang.py"
+
+SMALL = [
+    "model.new.hidden_size=32",
+    "model.new.head_dim=8",
+    "model.new.intermediate_size=64",
+    "data.sft.options.count=40",
+    "data.train.options.count=12",
+    "data.validation.options.count=5",
+    "data.test.options.count=7",
+    # Muon works in bf16 and Adam divides by the gradient's size: both would blow float noise up.
+    "sft.optimizer.name=adamw",
+    "sft.optimizer.eps=1.0e-3",
+    "grpo.optimizer.eps=1.0e-3",
+    "sft.steps=4",
+    "sft.evaluate_every=2",
+    "grpo.steps=3",
+    "grpo.evaluate_every=2",
+    "grpo.checkpoint_every=2",
+    "grpo.prompts_per_step=5",
+    "grpo.group_size=4",
+    "grpo.beta=0.05",
+    "grpo.updates_per_batch=2",
+    "grpo.allow_truncation=true",
+    "grpo.preflight_prompts=2",
+    "grpo.shaping_needs_a_correct=false",
+    "grpo.tokens_per_micro_batch=200",
+    "sampling.max_new_tokens=12",
+    "grading.symbolic=false",
+    "rewards=[{name: 'odd.py:odd'}]",
+]
+ODD = """
+def odd(*, completion_ids, **kwargs):
+    return [float(len(ids) + sum(ids) % 3) for ids in completion_ids]
+"""
+
+
+def gang(job: str, size: int, *arguments: str, cwd: Path | None = None) -> Any:
+    done = subprocess.run(
+        [sys.executable, str(GANG), job, str(size), *arguments],
+        capture_output=True,
+        check=False,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow  # 10 s each
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_gradient_is_that_of_one_process(size: int) -> None:
+    """T11, T16: DDP and FSDP2, full and LoRA, fewer slices than processes and more."""
+    by_rank = gang("gradients", size)
+    assert len(by_rank) == size
+    for worst in by_rank:
+        assert len(worst) == 16
+        assert max(worst.values()) < 1e-12, worst
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_everything_is_drawn_and_graded_exactly_once(size: int) -> None:
+    """T31: also where there is less to do than there are processes."""
+    for by_rank in gang("sharing", size).values():
+        assert all(found["right"] for found in by_rank)
+        assert sum(found["graded"] for found in by_rank) == by_rank[0]["total"]
+
+
+def metrics(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def _text(record: dict[str, Any]) -> str:
+    text: str = record.get("text", record.get("completion"))
+    assert text is not None, record.keys()
+    return text
+
+
+def texts(path: Path) -> dict[str, list[str]]:
+    """What every rollout and evaluation file says."""
+    return {
+        str(file.relative_to(path)): [
+            _text(json.loads(line)) for line in gzip.open(file, "rt", encoding="utf-8")
+        ]
+        for file in sorted(path.rglob("*.jsonl.gz"))
+    }
+
+
+def same_run(one: Path, other: Path) -> None:
+    """The same completions, the same metrics and weights within float noise."""
+    assert texts(one) == texts(other)
+    ours, theirs = metrics(one), metrics(other)
+    assert [(m["phase"], m["step"], m["status"]) for m in ours] == [
+        (m["phase"], m["step"], m["status"]) for m in theirs
+    ]
+    for mine, yours in zip(ours, theirs, strict=True):
+        assert mine["metrics"].keys() == yours["metrics"].keys()
+        for name, values in mine["metrics"].items():
+            if name.split(".")[0] not in ("time", "memory", "host"):
+                for part in ("mean", "count"):
+                    expected = yours["metrics"][name][part]
+                    assert values[part] == pytest.approx(expected, rel=1e-3, abs=1e-5), name
+    for file in sorted(one.rglob("*.safetensors")):
+        found = load_file(other / file.relative_to(one))
+        for name, value in load_file(file).items():
+            gap = float((found[name] - value).abs().max())
+            assert gap < 1e-4, f"{file.name} {name} differs by {gap}"
+
+
+@pytest.mark.slow  # 60 s: seven short runs
+@pytest.mark.parametrize("model", [[], ["model.lora={rank: 4}"]], ids=["full", "lora"])
+def test_whole_runs_are_the_same(model: list[str], tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+
+    def run(name: str, *more: str) -> list[str]:
+        return ["run", "demo", *SMALL, *model, "output_dir=out", f"name={name}", "-q", *more]
+
+    plan = [
+        (1, run("one")),
+        (2, run("two")),
+        (2, run("split", "parallel=fsdp")),
+        (4, run("four", "parallel=fsdp" if model else "parallel=ddp")),
+        # A run of one process goes on in two, and one of two in one.
+        (1, run("wider", "--skip-grpo")),
+        (2, run("wider", "--resume", "parallel=fsdp")),
+    ]
+    codes = gang("runs", 1, json.dumps(plan), cwd=tmp_path)
+    assert codes == [[{"exit": 0}] * size for size, _ in plan]
+    one = tmp_path / "out" / "one"
+    assert any(m["status"] == "learning" for m in metrics(one) if m["phase"] == "grpo")
+    for name in ("two", "split", "four", "wider"):
+        same_run(one, tmp_path / "out" / name)
+    assert _files(one) == _files(tmp_path / "out" / "split")
+
+
+def _files(path: Path) -> list[str]:
+    return sorted(str(f.relative_to(path)) for f in path.rglob("*") if f.is_file())
+
+
+@pytest.mark.slow
+def test_a_rank_that_raises_ends_all_within_seconds(tmp_path: Path) -> None:
+    """One process alone fails; the others are waiting for it in a gradient."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    import grouper.training.update as u\n"
+        "    def boom(*a, **k):\n"
+        "        raise RuntimeError('rank one has had enough')\n"
+        "    u.accumulate_gradient = boom\n"
+    )
+    (tmp_path / "odd.py").write_text(ODD)
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "grouper", "run", "demo", *SMALL, "output_dir=out", "--nproc", "2"],
+        capture_output=True,
+        check=False,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert "rank one has had enough" in done.stderr
+    assert "Traceback" in done.stderr
+    # Starting took most of it; a process that waits would have waited for half an hour.
+    assert time.monotonic() - started < 60
+
+
+@pytest.mark.slow
+def test_a_mistake_of_the_user_is_one_paragraph(tmp_path: Path) -> None:
+    """Every process finds it, one tells it."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "grouper",
+            "run",
+            "demo",
+            *SMALL,
+            "output_dir=out",
+            "--nproc",
+            "2",
+            "rewards=[{name: 'missing.py:nothing'}]",
+        ],
+        capture_output=True,
+        check=False,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("there is no file missing.py") == 1, done.stderr
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_launcher_saves_and_ends(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    run = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "grouper",
+            "run",
+            "demo",
+            *SMALL,
+            "output_dir=out",
+            "--nproc",
+            "2",
+            "grpo.steps=5000",
+            "grpo.evaluate_every=0",
+            "grpo.checkpoint_every=0",
+        ],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    metrics_file = tmp_path / "out" / "demo" / "metrics.jsonl"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not (
+        metrics_file.exists() and '"grpo"' in metrics_file.read_text()
+    ):
+        time.sleep(0.2)
+    run.send_signal(signal.SIGTERM)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode != 0
+    assert list((tmp_path / "out" / "demo" / "grpo").glob("checkpoint-*")), errors
+
+
+@pytest.mark.slow
+def test_two_machines_meet_by_torchruns_rendezvous(tmp_path: Path) -> None:
+    """Two launchers with an address of their own each, as on two hosts."""
+    (tmp_path / "odd.py").write_text(ODD)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    machines = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes",
+                "2",
+                "--nproc-per-node",
+                "1",
+                "--node-rank",
+                str(node),
+                "--master-addr",
+                "127.0.0.1",
+                "--master-port",
+                str(port),
+                "--local-addr",
+                f"127.0.0.{node + 1}",
+                "-m",
+                "grouper",
+                "run",
+                "demo",
+                *SMALL,
+                "output_dir=out",
+                "-q",
+            ],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    for machine in machines:
+        _, errors = machine.communicate(timeout=120)
+        assert machine.returncode == 0, errors
+    assert (tmp_path / "out" / "demo" / "grpo" / "final" / "model.safetensors").exists()
