@@ -66,7 +66,10 @@ class PhaseConfig(Section):
     )
     evaluate_every: NonNegative = Field(0, description="steps; 0: only at the end")
     checkpoint_every: NonNegative = Field(0, description="steps; 0: only at the end")
-    keep_checkpoints: Positive = 2
+    keep_checkpoints: Positive = Field(2, description="the newest ones, to go on from")
+    keep_best: bool = Field(
+        True, description="also keep the weights with the best accuracy in data.validation"
+    )
 
     @model_validator(mode="after")
     def _constant_has_a_use(self) -> PhaseConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -214,8 +215,10 @@ def test_an_answer_budget_beyond_the_context_is_refused_before_training(tmp_path
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_damaged_model_file_is_one_paragraph(tmp_path: Path, name: str) -> None:
+    """What Grouper cannot make again; a damaged final folder of a run it can."""
     path = run(tmp_path / "made", "skip_grpo=true")
-    file = path / "sft" / "final" / name
+    shutil.rmtree(path / "sft")
+    file = path / "base" / name
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ModelError, match="cannot be loaded"):
         run(tmp_path / "made", resume=True)

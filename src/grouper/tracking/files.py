@@ -21,6 +21,7 @@ __all__ = [
     "dumps",
     "read_lines",
     "refused",
+    "remove_folder",
     "whole_folder",
     "write_atomic",
     "write_lines",
@@ -89,14 +90,22 @@ def whole_folder(target: Path) -> Iterator[Path]:
                 path.chmod(readable)
             _sync(path)
         _sync(temporary)
-        if target.exists():
-            shutil.rmtree(target)
+        remove_folder(target)
         temporary.rename(target)
         _sync(target.parent)
     except OSError as error:
         refused(error, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_folder(target: Path) -> None:
+    """Delete a folder, if it is there; after a kill it is whole, or gone from its name."""
+    if not target.exists():
+        return
+    gone = target.with_name(f".{target.name}.{os.getpid()}.gone.tmp")
+    target.rename(gone)
+    shutil.rmtree(gone)
 
 
 def _sync(path: Path) -> None:

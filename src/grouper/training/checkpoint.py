@@ -1,35 +1,43 @@
 """Checkpoints: whole or absent. The folder appears under its name only when all of it is on disk.
 
     <run>/<phase>/checkpoint-<step>/   weights or adapter, tokenizer, template, generation config,
-                                       optimizer.pt, trainer_state.json
+                                       optimizer.pt, trainer_state.json; best.json in the best one
     <run>/<phase>/final/               the same without optimizer.pt
 
-`trainer_state.json` is written last and is the mark that the folder is complete.
+`trainer_state.json` is written last, is the mark that the folder is complete, and holds the
+checksums by which a damaged one is found.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import shutil
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
-from grouper.errors import CheckpointError
+from grouper.errors import CheckpointError, RunFolderError
 from grouper.model_files import save_policy
 from grouper.policy import Policy
+from grouper.rewards import RewardStack
 from grouper.tracking.files import whole_folder, write_atomic
 from grouper.training.difficulty import DifficultyBand
+from grouper.training.disk_space import optimizer_bytes, require_room, weight_bytes
+from grouper.training.integrity import STATE_FILE, contents, damage, is_complete
 from grouper.training.optimizers import Optimizer
 from grouper.training.replica import Replica
+from grouper.training.retention import OPTIMIZER_FILE, BestScore, crown, numbered
 
 __all__ = [
+    "OPTIMIZER_FILE",
+    "STATE_FILE",
     "TrainState",
     "is_complete",
+    "is_finished",
     "latest_checkpoint",
     "load_optimizer",
     "read_state",
@@ -39,9 +47,6 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
-
-STATE_FILE = "trainer_state.json"
-OPTIMIZER_FILE = "optimizer.pt"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,6 +69,9 @@ class TrainState:
     position: int = 0
     """GRPO: problems of the stream met so far, those passed over or replaced among them."""
     difficulty: DifficultyBand | None = None
+    rewards: RewardStack | None = None
+    """GRPO: counts the groups that a reward function failed on."""
+    best: BestScore = field(default_factory=BestScore)
 
     @property
     def policy(self) -> Policy:
@@ -71,48 +79,76 @@ class TrainState:
 
 
 def save_checkpoint(
-    run: Path, state: TrainState, tokenizer: Any, *, recipe_hash: str, keep: int
+    run: Path, state: TrainState, tokenizer: Any, *, recipe_hash: str, resumable: bool = True
 ) -> Path:
-    """Save `checkpoint-<step>` of a phase and remove all but the newest `keep`.
+    """Save `checkpoint-<step>` of a phase.
 
     Every process of a team calls it; rank 0 writes, in the same form as a run of one process.
 
+    Args:
+        run: the run folder.
+        state: what to save.
+        tokenizer: saved beside the weights.
+        recipe_hash: of the run.
+        resumable: with the optimizer state, so that training can go on from it.
+
     Raises:
-        RunFolderError: the disk is full or not writable; nothing is left half-written.
+        RunFolderError: on every process: the disk is full or not writable. Nothing is left
+            half-written, and what was there before still is.
     """
-    target = run / state.phase / f"checkpoint-{state.step}"
-    weights = state.replica.whole_weights()
-    optimizer = state.optimizer.state_dict(state.replica.whole)
-
-    def write() -> None:
-        with whole_folder(target) as folder:
-            save_policy(state.policy, tokenizer, folder, weights)
-            torch.save(optimizer, folder / OPTIMIZER_FILE)
-            _mark(folder, {**_readable(state, recipe_hash), **_counters(state)})
-        for _, old in _checkpoints(run, state.phase)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
-
-    state.replica.team.lead(write)
-    return target
+    optimizer = state.optimizer.state_dict(state.replica.whole) if resumable else None
+    folder = run / state.phase / f"checkpoint-{state.step}"
+    record = {**_readable(state, recipe_hash), **_counters(state)}
+    _save(folder, state, tokenizer, record, optimizer)
+    return folder
 
 
 def save_final(run: Path, state: TrainState, tokenizer: Any, *, recipe_hash: str) -> Path:
-    """Save `<phase>/final`, the model a phase hands on."""
-    target = run / state.phase / "final"
+    """Save `<phase>/final`, the model a phase hands on.
+
+    Raises:
+        RunFolderError: as `save_checkpoint`.
+    """
+    folder = run / state.phase / "final"
+    _save(folder, state, tokenizer, _readable(state, recipe_hash), None)
+    return folder
+
+
+def _save(
+    target: Path,
+    state: TrainState,
+    tokenizer: Any,
+    record: dict[str, Any],
+    optimizer: list[dict[str, Any]] | None,
+) -> None:
     weights = state.replica.whole_weights()
+    needed = weight_bytes(state.policy)
+    if optimizer is not None:
+        needed += optimizer_bytes(state.policy, state.optimizer)
 
-    def write() -> None:
-        with whole_folder(target) as folder:
-            save_policy(state.policy, tokenizer, folder, weights)
-            _mark(folder, _readable(state, recipe_hash))
+    def write() -> RunFolderError | None:
+        try:
+            require_room(target, needed)
+            with whole_folder(target) as folder:
+                save_policy(state.policy, tokenizer, folder, weights)
+                if optimizer is not None:
+                    torch.save(optimizer, folder / OPTIMIZER_FILE)
+                if state.best.step == state.step:
+                    crown(folder, state.best)
+                _mark(folder, {**record, "files": contents(folder)})
+        except RunFolderError as error:
+            return error
+        return None
 
-    state.replica.team.lead(write)
-    return target
+    # What fails on rank 0 is told to all, so that they can go on together.
+    problem = state.replica.team.lead(write)
+    if problem is not None:
+        raise problem
 
 
-def _mark(folder: Path, state: dict[str, Any]) -> None:
+def _mark(folder: Path, record: dict[str, Any]) -> None:
     """Write the readable state, whose presence says that the folder is complete."""
-    write_atomic(folder / STATE_FILE, (json.dumps(state, indent=2) + "\n").encode())
+    write_atomic(folder / STATE_FILE, (json.dumps(record, indent=2) + "\n").encode())
 
 
 def _readable(state: TrainState, recipe_hash: str) -> dict[str, Any]:
@@ -126,58 +162,99 @@ def _readable(state: TrainState, recipe_hash: str) -> dict[str, Any]:
 
 
 def _counters(state: TrainState) -> dict[str, Any]:
-    band = None if state.difficulty is None else state.difficulty.state_dict()
-    return {"skipped": state.skipped, "position": state.position, "difficulty": band}
+    return {
+        "skipped": state.skipped,
+        "position": state.position,
+        "difficulty": None if state.difficulty is None else state.difficulty.state_dict(),
+        "reward_failures": None if state.rewards is None else state.rewards.state(),
+        "best": state.best.state_dict(),
+    }
 
 
 def restore_counters(state: TrainState, saved: dict[str, Any]) -> None:
-    """Put what `trainer_state.json` holds back into a fresh state."""
+    """Put what `trainer_state.json` holds back into a fresh state.
+
+    What the recipe has only had since (`--allow-changes`) starts anew.
+    """
     state.step = int(saved["step"])
     state.skipped, state.position = int(saved["skipped"]), int(saved["position"])
-    if state.difficulty is not None:
+    if state.difficulty is not None and saved["difficulty"] is not None:
         state.difficulty.load_state_dict(saved["difficulty"])
-
-
-def is_complete(folder: Path) -> bool:
-    """Whether a checkpoint or final folder was written to its end."""
-    return (folder / STATE_FILE).is_file()
-
-
-def _checkpoints(run: Path, phase: str) -> list[tuple[int, Path]]:
-    """Complete checkpoints of a phase, oldest first; broken ones are named and skipped."""
-    found = []
-    for folder in (run / phase).glob("checkpoint-*"):
-        number = folder.name.removeprefix("checkpoint-")
-        if not number.isdigit():
-            continue
-        if is_complete(folder):
-            found.append((int(number), folder))
-        else:
-            log.warning("%s is incomplete and is skipped.", folder)
-    return sorted(found)
+    if state.rewards is not None:
+        state.rewards.load_state(saved["reward_failures"])
+    state.best.load_state_dict(saved["best"])
 
 
 def latest_checkpoint(
-    run: Path, phase: str, *, recipe_hash: str
+    run: Path, phase: str, *, recipe_hashes: Collection[str]
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The newest complete checkpoint of a phase and its readable state, or None.
+    """The newest whole checkpoint to go on from and its readable state, or None.
+
+    Damaged ones are named and skipped.
+
+    Args:
+        run: the run folder.
+        phase: `sft` or `grpo`.
+        recipe_hashes: of the run, and of what it was before changes that the user allowed.
 
     Raises:
-        CheckpointError: it belongs to another recipe.
+        CheckpointError: it belongs to another recipe, or there are only damaged ones.
     """
-    found = _checkpoints(run, phase)
-    if not found:
-        return None
-    folder = found[-1][1]
-    state = read_state(folder)
-    if state["recipe_hash"] != recipe_hash:
+    found = [folder for _, folder in reversed(numbered(run / phase)) if _is_to_go_on_from(folder)]
+    for folder in found:
+        problem = damage(folder)
+        if problem is not None:
+            log.warning("%s is skipped: %s.", folder, problem)
+            continue
+        state = read_state(folder)
+        if state["recipe_hash"] not in recipe_hashes:
+            _refuse_other_recipe(folder, state["recipe_hash"], recipe_hashes)
+        return folder, state
+    if found:
         raise CheckpointError(
-            f"this checkpoint was written by recipe {state['recipe_hash'][:12]}, this is "
-            f"{recipe_hash[:12]}",
-            where=str(folder),
-            fix="Continue with the recipe.yaml of that run, or use another name or output_dir.",
+            f"no checkpoint of {phase} can be used: {found[0].name}: {damage(found[0])}",
+            where=str(run / phase),
+            fix=f"Restore one from a backup, or delete {run / phase} to train {phase} again.",
         )
-    return folder, state
+    return None
+
+
+def is_finished(run: Path, phase: str) -> bool:
+    """Whether the final folder of a phase is there and whole; a damaged one is made again.
+
+    Raises:
+        CheckpointError: `sft/final` is damaged while a GRPO that began from it is not finished.
+    """
+    final = run / phase / "final"
+    problem = damage(final) if is_complete(final) else None
+    if problem is None or (phase == "sft" and is_complete(run / "grpo" / "final")):
+        return is_complete(final)
+    if phase == "sft" and any(is_complete(folder) for _, folder in numbered(run / "grpo")):
+        raise CheckpointError(
+            f"{problem}, and GRPO has begun from it",
+            where=str(final),
+            fix=f"Restore it from a backup, or delete it and {run / 'grpo'} to go on from the last "
+            "checkpoint of SFT.",
+        )
+    log.warning("%s is skipped: %s. It is made again.", final, problem)
+    return False
+
+
+def _is_to_go_on_from(folder: Path) -> bool:
+    """Whether it was saved to go on from; the best one keeps its weights alone after a while."""
+    try:
+        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        return OPTIMIZER_FILE in state["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return True  # damaged: to be named
+
+
+def _refuse_other_recipe(folder: Path, theirs: str, ours: Collection[str]) -> None:
+    raise CheckpointError(
+        f"this checkpoint was written by recipe {theirs[:12]}, this is {', '.join(sorted(ours))}",
+        where=str(folder),
+        fix="Continue with the recipe.yaml of that run, or use another name or output_dir.",
+    )
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -201,7 +278,7 @@ def load_optimizer(folder: Path, optimizer: Optimizer, replica: Replica) -> None
     """Put a checkpoint's optimizer state into `optimizer`, split as the replica's weights are.
 
     Raises:
-        CheckpointError: the file is missing or damaged.
+        CheckpointError: it is of another optimizer, or of other weights.
     """
     file = folder / OPTIMIZER_FILE
     try:
@@ -209,7 +286,7 @@ def load_optimizer(folder: Path, optimizer: Optimizer, replica: Replica) -> None
         optimizer.load_state_dict(saved, replica.as_held)
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
         raise CheckpointError(
-            f"the optimizer state cannot be read: {str(error).splitlines()[0]}",
+            f"the optimizer state does not fit: {str(error).splitlines()[0]}",
             where=str(file),
-            fix="Delete this checkpoint; --resume then uses the one before it.",
+            fix="Go on with the optimizer and the model of that run, or start this phase again.",
         ) from error

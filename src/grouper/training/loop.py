@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Protocol
 
 from grouper.config import PhaseConfig
-from grouper.errors import Interrupted, ModelError
+from grouper.errors import Interrupted, ModelError, RunFolderError
 from grouper.training.checkpoint import TrainState, save_checkpoint
+from grouper.training.retention import BestScore, thin_out
 from grouper.training.session import Session
 from grouper.types import StepReport
 
-__all__ = ["Phase", "run_phase"]
+__all__ = ["Phase", "run_phase", "tidy"]
 
 log = logging.getLogger(__name__)
 
@@ -44,24 +46,26 @@ def run_phase(session: Session, phase: Phase) -> None:
     Raises:
         Interrupted: on Ctrl-C or SIGTERM, after saving a checkpoint.
         ModelError: the loss was not finite several times in a row.
+        RunFolderError: the metrics, or the checkpoint after an interrupt, cannot be written.
     """
+    saves = _Saves(session, phase)
+    session.team.lead(lambda: tidy(session, phase))  # a kill may have come in between
     with session.display.track(f"training {phase.name}", phase.total) as task:
-        saved = phase.state.step
         try:
             while True:
                 task(phase.state.step)
-                _evaluate_if_due(session, phase)
-                saved = _save_if_due(session, phase, saved)
-                session.raise_if_stopped(f"{phase.name} step {phase.state.step}", together=True)
+                better = _evaluate_if_due(session, phase)
+                saves.at_this_step(better=better)
+                session.raise_if_stopped(together=True)
                 if phase.state.step >= phase.total:
                     return
                 report = phase.step()
+                report = replace(report, events=(*saves.take_events(), *report.events))
                 session.folder.append_metrics(report)
                 session.display.step(report, phase.total)
                 _stop_if_broken(session, phase)
         except Interrupted:
-            if phase.state.step != saved:
-                _save(session, phase)
+            saves.before_leaving()
             raise
 
 
@@ -69,33 +73,85 @@ def _due(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _evaluate_if_due(session: Session, phase: Phase) -> None:
+def _evaluate_if_due(session: Session, phase: Phase) -> bool:
+    """Measure the policy on the validation problems; whether it is better than ever before."""
     step = phase.state.step
     if not session.inputs.validation or not phase.config.evaluate_every:
-        return
+        return False
     if not (_due(phase.config.evaluate_every, step) or step == phase.total):
-        return
-    if session.recorded(f"validation-{phase.name}-{step:06d}") is None:
-        session.evaluate(phase.state.policy, phase=phase.name, step=step, split="validation")
+        return False
+    result = session.recorded(f"validation-{phase.name}-{step:06d}")
+    if result is None:
+        result = session.evaluate(
+            phase.state.policy, phase=phase.name, step=step, split="validation"
+        )
+    return phase.state.best.offer(step, result.accuracy)
 
 
-def _save_if_due(session: Session, phase: Phase, saved: int) -> int:
-    """Save a checkpoint where one is due and not there yet; returns the step last saved."""
-    step = phase.state.step
-    if step in (saved, phase.total) or not _due(phase.config.checkpoint_every, step):
-        return saved
-    return _save(session, phase)
+class _Saves:
+    """The checkpoints of one phase: when they are written, and what happens when that fails."""
+
+    def __init__(self, session: Session, phase: Phase) -> None:
+        self._session = session
+        self._phase = phase
+        self._saved = phase.state.step
+        """The step of the last checkpoint to go on from; the beginning needs none."""
+        self._events: list[str] = []
+
+    def at_this_step(self, *, better: bool) -> None:
+        """Save what is due; what fails is told, and tried again when the next one is due.
+
+        The policy with the best evaluation so far is saved, too, though without what training
+        would need to go on from it.
+        """
+        state, config = self._phase.state, self._phase.config
+        if state.step == self._phase.total:
+            return
+        due = _due(config.checkpoint_every, state.step) and state.step != self._saved
+        if not due and not (better and config.keep_best):
+            return
+        try:
+            self._save(resumable=due)
+        except RunFolderError as error:
+            text = f"no checkpoint at step {state.step}: {error.paragraph()}"
+            log.warning("Training goes on with %s", text)
+            self._events.append(f"save-failed: {text}")
+
+    def before_leaving(self) -> None:
+        """Save where the run is stopped, if that is not on disk already."""
+        if self._phase.state.step != self._saved:
+            self._save(resumable=True)
+
+    def take_events(self) -> tuple[str, ...]:
+        """What has failed since the last step."""
+        events, self._events = tuple(self._events), []
+        return events
+
+    def _save(self, *, resumable: bool) -> None:
+        session, state = self._session, self._phase.state
+        # The one that the run has just resumed from is never replaced by weights alone.
+        if resumable or state.step != self._saved:
+            save_checkpoint(
+                session.path,
+                state,
+                session.tokenizer,
+                recipe_hash=session.hash,
+                resumable=resumable,
+            )
+        if resumable:
+            self._saved = state.step
+        session.team.lead(lambda: tidy(session, self._phase))
 
 
-def _save(session: Session, phase: Phase) -> int:
-    save_checkpoint(
-        session.path,
-        phase.state,
-        session.tokenizer,
-        recipe_hash=session.hash,
-        keep=phase.config.keep_checkpoints,
+def tidy(session: Session, phase: Phase) -> None:
+    """Remove the checkpoints of a phase that are no longer wanted."""
+    config, state = phase.config, phase.state
+    thin_out(
+        session.path / phase.name,
+        step=state.step,
+        keep=config.keep_checkpoints,
+        best=state.best if config.keep_best else BestScore(),
     )
-    return phase.state.step
 
 
 def _stop_if_broken(session: Session, phase: Phase) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from grouper.config import PhaseConfig
 from grouper.errors import RunFolderError
 from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.evaluate import EvaluationResult
@@ -16,15 +17,16 @@ from grouper.report.curves import draw_curves
 from grouper.training.checkpoint import (
     STATE_FILE,
     TrainState,
-    is_complete,
+    is_finished,
     latest_checkpoint,
     load_optimizer,
     read_state,
     restore_counters,
     save_final,
 )
+from grouper.training.disk_space import check_room_for_run
 from grouper.training.grpo import GRPOPhase, difficulty_band
-from grouper.training.loop import Phase, run_phase
+from grouper.training.loop import Phase, run_phase, tidy
 from grouper.training.optimizers import make_optimizer
 from grouper.training.preflight import check_lengths, check_stopping
 from grouper.training.session import Session
@@ -84,7 +86,7 @@ def _measure_base(session: Session) -> Policy | None:
 
 def _sft(session: Session, policy: Policy | None) -> Policy | None:
     final = session.path / "sft" / "final"
-    if _is_there(session, final):
+    if _is_there(session, "sft"):
         if session.recorded("sft") is not None or not session.inputs.test:
             return None
         policy = session.load(str(final))
@@ -97,6 +99,7 @@ def _sft(session: Session, policy: Policy | None) -> Policy | None:
                 session, "sft", policy or session.load(session.base_path), session.base_path
             )
         policy = state.policy
+        _check_room(session, state)
         phase = SFTPhase(session, state)
         run_phase(session, phase)
         check_stopping(session, policy)
@@ -118,7 +121,7 @@ def _refuse_sft_behind_grpo(session: Session) -> None:
 
 def _grpo(session: Session, policy: Policy | None) -> Policy | None:
     final = session.path / "grpo" / "final"
-    if _is_there(session, final):
+    if _is_there(session, "grpo"):
         if session.recorded("grpo") is not None or not session.inputs.test:
             return None
         policy = session.load(str(final))
@@ -135,6 +138,7 @@ def _grpo(session: Session, policy: Policy | None) -> Policy | None:
                 check_lengths(session, start)
                 state = _fresh(session, "grpo", start, path)
         policy = state.policy
+        _check_room(session, state)
         held = None if reference is None else state.replica.shard(reference)
         phase = GRPOPhase(session, state, held)
         run_phase(session, phase)
@@ -150,7 +154,7 @@ def _starting_policy(session: Session, policy: Policy | None) -> tuple[Policy, s
     if start is not None:
         session.display.say(f"GRPO starts from {start}.")
         return session.load_start(start), start
-    if _is_there(session, sft):
+    if _is_there(session, "sft"):
         session.display.say(f"GRPO starts from {sft}.")
         trained = policy if not session.recipe.skip_sft else None
         return trained or session.load(str(sft)), str(sft)
@@ -174,13 +178,14 @@ def _fresh(session: Session, phase: str, policy: Policy, path: str) -> TrainStat
         optimizer=optimizer,
         started_from=path,
         difficulty=difficulty_band(session.recipe.grpo) if phase == "grpo" else None,
+        rewards=session.rewards if phase == "grpo" else None,
     )
 
 
 def _resumed(session: Session, phase: str) -> TrainState | None:
     """The state of the newest complete checkpoint, everything after it cut off; None without."""
     found = session.team.lead(
-        lambda: latest_checkpoint(session.path, phase, recipe_hash=session.hash)
+        lambda: latest_checkpoint(session.path, phase, recipe_hashes={session.hash})
     )
     if found is None:
         return None
@@ -193,15 +198,25 @@ def _resumed(session: Session, phase: str) -> TrainState | None:
     return state
 
 
-def _is_there(session: Session, final: Path) -> bool:
+def _is_there(session: Session, phase: str) -> bool:
     """Whether a phase is finished, as rank 0 sees the file system."""
-    return session.team.lead(lambda: is_complete(final))
+    return session.team.lead(lambda: is_finished(session.path, phase))
 
 
 def _final_step(final: Path) -> int:
     return int(read_state(final)["step"])
 
 
+def _check_room(session: Session, state: TrainState) -> None:
+    recipe = session.recipe
+    left: dict[str, PhaseConfig] = {state.phase: getattr(recipe, state.phase)}
+    if state.phase == "sft" and not recipe.skip_grpo:
+        left["grpo"] = recipe.grpo
+    session.team.lead(lambda: check_room_for_run(session.path, state.policy, state.optimizer, left))
+
+
 def _finish(session: Session, phase: Phase) -> None:
+    # First: whoever finds the final folder looks at nothing else of the phase any more.
+    session.team.lead(lambda: tidy(session, phase))
     path = save_final(session.path, phase.state, session.tokenizer, recipe_hash=session.hash)
     session.display.say(f"{phase.name} is finished: {path}")

@@ -1,0 +1,237 @@
+"""A checkpoint brings everything back, and a damaged one is found, named and skipped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_states import HASH, SavedTokenizer, take_step, tiny_state
+
+from grouper.config import DifficultyConfig, PromptConfig, RewardConfig
+from grouper.errors import CheckpointError, RunFolderError
+from grouper.prompts import make_format
+from grouper.rewards import build_rewards
+from grouper.training import disk_space
+from grouper.training.checkpoint import (
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    TrainState,
+    is_finished,
+    latest_checkpoint,
+    load_optimizer,
+    read_state,
+    restore_counters,
+    save_checkpoint,
+    save_final,
+)
+from grouper.training.difficulty import DifficultyBand
+
+TOKENIZER = SavedTokenizer()
+
+
+def save(run: Path, state: TrainState, **options: bool) -> Path:
+    return save_checkpoint(run, state, TOKENIZER, recipe_hash=HASH, **options)
+
+
+def three_checkpoints(run: Path) -> None:
+    state = tiny_state()
+    for _ in range(3):
+        take_step(state)
+        save(run, state)
+
+
+def newest(run: Path) -> str:
+    found = latest_checkpoint(run, "grpo", recipe_hashes={HASH})
+    assert found is not None
+    return found[0].name
+
+
+def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
+    layout = make_format(PromptConfig()).layout
+
+    def fresh() -> TrainState:
+        return tiny_state(
+            difficulty=DifficultyBand(DifficultyConfig()),
+            rewards=build_rewards((RewardConfig(name="correctness"),), layout),
+        )
+
+    state = fresh()
+    take_step(state)
+    state.skipped, state.position = 2, 17
+    assert state.difficulty is not None
+    assert state.rewards is not None
+    state.difficulty.load_state_dict({"seen": {"p/1": [3, 8, 0]}})
+    state.rewards.load_state(
+        {"correctness": {"failures": 2, "groups": 9, "recent": [True, False, True]}}
+    )
+    state.best.offer(1, 0.25)
+    saved = read_state(save(tmp_path, state))
+    back = fresh()
+    restore_counters(back, saved)
+    assert (back.step, back.skipped, back.position) == (1, 2, 17)
+    assert back.difficulty is not None
+    assert back.rewards is not None
+    assert back.difficulty.state_dict() == state.difficulty.state_dict()
+    assert back.rewards.state() == state.rewards.state()
+    assert back.best == state.best
+    # Nothing that a state holds is forgotten here: a new field must be saved, or named.
+    not_saved = {"phase", "replica", "optimizer", "started_from"}
+    assert set(TrainState.__slots__) - not_saved == {
+        "step",
+        "skipped",
+        "position",
+        "difficulty",
+        "rewards",
+        "best",
+    }
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_optimizer_goes_on_as_if_nothing_had_happened(tmp_path: Path, lora: bool) -> None:
+    straight = tiny_state(lora=lora)
+    for _ in range(3):
+        take_step(straight)
+    state = tiny_state(lora=lora)
+    take_step(state)
+    folder = save(tmp_path, state)
+    weights = load_file(folder / ("adapter_model.safetensors" if lora else "model.safetensors"))
+    assert weights
+    back = tiny_state(lora=lora)
+    back.policy.load_state_dict(state.policy.state_dict())
+    load_optimizer(folder, back.optimizer, back.replica)
+    restore_counters(back, read_state(folder))
+    for _ in range(2):
+        take_step(back)
+    for name, value in straight.policy.trainable().items():
+        assert torch.equal(value, back.policy.trainable()[name]), name
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def forget(path: Path) -> None:
+    state = json.loads(path.read_text())
+    del state["files"], state["step"]
+    path.write_text(json.dumps(state))
+
+
+DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
+    (STATE_FILE, delete, "incomplete"),
+    (STATE_FILE, truncate, "trainer_state.json cannot be read"),
+    (STATE_FILE, empty, "trainer_state.json cannot be read"),
+    (STATE_FILE, forget, "trainer_state.json cannot be read"),
+    (OPTIMIZER_FILE, delete, "optimizer.pt is missing"),
+    (OPTIMIZER_FILE, truncate, "optimizer.pt is damaged"),
+    (OPTIMIZER_FILE, flip, "optimizer.pt is damaged"),
+    ("model.safetensors", delete, "model.safetensors is missing"),
+    ("model.safetensors", truncate, "model.safetensors is damaged"),
+    ("model.safetensors", flip, "model.safetensors is damaged"),
+    ("model.safetensors", empty, "model.safetensors is damaged"),
+    ("config.json", delete, "config.json is missing"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "words"), DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_skipped(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    damage: Callable[[Path], None],
+    words: str,
+) -> None:
+    three_checkpoints(tmp_path)
+    assert newest(tmp_path) == "checkpoint-3"
+    assert not caplog.records
+    damage(tmp_path / "grpo" / "checkpoint-3" / name)
+    assert newest(tmp_path) == "checkpoint-2"
+    assert "checkpoint-3 is skipped: it" in caplog.text
+    assert words in caplog.text
+
+
+def test_where_none_is_left_it_is_an_error(tmp_path: Path) -> None:
+    three_checkpoints(tmp_path)
+    for number in (1, 2, 3):
+        truncate(tmp_path / "grpo" / f"checkpoint-{number}" / OPTIMIZER_FILE)
+    with pytest.raises(CheckpointError, match=r"checkpoint-3: its optimizer\.pt is damaged"):
+        newest(tmp_path)
+    assert latest_checkpoint(tmp_path, "sft", recipe_hashes={HASH}) is None
+
+
+def test_people_may_edit_the_small_files(tmp_path: Path) -> None:
+    three_checkpoints(tmp_path)
+    (tmp_path / "grpo" / "checkpoint-3" / "generation_config.json").write_text("{}")
+    assert newest(tmp_path) == "checkpoint-3"
+
+
+def test_one_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    three_checkpoints(tmp_path)
+    with pytest.raises(CheckpointError, match="written by recipe"):
+        latest_checkpoint(tmp_path, "grpo", recipe_hashes={"another"})
+
+
+def test_the_best_one_without_its_optimizer_is_nothing_to_go_on_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    three_checkpoints(tmp_path)
+    state = tiny_state()
+    state.step = 4
+    save(tmp_path, state, resumable=False)
+    assert newest(tmp_path) == "checkpoint-3"
+    assert not caplog.records
+
+
+def test_a_damaged_final_is_made_again_unless_something_came_from_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    final = save_final(tmp_path, tiny_state("sft"), TOKENIZER, recipe_hash=HASH)
+    assert is_finished(tmp_path, "sft")
+    flip(final / "model.safetensors")
+    assert not is_finished(tmp_path, "sft")
+    assert "model.safetensors is damaged" in caplog.text
+    state = tiny_state("grpo")
+    state.step = 2
+    save(tmp_path, state)
+    with pytest.raises(CheckpointError, match="GRPO has begun from it"):
+        is_finished(tmp_path, "sft")
+
+
+def test_an_optimizer_of_other_weights_is_one_paragraph(tmp_path: Path) -> None:
+    state = tiny_state(lora=True)
+    take_step(state)
+    folder = save(tmp_path, state)
+    other = tiny_state()
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load_optimizer(folder, other.optimizer, other.replica)
+
+
+def test_a_save_without_room_leaves_everything_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three_checkpoints(tmp_path)
+    state = tiny_state()
+    state.step = 3
+    before = (tmp_path / "grpo" / "checkpoint-3" / "model.safetensors").read_bytes()
+    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1000)
+    with pytest.raises(RunFolderError, match="are free"):
+        save(tmp_path, state)
+    assert (tmp_path / "grpo" / "checkpoint-3" / "model.safetensors").read_bytes() == before
+    assert newest(tmp_path) == "checkpoint-3"

@@ -1,0 +1,98 @@
+"""When things happen: what is saved, what is kept, and what a failed save does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_states import TinyPhase, TinySession, tiny_state
+
+from grouper.config import GRPOConfig
+from grouper.errors import Interrupted, RunFolderError
+from grouper.training import checkpoint
+from grouper.training.loop import run_phase
+from grouper.training.retention import BEST_FILE, OPTIMIZER_FILE, numbered
+
+
+def run(path: Path, total: int = 6, *, session: dict[str, Any] | None = None, **config: Any) -> Any:
+    desk = TinySession(path, **(session or {}))
+    phase = TinyPhase(desk, tiny_state(), GRPOConfig(**config), total)
+    run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session
+    return desk
+
+
+def saved(path: Path) -> dict[int, str]:
+    return {
+        step: "".join(
+            letter
+            for letter, name in (("o", OPTIMIZER_FILE), ("b", BEST_FILE))
+            if (folder / name).exists()
+        )
+        for step, folder in numbered(path / "grpo")
+    }
+
+
+def test_the_best_policy_stays_and_the_newest_can_be_gone_on_from(tmp_path: Path) -> None:
+    accuracies = {0: 0.1, 1: 0.4, 2: 0.4, 3: 0.3, 4: 0.2, 5: 0.2, 6: 0.3}
+    run(
+        tmp_path,
+        session={"accuracies": accuracies},
+        evaluate_every=1,
+        checkpoint_every=2,
+        keep_checkpoints=1,
+    )
+    # Of equal accuracies the earlier one; weights alone, since no checkpoint was due at 1.
+    assert saved(tmp_path) == {1: "b", 4: "o"}
+
+
+def test_without_keep_best_only_the_newest_stay(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        session={"accuracies": {0: 0.0, 2: 0.5, 4: 0.1, 6: 0.0}},
+        evaluate_every=2,
+        checkpoint_every=2,
+        keep_checkpoints=1,
+        keep_best=False,
+    )
+    assert saved(tmp_path) == {4: "o"}
+
+
+def test_an_interrupt_saves_where_it_stopped(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        run(tmp_path, session={"stop_at": 3}, checkpoint_every=2)
+    assert saved(tmp_path) == {2: "o", 3: "o"}
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
+    honest = checkpoint.save_policy
+
+    def full(policy: Any, tokenizer: Any, folder: Path, *rest: Any) -> None:
+        honest(policy, tokenizer, folder, *rest)
+        if int(folder.name.split("-")[1].split(".")[0]) in steps:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_policy", full)
+
+
+def test_a_failed_save_warns_is_recorded_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fail_at(monkeypatch, {2})
+    desk = run(tmp_path, checkpoint_every=2)
+    assert saved(tmp_path) == {4: "o"}
+    assert not list((tmp_path / "grpo").glob(".*"))
+    assert "No space left on device" in caplog.text
+    events = {report.step: report.events for report in desk.folder.read_metrics()}
+    assert len(events) == 6
+    assert [step for step, found in events.items() if found] == [3]
+    assert events[3][0].startswith("save-failed: no checkpoint at step 2")
+
+
+def test_the_last_save_of_a_run_that_is_stopped_must_not_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_at(monkeypatch, {3})
+    with pytest.raises(RunFolderError, match="No space left"):
+        run(tmp_path, session={"stop_at": 3}, checkpoint_every=2)
+    assert saved(tmp_path) == {2: "o"}

@@ -1,0 +1,149 @@
+"""A train state over a tiny policy, and a session without data, grader or sampler."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tiny_models import tiny_model
+
+from grouper.config import LoraConfig, OptimizerConfig
+from grouper.errors import Interrupted
+from grouper.model_files import _new_adapter
+from grouper.policy import Policy
+from grouper.team import Solo
+from grouper.tracking.run_folder import RunFolder
+from grouper.training.checkpoint import TrainState
+from grouper.training.optimizers import make_optimizer
+from grouper.training.replica import Replica
+from grouper.types import StepReport, Tally
+
+HASH = "0123456789abcdef"
+
+
+class SavedTokenizer:
+    """Writes one file, as tokenizers do."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        (Path(folder) / "tokenizer.json").write_text("{}")
+
+    def decode(self, token_ids: list[int], **_: bool) -> str:
+        return " ".join(map(str, token_ids))
+
+
+def tiny_state(phase: str = "grpo", *, lora: bool = False, **changes: Any) -> TrainState:
+    model = tiny_model()
+    policy = Policy(model)
+    if lora:
+        adapter = _new_adapter(model, LoraConfig(rank=2, alpha=4), "base", seed=0)
+        policy = Policy(adapter.get_base_model(), adapter=adapter)
+    return TrainState(
+        phase=phase,
+        step=0,
+        replica=Replica(policy),
+        optimizer=make_optimizer(policy, OptimizerConfig(learning_rate=1e-2)),
+        **changes,
+    )
+
+
+def take_step(state: TrainState) -> None:
+    """One optimizer step in a direction that depends on the step's number."""
+    generator = torch.Generator().manual_seed(state.step)
+    for parameter in state.policy.trainable().values():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    state.optimizer.step(1.0)
+    state.optimizer.zero_grad()
+    state.step += 1
+    state.policy.version += 1
+
+
+class QuietDisplay:
+    """Shows nothing, and keeps what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    @contextmanager
+    def track(self, *_: Any) -> Any:
+        yield lambda *_: None
+
+    def step(self, report: StepReport, total: int | None = None) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+class TinySession:
+    """What the loop asks of a session.
+
+    Args:
+        path: the run folder.
+        accuracies: step -> accuracy that an evaluation at that step finds.
+        stop_at: the step after which the user asks to stop.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        accuracies: dict[int, float] | None = None,
+        *,
+        stop_at: int | None = None,
+        recipe: Any = None,
+    ) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.folder = RunFolder(path)
+        self.display = QuietDisplay()
+        self.team = Solo()
+        self.hash = HASH
+        self.tokenizer = SavedTokenizer()
+        self.recipe = recipe
+        self.inputs = SimpleNamespace(validation=bool(accuracies))
+        self.evaluated: list[int] = []
+        self._accuracies = accuracies or {}
+        self._stop_at = stop_at
+        self._step = 0
+
+    def recorded(self, name: str) -> None:
+        del name
+
+    def evaluate(self, policy: Policy, *, phase: str, step: int, split: str) -> Any:
+        del policy, phase, split
+        self.evaluated.append(step)
+        return SimpleNamespace(accuracy=self._accuracies[step])
+
+    def raise_if_stopped(self, *, together: bool = False) -> None:
+        del together
+        if self._step == self._stop_at:
+            raise Interrupted("stopped on request")
+
+    def saw(self, step: int) -> None:
+        self._step = step
+
+
+class TinyPhase:
+    """Steps without data; each one moves every weight."""
+
+    def __init__(self, session: TinySession, state: TrainState, config: Any, total: int) -> None:
+        self.name = state.phase
+        self.total = total
+        self.state = state
+        self.config = config
+        self._session = session
+
+    def step(self) -> StepReport:
+        take_step(self.state)
+        self._session.saw(self.state.step)
+        return StepReport(
+            phase=self.name,
+            step=self.state.step,
+            tallies=self.tallies(self.state.step),
+            status="learning",
+        )
+
+    def tallies(self, step: int) -> dict[str, Tally]:
+        return {"loss": Tally.of([float(step)])}
