@@ -119,14 +119,18 @@ def make_prompt(number: int, length: int = 5) -> Prompt:
 
 
 def make_rollout(
-    token_ids: Sequence[int], reward: float | None, *, correct: bool = True
+    token_ids: Sequence[int],
+    reward: float | None,
+    *,
+    correct: bool = True,
+    truncated: bool = False,
 ) -> Rollout:
     return Rollout(
         completion=Completion(
             token_ids=tuple(token_ids),
             logprobs=(-1.0,) * len(token_ids),
             text="x",
-            finish_reason=FinishReason.STOP_TOKEN,
+            finish_reason=FinishReason.LENGTH if truncated else FinishReason.STOP_TOKEN,
             policy_version=0,
         ),
         grade=Grade(
@@ -146,15 +150,20 @@ def make_group(
     *,
     prompt_length: int = 5,
     correct: Sequence[bool] | None = None,
+    truncated: Sequence[bool] | None = None,
+    temperature: float = 1.0,
 ) -> RolloutGroup:
+    cut = truncated or [False] * len(rewards)
     flags = correct or [bool(r and r > 0) for r in rewards]
     return RolloutGroup(
         problem=Problem(id=f"p/{number}", question="q", answer="1", source="test"),
         prompt=make_prompt(number, prompt_length),
-        params=SamplingParams(),
+        params=SamplingParams(temperature=temperature),
         rollouts=tuple(
-            make_rollout(tokens(length, 10 * number + i), reward, correct=flag)
-            for i, (reward, length, flag) in enumerate(zip(rewards, lengths, flags, strict=True))
+            make_rollout(
+                tokens(lengths[i], 10 * number + i), reward, correct=flags[i], truncated=cut[i]
+            )
+            for i, reward in enumerate(rewards)
         ),
     )
 

@@ -7,19 +7,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouper.algorithms.advantages import ADVANTAGES, standardised
+from grouper.algorithms.advantages import (
+    ADVANTAGES,
+    batch_standardised,
+    centred,
+    decoupled,
+    raw,
+    standardised,
+)
 
+BASELINES = sorted(set(ADVANTAGES) - {"raw"})
+GROUP_BASELINES = sorted(set(ADVANTAGES) - {"raw", "batch_standardised"})
 REWARDS = st.lists(st.sampled_from([0.0, 0.1, 0.7, 1.0, 1.2, -6.5]), min_size=1, max_size=24)
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", BASELINES)
 def test_equal_rewards_give_exactly_zero(name: str) -> None:
     # The mean of eight times 0.7 is not 0.7 in floating point (T13).
     rewards = torch.full((8,), 0.7)
     assert ADVANTAGES[name](rewards, torch.zeros(8, dtype=torch.int64)).tolist() == [0.0] * 8
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", BASELINES)
 def test_a_group_of_one_gets_zero(name: str) -> None:
     assert ADVANTAGES[name](torch.tensor([3.0]), torch.tensor([5])).tolist() == [0.0]
 
@@ -36,7 +45,7 @@ def test_rows_need_not_be_adjacent(name: str, rewards: list[float], data: st.Dat
     torch.testing.assert_close(shuffled, straight[list(order)], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", BASELINES)
 @given(rewards=REWARDS)
 def test_advantages_of_a_group_sum_to_zero(name: str, rewards: list[float]) -> None:
     values = torch.tensor(rewards, dtype=torch.float64)
@@ -53,3 +62,60 @@ def test_the_standard_deviation_is_the_sample_one() -> None:
 def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"must both be \[rows\]"):
         standardised(torch.zeros(3), torch.zeros(2, dtype=torch.int64))
+
+
+def test_raw_rewards_have_no_baseline() -> None:
+    assert raw(torch.tensor([0.7, 0.7, -1.0]), torch.tensor([0, 0, 1])).tolist() == pytest.approx(
+        [0.7, 0.7, -1.0]
+    )
+
+
+def test_the_batch_is_one_group_to_reinforce_plus_plus() -> None:
+    """A flat group still learns from how the other groups did."""
+    rewards, groups = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
+    found = batch_standardised(rewards, groups)
+    assert found.tolist() == standardised(rewards, torch.zeros(4, dtype=torch.int64)).tolist()
+    assert standardised(rewards, groups).tolist() == [0.0] * 4
+    assert found[0] > 0 > found[2]
+
+
+@pytest.mark.parametrize("name", GROUP_BASELINES)
+@given(rewards=REWARDS, others=REWARDS)
+def test_another_group_changes_nothing(
+    name: str, rewards: list[float], others: list[float]
+) -> None:
+    alone = ADVANTAGES[name](
+        torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards), dtype=torch.int64)
+    )
+    together = ADVANTAGES[name](
+        torch.tensor([*others, *rewards], dtype=torch.float64),
+        torch.tensor([3] * len(others) + [0] * len(rewards)),
+    )
+    torch.testing.assert_close(together[len(others) :], alone, rtol=0, atol=1e-9)
+
+
+@given(rewards=REWARDS)
+def test_one_component_decoupled_is_the_plain_advantage(rewards: list[float]) -> None:
+    values = torch.tensor(rewards, dtype=torch.float64)
+    ids = torch.zeros(len(rewards), dtype=torch.int64)
+    found = decoupled(values[:, None], torch.tensor([2.0]), ids, standardised)
+    torch.testing.assert_close(found, 2.0 * standardised(values, ids), rtol=0, atol=1e-12)
+
+
+def test_decoupled_components_of_different_spread_count_alike() -> None:
+    """The sum of the two hides the small one; each with its own scale does not."""
+    small, large = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([100.0, 100.0, 0.0, 0.0])
+    ids = torch.zeros(4, dtype=torch.int64)
+    apart = decoupled(torch.stack([small, large], 1), torch.ones(2), ids, standardised)
+    summed = standardised(small + large, ids)
+    assert float(apart[0] - apart[1]) == pytest.approx(float(apart[0] - apart[2]), rel=1e-2)
+    assert float(summed[0] - summed[1]) < 0.02 * float(summed[0] - summed[2])
+
+
+def test_decoupling_centred_rewards_changes_nothing() -> None:
+    """Without a scale of its own, the baseline of a sum is the sum of the baselines."""
+    parts = torch.tensor([[1.0, 3.0], [0.0, 5.0], [0.5, -2.0]], dtype=torch.float64)
+    ids = torch.zeros(3, dtype=torch.int64)
+    found = decoupled(parts, torch.tensor([2.0, 0.5], dtype=torch.float64), ids, centred)
+    whole = centred(parts @ torch.tensor([2.0, 0.5], dtype=torch.float64), ids)
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+import torch
+
 from grouper.config import Recipe
 from grouper.errors import GrouperError, Interrupted, ModelError
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
@@ -19,6 +21,7 @@ from grouper.prompts import make_format
 from grouper.recipe import recipe_hash, resolved_yaml
 from grouper.rewards import build_rewards
 from grouper.tracking.live import Progress, setup_logging
+from grouper.tracking.lock import RunLock
 from grouper.tracking.onlooker import Onlooker
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.banner import opening_lines, preview_demonstration
@@ -43,6 +46,7 @@ class Session(Workbench):
         display: where progress goes; standard error by default.
         resume: continue the run in the folder.
         overwrite: delete the run in the folder first.
+        allow_changes: continue it although its recipe or data changed.
 
     Raises:
         GrouperError: anything the user can put right, before any model is loaded.
@@ -55,6 +59,7 @@ class Session(Workbench):
         *,
         resume: bool = False,
         overwrite: bool = False,
+        allow_changes: bool = False,
     ) -> None:
         self.display = display = display or Progress(log_every=recipe.tracking.show_every)
         self.team = join_team()
@@ -64,36 +69,52 @@ class Session(Workbench):
         with display.track("reading the data"):
             sets = load_problem_sets(recipe)
         path = Path(recipe.output_dir).expanduser() / recipe.name
+        # What is there already, and may it be continued or deleted?
+        intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
         was_there = self.team.lead(
-            lambda: RunFolder.check(path, recipe_hash=self.hash, resume=resume, overwrite=overwrite)
+            lambda: RunFolder.check(
+                path, recipe_hash=self.hash, recipe_yaml=resolved_yaml(recipe), **intent
+            )
         )
-        self.folder = self._open_folder(recipe, sets, path, resume=resume, overwrite=overwrite)
+        self.folder = self._open_folder(recipe, sets, path, intent)
         try:
             self._prepare(recipe, sets)
         except GrouperError:
+            self._unlock()
             if not was_there:
                 setup_logging(None, console=display.console)
                 self.folder.discard()
             raise
 
     def _open_folder(
-        self, recipe: Recipe, sets: ProblemSets, path: Path, *, resume: bool, overwrite: bool
+        self, recipe: Recipe, sets: ProblemSets, path: Path, intent: dict[str, bool]
     ) -> RunFolder:
-        """The run folder: rank 0 writes it, the others look on."""
-        self.team.lead(
-            lambda: (
-                RunFolder.create(
-                    path,
-                    recipe_yaml=resolved_yaml(recipe),
-                    recipe_hash=self.hash,
-                    versions=describe_versions(),
-                    fingerprints=sets.fingerprints,
-                    resume=resume,
-                    overwrite=overwrite,
-                ).path
+        """The run folder: rank 0 locks and writes it, the others look on."""
+        self._lock: RunLock | None = None
+
+        def create() -> None:
+            self._lock = RunLock(path)
+            RunFolder.create(
+                path,
+                recipe_yaml=resolved_yaml(recipe),
+                recipe_hash=self.hash,
+                versions=describe_versions(),
+                fingerprints=sets.fingerprints,
+                threads=recipe.threads or torch.get_num_threads(),
+                processes=self.team.size,
+                **intent,
             )
-        )
+
+        try:
+            self.team.lead(create)
+        except GrouperError:
+            self._unlock()
+            raise
         return RunFolder(path) if self.team.rank == 0 else Onlooker(path)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def _prepare(self, recipe: Recipe, sets: ProblemSets) -> None:
         """Everything that a run needs and that can still refuse it."""
@@ -260,12 +281,13 @@ class Session(Workbench):
                 self._previous[number] = signal.signal(number, self._request_stop)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+    def __exit__(self, *raised: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
         self.watchdog.__exit__(None, None, None)
         super().__exit__()
-        if kind is None:
+        self._unlock()
+        if not any(raised):
             # After an error the others may never come here, and must not be waited for.
             leave_team()

@@ -1,0 +1,88 @@
+"""Drawing and grading together: once each, in order, while sampling goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+
+import pytest
+from tiny_models import make_prompt
+
+from grouper.sampling.base import SampleRequest
+from grouper.sampling.graded import draw_and_grade
+from grouper.sampling.scripted import ScriptedSampler
+from grouper.types import Completion, Grade, SamplingParams, Verdict
+
+
+class Grader:
+    """Correct where the text is the reference; leniently also where it holds it."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def _told(self, verdict: Verdict) -> Future[Grade]:
+        future: Future[Grade] = Future()
+        future.set_result(Grade(verdict=verdict, extracted=None, rung=None, reason=""))
+        return future
+
+    def submit(self, text: str, reference: str) -> Future[Grade]:
+        self.asked.append(("strict", text))
+        if reference == "unreadable":
+            return self._told(Verdict.NOT_SCORED)
+        return self._told(Verdict.CORRECT if text == reference else Verdict.INCORRECT)
+
+    def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
+        self.asked.append(("lenient", text))
+        return self._told(Verdict.CORRECT if reference in text else Verdict.INCORRECT)
+
+
+def requests(count: int) -> list[SampleRequest]:
+    params = SamplingParams(max_new_tokens=64)
+    return [SampleRequest(prompt=make_prompt(i), params=params, key=i) for i in range(count)]
+
+
+class Backwards(ScriptedSampler):
+    """Finishes the last request first."""
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        yield from reversed(list(super().sample(requests)))
+
+
+def test_answers_come_in_the_order_of_the_requests() -> None:
+    grader = Grader()
+    seen: list[tuple[int, int]] = []
+    drawn, seconds = draw_and_grade(
+        requests(3),
+        ["0", "x", "2"],
+        sampler=Backwards(lambda request, _: str(request.key)),
+        grader=grader,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert [one.completion.text for one in drawn] == ["0", "1", "2"]
+    assert [one.grade.correct for one in drawn] == [True, False, True]
+    assert [one.lenient for one in drawn] == [None] * 3
+    assert [text for _, text in grader.asked] == ["2", "1", "0"]
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert seconds >= 0
+
+
+def test_only_what_is_wrong_as_asked_is_graded_leniently() -> None:
+    grader = Grader()
+    drawn, _ = draw_and_grade(
+        requests(4),
+        ["0", "1", "9", "unreadable"],
+        sampler=ScriptedSampler(lambda request, _: ["0", "so 1", "8", "7"][request.key]),
+        grader=grader,
+        lenient=True,
+    )
+    assert [one.lenient for one in drawn] == [True, True, False, None]
+    assert [text for kind, text in grader.asked if kind == "lenient"] == ["so 1", "8"]
+
+
+def test_a_sampler_that_forgets_a_request_is_found_out() -> None:
+    class Forgetful(ScriptedSampler):
+        def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+            yield from list(super().sample(requests))[1:]
+
+    with pytest.raises(AssertionError, match="2 of 3"):
+        draw_and_grade(requests(3), ["0"] * 3, sampler=Forgetful(lambda *_: "0"), grader=Grader())

@@ -1,0 +1,216 @@
+"""Experience: who gets which advantage, what is scored, how a rollout batch is cut into steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import make_group, tiny_model
+from torch import Tensor
+
+from grouper.batching import TrainBatch
+from grouper.config import GRPOConfig
+from grouper.policy import Policy
+from grouper.training.experience import make_experience, top_entropy_selection
+from grouper.training.objectives import grpo_objective
+from grouper.training.replica import Replica
+from grouper.training.scoring import Scorer
+from grouper.training.update import accumulate_gradient
+from grouper.types import RolloutGroup
+
+
+class Noted:
+    """Scores by row number and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[int]]] = []
+
+    def current(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+        self.asked.append(("current", batch.sequence_ids.tolist()))
+        rows = batch.sequence_ids[:, None].float()
+        slots = torch.arange(batch.mask.shape[1])
+        return -(rows + 1).expand(batch.mask.shape), rows + slots / 100.0
+
+    def reference(self, batch: TrainBatch) -> Tensor:
+        self.asked.append(("reference", batch.sequence_ids.tolist()))
+        return torch.full(batch.mask.shape, -1.0)
+
+
+def config(**settings: Any) -> GRPOConfig:
+    return GRPOConfig(**{"shaping_needs_a_correct": False, **settings})
+
+
+def some_groups(count: int = 4, size: int = 4) -> list[RolloutGroup]:
+    """Mixed groups, but for number 2, whose rewards are equal."""
+    return [
+        make_group(
+            g,
+            [1.0] * size if g == 2 else [float((g + i) % 2) for i in range(size)],
+            [1 + (3 * g + 5 * i) % 7 for i in range(size)],
+        )
+        for g in range(count)
+    ]
+
+
+def test_with_one_update_nothing_is_scored_and_the_ratio_is_exactly_one() -> None:
+    scores = Noted()
+    experience = make_experience(some_groups(), config(), scores, max_new_tokens=8)
+    assert scores.asked == []
+    (step,) = experience.steps(None)
+    assert step.old_logprobs is None
+    assert step.reference_logprobs is None
+    # The flat group's rows are gone, but its tokens count in the denominator.
+    assert step.rows == 12
+    assert experience.batch is not None
+    assert float(step.weights[step.mask][0]) == pytest.approx(1 / experience.batch.target_tokens)
+
+
+def test_old_logprobs_are_those_before_the_first_update() -> None:
+    """T19: one scoring of the rows that have a gradient, shared by all updates."""
+    scores = Noted()
+    settings = config(updates_per_batch=2, passes_per_batch=3)
+    experience = make_experience(some_groups(), settings, scores, max_new_tokens=8)
+    assert [what for what, _ in scores.asked] == ["current"]
+    assert len(scores.asked[0][1]) == 12
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
+        for step in experience.steps(order):
+            assert step.old_logprobs is not None
+            wanted = -(step.sequence_ids[:, None] + 1.0)
+            assert torch.where(step.mask, step.old_logprobs - wanted, 0.0).abs().max() == 0
+
+
+@given(
+    updates=st.integers(1, 4),
+    passes=st.integers(1, 3),
+    orders=st.permutations(range(4)),
+)
+def test_every_rollout_is_used_exactly_once_a_pass(
+    updates: int, passes: int, orders: list[int]
+) -> None:
+    """T20: an index trace."""
+    settings = config(updates_per_batch=updates, passes_per_batch=passes, beta=0.1)
+    experience = make_experience(some_groups(), settings, Noted(), max_new_tokens=8)
+    used: Counter[int] = Counter()
+    for _ in range(passes):
+        steps = experience.steps(orders)
+        assert len(steps) == updates
+        for step in steps:
+            used.update(step.sequence_ids.tolist())
+            # Normalised anew: the weights of a token mean add up to 1 in every step.
+            assert float(step.weights.sum()) == pytest.approx(1.0)
+    assert used == dict.fromkeys(range(16), passes)
+
+
+def test_groups_stay_whole_and_in_the_order_dealt() -> None:
+    settings = config(updates_per_batch=2, beta=0.1)
+    experience = make_experience(some_groups(), settings, Noted(), max_new_tokens=8)
+    first, second = experience.steps([3, 1, 0, 2])
+    assert set(first.group_ids.tolist()) == {1, 3}
+    assert set(second.group_ids.tolist()) == {0, 2}
+
+
+def test_a_step_without_a_gradient_is_no_step() -> None:
+    """No optimizer step, no weight decay: T9."""
+    flat = [make_group(g, [1.0, 1.0], [3, 4]) for g in range(2)]
+    assert make_experience(flat, config(), Noted(), max_new_tokens=8).steps(None) == []
+    settings = config(updates_per_batch=2)
+    mixed = [flat[0], make_group(1, [1.0, 0.0], [3, 4])]
+    assert len(make_experience(mixed, settings, Noted(), max_new_tokens=8).steps([0, 1])) == 1
+    unscored = [make_group(0, [None, None], [3, 4])]
+    assert make_experience(unscored, config(), Noted(), max_new_tokens=8).steps(None) == []
+
+
+def test_a_masked_completion_counts_in_the_baseline_and_nowhere_else() -> None:
+    """T8: masking equals leaving the row out of numerator and denominator."""
+    group = make_group(0, [1.0, 0.0, 0.0], [3, 8, 4], truncated=[False, True, False])
+    settings = config(overlong="mask", advantage="centred")
+    experience = make_experience([group], settings, Noted(), max_new_tokens=8)
+    assert experience.advantages == (pytest.approx((2 / 3, -1 / 3, -1 / 3)),)
+    (step,) = experience.steps(None)
+    assert step.sequence_ids.tolist() == [0, 2]
+    assert step.weights[step.mask].tolist() == pytest.approx([1 / 7] * 7)
+
+
+@pytest.mark.parametrize("extra", [{}, {"beta": 0.1}, {"entropy_bonus": 0.01}])
+def test_a_batch_whose_every_row_is_masked_is_no_step(extra: dict[str, float]) -> None:
+    """T9."""
+    group = make_group(0, [1.0, 0.0], [8, 8], truncated=[True, True])
+    settings = config(overlong="mask", **extra)
+    assert make_experience([group], settings, Noted(), max_new_tokens=8).steps(None) == []
+
+
+def test_the_constant_weighting_divides_by_the_completion_budget() -> None:
+    settings = GRPOConfig.of("dr-grpo")
+    experience = make_experience(some_groups(), settings, Noted(), max_new_tokens=50)
+    (step,) = experience.steps(None)
+    assert step.weights[step.mask].tolist() == pytest.approx([1 / (16 * 50)] * step.target_tokens)
+
+
+def test_a_kl_in_the_reward_is_taken_off_before_the_baseline() -> None:
+    group = make_group(0, [1.0, 1.0], [2, 3])
+    settings = config(beta=0.1, kl="k1", kl_in_reward=True, advantage="centred")
+    scores = Noted()
+    experience = make_experience([group], settings, scores, max_new_tokens=8)
+    # Old log-probs are -1 and -2, the reference's -1: the second row has a KL of -1 a token.
+    assert experience.advantages == (pytest.approx((-0.15, 0.15)),)
+    assert experience.tallies["policy/kl"].sum == pytest.approx(-3.0)
+    (step,) = experience.steps(None)
+    assert step.old_logprobs is None
+
+
+def test_top_entropy_keeps_the_denominators() -> None:
+    settings = config(top_entropy=0.25)
+    experience = make_experience(some_groups(), settings, Noted(), max_new_tokens=8)
+    (step,) = experience.steps(None)
+    chosen = step.weights > 0
+    assert experience.batch is not None
+    with_advantage = experience.batch.mask[experience.batch.advantages != 0]
+    assert chosen.sum() == -(-int(with_advantage.sum()) // 4)
+    assert float(step.weights[chosen][0]) == pytest.approx(1 / experience.batch.target_tokens)
+    # The most uncertain tokens are those of the last rows; rows without one are left out.
+    assert step.sequence_ids.tolist() == [12, 13, 14, 15]
+
+
+@given(
+    values=st.lists(st.floats(0, 5, allow_nan=False), min_size=1, max_size=30),
+    share=st.floats(0.01, 1.0),
+)
+def test_at_least_the_share_is_selected(values: list[float], share: float) -> None:
+    entropies = torch.tensor([values])
+    mask = torch.ones_like(entropies, dtype=torch.bool)
+    selected = top_entropy_selection(entropies, mask, share)
+    assert int(selected.sum()) >= share * len(values)
+    if not selected.all():
+        assert float(entropies[selected].min()) >= float(entropies[~selected].max())
+
+
+def real(groups: Sequence[RolloutGroup], settings: GRPOConfig) -> tuple[Policy, list[TrainBatch]]:
+    policy = Policy(tiny_model("qwen3"))
+    reference = policy.snapshot() if settings.beta else None
+    scores = Scorer(Replica(policy), 40, reference)
+    return policy, make_experience(groups, settings, scores, max_new_tokens=8).steps(None)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_first_inner_step_has_a_ratio_of_one(temperature: float) -> None:
+    """T2, T18, T19: old log-probs come from other slices than the update's."""
+    groups = [make_group(g, [1.0, 0.0, 0.5], [3, 5, 4], temperature=temperature) for g in range(3)]
+    settings = config(passes_per_batch=2)
+    policy, (step, *_) = real(groups, settings)
+    _, tallies = accumulate_gradient(policy, step, grpo_objective(settings), token_budget=25)
+    assert tallies["policy/ratio"].min == pytest.approx(1.0, abs=2e-5)
+    assert tallies["policy/ratio"].max == pytest.approx(1.0, abs=2e-5)
+    assert tallies["policy/clip_fraction"].sum == 0
+
+
+def test_the_reference_is_the_policy_at_the_start() -> None:
+    """T23: a KL of exactly zero where the slices are the same."""
+    settings = config(beta=0.1)
+    policy, (step, *_) = real(some_groups(2), settings)
+    _, tallies = accumulate_gradient(policy, step, grpo_objective(settings), token_budget=40)
+    assert tallies["policy/kl"].sum == 0.0

@@ -1,0 +1,58 @@
+"""A replica of one: slices, stand-ins and weights; several processes are in invariants/."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import make_batch, tiny_model
+
+from grouper.batching import micro_batches
+from grouper.policy import Policy
+from grouper.team import Solo
+from grouper.training.replica import Replica, make_replica
+
+
+class Member(Solo):
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+@settings(max_examples=25)
+@given(size=st.integers(1, 5), budget=st.integers(10, 120))
+def test_every_process_runs_equally_many_slices_and_each_slice_once(size: int, budget: int) -> None:
+    policy = Policy(tiny_model("qwen3"))
+    parts = micro_batches(make_batch(), budget)
+    by_rank = [list(Replica(policy, Member(rank, size)).share(parts)) for rank in range(size)]
+    assert len({len(slices) for slices in by_rank}) == 1
+    own = [part.number for slices in by_rank for part in slices if part.own]
+    assert sorted(own) == list(range(len(parts)))
+    for slices in by_rank:
+        assert [part.last for part in slices] == [False] * (len(slices) - 1) + [True]
+        # A stand-in has no weight: its gradient is zero.
+        assert all(not part.batch.weights.any() for part in slices if not part.own)
+
+
+def test_slices_are_small_enough_for_everybody() -> None:
+    policy, batch = Policy(tiny_model("qwen3")), make_batch()
+    for size in (1, 2, 4):
+        replica = Replica(policy, Member(0, size))
+        parts = micro_batches(batch, replica.token_budget(batch, 10_000))
+        assert len(parts) >= min(size, batch.rows)
+
+
+def test_alone_the_policy_is_called_as_it_is() -> None:
+    policy = Policy(tiny_model("qwen3"))
+    replica = make_replica(policy, Solo(), "fsdp")
+    assert type(replica) is Replica
+    batch = make_batch()
+    torch.testing.assert_close(replica.score(batch).logprobs, policy(batch).logprobs)
+    weights = policy.snapshot()
+    assert replica.shard(weights) is weights
+    assert replica.whole_weights() is None
+    before = policy.snapshot()
+    changed = {name: value + 0.01 for name, value in weights.items()}
+    assert not torch.equal(
+        replica.reference_logprobs(changed, batch), replica.score(batch).logprobs
+    )
+    assert all(before[name].equal(value) for name, value in policy.snapshot().items())
