@@ -13,7 +13,7 @@ from grouper.config import Recipe
 from grouper.errors import GrouperError, RunFolderError, raise_all
 from grouper.grading import require_symbolic
 from grouper.prompts import make_format
-from grouper.recipe import recipe_hash
+from grouper.recipe import recipe_hash, resolved_yaml
 from grouper.rewards import build_rewards
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
@@ -33,7 +33,9 @@ class Plan:
     warnings: tuple[str, ...]
 
 
-def make_plan(recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Plan:
+def make_plan(
+    recipe: Recipe, *, resume: bool = False, overwrite: bool = False, allow_changes: bool = False
+) -> Plan:
     """Check what can be checked without a model, and work out the sizes.
 
     Reads the data, runs the reward functions on a made-up group, and looks at the run folder.
@@ -53,7 +55,8 @@ def make_plan(recipe: Recipe, *, resume: bool = False, overwrite: bool = False) 
             return None
 
     attempt(partial(require_symbolic, recipe.grading))
-    folder = attempt(partial(_folder_line, recipe, resume=resume, overwrite=overwrite))
+    intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
+    folder = attempt(partial(_folder_line, recipe, **intent))
     sets = attempt(partial(load_problem_sets, recipe))
     if sets is not None:
         attempt(partial(_check_rewards, recipe, sets))
@@ -76,10 +79,17 @@ def _check_rewards(recipe: Recipe, sets: ProblemSets) -> None:
     rewards.check(problem=sets.train.problems[0])
 
 
-def _folder_line(recipe: Recipe, *, resume: bool, overwrite: bool) -> str:
+def _folder_line(recipe: Recipe, *, resume: bool, overwrite: bool, allow_changes: bool) -> str:
     path = Path(recipe.output_dir).expanduser() / recipe.name
     # A run of this recipe is no mistake to a dry run; one of another recipe is.
-    found = RunFolder.check(path, recipe_hash=recipe_hash(recipe), resume=True, overwrite=overwrite)
+    found = RunFolder.check(
+        path,
+        recipe_hash=recipe_hash(recipe),
+        recipe_yaml=resolved_yaml(recipe),
+        resume=True,
+        overwrite=overwrite,
+        allow_changes=allow_changes,
+    )
     parent = next(folder for folder in (path, *path.parents) if folder.exists())
     if not os.access(parent, os.W_OK):
         raise RunFolderError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,24 @@ def test_a_run_ends_with_the_table_the_reading_and_where_it_lies(grouper, small,
     ]
     for name in ("curves.png", "training.log", "recipe.yaml", "run.json"):
         assert (finished_run / name).stat().st_size > 0
+
+
+def test_another_recipe_goes_on_only_when_told(grouper, small, finished_run, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "demo")
+    shutil.rmtree(tmp_path / "demo" / "grpo")
+    arguments = ["run", "demo", *small, f"output_dir={tmp_path}", "grpo.steps=3", "--resume"]
+    grouper(*arguments).refused("grpo.steps 2 -> 3", "--allow-changes")
+    grouper(*arguments, "--dry-run").refused("grpo.steps 2 -> 3")
+    without_resume = grouper(*arguments[:-1], "--allow-changes")
+    assert without_resume.code == 2
+    assert "add --resume" in without_resume.err
+    called = grouper(*arguments, "--allow-changes", "--quiet")
+    assert called.code == 0, called.err
+    run = RunFolder(tmp_path / "demo")
+    assert [r.step for r in run.read_metrics() if r.phase == "grpo"] == [1, 2, 3]
+    (change,) = run.read_info()["changes"]
+    assert change["changes"] == {"grpo.steps": [2, 3]}
+    assert (change["phase"], change["step"]) == ("grpo", 0)
 
 
 def test_sft_then_grpo_in_the_same_folder(grouper, small, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -173,11 +172,54 @@ def test_changed_data_is_refused_and_a_new_data_set_is_added(tmp_path):
     assert run.read_info()["fingerprints"] == {"train": "f1", "test": "f3"}
 
 
-def test_other_versions_are_a_warning(tmp_path, caplog):
+def test_another_recipe_is_refused_by_the_settings_that_differ(tmp_path):
+    create(tmp_path, recipe_yaml="grpo: {steps: 6, beta: 0.0}\nthreads: 1\n")
+    with pytest.raises(RunFolderError) as caught:
+        create(
+            tmp_path, recipe_hash="bbbb", recipe_yaml="grpo: {steps: 8, beta: 0.0}\nthreads: 2\n"
+        )
+    assert "grpo.steps 6 -> 8." in str(caught.value)
+    assert "--allow-changes" in str(caught.value)
+
+
+def test_changes_that_are_allowed_are_recorded_with_their_place(tmp_path):
+    create(tmp_path, recipe_yaml="grpo: {steps: 6}\n")
+    run = create(
+        tmp_path,
+        recipe_hash="bbbb",
+        recipe_yaml="grpo: {steps: 8}\n",
+        fingerprints={"train": "f2"},
+        resume=True,
+        allow_changes=True,
+    )
+    assert run.recipe_hashes() == {"aaaa", "bbbb"}
+    changes = {"data.train": ["f1", "f2"], "grpo.steps": [6, 8]}
+    assert run.changes_begin_at("grpo", 4) == changes
+    (recorded,) = run.read_info()["changes"]
+    assert recorded == {
+        "phase": "grpo",
+        "step": 4,
+        "hash_before": "aaaa",
+        "hash": "bbbb",
+        "changes": changes,
+    }
+    assert (run.path / "recipe.yaml").read_text() == "grpo: {steps: 8}\n"
+    # From now on that is the recipe of the run.
+    again = create(
+        tmp_path,
+        recipe_hash="bbbb",
+        recipe_yaml="grpo: {steps: 8}\n",
+        fingerprints={"train": "f2"},
+        resume=True,
+    )
+    assert again.changes_begin_at("grpo", 6) == {}
+    assert len(again.read_info()["changes"]) == 1
+
+
+def test_allowing_changes_does_not_continue_by_itself(tmp_path):
     create(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        create(tmp_path, resume=True, versions={"torch": "2.14.0"})
-    assert "torch 2.13.0 -> 2.14.0" in caplog.text
+    with pytest.raises(RunFolderError, match="--resume"):
+        create(tmp_path, recipe_hash="bbbb", allow_changes=True)
 
 
 def test_a_path_through_a_file_is_refused(tmp_path):

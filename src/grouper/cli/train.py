@@ -30,6 +30,11 @@ def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps of each phase."),
         click.option("--learning-rate", type=float, help="Learning rate of each phase."),
         click.option("--resume", is_flag=True, help="Continue the run in the folder, if any."),
+        click.option(
+            "--allow-changes",
+            is_flag=True,
+            help="With --resume: go on although the recipe or the data changed; recorded.",
+        ),
         click.option("--overwrite", is_flag=True, help="Delete the run in the folder first."),
         click.option(
             "--nproc",
@@ -112,6 +117,7 @@ def _start(
     steps: int | None,
     learning_rate: float | None,
     resume: bool,
+    allow_changes: bool,
     overwrite: bool,
     nproc: int,
     dry_run: bool,
@@ -120,6 +126,9 @@ def _start(
     """Flags are spellings of overrides, so that the resolved recipe shows them."""
     if resume and overwrite:
         raise click.UsageError("--resume continues the run, --overwrite deletes it: give one.")
+    if allow_changes and not resume:
+        raise click.UsageError("--allow-changes is about a run that is continued: add --resume.")
+    intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     spelled = [f"{key}=true" for key, value in switches.items() if value]
     for phase in phases:
         if steps is not None:
@@ -131,28 +140,28 @@ def _start(
         arguments = click.get_current_context().find_root().obj
         sys.exit(launch(nproc, without_nproc(arguments)))
     if dry_run:
-        _dry_run(recipe, resume=resume, overwrite=overwrite)
+        _dry_run(recipe, intent)
     else:
-        _train(recipe, resume=resume, overwrite=overwrite, quiet=quiet)
+        _train(recipe, intent, quiet=quiet)
 
 
-def _dry_run(recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
+def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
     from grouper.planning import make_plan
     from grouper.tracking.live import Progress, setup_logging
 
     setup_logging(None, console=Progress().console)
-    plan = make_plan(recipe, resume=resume, overwrite=overwrite)
+    plan = make_plan(recipe, **intent)
     show_plan(recipe, plan.sizes, plan.warnings)
 
 
-def _train(recipe: Recipe, *, resume: bool, overwrite: bool, quiet: bool) -> None:
+def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool) -> None:
     from grouper.tracking.live import Progress, setup_logging
     from grouper.training.run import train
     from grouper.training.session import Session
 
     progress = Progress(quiet=quiet or is_follower(), log_every=recipe.tracking.show_every)
     setup_logging(None, console=None if is_follower() else progress.console)
-    with Session(recipe, progress, resume=resume, overwrite=overwrite) as session:
+    with Session(recipe, progress, **intent) as session:
         result = train(session)
     if not is_follower():
         _report(recipe, result)

@@ -1,7 +1,8 @@
 """The run folder: the record of a run, always local, readable without Grouper.
 
     <output>/<run>/recipe.yaml                     the resolved recipe
-                   run.json                        its hash, package versions, data fingerprints
+                   run.json                        its hash, package versions, data fingerprints,
+                                                   and the changes that --allow-changes made
                    metrics.jsonl                   one line a step
                    rollouts/grpo-000001.jsonl.gz   every rollout of a step
                    evaluations/<name>.json         summary; <name>.jsonl.gz beside it: each item
@@ -19,11 +20,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import platform
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,15 @@ from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationResult
 from grouper.tracking import records
 from grouper.tracking.files import dumps, read_lines, refused, write_atomic, write_lines
+from grouper.tracking.identity import (
+    Changes,
+    data_changes,
+    describe_changes,
+    host,
+    recipe_changes,
+)
+from grouper.tracking.lock import LOCK_FILE
+from grouper.tracking.metrics_file import MetricsFile
 from grouper.types import RolloutGroup, StepReport
 
 __all__ = ["PHASES", "RunFolder", "write_atomic"]
@@ -67,6 +75,9 @@ class RunFolder:
         fingerprints: Mapping[str, str],
         resume: bool = False,
         overwrite: bool = False,
+        allow_changes: bool = False,
+        threads: int = 0,
+        processes: int = 1,
     ) -> RunFolder:
         """Start a run folder, or open one to continue it.
 
@@ -78,6 +89,9 @@ class RunFolder:
             fingerprints: data set -> hash of what was read.
             resume: continue the run that is there (or start, if there is none).
             overwrite: delete the run that is there, whatever its recipe.
+            allow_changes: continue it although recipe or data changed; `run.json` lists what did.
+            threads: CPU threads of this process; recorded.
+            processes: of the run; recorded.
 
         Raises:
             RunFolderError: the folder holds another experiment, a run that is neither to be
@@ -85,22 +99,39 @@ class RunFolder:
                 or the data changed since the run began.
         """
         folder = cls(path)
-        folder._prepare(recipe_hash, resume=resume, overwrite=overwrite)
+        found = cls.check(
+            path,
+            recipe_hash=recipe_hash,
+            recipe_yaml=recipe_yaml,
+            resume=resume,
+            overwrite=overwrite,
+            allow_changes=allow_changes,
+        )
+        folder._prepare(clear=found and overwrite)
         known = folder.read_info() if folder._info.exists() else {}
+        changes: Changes = {}
         if known:
-            _check_same_data(known, fingerprints, folder.path)
-            _warn_of_versions(known, versions)
-            folder._repair_metrics()
+            changes = data_changes(known.get("fingerprints", {}), fingerprints)
+            _refuse_changed_data(changes, folder.path, allowed=allow_changes)
+            if known["recipe_hash"] != recipe_hash:
+                changes |= recipe_changes(folder._recipe.read_text(encoding="utf-8"), recipe_yaml)
+            folder._metrics.repair()
         info = {
             "format": 1,
             "recipe_hash": recipe_hash,
             "versions": known.get("versions") or dict(versions),
             "fingerprints": {**known.get("fingerprints", {}), **fingerprints},
-            "host": known.get("host") or _host(),
+            "host": known.get("host") or host(threads, processes),
+            "changes": [*known.get("changes", []), *_change(known, recipe_hash, changes)],
         }
-        write_atomic(folder.path / "recipe.yaml", recipe_yaml.encode())
-        # Last: a folder with a run.json is a run folder, and complete as such.
-        write_atomic(folder._info, (json.dumps(info, indent=2) + "\n").encode())
+        # A folder with a run.json is a run folder, so it comes last in a new one. In one that is
+        # there the new hash goes before the new recipe: after a kill in between, the new recipe
+        # can go on, and the old one is refused.
+        if known:
+            folder._write_info(info)
+        write_atomic(folder._recipe, recipe_yaml.encode())
+        if not known:
+            folder._write_info(info)
         return folder
 
     @classmethod
@@ -109,10 +140,14 @@ class RunFolder:
         path: Path | str,
         *,
         recipe_hash: str,
+        recipe_yaml: str | None = None,
         resume: bool = False,
         overwrite: bool = False,
+        allow_changes: bool = False,
     ) -> bool:
         """Whether `create` would find a run there to continue or delete. Touches nothing.
+
+        With `recipe_yaml`, a refusal names the settings that differ.
 
         Raises:
             RunFolderError: `create` would refuse the folder, but for changed data.
@@ -125,7 +160,9 @@ class RunFolder:
             folder._refuse_unless_ours(content)
             return False
         if not overwrite:
-            folder._refuse_unless_same(recipe_hash, resume=resume)
+            if not allow_changes:
+                folder._refuse_another_recipe(recipe_hash, recipe_yaml)
+            folder._refuse_unless(resume)
         return True
 
     def discard(self) -> None:
@@ -145,27 +182,30 @@ class RunFolder:
         """
         return _read_json(self._info, "this is not a run folder of Grouper")
 
+    def recipe_hashes(self) -> set[str]:
+        """Of the recipe, and of what it was before changes that were allowed."""
+        info = self.read_info()
+        return {info["recipe_hash"], *(change["hash_before"] for change in info["changes"])}
+
+    def changes_begin_at(self, phase: str, step: int) -> Changes:
+        """Record where the changes of this resume take effect; returns them."""
+        info = self.read_info()
+        latest: Changes = {}
+        for change in info["changes"]:
+            if change["step"] is None:
+                change |= {"phase": phase, "step": step}
+                latest = change["changes"]
+        if latest:
+            self._write_info(info)
+        return latest
+
     def append_metrics(self, report: StepReport) -> None:
         """Add one step to `metrics.jsonl`, flushed to the operating system.
 
         Raises:
             RunFolderError: the disk is full, or the like; no part of the line is left behind.
         """
-        line = (dumps(records.report_to_json(report)) + "\n").encode()
-        try:
-            # Unbuffered, so that a failed write is not tried again on closing.
-            with self._metrics.open("ab", buffering=0) as file:
-                start = file.tell()
-                try:
-                    left = memoryview(line)
-                    while left:
-                        left = left[file.write(left) :]
-                except OSError:
-                    with contextlib.suppress(OSError):
-                        file.truncate(start)
-                    raise
-        except OSError as error:
-            refused(error, self._metrics)
+        self._metrics.append(report)
 
     def read_metrics(self) -> list[StepReport]:
         """All steps in the order they were written.
@@ -173,17 +213,7 @@ class RunFolder:
         Raises:
             RunFolderError: a line is damaged; a last line without its end is left out instead.
         """
-        reports = []
-        for number, line in enumerate(self._complete_lines(), start=1):
-            try:
-                reports.append(records.report_from_json(json.loads(line)))
-            except (ValueError, KeyError, TypeError) as error:
-                raise RunFolderError(
-                    f"line {number} cannot be read ({error!r})",
-                    where=str(self._metrics),
-                    fix="It was damaged after it was written; restore the file or delete the line.",
-                ) from error
-        return reports
+        return self._metrics.read()
 
     def write_rollouts(
         self,
@@ -251,11 +281,7 @@ class RunFolder:
         def later(of_phase: str, of_step: int) -> bool:
             return (PHASES.index(of_phase), of_step) > here
 
-        reports = self.read_metrics()
-        kept = [r for r in reports if not later(r.phase, r.step)]
-        if self._metrics.exists():
-            lines = "".join(dumps(records.report_to_json(report)) + "\n" for report in kept)
-            write_atomic(self._metrics, lines.encode())
+        self._metrics.keep(lambda report: not later(report.phase, report.step))
         for file_phase, file_step, file in list(self._rollout_files()):
             if later(file_phase, file_step):
                 _delete(file)
@@ -269,16 +295,22 @@ class RunFolder:
         return self.path / "run.json"
 
     @property
-    def _metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
+    def _metrics(self) -> MetricsFile:
+        return MetricsFile(self.path / "metrics.jsonl")
 
-    def _prepare(self, recipe_hash: str, *, resume: bool, overwrite: bool) -> None:
-        found = self.check(self.path, recipe_hash=recipe_hash, resume=resume, overwrite=overwrite)
+    @property
+    def _recipe(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    def _write_info(self, info: Mapping[str, Any]) -> None:
+        write_atomic(self._info, (json.dumps(info, indent=2) + "\n").encode())
+
+    def _prepare(self, *, clear: bool) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             refused(error, self.path)
-        if found and overwrite:
+        if clear:
             self._clear()
 
     def _content(self) -> list[str]:
@@ -289,18 +321,28 @@ class RunFolder:
         except OSError as error:
             refused(error, self.path)
 
-    def _refuse_unless_same(self, recipe_hash: str, *, resume: bool) -> None:
+    def _refuse_another_recipe(self, recipe_hash: str, recipe_yaml: str | None) -> None:
         there = self.read_info().get("recipe_hash")
-        if there != recipe_hash:
-            raise RunFolderError(
-                f"the folder holds a run of another recipe (hash {there}, yours is {recipe_hash})",
-                where=str(self.path),
-                fix="Give this run another name or output_dir, go back to the settings in its "
-                "recipe.yaml, or delete it with --overwrite.",
-            )
+        if there == recipe_hash:
+            return
+        told = ""
+        if recipe_yaml is not None and self._recipe.exists():
+            before = self._recipe.read_text(encoding="utf-8")
+            told = f": {describe_changes(recipe_changes(before, recipe_yaml))}"
+        raise RunFolderError(
+            f"the folder holds a run of another recipe (hash {there}, yours is {recipe_hash})"
+            + told,
+            where=str(self.path),
+            fix="Give this run another name or output_dir, go back to the settings in its "
+            "recipe.yaml, delete it with --overwrite, or continue it all the same with --resume "
+            "--allow-changes.",
+        )
+
+    def _refuse_unless(self, resume: bool) -> None:
         if not resume:
             raise RunFolderError(
-                f"the folder already holds a run of this recipe (hash {there})",
+                f"the folder already holds a run of this recipe "
+                f"(hash {self.read_info().get('recipe_hash')})",
                 where=str(self.path),
                 fix="Continue it with --resume, start again with --overwrite, or give this run "
                 "another name.",
@@ -309,7 +351,7 @@ class RunFolder:
     def _refuse_unless_ours(self, content: Sequence[str]) -> None:
         # A run killed in its first moment leaves only these, and no run.json; a model may be
         # measured before anything is trained.
-        leftovers = {"recipe.yaml", "training.log", "eval_runs"}
+        leftovers = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
         others = [name for name in content if name not in leftovers and not name.endswith(".tmp")]
         if others:
             raise RunFolderError(
@@ -329,18 +371,6 @@ class RunFolder:
             self._info.unlink()
         except OSError as error:
             refused(error, self.path)
-
-    def _complete_lines(self) -> list[str]:
-        if not self._metrics.exists():
-            return []
-        text = self._metrics.read_text(encoding="utf-8", errors="replace")
-        # A kill can leave the last line half-written; only lines with their end count.
-        return text.split("\n")[:-1]
-
-    def _repair_metrics(self) -> None:
-        lines = self._complete_lines()
-        if self._metrics.exists():
-            write_atomic(self._metrics, "".join(line + "\n" for line in lines).encode())
 
     def _rollout_files(self) -> Iterator[tuple[str, int, Path]]:
         found = []
@@ -373,37 +403,26 @@ def _delete(path: Path) -> None:
         refused(error, path)
 
 
-def _check_same_data(known: Mapping[str, Any], fingerprints: Mapping[str, str], path: Path) -> None:
-    before = known.get("fingerprints", {})
-    changed = [
-        name for name in fingerprints if before.get(name, fingerprints[name]) != fingerprints[name]
-    ]
-    if changed:
+def _change(
+    known: Mapping[str, Any], recipe_hash: str, changes: Changes
+) -> Iterator[dict[str, Any]]:
+    """The entry in `run.json` for changes that the user allowed; its place is known later."""
+    if known and (changes or known["recipe_hash"] != recipe_hash):
+        yield {
+            "phase": None,
+            "step": None,
+            "hash_before": known["recipe_hash"],
+            "hash": recipe_hash,
+            "changes": changes,
+        }
+
+
+def _refuse_changed_data(changes: Changes, path: Path, *, allowed: bool) -> None:
+    if changes and not allowed:
         raise RunFolderError(
-            f"the data changed since this run began: {', '.join(sorted(changed))}",
+            "the data changed since this run began: "
+            + ", ".join(sorted(key.removeprefix("data.") for key in changes)),
             where=str(path),
-            fix="Put the old data back, or start a new run under another name.",
+            fix="Put the old data back, start a new run under another name, or continue all the "
+            "same with --resume --allow-changes.",
         )
-
-
-def _warn_of_versions(known: Mapping[str, Any], versions: Mapping[str, str]) -> None:
-    before = known.get("versions", {})
-    changed = [
-        f"{name} {before[name]} -> {version}"
-        for name, version in sorted(versions.items())
-        if name in before and before[name] != version
-    ]
-    if changed:
-        logger.warning(
-            "Continuing with other versions than the run began with (%s): results will not be "
-            "the same bit for bit.",
-            ", ".join(changed),
-        )
-
-
-def _host() -> dict[str, str]:
-    return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "platform": platform.platform(),
-        "machine": platform.node(),
-    }

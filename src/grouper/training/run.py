@@ -18,17 +18,14 @@ from grouper.training.checkpoint import (
     STATE_FILE,
     TrainState,
     is_finished,
-    latest_checkpoint,
-    load_optimizer,
     read_state,
-    restore_counters,
     save_final,
 )
 from grouper.training.disk_space import check_room_for_run
-from grouper.training.grpo import GRPOPhase, difficulty_band
+from grouper.training.grpo import GRPOPhase
 from grouper.training.loop import Phase, run_phase, tidy
-from grouper.training.optimizers import make_optimizer
 from grouper.training.preflight import check_lengths, check_stopping
+from grouper.training.resuming import fresh_state, resumed_state
 from grouper.training.session import Session
 from grouper.training.sft import SFTPhase
 
@@ -92,10 +89,11 @@ def _sft(session: Session, policy: Policy | None) -> Policy | None:
         policy = session.load(str(final))
     else:
         session.team.lead(lambda: _refuse_sft_behind_grpo(session))
-        state = _resumed(session, "sft")
+        state = resumed_state(session, "sft")
         if state is None:
             session.folder.truncate_to("base", 0)
-            state = _fresh(
+            session.team.lead(lambda: session.folder.changes_begin_at("sft", 0))
+            state = fresh_state(
                 session, "sft", policy or session.load(session.base_path), session.base_path
             )
         policy = state.policy
@@ -126,7 +124,7 @@ def _grpo(session: Session, policy: Policy | None) -> Policy | None:
             return None
         policy = session.load(str(final))
     else:
-        state = _resumed(session, "grpo")
+        state = resumed_state(session, "grpo")
         # The reference is where GRPO started, so it is needed after a resume, too.
         reference: dict[str, Tensor] | None = None
         if state is None or session.recipe.grpo.beta > 0:
@@ -135,8 +133,9 @@ def _grpo(session: Session, policy: Policy | None) -> Policy | None:
                 reference = start.snapshot()
             if state is None:
                 session.folder.truncate_to("grpo", 0)
+                session.team.lead(lambda: session.folder.changes_begin_at("grpo", 0))
                 check_lengths(session, start)
-                state = _fresh(session, "grpo", start, path)
+                state = fresh_state(session, "grpo", start, path)
         policy = state.policy
         _check_room(session, state)
         held = None if reference is None else state.replica.shard(reference)
@@ -163,39 +162,6 @@ def _starting_policy(session: Session, policy: Policy | None) -> tuple[Policy, s
         "grpo.start_from."
     )
     return policy or session.load(session.base_path), session.base_path
-
-
-def _fresh(session: Session, phase: str, policy: Policy, path: str) -> TrainState:
-    """The state at the beginning of a phase."""
-    config = session.recipe.sft if phase == "sft" else session.recipe.grpo
-    replica = session.replica(policy)
-    # After the replica: it may have put other parameters in the place of the policy's.
-    optimizer = make_optimizer(policy, config.optimizer)
-    return TrainState(
-        phase=phase,
-        step=0,
-        replica=replica,
-        optimizer=optimizer,
-        started_from=path,
-        difficulty=difficulty_band(session.recipe.grpo) if phase == "grpo" else None,
-        rewards=session.rewards if phase == "grpo" else None,
-    )
-
-
-def _resumed(session: Session, phase: str) -> TrainState | None:
-    """The state of the newest complete checkpoint, everything after it cut off; None without."""
-    found = session.team.lead(
-        lambda: latest_checkpoint(session.path, phase, recipe_hashes={session.hash})
-    )
-    if found is None:
-        return None
-    folder, saved = found
-    state = _fresh(session, phase, session.load(str(folder)), saved["started_from"])
-    load_optimizer(folder, state.optimizer, state.replica)
-    restore_counters(state, saved)
-    session.folder.truncate_to(phase, state.step)
-    session.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
-    return state
 
 
 def _is_there(session: Session, phase: str) -> bool:

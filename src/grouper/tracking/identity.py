@@ -1,0 +1,92 @@
+"""Which experiment a run folder holds, and what another recipe, data or version changes in it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import yaml
+
+from grouper.recipe import NOT_THE_EXPERIMENT
+
+__all__ = [
+    "Changes",
+    "data_changes",
+    "describe_changes",
+    "host",
+    "recipe_changes",
+    "versions_that_differ",
+]
+
+Changes = dict[str, list[Any]]
+"""Dotted key -> [before, now]."""
+
+NOT_THERE = "(not there)"
+
+
+def recipe_changes(before: str, now: str) -> Changes:
+    """What two resolved recipes have different, but for what does not change the experiment.
+
+    >>> recipe_changes("grpo: {steps: 6, beta: 0.0}", "grpo: {steps: 8, beta: 0.0}")
+    {'grpo.steps': [6, 8]}
+    """
+    old, new = dict(_flat(yaml.safe_load(before))), dict(_flat(yaml.safe_load(now)))
+    keys = [key for key in {**old, **new} if key.split(".")[0] not in NOT_THE_EXPERIMENT]
+    return {
+        key: [old.get(key, NOT_THERE), new.get(key, NOT_THERE)]
+        for key in keys
+        if old.get(key, NOT_THERE) != new.get(key, NOT_THERE)
+    }
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
+        for index, inner in enumerate(value):
+            yield from _flat(inner, f"{prefix}.{index}")
+    else:
+        yield prefix, value
+
+
+def data_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Changes:
+    """The data sets whose content is another one than when the run began."""
+    return {
+        f"data.{name}": [before[name], mark]
+        for name, mark in now.items()
+        if name in before and before[name] != mark
+    }
+
+
+def versions_that_differ(before: Mapping[str, str], now: Mapping[str, str]) -> Changes:
+    """Packages of another version than the run began with."""
+    return {
+        name: [before[name], version]
+        for name, version in sorted(now.items())
+        if name in before and before[name] != version
+    }
+
+
+def describe_changes(changes: Changes, limit: int = 8) -> str:
+    """For people to read, on one line.
+
+    >>> describe_changes({"grpo.steps": [6, 8], "seed": [0, 1]})
+    'grpo.steps 6 -> 8, seed 0 -> 1'
+    """
+    shown = [f"{key} {old} -> {new}" for key, (old, new) in list(changes.items())[:limit]]
+    rest = len(changes) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")
+
+
+def host(threads: int, processes: int) -> dict[str, str | int]:
+    """Where and how a run began; of no meaning to the experiment."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "platform": platform.platform(),
+        "machine": platform.node(),
+        "threads": threads,
+        "processes": processes,
+    }

@@ -1,0 +1,133 @@
+"""One writer for a run folder: a second process is refused while the first one lives."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import platform
+from pathlib import Path
+
+from grouper.errors import RunFolderError
+from grouper.tracking.files import refused
+
+__all__ = ["LOCK_FILE", "RunLock"]
+
+LOCK_FILE = ".lock"
+
+_UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL}
+"""What `flock` answers on file systems that know no locks."""
+
+
+class RunLock:
+    """Holds a run folder until it is released, or the process ends, however it ends.
+
+    The operating system keeps the lock, so that a killed run leaves none behind. Where the file
+    system knows no locks, the process named in the file is looked for instead.
+
+    Args:
+        run: the run folder; made if it is missing.
+
+    Raises:
+        RunFolderError: another process holds it, or the folder cannot be written.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._path = run.absolute() / LOCK_FILE
+        self.pid = os.getpid()
+        self._handle = -1
+        mine = _HELD.pop(self._path, None)
+        if mine is not None and mine.pid == self.pid:
+            mine.release()  # a session that was left open, as in a notebook
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            while self._handle < 0:
+                self._handle = self._open()
+        except OSError as error:
+            refused(error, self._path)
+        _HELD[self._path] = self
+
+    def release(self) -> None:
+        """Let go, and leave no file behind."""
+        if self._handle < 0:
+            return
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        os.close(self._handle)
+        self._handle = -1
+        if _HELD.get(self._path) is self:
+            del _HELD[self._path]
+
+    def _open(self) -> int:
+        """The open and locked file, with this process named in it; -1: to be tried again."""
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if not _flock(handle) and _is_alive(self._holder()):
+                self._refuse()
+            # Whoever held it may have removed the file before we got the lock on it.
+            if not self._path.exists() or os.fstat(handle).st_ino != self._path.stat().st_ino:
+                os.close(handle)
+                return -1
+            mine = {"pid": os.getpid(), "host": platform.node()}
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, json.dumps(mine).encode(), 0)
+        except BlockingIOError:
+            os.close(handle)
+            self._refuse()
+        except BaseException:  # whatever it is, the file is closed before it goes on
+            with contextlib.suppress(OSError):
+                os.close(handle)
+            raise
+        return handle
+
+    def _holder(self) -> tuple[int, str] | None:
+        try:
+            there = json.loads(self._path.read_text(encoding="utf-8"))
+            return int(there["pid"]), str(there["host"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _refuse(self) -> None:
+        holder = self._holder()
+        who = "another process" if holder is None else f"process {holder[0]} on {holder[1]}"
+        raise RunFolderError(
+            f"{who} is writing this run",
+            where=str(self._path.parent),
+            fix="Wait for it or stop it, or give this run another name or output_dir. If it surely "
+            f"is gone, delete {self._path}.",
+        )
+
+
+_HELD: dict[Path, RunLock] = {}
+"""By this process."""
+
+
+def _flock(handle: int) -> bool:
+    """Lock the file; False where the file system knows no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return False
+        raise
+    return True
+
+
+def _is_alive(holder: tuple[int, str] | None) -> bool:
+    """Whether that process may still write; on another machine nobody can tell, so it may."""
+    if holder is None:
+        return False
+    pid, host = holder
+    if host != platform.node():
+        return True
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,66 @@
+"""What a run that goes on says: everything that could make it another run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grouper.training.resuming import banner_lines
+from grouper.types import StepReport, Tally
+
+INFO: dict[str, Any] = {
+    "recipe_hash": "aaaa",
+    "versions": {"torch": "2.13.0"},
+    "fingerprints": {"train": "0123456789abcdef"},
+    "host": {"threads": 2, "processes": 1},
+    "changes": [],
+}
+
+
+def lines(info: dict[str, Any] | None = None, **changes: Any) -> str:
+    settings: dict[str, Any] = {"versions": {"torch": "2.13.0"}, "threads": 2, "processes": 1}
+    allowed = changes.pop("allowed", {})
+    return "\n".join(banner_lines(info or INFO, allowed, **{**settings, **changes}))
+
+
+def test_nothing_differs(caplog: pytest.LogCaptureFixture) -> None:
+    text = lines()
+    assert "recipe: unchanged (hash aaaa)" in text
+    assert "train 0123456789ab" in text
+    assert "2 CPU threads" in text
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"versions": {"torch": "2.14.0"}}, "torch 2.13.0 -> 2.14.0"),
+        ({"threads": 1}, "CPU threads 2 -> 1"),
+        ({"processes": 4}, "processes 1 -> 4"),
+    ],
+)
+def test_what_breaks_bit_for_bit_is_a_warning(
+    caplog: pytest.LogCaptureFixture, change: dict[str, Any], told: str
+) -> None:
+    lines(**change)
+    assert told in caplog.text
+
+
+def test_changes_are_told_now_and_ever_after() -> None:
+    entry = {"phase": "grpo", "step": 4, "changes": {"grpo.steps": [6, 8]}}
+    info = {**INFO, "changes": [entry]}
+    assert "changed, as allowed: grpo.steps 6 -> 8" in lines(info, allowed=entry["changes"])
+    later = lines(info)
+    assert "recipe: unchanged" in later
+    assert "changed before, at grpo step 4: grpo.steps 6 -> 8" in later
+
+
+def test_the_last_step_is_shown() -> None:
+    report = StepReport(
+        phase="grpo",
+        step=4,
+        status="learning",
+        tallies={"reward/total": Tally.of([0.5, 1.0]), "solve_rate": Tally.of([1, 0, 0, 0])},
+    )
+    assert "last step: learning, reward 0.750, solved 25.0%" in lines(reports=[report])
