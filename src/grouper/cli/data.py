@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from grouper.cli.difficulty import difficulty_command
 from grouper.cli.groups import NamingGroup
 from grouper.cli.options import warn
 from grouper.config import SourceConfig
@@ -27,6 +28,7 @@ Examples:
   grouper data audit demo                              every part of a recipe, and its leaks
   grouper data audit math --path ../shared/data/math --split train --split validation
   grouper data audit mine.jsonl --output quarantine.jsonl
+  grouper data difficulty demo                         pass rates for `grpo.difficulty`
 """
 
 path_option = click.option(
@@ -49,6 +51,9 @@ def data_command() -> None:
     SOURCE is a source from the list, a file or folder, or a recipe, which stands for all its
     parts. A file or folder that is called like a source or recipe is given as a path (./demo).
     """
+
+
+data_command.add_command(difficulty_command)
 
 
 @data_command.command("list", short_help="List the data sources.")

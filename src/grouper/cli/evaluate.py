@@ -33,7 +33,7 @@ from grouper.tracking.run_folder import RunFolder
 if TYPE_CHECKING:
     from grouper.tracking.live import Progress
 
-__all__ = ["eval_command"]
+__all__ = ["eval_command", "trained_model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ def eval_command(
     target = (output_dir or run / "eval_runs").expanduser()
     recorded = [result for path in others for result in _recorded(Path(path), split)]
     measured = [path for path in others if not _has_evaluations(Path(path))]
-    subjects = _subjects([*measured, *(models or [_trained_model(opened, run)])], target)
+    subjects = _subjects([*measured, *(models or [trained_model(opened, run)])], target)
     _warn_of_another_prompt(opened, run, using_run=not models)
     problems = _problems(opened, split)
     if dry_run:
@@ -115,7 +115,7 @@ def eval_command(
         click.echo(f"Items of {subject.label}: {subject.folder / 'evaluations'}")
 
 
-def _trained_model(recipe: Recipe, run: Path) -> str:
+def trained_model(recipe: Recipe, run: Path) -> str:
     """What the run has trained, else the recipe's own model."""
     for phase in ("grpo", "sft"):
         final = run / phase / "final"

@@ -48,8 +48,8 @@ class Replica:
         self.team = team or Solo()
         self._module: nn.Module = policy
 
-    def __call__(self, batch: TrainBatch, **asked: bool) -> TokenOutputs:
-        outputs: TokenOutputs = self._module(batch, **asked)
+    def __call__(self, batch: TrainBatch, *, entropy_gradient: bool = False) -> TokenOutputs:
+        outputs: TokenOutputs = self._module(batch, entropy_gradient=entropy_gradient)
         return outputs
 
     @contextlib.contextmanager

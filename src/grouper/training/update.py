@@ -67,7 +67,7 @@ def accumulate_gradient(
                 _dropout(policy, None if dropout_seed is None else dropout_seed(part.number)),
                 replica.accumulating(last=part.last),
             ):
-                outputs = replica(piece, **_asked(objective))
+                outputs = replica(piece, entropy_gradient=objective.entropy_gradient)
                 per_token, tallies = objective(outputs, piece)
                 loss = (per_token * piece.weights).sum()
                 # The engines average over processes; the gradient of a step is a sum.
@@ -80,10 +80,6 @@ def accumulate_gradient(
     total, tallies = with_enough_memory(policy, batch, budget, whole_step, retry=size == 1)
     told = replica.team.gather((total, tallies))
     return math.fsum(loss for loss, _ in told), merge_tallies([report for _, report in told])
-
-
-def _asked(objective: Objective) -> dict[str, bool]:
-    return {"entropy_gradient": True} if objective.entropy_gradient else {}
 
 
 def update(

@@ -1,0 +1,100 @@
+"""`grouper data difficulty`: how often a model solves each training problem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from grouper.cli.evaluate import trained_model
+from grouper.cli.options import open_recipe, quiet_option, recipe_arguments, run_folder_of
+from grouper.config import Recipe
+
+__all__ = ["difficulty_command"]
+
+EXAMPLES = """\b
+Examples:
+  grouper data difficulty demo --model outputs/demo/sft/final --samples 8
+  grouper run demo "grpo.difficulty={file: outputs/demo/pass_rates.jsonl, low: 0.1, high: 0.9}"
+"""
+
+
+@click.command("difficulty", epilog=EXAMPLES, short_help="Measure pass rates for the band.")
+@click.option(
+    "--model",
+    metavar="PATH",
+    help="A model folder, adapter folder or Hub name. Left out: what the run has trained.",
+)
+@click.option("--samples", default=8, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="JSON lines; a file that was begun is gone on with.  "
+    "[default: <output_dir>/<name>/pass_rates.jsonl]",
+)
+@quiet_option
+@recipe_arguments
+def difficulty_command(
+    recipe: str,
+    overrides: tuple[str, ...],
+    *,
+    model: str | None,
+    samples: int,
+    output: Path | None,
+    quiet: bool,
+) -> None:
+    """Sample each training problem of RECIPE several times, as GRPO would, and write how often it
+    is solved. A stopped measurement goes on where it was; `grpo.difficulty.file` reads the file.
+    """
+    opened = open_recipe(recipe, overrides)
+    run = run_folder_of(recipe) or Path(opened.output_dir).expanduser() / opened.name
+    subject = model or trained_model(opened, run)
+    path = (output or run / "pass_rates.jsonl").expanduser()
+    rates = _measure(opened, subject, path, samples, quiet=quiet)
+    click.echo(_histogram([correct / total for correct, total in rates.values()]))
+    click.echo(f"\n{len(rates):,} problems, {samples} samples each: {path}")
+
+
+def _measure(
+    recipe: Recipe, model: str, path: Path, samples: int, *, quiet: bool
+) -> dict[str, tuple[int, int]]:
+    from grouper.tracking.live import Progress, setup_logging
+    from grouper.training.pass_rates import PassRates, measure_pass_rates
+    from grouper.training.problem_sets import load_problem_set
+    from grouper.training.workbench import Workbench
+
+    progress = Progress(quiet=quiet)
+    setup_logging(None, console=progress.console)
+    problems = load_problem_set("train", recipe.data.train, seed=recipe.seed)
+    with Workbench(recipe, model) as bench:
+        items = bench.render(problems.problems, "train")
+        wanted = PassRates(
+            path=path,
+            samples=samples,
+            params=bench.training_params(),
+            model=model,
+            seed=recipe.seed,
+        )
+        with progress.track("measuring pass rates", len(items)) as task:
+            return measure_pass_rates(
+                wanted,
+                items,
+                sampler=bench.sampler(bench.load(model)),
+                grader=bench.grader,
+                progress=task,
+            )
+
+
+def _histogram(rates: list[float], width: int = 40) -> str:
+    """Bars of the share of problems by pass rate; never and always stand apart."""
+    edges = [0.2, 0.4, 0.6, 0.8]
+    rows = [("never solved", [r for r in rates if r == 0])]
+    for low, high in zip([0.0, *edges], [*edges, 1.0], strict=True):
+        name = f"up to {high:.0%}" if high < 1 else "below 100%"
+        rows.append((name, [r for r in rates if low < r <= high and r < 1]))
+    rows.append(("always solved", [r for r in rates if r == 1]))
+    most = max(len(found) for _, found in rows) or 1
+    return "\n".join(
+        f"{name:>13}  {len(found):>6,}  {'#' * round(width * len(found) / most)}".rstrip()
+        for name, found in rows
+    )
