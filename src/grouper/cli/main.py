@@ -23,6 +23,7 @@ COMMANDS = {
     "grpo": ("grouper.cli.train", "Only the GRPO phase of a recipe."),
     "eval": ("grouper.cli.evaluate", "Measure a model on a recipe's problems."),
     "generate": ("grouper.cli.generate", "Answer one question, a JSONL file, or a conversation."),
+    "export": ("grouper.cli.export", "A trained model as one folder, its adapter merged in."),
     "recipes": ("grouper.cli.recipes", "List the recipes; show one, its fields, formats, sources."),
     "rewards": ("grouper.cli.rewards", "List the rewards, try them on a text, or attack them."),
     "grade": ("grouper.cli.grade", "Grade one completion, every stage shown."),

@@ -1,0 +1,101 @@
+"""Exporting: one whole model folder out of a base and its adapter, checked against both."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from grouper.config import LoraConfig, ModelConfig
+from grouper.errors import ModelError
+from grouper.model_files import (
+    ADAPTER_FILE,
+    load_policy,
+    load_tokenizer,
+    require_model_folder,
+    save_policy,
+)
+from grouper.policy import Policy
+from grouper.tracking.files import whole_folder
+
+__all__ = ["Exported", "export_model"]
+
+BOUNDS = {"float32": 1e-3, "bfloat16": 0.5}
+"""How far log-probs may be from the source's: merging adds two products in another order, and
+bfloat16 rounds every weight to 8 bits."""
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PROBE_ROWS, PROBE_TOKENS = 4, 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A model folder and how well it agrees with what it was made from."""
+
+    path: Path
+    gap: float
+    """The largest difference between log-probs of source and export on the probe, in nats."""
+    same_choice: float
+    """The share of positions at which both find the same token most likely."""
+
+
+def export_model(source: str, target: Path, *, dtype: str = "float32") -> Exported:
+    """Write `source` as one folder that `from_pretrained` loads, an adapter merged in.
+
+    The saved folder is loaded again and compared with the source: base and adapter side by side.
+
+    Args:
+        source: a model or adapter folder, or a Hub name.
+        target: must not exist yet.
+        dtype: of the saved weights, `float32` or `bfloat16`; merging is done in float32.
+
+    Raises:
+        ModelError: nothing loadable there, the target exists, or the two disagree; then nothing
+            is left behind.
+    """
+    require_model_folder(source)
+    if target.exists():
+        raise ModelError(
+            f"{target} exists already", where="export", fix="Name a folder that does not exist."
+        )
+    is_adapter = (Path(source).expanduser() / ADAPTER_FILE).is_file()
+    expected = _probe(_load(source, lora=is_adapter))
+    merged = _load(source, lora=False)
+    merged.model.to(_DTYPES[dtype])
+    with whole_folder(target) as folder:
+        save_policy(merged, load_tokenizer(source), folder)
+        del merged
+        _say_where_it_is_from(folder, source)
+        found = _probe(_load(str(folder), lora=False))
+        gap = float((found - expected).abs().max())
+        if not gap <= BOUNDS[dtype]:
+            raise ModelError(
+                f"the exported model disagrees with {source}: log-probs differ by {gap:.3g}, "
+                f"allowed {BOUNDS[dtype]:g}",
+                where="export",
+                fix="Export as float32; if it disagrees there, too, please report it.",
+            )
+    same = float((found.argmax(-1) == expected.argmax(-1)).double().mean())
+    return Exported(path=target, gap=gap, same_choice=same)
+
+
+def _load(path: str, *, lora: bool) -> Policy:
+    config = ModelConfig(path=path, dtype="float32", lora=LoraConfig() if lora else None)
+    return load_policy(config, path, seed=0)
+
+
+@torch.no_grad()
+def _probe(policy: Policy) -> Tensor:
+    """Log-probs [rows, tokens, V] in float32 on token ids spread over the vocabulary."""
+    vocabulary = int(policy.model.config.get_text_config().vocab_size)
+    ids = torch.arange(PROBE_ROWS * PROBE_TOKENS).view(PROBE_ROWS, PROBE_TOKENS)
+    output = policy.model((ids * 7919 + 11) % vocabulary, use_cache=False)
+    logprobs: Tensor = output.logits.float().log_softmax(-1)
+    return logprobs
+
+
+def _say_where_it_is_from(folder: Path, source: str) -> None:
+    text = json.dumps({"exported_from": source}, indent=2)
+    (folder / "export.json").write_text(text + "\n", encoding="utf-8")
