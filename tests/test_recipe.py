@@ -240,3 +240,26 @@ def test_a_stop_string_that_closes_the_answer_must_be_kept() -> None:
     recipe = load_recipe("demo", ["prompt.format=r1-zero", "sampling.include_stop=false"])
     with pytest.raises(ConfigError, match="closes the answer"):
         check_recipe(recipe)
+
+
+def test_a_rate_for_all_weights_is_too_low_for_an_adapter() -> None:
+    small = ["sft.optimizer.learning_rate=1e-5", "grpo.optimizer.learning_rate=1e-6"]
+    full = check_recipe(load_recipe("demo", small))
+    lora = check_recipe(load_recipe("demo", [*small, "model.lora={rank: 8}"]))
+    assert not any("adapter" in text for text in full)
+    told = [text for text in lora if "adapter" in text]
+    assert [text.split(".")[0] for text in told] == ["sft", "grpo"]
+    assert "try 1e-05" in told[1]
+    fine = ["sft.optimizer.learning_rate=1e-4", "grpo.optimizer.learning_rate=1e-5"]
+    assert not any(
+        "adapter" in text for text in check_recipe(load_recipe("demo", [*fine, "model.lora={}"]))
+    )
+
+
+def test_a_target_needs_something_to_measure_it_on() -> None:
+    wanted = ["grpo.stop_at_accuracy=0.9", "grpo.evaluate_every=5"]
+    with pytest.raises(ConfigError, match=r"grpo\.stop_at_accuracy: there are no validation"):
+        check_recipe(load_recipe("demo", [*wanted, "data.validation=null"]))
+    with pytest.raises(ConfigError, match="evaluate_every"):
+        load_recipe("demo", ["grpo.stop_at_accuracy=0.9", "grpo.evaluate_every=0"])
+    check_recipe(load_recipe("demo", wanted))

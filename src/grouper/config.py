@@ -125,8 +125,11 @@ class SourceConfig(Section):
     columns: dict[str, str] = Field(
         default_factory=dict, description="our field -> the file's column (question, answer, ...)"
     )
+    shuffle: NonNegative | None = Field(
+        None, description="seed of a shuffle before offset and limit; left out: in order"
+    )
     offset: NonNegative = Field(0, description="leave out this many problems at the start")
-    limit: Positive | None = Field(None, description="use at most this many problems")
+    limit: Positive | None = Field(None, description="use at most this many different problems")
     options: dict[str, Any] = Field(default_factory=dict, description="the source's own settings")
 
 

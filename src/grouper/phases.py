@@ -65,6 +65,9 @@ class PhaseConfig(Section):
         "(GRPO, left out: sampling.max_new_tokens)",
     )
     evaluate_every: NonNegative = Field(0, description="steps; 0: only at the end")
+    stop_at_accuracy: Fraction | None = Field(
+        None, description="end the phase once validation accuracy has reached this"
+    )
     checkpoint_every: NonNegative = Field(0, description="steps; 0: only at the end")
     keep_checkpoints: Positive = Field(2, description="the newest ones, to go on from")
     keep_best: bool = Field(
@@ -75,6 +78,12 @@ class PhaseConfig(Section):
     def _constant_has_a_use(self) -> PhaseConfig:
         if self.weighting != "constant" and self.weighting_constant is not None:
             raise ValueError("weighting_constant is only for weighting: constant")
+        return self
+
+    @model_validator(mode="after")
+    def _target_is_measured(self) -> PhaseConfig:
+        if self.stop_at_accuracy is not None and self.evaluate_every == 0:
+            raise ValueError("stop_at_accuracy is looked at every evaluate_every steps: set it")
         return self
 
 

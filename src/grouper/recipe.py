@@ -156,6 +156,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
         lambda: _check_path(recipe.grpo.start_from, "grpo.start_from"),
         lambda: _check_lengths(recipe),
         lambda: _check_quantised(recipe),
+        lambda: _check_targets(recipe),
     ]
     problems: list[GrouperError] = []
     for check in checks:
@@ -167,7 +168,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
     # Without any instruction, SFT is what tells the model how to answer.
     taught = recipe.prompt.system == "" and not recipe.skip_sft
     about_system = [] if taught else warn_about_system(make_format(recipe.prompt))
-    return [*about_system, *_warn_about_data(recipe)]
+    return [*about_system, *_warn_about_data(recipe), *_warn_about_rates(recipe)]
 
 
 def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:
@@ -239,6 +240,16 @@ def _check_lengths(recipe: Recipe) -> None:
         )
 
 
+def _check_targets(recipe: Recipe) -> None:
+    for name, phase in (("sft", recipe.sft), ("grpo", recipe.grpo)):
+        if phase.stop_at_accuracy is not None and recipe.data.validation is None:
+            raise ConfigError(
+                "there are no validation problems to reach it on",
+                where=f"{name}.stop_at_accuracy",
+                fix="Name some in data.validation, or leave it out.",
+            )
+
+
 def _check_format(recipe: Recipe) -> None:
     """The format and its rewards; a stop string that closes the answer must stay in the text."""
     fmt = make_format(recipe.prompt)
@@ -251,6 +262,24 @@ def _check_format(recipe: Recipe) -> None:
             where="sampling.include_stop",
             fix="Set it to true.",
         )
+
+
+LORA_RATES = {"sft": 5e-5, "grpo": 5e-6}
+"""Below these, a learning rate was most likely chosen for training all weights: an adapter needs
+about ten times as much (Schulman et al., "LoRA without regret", 2025)."""
+
+
+def _warn_about_rates(recipe: Recipe) -> list[str]:
+    phases = {
+        "sft": None if recipe.skip_sft else recipe.sft.optimizer.learning_rate,
+        "grpo": None if recipe.skip_grpo else recipe.grpo.optimizer.learning_rate,
+    }
+    return [
+        f"{name}.optimizer.learning_rate={rate:g} suits training all weights; an adapter "
+        f"(model.lora) needs about ten times as much: try {10 * rate:g}."
+        for name, rate in phases.items()
+        if recipe.model.lora is not None and rate is not None and rate < LORA_RATES[name]
+    ]
 
 
 def _warn_about_data(recipe: Recipe) -> list[str]:

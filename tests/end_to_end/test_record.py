@@ -11,6 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grouper.errors import ConfigError, ModelError, PreflightError, RunFolderError
+from grouper.presets import PRESETS
 from grouper.recipe import load_recipe
 from grouper.tracking.live import Progress
 from grouper.tracking.run_folder import RunFolder
@@ -231,3 +232,77 @@ def test_a_budget_that_cuts_off_most_answers_is_refused(tmp_path: Path) -> None:
     ) as caught:
         run(tmp_path, "grpo.allow_truncation=false")
     assert "grpo.allow_truncation=true" in str(caught.value)
+
+
+def test_a_phase_ends_at_its_target_and_the_loss_is_measured(tmp_path: Path) -> None:
+    """A target of 0 is reached at once, so SFT takes no step; GRPO takes all of its own."""
+    path = run(
+        tmp_path,
+        "data.validation={source: arithmetic, split: validation, options: {count: 4}}",
+        "sft.evaluate_every=2",
+        "sft.stop_at_accuracy=0.0",
+    )
+    folder = RunFolder(path)
+    assert [r.phase for r in folder.read_metrics()] == ["grpo", "grpo"]
+    measured = folder.read_evaluation("validation-sft-000000")
+    assert measured is not None
+    # An untrained model of 400 tokens is near the loss of guessing, log(400) = 6.
+    assert 5 < measured.card["loss"] < 7
+    assert measured.card["loss_tokens"] > 20
+
+
+def test_several_updates_resampling_and_the_band_are_in_the_record(tmp_path: Path) -> None:
+    path = run(
+        tmp_path,
+        odd_reward(tmp_path),
+        "grpo.updates_per_batch=3",
+        "grpo.passes_per_batch=2",
+        "grpo.max_resample_rounds=1",
+        "grpo.difficulty={low: 0.1, high: 0.9}",
+        "grpo.steps=3",
+    )
+    reports = [r for r in RunFolder(path).read_metrics() if r.phase == "grpo"]
+    for report in reports:
+        # A random model solves nothing: every group is replaced once, and the budget is spent.
+        assert report.mean("groups/replaced") == 3
+        assert report.mean("resample_rounds") == 1
+        assert report.tallies["updates"].sum <= 6
+    assert max(r.tallies["updates"].sum for r in reports) > 1
+    assert reports[-1].tallies["problems/left_out"].sum == 12
+    first = list(RunFolder(path).read_rollouts("grpo", 1))
+    assert len(first) == 2 * 3 * 8
+    assert [row["advantage"] is None for row in first] == [False] * 24 + [True] * 24
+
+
+@pytest.mark.parametrize("algorithm", sorted(PRESETS))
+def test_every_preset_runs(algorithm: str, tmp_path: Path) -> None:
+    """Two steps of each: it learns something, and its log-probs are those of the sampler."""
+    path = run(
+        tmp_path,
+        odd_reward(tmp_path),
+        f"grpo.algorithm={algorithm}",
+        "grpo.prompts_per_step=4",
+        "grpo.max_resample_rounds=0",
+        "sft.steps=1",
+    )
+    reports = [r for r in RunFolder(path).read_metrics() if r.phase == "grpo"]
+    assert [r.status for r in reports] == ["learning", "learning"]
+    for report in reports:
+        assert report.tallies["policy/gap"].max < 1e-4
+        assert report.mean("grad_norm") > 0
+    if PRESETS[algorithm].get("beta"):
+        assert reports[0].tallies["policy/kl"].max < 1e-6
+        assert reports[1].tallies["policy/kl"].count > 0
+
+
+def test_a_continued_adapter_starts_at_a_kl_of_exactly_zero(tmp_path: Path) -> None:
+    """T23: the reference is the SFT policy, adapter included, not the bare base."""
+    path = run(
+        tmp_path, odd_reward(tmp_path), "model.lora={rank: 4}", "grpo.beta=0.1", "sft.steps=3"
+    )
+    base_adapter = (path / "sft" / "final" / "adapter_model.safetensors").read_bytes()
+    assert base_adapter
+    reports = [r for r in RunFolder(path).read_metrics() if r.phase == "grpo"]
+    assert reports[0].tallies["policy/kl"].max == 0.0
+    assert reports[0].tallies["policy/kl"].min == 0.0
+    assert reports[1].tallies["policy/kl"].max > 0.0

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from grouper.config import SourceConfig
 from grouper.data.arithmetic import arithmetic_options, generate
 from grouper.data.problem_set import ProblemSet, Quarantined, fingerprint_of, require_distinct_ids
@@ -29,8 +31,9 @@ def load_problems(config: SourceConfig, *, seed: int) -> ProblemSet:
         seed: the run's seed; only generated sources use it.
 
     Returns:
-        The problems in the source's order, `offset` and `limit` applied to rows. Rows that
-        cannot be used, and references the grader cannot read, are listed in `quarantined`.
+        The problems in the source's order (or shuffled), `offset` and `limit` applied to rows.
+        Rows that cannot be used, and references the grader cannot read, are listed in
+        `quarantined`.
 
     Raises:
         ConfigError: unknown source or option.
@@ -131,6 +134,9 @@ def _rows(config: SourceConfig, source: Source, split: str) -> tuple[Sequence[Ro
 
 
 def _part(items: Sequence[Item], config: SourceConfig) -> Sequence[Item]:
+    if config.shuffle is not None:
+        order = np.random.default_rng(config.shuffle).permutation(len(items)).tolist()
+        items = [items[i] for i in order]
     end = None if config.limit is None else config.offset + config.limit
     return items[config.offset : end]
 

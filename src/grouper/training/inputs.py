@@ -23,6 +23,8 @@ class Inputs:
     train: Items
     validation: Items
     test: Items
+    validation_demonstrations: tuple[Demonstration, ...] = ()
+    """Those of the validation problems that have a worked solution, where SFT is run."""
 
 
 def _room(bench: Workbench) -> int | None:
@@ -36,20 +38,24 @@ def prepare_inputs(recipe: Recipe, sets: ProblemSets, bench: Workbench) -> Input
     def prompts(part: ProblemSet | None, name: str) -> Items:
         return () if part is None else bench.render(part.problems, name)
 
-    demonstrations: tuple[Demonstration, ...] = ()
-    if sets.sft is not None and not recipe.skip_sft:
+    def demonstrations(part: ProblemSet | None, name: str) -> tuple[Demonstration, ...]:
+        if part is None or recipe.skip_sft:
+            return ()
         shown = prepare_demonstrations(
-            sets.sft.problems,
+            part.problems,
             bench.format,
             bench.tokenizer,
             bench.stop_tokens.trained,
             max_prompt_tokens=bench.prompt_limit,
             max_completion_tokens=_room(bench),
         )
-        tell_dropped("sft", shown.dropped)
-        demonstrations = tuple(demonstration for _, demonstration in shown.items)
+        tell_dropped(name, shown.dropped)
+        return tuple(demonstration for _, demonstration in shown.items)
+
+    solved = sets.validation is not None and any(p.solution for p in sets.validation.problems)
     return Inputs(
-        demonstrations=demonstrations,
+        demonstrations=demonstrations(sets.sft, "sft"),
+        validation_demonstrations=demonstrations(sets.validation if solved else None, "validation"),
         train=prompts(sets.train, "train"),
         validation=prompts(sets.validation, "validation"),
         test=prompts(sets.test, "test"),

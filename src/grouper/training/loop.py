@@ -56,8 +56,8 @@ def run_phase(session: Session, phase: Phase) -> None:
                 task(phase.state.step)
                 better = _evaluate_if_due(session, phase)
                 saves.at_this_step(better=better)
-                session.raise_if_stopped(together=True)
-                if phase.state.step >= phase.total:
+                session.raise_if_stopped(f"{phase.name} step {phase.state.step}", together=True)
+                if phase.state.step >= phase.total or _has_reached_its_target(session, phase):
                     return
                 report = phase.step()
                 report = replace(report, events=(*saves.take_events(), *report.events))
@@ -86,6 +86,17 @@ def _evaluate_if_due(session: Session, phase: Phase) -> bool:
             phase.state.policy, phase=phase.name, step=step, split="validation"
         )
     return phase.state.best.offer(step, result.accuracy)
+
+
+def _has_reached_its_target(session: Session, phase: Phase) -> bool:
+    target, best = phase.config.stop_at_accuracy, phase.state.best
+    if target is None or best.accuracy < target:
+        return False
+    session.display.say(
+        f"{phase.name} ends at step {phase.state.step}: validation accuracy {best.accuracy:.1%} "
+        f"has reached stop_at_accuracy {target:.1%}."
+    )
+    return True
 
 
 class _Saves:

@@ -30,6 +30,7 @@ from grouper.training.inputs import describe_versions, prepare_inputs
 from grouper.training.problem_sets import ProblemSets, load_problem_sets, quarantine_lines
 from grouper.training.replica import Replica, make_replica
 from grouper.training.sizes import leak_warnings
+from grouper.training.validation_loss import validation_loss
 from grouper.training.watchdog import Watchdog
 from grouper.training.workbench import Workbench
 
@@ -235,11 +236,21 @@ class Session(Workbench):
                 phase=phase,
                 split=split,
                 progress=progress,
-                card={"recipe_hash": self.hash},
+                card={"recipe_hash": self.hash, **self._loss_card(policy, phase, split)},
                 team=self.team,
             )
         self.folder.write_evaluation(result)
         return result
+
+    def _loss_card(self, policy: Policy, phase: str, split: str) -> dict[str, Any]:
+        """The loss on held-out demonstrations, which SFT is also measured by."""
+        held_out = self.inputs.validation_demonstrations
+        if (phase, split) != ("sft", "validation") or not held_out:
+            return {}
+        budget = self.recipe.sft.tokens_per_micro_batch
+        loss = validation_loss(self.replica(policy), held_out, token_budget=budget)
+        self.display.say(f"Validation loss: {loss.mean:.4f} over {loss.count:,.0f} tokens.")
+        return {"loss": loss.mean, "loss_tokens": loss.count}
 
     def recorded(self, name: str) -> EvaluationResult | None:
         """An evaluation that this run has already made."""
