@@ -24,7 +24,8 @@ def wait_for_steps(process: subprocess.Popen[str], metrics: Path, phase: str, co
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_exits_with_130_and_resume_finishes(grouper, small, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_exits_with_130_and_resume_finishes(grouper, small, tmp_path, number):
     arguments = ["run", "demo", *small, f"output_dir={tmp_path}", "grpo.steps=60"]
     process = subprocess.Popen(
         [sys.executable, "-c", "from grouper.cli import main; main()", *arguments],
@@ -34,7 +35,7 @@ def test_ctrl_c_saves_exits_with_130_and_resume_finishes(grouper, small, tmp_pat
     )
     run = tmp_path / "demo"
     wait_for_steps(process, run / "metrics.jsonl", "grpo", 3)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err

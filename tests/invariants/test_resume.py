@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
+from run_records import record
 
 from grouper.errors import CheckpointError, Interrupted
 from grouper.recipe import load_recipe
@@ -67,39 +64,6 @@ def run(name: str, *overrides: str, resume: bool = False) -> Path:
         return train(session).path
 
 
-def everything(path: Path) -> dict[str, Any]:
-    """All of a run that must be equal, as comparable values."""
-    found: dict[str, Any] = {}
-    for file in sorted(path.rglob("*")):
-        name = str(file.relative_to(path))
-        if file.name == "model.safetensors" or file.name == "adapter_model.safetensors":
-            found[name] = {k: v.numpy().tobytes() for k, v in load_file(file).items()}
-        elif file.name == OPTIMIZER_FILE:
-            found[name] = _flat(torch.load(file, weights_only=True))
-        elif file.suffix == ".gz":
-            found[name] = gzip.decompress(file.read_bytes())
-        elif file.name == "metrics.jsonl":
-            lines = [json.loads(line) for line in file.read_text().splitlines()]
-            found[name] = [_without_time(line) for line in lines]
-    return found
-
-
-def _without_time(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_time(v) for k, v in value.items() if not k.startswith("time.")}
-    return value
-
-
-def _flat(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.numpy().tobytes()
-    if isinstance(value, dict):
-        return {str(k): _flat(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_flat(v) for v in value]
-    return value
-
-
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, phase: str, step: int) -> Callable[[], None]:
     """Ask the session to stop once `phase` has finished `step`, as Ctrl-C would."""
     honest = Session.raise_if_stopped
@@ -140,14 +104,14 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     step: int,
     overrides: tuple[str, ...],
 ) -> None:
-    whole = everything(run("whole", *overrides))
+    whole = record(run("whole", *overrides))
     undo = interrupt_after(monkeypatch, phase, step)
     with pytest.raises(Interrupted):
         run("cut", *overrides)
     undo()
     monkeypatch.chdir(workplace)
     assert is_complete(workplace / "cut" / "demo" / phase / f"checkpoint-{step}")
-    resumed = everything(run("cut", *overrides, resume=True))
+    resumed = record(run("cut", *overrides, resume=True))
     extra = f"{phase}/checkpoint-{step}/"
     resumed = {k: v for k, v in resumed.items() if not k.startswith(extra)}
     whole = {k: v for k, v in whole.items() if not k.startswith(extra)}
@@ -163,7 +127,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
 def test_a_kill_between_checkpoints_loses_only_what_came_after(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = everything(run("whole"))
+    whole = record(run("whole"))
 
     class Killed(BaseException):
         pass
@@ -180,18 +144,18 @@ def test_a_kill_between_checkpoints_loses_only_what_came_after(
         run("cut")
     monkeypatch.setattr(loop, "_evaluate_if_due", honest)
     assert not (workplace / "cut/demo/grpo/checkpoint-5").exists()
-    assert everything(run("cut", resume=True)) == whole
+    assert record(run("cut", resume=True)) == whole
 
 
 @pytest.mark.parametrize("name", [OPTIMIZER_FILE, STATE_FILE])
 def test_a_damaged_checkpoint_is_skipped_and_the_result_is_the_same(
     workplace: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    whole = everything(run("cut", "skip_grpo=true"))
+    whole = record(run("cut", "skip_grpo=true"))
     path = workplace / "cut" / "demo"
     (path / "sft" / "final" / STATE_FILE).unlink()
     (path / "sft" / "checkpoint-4" / name).write_bytes(b"garbage")
-    assert everything(run("cut", "skip_grpo=true", resume=True)) == whole
+    assert record(run("cut", "skip_grpo=true", resume=True)) == whole
     assert "checkpoint-4 is skipped" in caplog.text
 
 
@@ -204,8 +168,8 @@ def test_a_damaged_checkpoint_with_none_before_it_is_one_paragraph(workplace: Pa
 
 
 def test_a_finished_run_resumes_to_its_result_without_training(workplace: Path) -> None:
-    first = everything(run("whole"))
-    assert everything(run("whole", resume=True)) == first
+    first = record(run("whole"))
+    assert record(run("whole", resume=True)) == first
 
 
 def test_only_the_newest_checkpoints_are_kept(workplace: Path) -> None:

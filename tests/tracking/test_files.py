@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grouper.errors import RunFolderError
-from grouper.tracking.files import dumps, read_lines, write_atomic, write_lines
+from grouper.tracking.files import dumps, read_lines, sweep, write_atomic, write_lines
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypatch):
@@ -70,3 +70,14 @@ def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "a.gz").write_bytes(data[: len(data) // 2])
     with pytest.raises(RunFolderError, match=r"a\.gz.*cannot be read"):
         list(read_lines(tmp_path / "a.gz"))
+
+
+def test_what_a_kill_left_half_written_is_swept_up(tmp_path: Path) -> None:
+    (tmp_path / "grpo" / ".final.99.tmp").mkdir(parents=True)
+    (tmp_path / "grpo" / ".final.99.tmp" / "model.safetensors").write_text("x")
+    (tmp_path / "grpo" / "final").mkdir()
+    (tmp_path / ".run.json.99.tmp").write_text("{")
+    (tmp_path / "notes.tmp").write_text("mine")
+    sweep(tmp_path)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert left == ["grpo", "grpo/final", "notes.tmp"]

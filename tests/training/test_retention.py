@@ -75,15 +75,6 @@ def test_an_incomplete_one_counts_for_nothing(tmp_path: Path) -> None:
     assert sorted(left(tmp_path)) == [2, 4]
 
 
-def test_leftovers_of_a_kill_are_swept_up(tmp_path: Path) -> None:
-    checkpoint(tmp_path, 2)
-    for name in (".checkpoint-4.99.tmp", ".checkpoint-1.99.gone.tmp"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(b"x")
-    thin_out(tmp_path, step=2, keep=2, best=BestScore())
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
-
-
 def test_what_cannot_be_removed_is_told_and_nothing_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "read_lines",
     "refused",
     "remove_folder",
+    "sweep",
     "whole_folder",
     "write_atomic",
     "write_lines",
@@ -106,6 +107,15 @@ def remove_folder(target: Path) -> None:
     gone = target.with_name(f".{target.name}.{os.getpid()}.gone.tmp")
     target.rename(gone)
     shutil.rmtree(gone)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left half-written in a folder and the folders in it."""
+    for left in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]:
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
 
 
 def _sync(path: Path) -> None:

@@ -29,7 +29,14 @@ from typing import Any
 from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationResult
 from grouper.tracking import records
-from grouper.tracking.files import dumps, read_lines, refused, write_atomic, write_lines
+from grouper.tracking.files import (
+    dumps,
+    read_lines,
+    refused,
+    sweep,
+    write_atomic,
+    write_lines,
+)
 from grouper.tracking.identity import (
     Changes,
     data_changes,
@@ -308,6 +315,7 @@ class RunFolder:
     def _prepare(self, *, clear: bool) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            sweep(self.path)
         except OSError as error:
             refused(error, self.path)
         if clear:

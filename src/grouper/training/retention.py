@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +75,6 @@ def thin_out(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
         best: the best evaluation so far.
     """
     try:
-        for left in phase.glob(".checkpoint-*"):  # by a run that was killed
-            shutil.rmtree(left)
         there = [(n, folder) for n, folder in numbered(phase) if n <= step]
         newest = [n for n, folder in there if _can_go_on(folder)][-keep:]
         for number, folder in there:

@@ -1,0 +1,226 @@
+"""kill -9 at any point, twenty times; resumed to its end the run is what it would have been."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_records import differences, everything
+
+pytestmark = pytest.mark.slow
+
+DRIVER = Path(__file__).parent / "kill_driver.py"
+
+PARTS = {"sft": 32, "train": 12, "validation": 4, "test": 4}
+"""Data set -> problems."""
+
+# Every mechanism that keeps something between steps is on, and SFT teaches just enough for groups
+# that are partly right: dynamic sampling, the difficulty band and the KL all have work to do.
+RECIPE = [
+    "model.new.hidden_size=32",
+    "model.new.head_dim=8",
+    "model.new.intermediate_size=64",
+    "model.new.layers=1",
+    *(f"data.{part}={{source: file, path: ../{part}.jsonl}}" for part in PARTS),
+    "output_dir=.",
+    "prompt.system=''",
+    "sft.batch_size=16",
+    "sft.steps=24",
+    "sft.evaluate_every=8",
+    "sft.checkpoint_every=8",
+    "sft.optimizer={name: adamw, learning_rate: 2e-2}",
+    "grpo.steps=8",
+    # Twelve problems: an epoch ends inside a step, and with problems left out sooner.
+    "grpo.prompts_per_step=5",
+    "grpo.group_size=4",
+    "grpo.evaluate_every=2",
+    "grpo.checkpoint_every=2",
+    "grpo.keep_checkpoints=1",
+    "grpo.allow_truncation=true",
+    "grpo.preflight_prompts=2",
+    "grpo.updates_per_batch=2",
+    "grpo.passes_per_batch=2",
+    "grpo.max_resample_rounds=1",
+    "grpo.beta=0.05",
+    "grpo.difficulty={low: 0.2, high: 0.8, recheck_epochs: 1}",
+    "grpo.optimizer.learning_rate=5e-3",
+    "sampling.max_new_tokens=16",
+    "grading.symbolic=false",
+]
+LORA = ["model.lora={rank: 4, dropout: 0.2}", "sft.optimizer.learning_rate=1e-1"]
+
+Fault = tuple[str, str, str, int]
+
+# In the order in which a run meets them: each attempt resumes what the one before has left.
+FAULTS: dict[str, list[Fault]] = {
+    "full": [
+        ("summary", "inside", "evaluations/base.json", 1),
+        ("weights", "before", "sft/.checkpoint-8.", 1),
+        ("weights", "inside", "sft/.checkpoint-8.", 1),
+        ("optimizer", "inside", "sft/.checkpoint-8.", 1),
+        ("rename", "after", "sft/.checkpoint-16.", 1),
+        ("info", "before", "", 1),
+        ("marker", "after", "sft/.final.", 1),
+        ("update", "after", "", 2),
+        ("rollouts", "inside", "rollouts/grpo-000002", 1),
+        ("metrics", "inside", "grpo-2", 1),
+        ("evaluation", "inside", "validation-grpo-000002", 1),
+        ("marker", "before", "grpo/.checkpoint-2.", 1),
+        ("rename", "before", "grpo/.checkpoint-2.", 1),
+        ("metrics", "after", "grpo-3", 1),
+        ("cut", "before", "grpo-000003", 1),
+        ("remove", "inside", "grpo/checkpoint-2", 1),
+        ("rename", "after", "grpo/.final.", 1),
+    ],
+    "lora": [
+        ("optimizer", "after", "sft/.checkpoint-16.", 1),
+        ("weights", "after", "sft/.final.", 1),
+        ("evaluation", "inside", "validation-grpo-000004", 1),
+        ("summary", "before", "evaluations/grpo.json", 1),
+    ],
+}
+
+RANDOM_KILLS = {"full": 2, "lora": 4}
+
+
+class Driver:
+    """A process that has imported everything and forks runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process = subprocess.Popen(
+            [sys.executable, str(DRIVER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert self._answer() == "ready"
+
+    def run(self, name: str, kind: str, **how: Any) -> dict[str, Any]:
+        """One run of the recipe, from its start or (where its folder is there) resumed."""
+        folder = self._folder / name
+        order = {
+            "overrides": [*RECIPE, *(LORA if kind == "lora" else [])],
+            "resume": folder.exists(),
+            "folder": str(folder),
+            **how,
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = self._answer()
+        if answer["code"] not in (0, None):
+            pytest.fail((folder / "log").read_text()[-4000:])
+        return answer
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def write_problems(folder: Path) -> None:
+    """Solutions are a coin's, so that SFT teaches the format and nothing else."""
+    coin = random.Random(0)
+    for number, (part, count) in enumerate(PARTS.items()):
+        rows = [
+            {
+                "question": f"Pick {100 * number + i}.",
+                "answer": str(i % 2),
+                "solution": str(coin.randrange(2)),
+            }
+            for i in range(count)
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{part}.jsonl").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kills")
+    write_problems(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def driver(place: Path) -> Iterator[Driver]:
+    driver = Driver(place)
+    yield driver
+    driver.close()
+
+
+@pytest.fixture(scope="module")
+def whole(driver: Driver, place: Path) -> dict[str, tuple[dict[str, Any], float]]:
+    """Each kind of run without any kill: what it leaves, and the seconds it took."""
+    found = {}
+    for kind in FAULTS:
+        answer = driver.run(f"whole-{kind}", kind)
+        assert answer["code"] == 0
+        found[kind] = everything(place / f"whole-{kind}" / "demo"), answer["seconds"]
+    return found
+
+
+def metrics(place: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (place / name / "demo/metrics.jsonl").open()]
+
+
+def test_the_run_exercises_what_could_go_wrong(place: Path, whole: dict[str, Any]) -> None:
+    steps = metrics(place, "whole-full")
+    grpo = [line["metrics"] for line in steps if line["phase"] == "grpo"]
+    assert all(step["updates"]["sum"] == 4 for step in grpo[:2])
+    assert any(step["groups/replaced"]["sum"] > 0 for step in grpo)
+    assert any(step["problems/left_out"]["sum"] > 0 for step in grpo)
+    assert any(step["policy/kl"]["max"] > 0 for step in grpo)
+    names = whole["full"][0].keys()
+    assert "grpo/checkpoint-6/optimizer.pt" in names
+    assert [name for name in names if name.endswith("best.json")]
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_killed_at_every_named_point(
+    driver: Driver, place: Path, whole: dict[str, Any], kind: str
+) -> None:
+    name = f"named-{kind}"
+    for fault in FAULTS[kind]:
+        assert driver.run(name, kind, fault=fault)["signal"] == 9, f"{fault} was never met"
+    assert driver.run(name, kind)["code"] == 0
+    assert differences(everything(place / name / "demo"), whole[kind][0]) == []
+
+
+@pytest.mark.parametrize("kind", RANDOM_KILLS)
+def test_killed_at_random_times(
+    driver: Driver, place: Path, whole: dict[str, Any], kind: str
+) -> None:
+    seed = int(os.environ.get("KILL_SEED", time.time_ns() % 1_000_000))
+    print(f"KILL_SEED={seed}")
+    times = random.Random(f"{seed} {kind}")
+    kills = attempt = 0
+    while kills < RANDOM_KILLS[kind]:
+        name = f"random-{kind}-{attempt}"
+        answer = driver.run(name, kind, delay=times.uniform(0.05, whole[kind][1]))
+        kills += answer["signal"] == 9
+        if answer["code"] == 0:  # it was quicker
+            attempt += 1
+    if answer["code"] != 0:
+        assert driver.run(name, kind)["code"] == 0
+    for number in range(attempt + 1):
+        path = place / f"random-{kind}-{number}" / "demo"
+        if path.exists():
+            assert differences(everything(path), whole[kind][0]) == [], f"KILL_SEED={seed}"
+
+
+def test_there_are_twenty_kills() -> None:
+    assert sum(map(len, FAULTS.values())) + sum(RANDOM_KILLS.values()) >= 20
