@@ -64,6 +64,16 @@ def test_unscored_rollouts_are_not_in_the_batch_at_all() -> None:
     assert batch.weights.sum().item() == pytest.approx(1.0)
 
 
+def test_the_ids_that_are_trained_are_the_ids_that_were_sampled() -> None:
+    """T5: never text that was tokenised again; the stop token among them."""
+    groups = [make_group(g, [1.0, 0.0], [3 + g, 7]) for g in range(2)]
+    batch = rollout_batch(groups, [[1.0, -1.0]] * 2, token_mean)
+    assert batch is not None
+    sampled = [r.completion.token_ids for group in groups for r in group.rollouts]
+    for row, ids in enumerate(sampled):
+        assert tuple(batch.completion_ids[row][batch.mask[row]].tolist()) == ids
+
+
 def test_nothing_to_learn_is_no_batch() -> None:
     assert rollout_batch([make_group(0, [1.0, 1.0], [3, 4])], [[0.0, 0.0]], token_mean) is None
     assert rollout_batch([make_group(0, [None, None], [3, 4])], [[]], token_mean) is None

@@ -36,6 +36,7 @@ def naive_logprobs(model: torch.nn.Module, batch: TrainBatch, temperature: float
 @pytest.mark.parametrize("native", [True, False], ids=["shared-prompts", "padded"])
 @torch.no_grad()
 def test_logprobs_equal_a_naive_loop(family: str, native: bool) -> None:
+    """T1, T24: one row at a time, without any padding, against every layout."""
     model = tiny_model(family)
     model.set_attn_implementation("eager")
     batch = make_batch()

@@ -36,6 +36,7 @@ def test_a_group_of_one_gets_zero(name: str) -> None:
 @pytest.mark.parametrize("name", ADVANTAGES)
 @given(rewards=REWARDS, data=st.data())
 def test_rows_need_not_be_adjacent(name: str, rewards: list[float], data: st.DataObject) -> None:
+    """T10: groups are told by their ids."""
     groups = data.draw(st.lists(st.integers(0, 3), min_size=len(rewards), max_size=len(rewards)))
     order = data.draw(st.permutations(range(len(rewards))))
     values = torch.tensor(rewards, dtype=torch.float64)
@@ -119,3 +120,18 @@ def test_decoupling_centred_rewards_changes_nothing() -> None:
     found = decoupled(parts, torch.tensor([2.0, 0.5], dtype=torch.float64), ids, centred)
     whole = centred(parts @ torch.tensor([2.0, 0.5], dtype=torch.float64), ids)
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", GROUP_BASELINES)
+@given(rewards=REWARDS, data=st.data())
+def test_a_group_is_silent_exactly_when_its_rewards_are_equal(
+    name: str, rewards: list[float], data: st.DataObject
+) -> None:
+    """T13, T15: whatever the scale; by the full group, on the raw rewards, compared exactly."""
+    groups = data.draw(st.lists(st.integers(0, 2), min_size=len(rewards), max_size=len(rewards)))
+    values = torch.tensor(rewards, dtype=torch.float64)
+    found = ADVANTAGES[name](values, torch.tensor(groups))
+    for group in set(groups):
+        rows = [i for i, g in enumerate(groups) if g == group]
+        flat = len({rewards[i] for i in rows}) == 1
+        assert (not found[rows].any()) == flat
