@@ -52,7 +52,7 @@ def test_a_name_without_its_parts_is_refused() -> None:
         ({"surrogate": "cispo", "dual_clip": 3.0}, "a bound of surrogate: clipped"),
         ({"dual_clip": 1.2}, "above 1 \\+ clip_high"),
         ({"surrogate": "policy_gradient", "ratio": "sequence"}, "has no ratio"),
-        ({"updates_per_batch": 17}, "groups are not cut"),
+        ({"updates_per_batch": 129}, "more than the 128 completions"),
         (
             {"group_size": 1, "advantage": "raw", "max_resample_rounds": 1},
             "a group of one has none",

@@ -243,8 +243,9 @@ def step_batches(
 ) -> list[TrainBatch]:
     """Cut a rollout batch into the batches of several optimizer steps, each normalised anew.
 
-    Groups stay whole. Every row is in exactly one of the results; a part whose groups have no
-    row (nothing in them could be scored) is left out.
+    Every row is in exactly one of the results. Groups stay whole, so that their prompt runs once,
+    unless there are fewer of them than steps; advantages are those of whole groups anyway. A part
+    without a row (nothing in its groups could be scored) is left out.
 
     Args:
         batch: all scored rows of a rollout batch.
@@ -254,11 +255,8 @@ def step_batches(
         order: group ids in the order in which they are dealt out; left out: as they are.
     """
     groups = sorted(set(batch.group_ids.tolist())) if order is None else list(order)
-    edges = [round(i * len(groups) / updates) for i in range(updates + 1)]
     parts = []
-    for start, end in pairwise(edges):
-        chosen = torch.tensor(groups[start:end], dtype=torch.int64)
-        rows = torch.isin(batch.group_ids, chosen).nonzero().flatten()
+    for rows in _dealt(batch.group_ids, groups, updates):
         if rows.numel():
             part = batch if rows.numel() == batch.rows else batch.select(rows)
             weights = weighting(part.mask, weighting_constant).to(batch.weights.dtype)
@@ -266,6 +264,18 @@ def step_batches(
                 weights = weights * part.selection
             parts.append(replace(part, weights=weights))
     return parts
+
+
+def _dealt(group_ids: Tensor, order: Sequence[int], updates: int) -> list[Tensor]:
+    """Row numbers of each of `updates` parts, the groups taken in this order."""
+    by_group = [(group_ids == group).nonzero().flatten() for group in order]
+    units = by_group if len(by_group) >= updates else list(torch.cat(by_group).split(1))
+    edges = [round(i * len(units) / updates) for i in range(updates + 1)]
+    nothing = group_ids.new_zeros(0)
+    return [
+        torch.cat(units[start:end]).sort().values if end > start else nothing
+        for start, end in pairwise(edges)
+    ]
 
 
 def micro_batches(

@@ -70,6 +70,9 @@ class PhaseConfig(Section):
     )
     checkpoint_every: NonNegative = Field(0, description="steps; 0: only at the end")
     keep_checkpoints: Positive = Field(2, description="the newest ones, to go on from")
+    max_skipped_updates: Positive = Field(
+        3, description="updates in a row that are not finite and skipped before the run stops"
+    )
     keep_best: bool = Field(
         True, description="also keep the weights with the best accuracy in data.validation"
     )
@@ -238,10 +241,10 @@ def _misfits(c: GRPOConfig) -> list[tuple[bool, str]]:
             "surrogate: policy_gradient has no ratio; leave ratio at token",
         ),
         (
-            c.updates_per_batch > c.prompts_per_step,
+            c.updates_per_batch > c.prompts_per_step * c.group_size,
             (
-                f"updates_per_batch ({c.updates_per_batch}) cannot be more than prompts_per_step "
-                f"({c.prompts_per_step}): groups are not cut"
+                f"updates_per_batch ({c.updates_per_batch}) is more than the "
+                f"{c.prompts_per_step * c.group_size} completions of a step"
             ),
         ),
         (

@@ -114,6 +114,25 @@ def test_groups_stay_whole_and_in_the_order_dealt() -> None:
     assert set(second.group_ids.tolist()) == {0, 2}
 
 
+@given(updates=st.integers(5, 16))
+def test_fewer_groups_than_steps_are_cut_between_their_rows(updates: int) -> None:
+    """One prompt with sixteen samples in four steps; advantages are those of the whole group."""
+    settings = config(updates_per_batch=updates, beta=0.1)
+    experience = make_experience(some_groups(), settings, Noted(), max_new_tokens=8)
+    steps = experience.steps([2, 0, 3, 1])
+    assert len(steps) == updates
+    rows = [step.sequence_ids.tolist() for step in steps]
+    assert sorted(r for part in rows for r in part) == list(range(16))
+    assert max(map(len, rows)) - min(map(len, rows)) <= 1
+    for step in steps:
+        assert float(step.weights.sum()) == pytest.approx(1.0)
+        for row, group, advantage in zip(
+            step.sequence_ids.tolist(), step.group_ids.tolist(), step.advantages, strict=True
+        ):
+            whole = experience.advantages[group][row - 4 * group]
+            assert float(advantage) == pytest.approx(whole, abs=1e-6)
+
+
 def test_a_step_without_a_gradient_is_no_step() -> None:
     """No optimizer step, no weight decay: T9."""
     flat = [make_group(g, [1.0, 1.0], [3, 4]) for g in range(2)]
