@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from equivalence_table import ROWS as FIRST_ROWS
+from equivalence_table_audit import AUDIT_ROWS
 from equivalence_table_real import REAL_ROWS
 
 from grouper.config import GradingConfig
@@ -16,7 +17,7 @@ from grouper.grading import Grader, check_reference, equivalent
 from grouper.grading.equivalence import exact
 from grouper.types import AnswerContract, AnswerKind, Verdict
 
-ROWS = [*FIRST_ROWS, *REAL_ROWS]
+ROWS = [*FIRST_ROWS, *REAL_ROWS, *AUDIT_ROWS]
 VERDICTS = {
     "+": {Verdict.CORRECT},
     # How a wrong answer is wrong (different, or no mathematics at all) is not what a row claims.

@@ -64,6 +64,12 @@ def test_tag_without_answer(text: str, reason: str) -> None:
         (r"\boxed{17} or \boxed{18}", "18"),
         (r"\boxed{18} Human: what? \boxed{5}", "18"),
         (r"\boxed{18}. Check: 18/2 = 9", "18"),
+        ("\\boxed\n{7}", "7"),
+        (r"\boxed{\boxed{310}, 527}", r"\boxed{310}, 527"),
+        (r"\boxed{\boxed{1} or \boxed{2}} done", r"\boxed{1} or \boxed{2}"),
+        (r"\boxed{1} and {a \boxed{2}}", "2"),
+        (r"\boxed{3 so \boxed{5}", "5"),
+        (r"\boxed{1} \boxed{2, \fbox{3}}", r"2, \fbox{3}"),
     ],
 )
 def test_boxed(text: str, answer: str) -> None:
@@ -106,6 +112,19 @@ def test_hashes() -> None:
         ("18. Good.", "18"),
         ("x=-2", "-2"),
         ("about .5", ".5"),
+        (r"it is 2\times10^3.", r"2\times10^3"),
+        ("2 × 10³ in all", "2 × 10³"),
+        (r"so $\frac{1}{2}$.", r"\frac{1}{2}"),
+        (r"so $-\dfrac{1}{2}$.", r"-\dfrac{1}{2}"),
+        (r"3\frac{1}{2} cups", r"3\frac{1}{2}"),
+        ("needs 3 1/2 cups", "3 1/2"),
+        ("needs 3½ cups", "3½"),
+        ("1 234 567 people", "1 234 567"),
+        (r"1{,}234 people", r"1{,}234"),
+        ("2^{10} ways", "2^{10}"),
+        ("18 cm^2", "18"),
+        ("5, then 12 345", "345"),
+        ("2 of 3 1/x", "1"),
     ],
 )
 def test_last_number(text: str, answer: str) -> None:
@@ -114,6 +133,7 @@ def test_last_number(text: str, answer: str) -> None:
 
 def test_no_number() -> None:
     assert extract("none", LAST).reason == "no number"
+    assert extract("only x^2", LAST).reason == "no number"
 
 
 @pytest.mark.parametrize("contract", [TAG, BOXED, HASHES, LAST], ids=lambda c: c.kind.value)
@@ -125,8 +145,12 @@ def test_no_number() -> None:
         "#" * 1_000_000,
         "1" * 1_000_000,
         "{}\x00\u202e" * 250_000,
+        r"\boxed{1} " * 100_000,
+        r"\boxed{" * 70_000 + "1" + "}" * 70_000,
+        r"\boxed{" * 100_000 + r"\boxed{1}",
+        r"\frac{" * 150_000 + "1",
     ],
-    ids=["tags", "boxes", "hashes", "digits", "binary"],
+    ids=["tags", "boxes", "hashes", "digits", "binary", "closed", "nested", "open", "fractions"],
 )
 def test_a_megabyte_is_fast(contract: AnswerContract, text: str) -> None:
     started = time.perf_counter()

@@ -139,7 +139,7 @@ def test_close_kills_workers_and_answers_what_waits() -> None:
     grader = Grader(BOXED, GradingConfig(timeout_seconds=60))
     grader.grade(*[[item] for item in SYMBOLIC])
     (pid,) = grader.worker_pids
-    futures = [grader.submit(rf"\boxed{{{HANGS}+{n}}}", "5") for n in range(3)]
+    futures = [grader.submit(rf"\boxed{{{n}{HANGS}}}", "5") for n in range(2, 5)]
     time.sleep(0.1)
     grader.close()
     assert [f.result(timeout=10).verdict for f in futures] == [Verdict.CRASH] * 3

@@ -14,16 +14,35 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
+from grouper.grading.choices import chosen_value, is_choice, value_of_choice
 from grouper.grading.extraction import closing_brace
-from grouper.grading.normalise import canonical, tidy
-from grouper.grading.numerals import read_number, same_number, without_unit
+from grouper.grading.normalise import canonical, tidy, tidy_reference
+from grouper.grading.numerals import ROUNDED_FROM, Number, read_number, same_number, split_unit
 from grouper.grading.rational import TooLargeError
 from grouper.grading.structure import Kind, Node, compare, readings
+from grouper.grading.units import matched
+from grouper.grading.wording import (
+    WORDS_DIFFER,
+    WORDS_FOR_NUMBER,
+    is_words,
+    same_ratio,
+    same_words,
+)
 from grouper.types import Verdict
 
-__all__ = ["Equivalence", "equivalent", "exact", "same_atoms", "split_equation", "unreadable"]
+__all__ = [
+    "VALUE_NAME",
+    "Equivalence",
+    "equivalent",
+    "exact",
+    "same_atoms",
+    "split_equation",
+    "unreadable",
+]
 
 _MAX_BRACKETS = 200
+_MAX_NESTING = 16
+"""Brackets in brackets; parsing time grows with the depth, and no answer needs as many."""
 MAX_ANSWER = 2_000
 """Characters; a longer answer is no answer to a maths problem and is not worth parsing."""
 
@@ -83,7 +102,7 @@ def exact(prediction: str, reference: str) -> Equivalence | None:
     why = _broken(prediction)
     if why is not None:
         return Equivalence(Verdict.UNPARSEABLE, "text", why)
-    return _by_spelling(tidy(prediction), tidy(reference))
+    return _by_spelling(tidy(prediction), tidy_reference(reference))
 
 
 def _plainly(prediction: str, reference: str) -> Equivalence | None:
@@ -111,8 +130,14 @@ def _digits(number: re.Match[str]) -> tuple[str, str, str]:
 def _by_spelling(prediction: str, reference: str) -> Equivalence | None:
     if canonical(prediction) == canonical(reference):
         return _SAME_TEXT
-    if _is_choice(prediction, reference):
+    if is_choice(prediction, reference):
         return Equivalence(Verdict.CORRECT, "text", "same choice")
+    chosen = chosen_value(prediction, reference)
+    if isinstance(chosen, bool):
+        verdict = Verdict.CORRECT if chosen else Verdict.INCORRECT
+        return Equivalence(verdict, "text", "the letter of the choice")
+    if chosen is not None:
+        return _by_spelling(*chosen)
     try:
         return _by_parts(prediction, reference)
     except TooLargeError:
@@ -146,14 +171,10 @@ class _AtomTest:
     def __call__(self, prediction: str, reference: str) -> bool | None:
         outcome, reason = same_atoms(prediction, reference)
         self.reason = reason or self.reason
-        if reason not in ("same text", _WORDS_DIFFER, _WORDS_FOR_NUMBER):
+        if reason not in ("same text", WORDS_DIFFER, WORDS_FOR_NUMBER):
             self.rung = "number"
-        self.wordy |= reason == _WORDS_FOR_NUMBER
+        self.wordy |= reason == WORDS_FOR_NUMBER
         return outcome
-
-
-_WORDS_DIFFER = "other words"
-_WORDS_FOR_NUMBER = "words where a number is expected"
 
 
 @lru_cache(maxsize=8192)
@@ -190,42 +211,72 @@ def _same_values(prediction: str, reference: str) -> tuple[bool | None, str]:
     right, left = read_number(reference), read_number(prediction)
     if left is not None and right is not None:
         return same_number(left, right)
-    wordy = _is_words(prediction), _is_words(reference)
+    if left is not None and left.open:
+        return False, "digits that go on are no exact value"
+    if right is not None and (thousands := _in_thousands(prediction)):
+        return same_number(thousands, right)
+    wordy = is_words(prediction), is_words(reference)
     if any(wordy) and (all(wordy) or left is not None or right is not None):
-        return _same_words(prediction, reference, wordy)
-    if canonical(without_unit(prediction)) == canonical(without_unit(reference)):
+        return same_words(prediction, reference, wordy)
+    return _same_but_for_unit(prediction, reference)
+
+
+_SUFFIXED = re.compile(r"(\S*\d) ?[kK]", re.ASCII)
+
+
+def _in_thousands(text: str) -> Number | None:
+    """`10k`: only where a number is asked, as in an expression `k` is a variable."""
+    match = _SUFFIXED.fullmatch(text)
+    number = match and read_number(match.group(1))
+    return number._replace(value=number.value * 1000, decimals=-1) if number else None
+
+
+def _same_but_for_unit(prediction: str, reference: str) -> tuple[bool | None, str]:
+    """Expressions with words after them; what is left goes to ratios and the symbolic rung."""
+    (left, left_unit), (right, right_unit) = split_unit(prediction), split_unit(reference)
+    if left_unit and right_unit and left_unit != right_unit:
+        if matched(left_unit, right_unit) is None:
+            return False, "another unit"
+        return None, ""
+    if canonical(left) == canonical(right):
         return True, "same text but for the unit"
-    return _same_ratio(prediction, reference)
-
-
-def _same_words(prediction: str, reference: str, wordy: tuple[bool, bool]) -> tuple[bool, str]:
-    """Words against words or against a number."""
-    if wordy == (True, True):
-        same = _spoken(prediction) == _spoken(reference)
-        return same, "same text" if same else _WORDS_DIFFER
-    return False, _WORDS_FOR_NUMBER if wordy[0] else "a number where words are expected"
+    return same_ratio(prediction, reference)
 
 
 def split_equation(text: str) -> tuple[str | None, str]:
     """(left side, last right side) of `x = 5` and of chains; (None, text) without an equation."""
     if "=" not in text or _INEQUALITY.search(text):
         return None, text
-    first, *_, last = (side.strip() for side in text.split("="))
-    return (first, last) if first and last else (None, text)
+    first, *rest = (side.strip() for side in _outside_brackets(text, "="))
+    return (first, rest[-1]) if rest and first and rest[-1] else (None, text)
+
+
+def _outside_brackets(text: str, separator: str) -> list[str]:
+    r"""The parts between separators that stand in no brackets: not the one of `\sum_{k=1}`."""
+    parts = [""]
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == separator and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 _SENTENCE_END = re.compile(r"[.:;?!] +[A-Za-z]", re.ASCII)
 _INEQUALITY = re.compile(r"[!:]=|[<>]|\\(?:le|ge|ne|lt|gt)(?![A-Za-z])")
-_VALUE_NAME = re.compile(
+VALUE_NAME = re.compile(
     r"\\?[A-Za-z]+(?:_\{\w+\}|'|\([\w,]*\))*|\|?[A-Za-z]{1,3}\|?|\([A-Za-z,]+\)|[A-Za-z ]+"
-    r"|\\(?:angle|triangle|overline|widehat|vec) ?\{?[A-Za-z]+\}?",
+    r"|P ?\([^()]{1,40}\)"
+    r"|\\(?:angle|triangle|overline|widehat|hat|vec|overrightarrow) ?\{? ?[A-Za-z]+ ?\}?",
     re.ASCII,
 )
 
 
 def _names_a_value(left: str) -> bool:
     """`x`, `f(x)`, `AB`, `P(A)`, or a number: what may stand before `=` in an answer."""
-    return _VALUE_NAME.fullmatch(left) is not None or read_number(left) is not None
+    return VALUE_NAME.fullmatch(left) is not None or read_number(left) is not None
 
 
 def _false_statement(left: str, right: str) -> bool:
@@ -240,73 +291,15 @@ def _same_equations(
     prediction: tuple[str, str], reference: tuple[str, str]
 ) -> tuple[bool | None, str]:
     (left_name, left), (right_name, right) = prediction, reference
-    named = _VALUE_NAME.fullmatch(right_name) is not None
+    named = VALUE_NAME.fullmatch(right_name) is not None
     if left_name == right_name and named:
         return _same_values(left, right)
     if read_number(right_name) is not None and _names_a_value(left_name):
         return _same_values(left, right)  # the reference is a chain of numbers: `0.56 = 56%`
     both = read_number(left) is not None and read_number(right) is not None
-    if both and named and _VALUE_NAME.fullmatch(left_name):
+    if both and named and VALUE_NAME.fullmatch(left_name):
         return False, f"{left_name} is given, {right_name} is asked"
     return None, ""
-
-
-_CHOICE = re.compile(r"\(?([A-J])\)?", re.ASCII)
-_CHOSEN = re.compile(r"(?:\(?([A-Ja-j])\)|([A-J])[.:])(?: ?([ A-Za-z].*))?", re.ASCII)
-_ANOTHER_CHOICE = re.compile(r"\b[A-J]\b|\([a-j]\)|\b(?:or|and|not|either)\b|[,;/&]", re.ASCII)
-
-
-def _is_choice(prediction: str, reference: str) -> bool:
-    """`(B)`, `B.`, `(b)` and `B: two` all choose B; a bare `b` is a variable."""
-    asked, chosen = _CHOICE.fullmatch(reference), _CHOSEN.fullmatch(prediction)
-    if asked is None or chosen is None:
-        return False
-    if _ANOTHER_CHOICE.search(chosen.group(3) or ""):
-        return False
-    return asked.group(1) == (chosen.group(1) or chosen.group(2)).upper()
-
-
-_WORDY = re.compile(r"[A-Za-z][A-Za-z' .-]*", re.ASCII)
-_SHORT_WORDS = frozenset({"yes", "no", "odd"})
-_SYMBOLIC_WORDS = frozenset({"infinity", "infty", "inf"})
-
-
-def _is_words(text: str) -> bool:
-    """Whether a text is words rather than a product of variables."""
-    if text.lower() in _SHORT_WORDS:
-        return True
-    if not _WORDY.fullmatch(text) or text.lower() in _SYMBOLIC_WORDS:
-        return False
-    return max(map(len, text.split(" "))) >= 4
-
-
-def _spoken(text: str) -> str:
-    words = re.sub(r"[^a-z ]", "", text.casefold()).split()
-    return " ".join(words[1:] if words[:1] in (["the"], ["a"], ["an"]) else words)
-
-
-_RATIO = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
-_CLOCK = re.compile(r"(\d{1,2})(?::([0-5]\d))?\s*([ap])\.?\s?m\.?", re.ASCII | re.IGNORECASE)
-
-
-def _same_ratio(prediction: str, reference: str) -> tuple[bool | None, str]:
-    """Ratios in proportion and clock times; `2:30` could be either and must be the same."""
-    clocks = _CLOCK.fullmatch(prediction), _CLOCK.fullmatch(reference)
-    if clocks[0] and clocks[1]:
-        times = [(int(m[1]), m[2] or "00", m[3].lower()) for m in clocks if m]
-        return times[0] == times[1], "clock times"
-    ratio = _RATIO.fullmatch(reference)
-    if ratio is None:
-        return None, ""
-    a, b = int(ratio[1]), int(ratio[2])
-    given = _RATIO.fullmatch(prediction)
-    if given is None:
-        number = read_number(prediction)
-        same = number is not None and b != 0 and number.value * b == a
-        return (True, "equal ratios") if same else (None, "")
-    if len(ratio[2]) == 2 and a <= 24:
-        return False, "a time or ratio that differs"
-    return int(given[1]) * b == a * int(given[2]), "ratios"
 
 
 @lru_cache(maxsize=65_536)
@@ -321,19 +314,21 @@ def unreadable(reference: str) -> str | None:
         return why
     if len(reference.split()) > 40 and len(re.findall(r"[A-Za-z]{3,}", reference)) > 20:
         return "it is an explanation, not an answer"
+    text = tidy_reference(reference)
+    choice = value_of_choice(text)
     try:
-        for node in readings(tidy(reference)):
-            _read_atoms(node)
+        reasons = [_atoms_problem(node) for node in readings(choice[1] if choice else text)]
     except TooLargeError:
         return "a number too large to write down"
-    return None
+    return reasons[0] if all(reasons) else None
 
 
-def _read_atoms(node: Node) -> None:
+def _atoms_problem(node: Node) -> str | None:
     if node.kind is Kind.ATOM:
-        read_number(node.text)
-    for item in node.items:
-        _read_atoms(item)
+        number = read_number(node.text)
+        if number is not None and number.open and number.decimals < ROUNDED_FROM:
+            return f"a decimal that goes on after fewer than {ROUNDED_FROM} digits"
+    return next((why for item in node.items if (why := _atoms_problem(item))), None)
 
 
 def _broken(text: str) -> str | None:
@@ -357,7 +352,20 @@ def _unbalanced(text: str) -> str | None:
         return "unbalanced brackets"
     if openers + text.count("{") > _MAX_BRACKETS:
         return f"more than {_MAX_BRACKETS} brackets"
+    if _nesting(text) > _MAX_NESTING:
+        return f"brackets nested more than {_MAX_NESTING} deep"
     return None
+
+
+def _nesting(text: str) -> int:
+    deepest = depth = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}":
+            depth -= 1
+    return deepest
 
 
 # Three powers of numbers on top of each other: 9^{9^{9^9}}, 9**9**9**9.

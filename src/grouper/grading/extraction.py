@@ -77,7 +77,7 @@ def _between(text: str, start: int, end: int, tags: tuple[str, str]) -> bool:
     return text.rfind(close, 0, start) <= text.rfind(open_, 0, start)
 
 
-_BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])[ \t]*")
+_BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])(?:\s*(?=\{)|[ \t]*)")
 _BARE = re.compile(r"[^\s$]+")
 
 
@@ -105,7 +105,34 @@ def _in_box(text: str, contract: AnswerContract) -> Extraction:  # noqa: ARG001 
     end = closing_brace(text, start)
     if end < 0:
         return Extraction(None, "the last \\boxed{ is not closed")
+    start, end = _outermost(text, start, end)
     return Extraction(text[start + 1 : end].strip(), "last \\boxed{}")
+
+
+_BOX_OR_BRACE = re.compile(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
+
+
+def _outermost(text: str, start: int, end: int) -> tuple[int, int]:
+    r"""Braces of the outermost closed box around the box whose braces stand at `start` and `end`.
+
+    `\boxed{\boxed{310}, 527}` commits to both.
+    """
+    if text.find("box", 0, start - len(r"\box")) < 0:
+        return start, end
+    # Where each brace that is open stands, or -1 for one that opens no box.
+    opened: list[int] = []
+    outermost = start, end
+    for match in _BOX_OR_BRACE.finditer(text):
+        token = match.group()
+        if token == "}":
+            at = opened.pop() if opened else -1
+            if 0 <= at < start and match.start() > end:
+                outermost = at, match.start()
+        elif token[-1] == "{" and token != r"\{":
+            opened.append(match.end() - 1 if token != "{" else -1)
+        if match.start() > end and not opened:
+            break
+    return outermost
 
 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -141,18 +168,33 @@ def _after_hashes(text: str, contract: AnswerContract) -> Extraction:  # noqa: A
 def _last_number(text: str, contract: AnswerContract) -> Extraction:  # noqa: ARG001 - one table, one shape
     # Only the last stretch can hold the last number; a longer literal is no answer anyway.
     tail = text.rstrip()
-    last = max(tail.rfind(digit) for digit in "0123456789")
+    last = max(tail.rfind(digit) for digit in _DIGITS)
     if last < 0:
         return Extraction(None, "no number")
-    window = tail[max(0, last - 200) : last + 4]
+    window = tail[max(0, last - 200) : last + 5]
     numbers = [m.group() for m in _NUMBER.finditer(window)]
+    if not numbers:
+        return Extraction(None, "no number")
     return Extraction(numbers[-1].strip(), "last number")
 
 
-# A sign counts only where it cannot be a minus between two things ("7-5" ends in 5).
+_VULGAR = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+_DIGITS = f"0123456789{_VULGAR}⁰¹²³⁴⁵⁶⁷⁸⁹"
+_EXPONENT = r"(?:\^\s*(?:[-−–]?\d+|\{\s*[-−–]?\d+\s*\})|[⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+)"
+_FRACTION = (
+    r"\\[dt]?frac\s*(?:\{\s*[-−–]?\d+\s*\}\s*\{\s*\d+\s*\}|\d\s*\d|\d\s*\{\d+\}|\{\d+\}\s*\d)"
+)
+_GAP = r"(?:\\,|\\ |[\u00a0\u2009\u202f ])"
+# A sign counts only where it cannot be a minus between two things ("7-5" ends in 5), and an
+# exponent or index is no number of its own ("18 cm^2" ends in 18).
 _NUMBER = re.compile(
-    r"(?:(?<![\w.)\]}\\$])[-+−–])?(?:\\?[$€£])?(?:(?<=[$€£])[-−–])?"
-    r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+(?!\w)|/\d+)?(?:\s?\\?%)?",
+    r"(?<![\^_])(?<![\^_]\{)(?<![\d.])(?:(?<![\w.)\]}\\$])[-+−–])?(?:\\?[$€£](?=[-−–]?[\d.]))?"
+    r"(?:(?<=[$€£])[-−–])?(?:"
+    rf"\d*\s?{_FRACTION}|\d+\s\d+/\d+(?!\d)|(?:\d+\s?)?[{_VULGAR}]"
+    r"|(?:\d{1,3}(?:(?:,|\{,\}|,\\!)\d{3})+(?!\d)"
+    rf"|\d{{1,3}}(?:{_GAP}\d{{3}}){{2,}}(?![\d,./])|\d+)(?:\.\d+)?"
+    rf"(?:[eE][-+]?\d+(?!\w)|/\d+|\s?(?:\\times|\\cdot|[×x*·])\s?10{_EXPONENT}|{_EXPONENT})?"
+    r"|\.\d+(?:[eE][-+]?\d+(?!\w))?)(?:\s?\\?%)?",
     re.ASCII,
 )
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["canonical", "tidy"]
+from grouper.grading.extraction import closing_brace
+
+__all__ = ["canonical", "tidy", "tidy_reference"]
 
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
@@ -19,9 +21,10 @@ _VULGAR = {
 _SYMBOLS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "⁄": "/", "∕": "/", "÷": "/",
     "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "π": r"\pi ",
-    "√": r"\sqrt ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
+    "√": r"\sqrt ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
     "∪": r"\cup ", "∩": r"\cap ", "±": r"\pm ", "°": r"^{\circ}", "∈": r"\in ", "θ": r"\theta ",
     "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"',
+    "…": "...", "⟨": r"\langle ", "⟩": r"\rangle ",
     "﹣": "-", "＄": "$", "％": "%", "，": ",", "．": ".", "\u3000": " ",
 }  # fmt: skip
 # Zero-width and direction marks say nothing; leaving them in would make equal answers differ.
@@ -46,8 +49,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<=\d)(?:,\s*\\!|\{,\}\s*(?:\\!)?)\s*(?=\d{3}(?!\d))", ""),
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|middle)(?![A-Za-z])\.?", ""),
         (r"\\!", ""),
-        # Asked for or not, a box around the whole answer says nothing.
-        (r"^\\f?box(?:ed)?\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", r"\1"),
+        # Asked for or not, a box says nothing; its braces stay, as they are no brackets.
+        (r"\\f?box(?:ed)?\s*(?=\{)", ""),
         (r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![A-Za-z])|\\thinspace(?![A-Za-z])|[\s]+", " "),
         (r"\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\})?", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
@@ -57,6 +60,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:geq|geqslant)(?![A-Za-z])", r"\\ge"),
         (r"\\neq(?![A-Za-z])", r"\\ne"),
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
+        (r"\\langle(?![A-Za-z])", "("),
+        (r"\\rangle(?![A-Za-z])", ")"),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\lbrack(?![A-Za-z])", "["),
@@ -84,13 +89,45 @@ def tidy(text: str) -> str:
     '\\$70,000'
     """
     if not text.isascii():
-        text = text.translate(_TABLE)
-    text = _without_dollars(text.strip())
+        text = _MARKED_DIGITS.sub(_with_command, text).translate(_TABLE)
+    text = _without_box(_without_dollars(text.strip()))
     if _TYPESET.search(text):
         text = _DELIMITERS.sub(" ", text) if "\\\\" not in text else text
         for pattern, replacement in _RULES:
             text = pattern.sub(replacement, text)
-    return " ".join(text.split()).lstrip(_LEFT_EDGE).rstrip(_RIGHT_EDGE)
+    text = " ".join(text.split()).lstrip(_LEFT_EDGE)
+    bare = text.rstrip(_RIGHT_EDGE)
+    # A full stop ends a sentence; three of them say that digits or items go on.
+    return f"{bare}..." if bare and "..." in text[len(bare) :] else bare
+
+
+def tidy_reference(text: str) -> str:
+    r"""A reference without typesetting; that it is an approximation is its author's to say.
+
+    >>> tidy_reference(r"\approx 8.24 \text{ mph}")
+    '8.24 mph'
+    """
+    return tidy(text).removeprefix(r"\approx").lstrip()
+
+
+_BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
+
+
+def _without_box(text: str) -> str:
+    """The inside of a box around the whole answer; a set in it must not become its own braces."""
+    while (box := _BOX.match(text)) and closing_brace(text, box.end() - 1) == len(text) - 1:
+        text = text[box.end() : -1].strip()
+    return text
+
+
+_MARKED_DIGITS = re.compile("(?:[0-9]\u0305)+|[0-9]\u0307")
+
+
+def _with_command(match: re.Match[str]) -> str:
+    """Digits under a combining bar or dot, in LaTeX."""
+    digits = match.group()
+    command = "dot" if "\u0307" in digits else "overline"
+    return rf"\{command}{{{digits.replace(chr(0x305), '').replace(chr(0x307), '')}}}"
 
 
 def _without_dollars(text: str) -> str:

@@ -1,7 +1,10 @@
 r"""The number rung's reader: a text that is one exact number, with its unit, or nothing.
 
 Integers, fractions, mixed numbers, decimals, repeating decimals, scientific notation, percent,
-money, units, degrees, thousands separators, bases (`52_8`), number words.
+money, units, degrees, thousands separators, bases (`52_8`), numbers in words.
+
+A decimal that goes on (`0.333...`) is exact where its digits repeat beyond doubt. Otherwise
+(`3.14159...`) it names no number: only a range that starts at the digits shown.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from grouper.grading.normalise import braced
+from grouper.grading.number_words import CARDINALS, SCALES, read_words, spoken_sign
 from grouper.grading.quantities import read_compound
 from grouper.grading.rational import Rational, evaluate
-from grouper.grading.units import SCALES, Unit, find_unit, is_unit_phrase, powered
+from grouper.grading.units import Unit, find_unit, is_unit_phrase, matched, powered
 
-__all__ = ["Number", "read_number", "same_number", "without_unit"]
+__all__ = ["ROUNDED_FROM", "Number", "read_number", "same_number", "split_unit"]
 
 
 class Number(NamedTuple):
@@ -32,6 +36,8 @@ class Number(NamedTuple):
     """As written, where a base is given."""
     undone: bool = False
     """Arithmetic was left to be done: `12+7`."""
+    open: bool = False
+    """Only the first `decimals` digits after the point are given: `3.14159...`."""
 
 
 _MAX_DIGITS = 1_000
@@ -43,23 +49,20 @@ _THOUSANDS = re.compile(
     re.ASCII,
 )
 _REPEATING = re.compile(
-    r"([-+]?)(\d*)\.(\d*?)(?:\\(?:overline|bar)\{?(\d+)\}?|\((\d+)\))", re.ASCII
+    r"([-+]?)(\d*)\.(\d*?)(?:\\(?:overline|bar)\{?(\d+)\}?|\((\d+)\)|((?:\\dot\{?\d\}?)(?:(?:\d*)"
+    r"\\dot\{?\d\}?)?))",
+    re.ASCII,
 )
+_ELLIPSIS = re.compile(r"([-+]?)(\d*)\.(\d+) ?\.\.\.", re.ASCII)
 _BASED = re.compile(r"(-?)([0-9A-Za-z]+)_(?:\{? ?(\d{1,2}|[a-z]{3,7}) ?\}?)", re.ASCII)
 _CURRENCY = re.compile(r"([-+]?)\s*(\\\$|[$€£])\s*(.*)", re.DOTALL)
 _PERCENT = re.compile(r"(.*?)\s*(?:%|percent|per cent|pct)", re.DOTALL | re.IGNORECASE)
-_DEGREES = re.compile(r"(.*?[\d})])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\circ)(.*)", re.DOTALL)
+_DEGREES = re.compile(r"(.*?[\d})])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\circ)\s*(.*)", re.DOTALL)
+_DEGREE_SCALES = {"": "degrees", "C": "celsius", "F": "fahrenheit"}
 _TRAILING_WORDS = re.compile(
     r"(.*?[\d})!])(\s*)([A-Za-z][A-Za-z/.' -]*)(?:\s*\^\s*\{?\s*([23])\s*\}?)?",
     re.DOTALL | re.ASCII,
 )
-_UNITS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
-fifteen sixteen seventeen eighteen nineteen twenty"""
-_TENS = "thirty forty fifty sixty seventy eighty ninety"
-_WORDS = {
-    **{word: value for value, word in enumerate(_UNITS.split())},
-    **{word: 10 * tens for tens, word in enumerate(_TENS.split(), start=3)},
-}
 
 
 @lru_cache(maxsize=8192)
@@ -79,9 +82,14 @@ def read_number(text: str) -> Number | None:
     plain = _plain(text)
     if plain is not None:
         return plain
+    unsigned = spoken_sign(text)
+    if unsigned is not None:
+        # "negative -5" says it twice.
+        number = None if unsigned[:1] in "+-−" else read_number(unsigned)
+        return number if number is None else number._replace(value=-number.value)
     if not text or not ((text[-1].isascii() or text[-1] == "¢") and any(c.isdigit() for c in text)):
-        word = _WORDS.get(text.lower())
-        return None if word is None else Number(Fraction(word))
+        spoken = read_words(text)
+        return None if spoken is None else Number(spoken)
     compound = read_compound(text)
     if compound is not None:
         return Number(compound.value, unit=compound.unit)
@@ -109,7 +117,7 @@ def _based(text: str) -> Number | None:
     if match is None:
         return None
     sign, digits, written = match.groups()
-    base = int(written) if written.isdigit() else _WORDS.get(written, 0)
+    base = int(written) if written.isdigit() else CARDINALS.get(written, 0)
     if not 2 <= base <= 36 or len(digits) > 200 or digits.isalpha():
         return None  # `a_{12}` is a variable
     try:
@@ -131,8 +139,10 @@ def _with_unit(text: str) -> Number | None:
         number = _bare(match.group(1))
         return None if number is None else number._replace(percent=True, decimals=-1)
     if match := _DEGREES.fullmatch(text):
-        number = _bare(match.group(1)) if match.group(2).strip() in ("", "C", "F") else None
-        return None if number is None else number._replace(unit=find_unit("degrees"))
+        scale = match.group(2).strip()
+        number = _bare(match.group(1))
+        unit = find_unit(_DEGREE_SCALES.get(scale, f"degrees {scale}"))
+        return None if number is None or unit is None else number._replace(unit=unit)
     return _with_words(text)
 
 
@@ -157,21 +167,25 @@ def _with_words(text: str) -> Number | None:
 
 
 _EXPRESSION_UNIT = re.compile(
-    r"(.*(?:[\d})!]|\\pi))\s+([A-Za-z][A-Za-z/.' -]+)(?:\^\s*\{?\s*[23]\s*\}?)?",
+    r"(.*(?:[\d})!]|\\pi))\s+([A-Za-z][A-Za-z/.' -]+)(?:\^\s*\{?\s*([23])\s*\}?)?",
     re.DOTALL | re.ASCII,
 )
 
 
-def without_unit(text: str) -> str:
-    r"""An expression without the words of a unit after it.
+def split_unit(text: str) -> tuple[str, Unit | None]:
+    r"""An expression without the words of a unit after it, and the unit where it is a known one.
 
-    >>> without_unit(r"12\sqrt{13} feet"), without_unit(r"2 \sin x")
-    ('12\\sqrt{13}', '2 \\sin x')
+    >>> split_unit(r"12\sqrt{13} feet")[0], split_unit(r"2 \sin x")
+    ('12\\sqrt{13}', ('2 \\sin x', None))
     """
     match = _EXPRESSION_UNIT.fullmatch(text)
     if match is None or not is_unit_phrase(match.group(2).strip(), spaced=True):
-        return text
-    return match.group(1)
+        return text, None
+    core, phrase, power = match.groups()
+    unit = find_unit(phrase)
+    if unit is not None and unit.kind == "angle" and "\\" in core:
+        return text, None  # `\cos 58 degrees` is not `\cos 58`
+    return core, powered(unit, int(power)) if unit is not None and power else unit
 
 
 def _bare(text: str) -> Number | None:
@@ -182,6 +196,8 @@ def _bare(text: str) -> Number | None:
         return plain
     if match := _REPEATING.fullmatch(text):
         return _repeating(match)
+    if match := _ELLIPSIS.fullmatch(text):
+        return _going_on(match)
     if _THOUSANDS.fullmatch(text):
         european = text.count(".") > 1 or ("." in text and text.rfind(",") > text.find("."))
         if european:
@@ -198,14 +214,36 @@ def _joined(match: re.Match[str]) -> str:
 
 def _repeating(match: re.Match[str]) -> Number:
     sign, whole, fixed, *blocks = match.groups()
-    block = blocks[0] or blocks[1]
+    block = "".join(c for c in next(filter(None, blocks)) if c.isdigit())
+    return Number(_recurring(sign, whole, fixed, block))
+
+
+def _recurring(sign: str, whole: str, fixed: str, block: str) -> Fraction:
     value = Fraction(int((whole or "0") + fixed), 10 ** len(fixed))
     value += Fraction(int(block), 10 ** len(fixed) * (10 ** len(block) - 1))
-    return Number(-value if sign == "-" else value)
+    return -value if sign == "-" else value
+
+
+# One to three digits said three times, or more digits from the point on said twice: the digits of
+# e (2.718281828...) repeat 1828 and are no repeating decimal.
+_CYCLE = re.compile(r"(\d*?)(\d{1,3}?)\2\2+|()(\d{4,}?)\4+", re.ASCII)
+
+
+def _going_on(match: re.Match[str]) -> Number:
+    """`0.1666...` repeats; `3.14159...` is some number that begins so."""
+    sign, whole, part = match.groups()
+    if len(part) <= _MAX_TAIL and (cycle := _CYCLE.fullmatch(part)):
+        fixed, block = (cycle[1], cycle[2]) if cycle[2] else (cycle[3], cycle[4])
+        return Number(_recurring(sign, whole, fixed, block))
+    value = Fraction(int((whole or "0") + part), 10 ** len(part))
+    return Number(-value if sign == "-" else value, decimals=len(part), open=True)
+
+
+_MAX_TAIL = 60
 
 
 # A reference with this many decimals is read as rounded; with fewer it is exact.
-_ROUNDED_FROM = 4
+ROUNDED_FROM = 4
 
 
 def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
@@ -219,24 +257,59 @@ def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
     >>> same_number(read_number("50 cents"), read_number("0.50 dollars"))[0]
     True
     """
+    if prediction.open or reference.open:
+        return _same_beginning(prediction, reference)
     if prediction.base != reference.base:
         return _same_digits(prediction, reference), "bases compared by their digits"
-    if prediction.unit and reference.unit:
-        if prediction.unit.kind != reference.unit.kind:
-            return False, f"{prediction.unit.kind} against {reference.unit.kind}"
-        prediction = prediction._replace(value=prediction.value * prediction.unit.factor)
-        reference = reference._replace(value=reference.value * reference.unit.factor)
+    converted = _in_one_unit(prediction, reference)
+    if isinstance(converted, str):
+        return False, converted
+    prediction, reference = converted
     if prediction.percent != reference.percent:
         return _same_percent(prediction, reference), "a percent sign on one side"
     if prediction.undone and not reference.undone:
         return False, "the arithmetic is left to be done"
+    return _same_value(prediction, reference)
+
+
+def _in_one_unit(prediction: Number, reference: Number) -> tuple[Number, Number] | str:
+    """Both numbers in base units where both have a unit; why not, where these do not compare."""
+    mine, asked = prediction.unit, reference.unit
+    if mine is None or asked is None or mine == asked:
+        return prediction, reference
+    units = matched(mine, asked)
+    if units is None:
+        return f"{_said(mine)} against {_said(asked)}"
+    # A converted decimal is no longer rounded to the decimals it was written with.
+    return (
+        prediction._replace(value=units[0].in_base(prediction.value), decimals=-1),
+        reference._replace(value=units[1].in_base(reference.value), decimals=-1),
+    )
+
+
+def _said(unit: Unit) -> str:
+    return f"{unit.kind} per {unit.per}" if unit.per else unit.kind
+
+
+def _same_beginning(prediction: Number, reference: Number) -> tuple[bool, str]:
+    """A number that goes on: digits that were cut off are never taken for none."""
+    if prediction.open:
+        same = prediction == reference
+        return same, "the same digits" if same else "the digits go on and are not given"
+    beyond = abs(prediction.value) - abs(reference.value)
+    same = (
+        reference.decimals >= ROUNDED_FROM
+        and (prediction.value < 0) == (reference.value < 0)
+        and 0 < beyond < Fraction(1, 10**reference.decimals)
+        and not (prediction.unit or prediction.percent or prediction.undone)
+    )
+    return same, f"compared with the {reference.decimals} decimals that are given"
+
+
+def _same_value(prediction: Number, reference: Number) -> tuple[bool, str]:
     if prediction.value == reference.value:
         return True, "equal numbers"
-    return _same_rounded(prediction, reference)
-
-
-def _same_rounded(prediction: Number, reference: Number) -> tuple[bool, str]:
-    if reference.decimals >= _ROUNDED_FROM and reference.unit == prediction.unit:
+    if reference.decimals >= ROUNDED_FROM:
         half = Fraction(1, 2 * 10**reference.decimals)
         if abs(prediction.value - reference.value) <= half:
             return True, f"equal to the {reference.decimals} decimals of the reference"

@@ -67,7 +67,7 @@ def _part(match: re.Match[str]) -> Compound | None:
     dollars, whole, decimals, name = match.groups()
     word = "dollars" if dollars and not name else _MARKS.get(name or "", name or "")
     unit = find_unit(word)
-    if unit is None or (dollars and unit.kind != "money"):
+    if unit is None or unit.per or unit.offset or (dollars and unit.kind != "money"):
         return None
     return Compound(Fraction(whole.replace(",", "") + decimals), unit)
 

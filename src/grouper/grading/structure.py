@@ -13,6 +13,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
+from grouper.grading.number_words import read_words
 from grouper.grading.quantities import read_compound
 
 __all__ = ["AtomTest", "Kind", "Node", "compare", "readings"]
@@ -51,7 +52,8 @@ _OPENERS = {"(": 1, "[": 1, "{": 1}
 _CLOSERS = {")": 1, "]": 1, "}": 1}
 _CONJUNCTION = re.compile(r",? (?:and|or) (?=\S)|\\cup(?![A-Za-z])|[,;]", re.ASCII)
 _NAME = re.compile(
-    r"\s*(?:\\?[A-Za-z]+(?:_\{?\w+\}?|'|\([A-Za-z, ]*\))*|\([A-Za-z, ]+\)|[A-Za-z ]+)\s*"
+    r"\s*(?:\\(?:vec|overrightarrow|overline|hat|widehat|bar) ?\{? ?[A-Za-z]+ ?\}?"
+    r"|\\?[A-Za-z]+(?:_\{?\w+\}?|'|\([A-Za-z, ]*\))*|\([A-Za-z, ]+\)|[A-Za-z ]+)\s*"
     r"(?:=|\\in(?![A-Za-z])|:(?!\d))\s*",
     re.ASCII,
 )
@@ -86,8 +88,8 @@ def readings(text: str) -> tuple[Node, ...]:
     if "," in text and _THOUSANDS.fullmatch(text):
         parts = _listed(_split(text)[0])
         return Node(Kind.ATOM, text), parts
-    if read_compound(text) is not None:
-        return (Node(Kind.ATOM, text),)  # "18 dollars and 50 cents" is no list
+    if read_compound(text) is not None or read_words(text) is not None:
+        return (Node(Kind.ATOM, text),)  # "two and a half" is no list
     node = _parse(text, 0)
     decimal = _DECIMAL_COMMA.fullmatch(text)
     if decimal:
@@ -99,6 +101,8 @@ def _parse(text: str, depth: int) -> Node:
     text = text.strip()
     if depth > 8:
         return Node(Kind.ATOM, text)
+    if relations := _relations(text, depth):
+        return relations
     parts, unions = _split(_without_thousands(text))
     if len(parts) > 1:
         return _listed(parts, depth)
@@ -107,6 +111,25 @@ def _parse(text: str, depth: int) -> Node:
     if matrix := _MATRIX.fullmatch(text):
         return _matrix(matrix.group(1) or matrix.group(2) or "", depth)
     return _enclosed(text, depth) or _plus_minus(text) or Node(Kind.ATOM, text)
+
+
+_INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|lt|gt|ne)(?![A-Za-z])")
+_RELATION = re.compile(_INEQUALITY.pattern + "|=")
+_OR = re.compile(r",? or (?=\S)")
+_AND = re.compile(r",? and (?=\S)")
+
+
+def _relations(text: str, depth: int) -> Node | None:
+    """`x < -1 or x > 3` is a union; what is joined by `and` is one region."""
+    if not _INEQUALITY.search(text) or (" or " not in text and " and " not in text):
+        return None
+    for joint in (_OR, _AND):
+        parts = joint.split(text)
+        if len(parts) > 1 and all(map(_RELATION.search, parts)):
+            if joint is _AND:
+                return Node(Kind.ATOM, text)
+            return Node(Kind.UNION, "", tuple(_parse(part, depth + 1) for part in parts))
+    return None
 
 
 def _without_thousands(text: str) -> str:
@@ -181,7 +204,6 @@ def _enclosed(text: str, depth: int) -> Node | None:
 
 
 def _bracketed(text: str, depth: int) -> Node | None:
-    text = re.sub(r"^\\langle(.*)\\rangle$", r"(\1)", text, flags=re.DOTALL)
     if text.startswith("\\{") and text.endswith("\\}") and _closes_at_end(text, 2):
         return _set(text[2:-2], depth)
     if not _in_brackets(text):

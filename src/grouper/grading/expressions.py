@@ -1,0 +1,156 @@
+r"""LaTeX to sympy, in a worker only: Math-Verify's parser, told what it would misread.
+
+Before parsing, calculator notation becomes LaTeX, degrees inside functions become `\pi/180`, mixed
+numbers become sums, and primes become part of a name. After it, decimals are exact fractions.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import sympy
+from latex2sympy2_extended.latex2sympy2 import (  # type: ignore[import-untyped] # ships no types
+    ConversionConfig,
+    NormalizationConfig,
+    latex2sympy,
+)
+from math_verify.grader import should_treat_as_complex
+
+from grouper.grading.normalise import braced
+
+__all__ = ["UnreadError", "expression_of", "latex_of"]
+
+# Removal of units is off: it takes the b of `a + b + c` and the t of `8t` for units. So is the
+# folding of variables to lower case: `R` and `r` are two radii.
+_SPELLING = NormalizationConfig(
+    basic_latex=True,
+    units=False,
+    malformed_operators=True,
+    nits=False,
+    boxed="none",
+    equations=False,
+)
+_READING = ConversionConfig(lowercase_symbols=False)
+
+
+class UnreadError(Exception):
+    """Math-Verify cannot read a text; `text` says which."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+def expression_of(text: str) -> Any:
+    """What Math-Verify's parser makes of one tidy expression.
+
+    Raises:
+        UnreadError: it cannot be read, or is nested too deeply for the parser.
+    """
+    latex = latex_of(text)
+    try:
+        expression = latex2sympy(
+            latex,
+            is_real=not should_treat_as_complex(latex),
+            normalization_config=_SPELLING,
+            conversion_config=_READING,
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # the parser has many ways to refuse a text; all mean the same
+        raise UnreadError(text) from error
+    if isinstance(expression, sympy.Basic):
+        floats = expression.atoms(sympy.Float)
+        exact = {f: sympy.Rational(str(f)) for f in floats}
+        units = {s: sympy.I for s in expression.free_symbols if s.name == "i"}
+        expression = expression.xreplace({**exact, **units})
+    return expression
+
+
+_PLAIN_FUNCTION = re.compile(
+    r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sqrt|pi|sin|cos|tan|cot|sec|csc|ln|log|exp|infinity"
+    r"|theta)(?![A-Za-z])"
+)
+_MIXED = re.compile(r"(?<![\w.}^_])(\d+) ?\\frac\{(\d+)\}\{(\d+)\}", re.ASCII)
+_PRIMED = re.compile(r"([A-Za-z])('+)", re.ASCII)
+# The parser takes `2(3)` for two and three where nothing follows it.
+_NUMBER_BEFORE_BRACKET = re.compile(r"(?<![\w.\\_^{])(\d+(?:\.\d+)?) ?(?=\()|(?<=\{)(\d+) ?(?=\()")
+
+
+def latex_of(text: str) -> str:
+    r"""Calculator notation as LaTeX: `sqrt(2)*x^(1/2)` is `\sqrt{2}\cdot x^{1/2}`.
+
+    >>> latex_of("sqrt(2)*x^(1/2)")
+    '\\sqrt{2}\\cdot x^{1/2}'
+    >>> latex_of(r"\tan 15^\circ"), latex_of(r"1\frac12 x")
+    ('\\tan \\left(\\frac{15\\pi}{180}\\right)', '\\left(1+\\frac{1}{2}\\right) x')
+    """
+    text = _PLAIN_FUNCTION.sub(r"\\\1 ", text).replace(r"\infinity", r"\infty")
+    text = text.replace("**", "^").replace("*", r"\cdot ")
+    text = text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ")
+    for opener in (r"\sqrt ", r"\sqrt", "^"):
+        text = _braces_for_parentheses(text, opener)
+    text = _with_radians(braced(text))
+    text = _summed(text)
+    text = _NUMBER_BEFORE_BRACKET.sub(lambda m: rf"{m.group().rstrip()}\cdot ", text)
+    return _PRIMED.sub(lambda m: f"{m[1]}_{{{'p' * len(m[2])}rime}}", text)
+
+
+def _summed(text: str) -> str:
+    """Mixed numbers as sums."""
+    return _MIXED.sub(r"\\left(\1+\\frac{\2}{\3}\\right)", text)
+
+
+def _braces_for_parentheses(text: str, opener: str) -> str:
+    start = text.find(opener + "(")
+    while start >= 0:
+        begin = start + len(opener)
+        end = _closing(text, begin)
+        if end < 0:
+            return text
+        inside = text[begin + 1 : end]
+        text = f"{text[:start]}{opener.strip()}{{{inside}}}{text[end + 1 :]}"
+        start = text.find(opener + "(", start)
+    return text
+
+
+def _closing(text: str, start: int) -> int:
+    """Index of the parenthesis that closes the one at `start`, or -1."""
+    depth = 0
+    for at in range(start, len(text)):
+        depth += (text[at] == "(") - (text[at] == ")")
+        if depth == 0:
+            return at
+    return -1
+
+
+_ANGULAR = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])|cis|e ?\^|\\exp")
+_DEGREE = re.compile(r" ?\^ ?\{? ?\\circ ?\}?|\\circ(?![A-Za-z])| ?(?<=[\d)}\s])deg(?:rees?)?\b")
+_OPERAND = re.compile(
+    r"(?:\d+ ?)?\\frac\{[^{}]*\}\{[^{}]*\}$|\d+(?:\.\d+)?$|\.\d+$|\\?[A-Za-z]+$|\([^()]*\)$"
+    r"|\{[^{}]*\}$"
+)
+
+
+def _with_radians(text: str) -> str:
+    r"""Degrees as multiples of `\pi/180` where a function takes them; elsewhere they are a unit.
+
+    Raises:
+        UnreadError: a degree sign after something that is no angle.
+    """
+    if not _ANGULAR.search(text):
+        return text
+    while sign := _DEGREE.search(text):
+        before = text[: sign.start()].rstrip()
+        operand = _OPERAND.search(before)
+        if operand is None:
+            raise UnreadError(text)
+        angle = operand.group()
+        if angle[0] == "{":  # braces of a function's argument: `\sin{30}^\circ`
+            angle = angle[1:-1]
+        if not angle.replace(".", "").isdigit():
+            angle = rf"\left({_summed(angle)}\right)"
+        radians = rf"\left(\frac{{{angle}\pi}}{{180}}\right)"
+        text = before[: operand.start()] + radians + text[sign.end() :]
+    return text
