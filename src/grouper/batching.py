@@ -269,7 +269,7 @@ def step_batches(
 def _dealt(group_ids: Tensor, order: Sequence[int], updates: int) -> list[Tensor]:
     """Row numbers of each of `updates` parts, the groups taken in this order."""
     by_group = [(group_ids == group).nonzero().flatten() for group in order]
-    units = by_group if len(by_group) >= updates else list(torch.cat(by_group).split(1))
+    units = by_group if len(by_group) >= updates else list(torch.cat(by_group)[:, None].unbind())
     edges = [round(i * len(units) / updates) for i in range(updates + 1)]
     nothing = group_ids.new_zeros(0)
     return [
