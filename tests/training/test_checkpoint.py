@@ -79,7 +79,7 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
     assert back.rewards.state() == state.rewards.state()
     assert back.best == state.best
     # Nothing that a state holds is forgotten here: a new field must be saved, or named.
-    not_saved = {"phase", "replica", "optimizer", "started_from"}
+    not_saved = {"phase", "replica", "optimizer", "started_from", "suspect"}
     assert set(TrainState.__slots__) - not_saved == {
         "step",
         "skipped",

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import make_batch
 from tiny_states import TinyPhase, TinySession, tiny_state
 
 from grouper.config import GRPOConfig
-from grouper.errors import Interrupted, RunFolderError
+from grouper.errors import Interrupted, ModelError, RunFolderError
 from grouper.training import checkpoint
 from grouper.training.loop import run_phase
 from grouper.training.retention import BEST_FILE, OPTIMIZER_FILE, numbered
+from grouper.types import StepReport
 
 
 def run(path: Path, total: int = 6, *, session: dict[str, Any] | None = None, **config: Any) -> Any:
@@ -96,3 +98,28 @@ def test_the_last_save_of_a_run_that_is_stopped_must_not_fail(
     with pytest.raises(RunFolderError, match="No space left"):
         run(tmp_path, session={"stop_at": 3}, checkpoint_every=2)
     assert saved(tmp_path) == {2: "o"}
+
+
+class BrokenPhase(TinyPhase):
+    """From the third step on nothing is finite."""
+
+    def step(self) -> StepReport:
+        report = super().step()
+        broken = report.step > 2
+        self.state.count_update(applied=not broken, batch=make_batch() if broken else None)
+        return report
+
+
+def test_the_run_stops_after_so_many_updates_that_are_not_finite(tmp_path: Path) -> None:
+    desk = TinySession(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("name: demo")
+    config = GRPOConfig(checkpoint_every=2, max_skipped_updates=2)
+    phase = BrokenPhase(desk, tiny_state(), config, 9)
+    with pytest.raises(ModelError, match="grpo step 4: nothing finite came out of 2 updates"):
+        run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session
+    assert saved(tmp_path) == {2: "o"}
+    assert len(desk.folder.read_metrics()) == 4
+    folder = tmp_path / "incident" / "grpo-000004"
+    assert {"README.md", "batch.safetensors", "texts.jsonl", "metrics.jsonl", "recipe.yaml"} <= {
+        path.name for path in folder.iterdir()
+    }

@@ -116,8 +116,8 @@ class TinySession:
         self.evaluated.append(step)
         return SimpleNamespace(accuracy=self._accuracies[step])
 
-    def raise_if_stopped(self, *, together: bool = False) -> None:
-        del together
+    def raise_if_stopped(self, what: str = "", *, together: bool = False) -> None:
+        del what, together
         if self._step == self._stop_at:
             raise Interrupted("stopped on request")
 

@@ -9,6 +9,7 @@
                    training.log  curves.png
                    base/                           the recipe's new random model, if it has one
                    {sft,grpo}/checkpoint-<step>/   and final/ (written by training, like base/)
+                   incident/<phase>-<step>/        why a run stopped by itself
                    eval_runs/<label>/              what `grouper eval` measured afterwards
 
 Two equal runs leave equal bytes in everything but `training.log`, the `host` part of `run.json`
@@ -56,7 +57,7 @@ PHASES = ("base", "sft", "grpo")
 """In the order in which they happen; `base` is the model before training."""
 
 _OURS = ("metrics.jsonl", "training.log", "curves.png", "recipe.yaml")
-_OUR_FOLDERS = ("rollouts", "evaluations", "base", "sft", "grpo", "eval_runs")
+_OUR_FOLDERS = ("rollouts", "evaluations", "base", "sft", "grpo", "eval_runs", "incident")
 _ROLLOUTS = re.compile(r"([a-z]+)-(\d+)\.jsonl\.gz")
 _DAMAGED = "the summary of the evaluation is damaged"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from grouper.batching import TrainBatch
 from grouper.errors import CheckpointError, RunFolderError
 from grouper.model_files import save_policy
 from grouper.policy import Policy
@@ -65,13 +66,25 @@ class TrainState:
     started_from: str = ""
     """The model folder the phase began with."""
     skipped: int = 0
-    """Updates in a row whose loss or gradient was not finite."""
+    """Updates in a row that were skipped because something was not finite."""
     position: int = 0
     """GRPO: problems of the stream met so far, those passed over or replaced among them."""
     difficulty: DifficultyBand | None = None
     rewards: RewardStack | None = None
     """GRPO: counts the groups that a reward function failed on."""
     best: BestScore = field(default_factory=BestScore)
+    suspect: TrainBatch | None = None
+    """The last step that was skipped; not saved."""
+
+    def count_update(self, *, applied: bool, batch: TrainBatch | None) -> None:
+        """Count one update, applied or skipped.
+
+        Args:
+            applied: whether the optimizer was stepped.
+            batch: the step, where it was not.
+        """
+        self.skipped = 0 if applied else self.skipped + 1
+        self.suspect = batch
 
     @property
     def policy(self) -> Policy:

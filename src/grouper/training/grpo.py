@@ -188,7 +188,7 @@ class GRPOPhase:
         state.step += 1
         state.position = position
         for result in results:
-            state.skipped = 0 if result.applied else state.skipped + 1
+            state.count_update(applied=result.applied, batch=result.batch)
         if state.difficulty is not None:
             state.difficulty.update((*found.groups, *found.replaced), epoch)
 

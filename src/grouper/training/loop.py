@@ -9,6 +9,7 @@ from typing import Protocol
 from grouper.config import PhaseConfig
 from grouper.errors import Interrupted, ModelError, RunFolderError
 from grouper.training.checkpoint import TrainState, save_checkpoint
+from grouper.training.incident import write_incident
 from grouper.training.retention import BestScore, thin_out
 from grouper.training.session import Session
 from grouper.types import StepReport
@@ -16,9 +17,6 @@ from grouper.types import StepReport
 __all__ = ["Phase", "run_phase", "tidy"]
 
 log = logging.getLogger(__name__)
-
-MAX_SKIPPED = 3
-"""Steps in a row whose loss or gradient was not finite before the run stops."""
 
 
 class Phase(Protocol):
@@ -166,11 +164,23 @@ def tidy(session: Session, phase: Phase) -> None:
 
 
 def _stop_if_broken(session: Session, phase: Phase) -> None:
-    if phase.state.skipped < MAX_SKIPPED:
+    state, limit = phase.state, phase.config.max_skipped_updates
+    if state.skipped < limit:
         return
+    what = f"nothing finite came out of {state.skipped} updates in a row"
+    folder = session.team.lead(
+        lambda: write_incident(
+            session.path,
+            state.suspect,
+            session.folder.read_metrics(),
+            session.tokenizer,
+            what=f"{what}: a log-prob, the loss or its gradient was infinite or not a number.",
+        )
+    )
     raise ModelError(
-        f"the loss or its gradient was not finite {MAX_SKIPPED} steps in a row",
-        where=f"{phase.name} step {phase.state.step}",
-        fix=f"Lower {phase.name}.optimizer.learning_rate or use model.compute_dtype: float32; the "
+        what,
+        where=f"{phase.name} step {state.step}",
+        fix=f"The steps, texts and metrics are in {folder}. Lower "
+        f"{phase.name}.optimizer.learning_rate or use model.compute_dtype: float32; the "
         f"checkpoints in {session.path / phase.name} are from before.",
     )

@@ -56,7 +56,7 @@ class SFTPhase:
             replica=state.replica,
         )
         state.step += 1
-        state.skipped = 0 if result.applied else state.skipped + 1
+        state.count_update(applied=result.applied, batch=result.batch)
         tallies = {
             **result.tallies,
             "learning_rate": Tally.of([scale * config.optimizer.learning_rate]),

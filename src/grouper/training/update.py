@@ -11,6 +11,7 @@ import torch
 
 from grouper.batching import TrainBatch
 from grouper.policy import Policy
+from grouper.training.incident import not_finite
 from grouper.training.memory import split_event, with_enough_memory
 from grouper.training.objectives import Objective
 from grouper.training.optimizers import Optimizer
@@ -28,7 +29,9 @@ class UpdateResult:
     applied: bool
     """False when the loss or gradient was not finite: the optimizer was not stepped."""
     events: tuple[str, ...] = ()
-    """What makes the step unrepeatable: memory ran out and it was cut anew."""
+    """What makes the step unrepeatable (memory ran out and it was cut anew), or kept it back."""
+    batch: TrainBatch | None = None
+    """The step, where it was not applied."""
 
 
 def accumulate_gradient(
@@ -94,7 +97,9 @@ def update(
     dropout_seed: Callable[[int], int] | None = None,
     replica: Replica | None = None,
 ) -> UpdateResult:
-    """Take one optimizer step on `batch`; a non-finite loss or gradient never reaches it.
+    """Take one optimizer step on `batch`; nothing that is not finite ever reaches it.
+
+    Log-probs and advantages are looked at before the forward, loss and gradient after it.
 
     Args:
         policy: the policy; its version counts the steps applied.
@@ -107,6 +112,9 @@ def update(
         dropout_seed: as in `accumulate_gradient`.
         replica: as in `accumulate_gradient`.
     """
+    broken = not_finite(batch)
+    if broken is not None:
+        return UpdateResult({}, False, (f"not-finite: {broken}; update skipped",), batch)
     replica = replica or Replica(policy)
     limit = policy.token_limit
     loss, tallies = accumulate_gradient(
@@ -124,7 +132,11 @@ def update(
         optimizer.step(scale)
         policy.version += 1
     optimizer.zero_grad()
-    return UpdateResult(tallies, applied, split_event(limit, policy.token_limit))
+    events = split_event(limit, policy.token_limit)
+    if applied:
+        return UpdateResult(tallies, applied, events)
+    told = f"not-finite: loss {loss:g}, gradient norm {norm:g}; update skipped"
+    return UpdateResult(tallies, applied, (*events, told), batch)
 
 
 @contextlib.contextmanager

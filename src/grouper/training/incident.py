@@ -1,0 +1,136 @@
+"""Numbers that are not finite: finding them before they do harm, and keeping the evidence."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from grouper.batching import TrainBatch
+from grouper.tracking.files import dumps, whole_folder
+from grouper.tracking.records import report_to_json
+from grouper.types import StepReport
+
+__all__ = ["LAST_METRICS", "not_finite", "write_incident"]
+
+LAST_METRICS = 20
+"""Steps whose metrics are kept with an incident."""
+
+_PER_TOKEN = ("sampler_logprobs", "old_logprobs", "reference_logprobs")
+
+README = """# {title}
+
+{what}
+
+The update was skipped every time, so the weights were never touched by these numbers. The run
+stopped here so that they can be looked at.
+
+| file | holds |
+|---|---|
+| batch.safetensors | every tensor of the last optimizer step that was skipped |
+| texts.jsonl | its rows as text: prompt, completion, advantage, and what of the row is not finite |
+| metrics.jsonl | the last {count} steps of the run |
+| rollouts.jsonl.gz | every rollout of the step, where it had any |
+| recipe.yaml, run.json | the settings, and the versions it ran with |
+
+Where to look first:
+
+- `grad_norm` and `loss` in metrics.jsonl, step by step: a norm that grows for many steps before the
+  end means a learning rate that is too high; one that jumps from nothing means a single row.
+- rows of texts.jsonl that name a tensor: a log-prob that is not finite comes from the sampler
+  (`sampler_logprobs`), from the policy (`old_logprobs`) or from the reference
+  (`reference_logprobs`).
+- `model.dtype` and `model.compute_dtype` in recipe.yaml: with float32 the same step may pass.
+
+Go on from the last checkpoint with other settings: `grouper run ... --resume --allow-changes`.
+"""
+
+
+def not_finite(batch: TrainBatch) -> str | None:
+    """What of a batch is infinite or not a number, and in which row; None where all is well.
+
+    Looks at the advantages, and at the log-probs of the target tokens; what stands on padding may
+    be anything.
+    """
+    return next(_broken(batch), None)
+
+
+def _broken(batch: TrainBatch, row: int | None = None) -> Iterator[str]:
+    """Names of the tensors that are not finite, in all rows or in one."""
+    bad: dict[str, Tensor] = {"advantages": ~torch.isfinite(batch.advantages)}
+    for name in _PER_TOKEN:
+        values: Tensor | None = getattr(batch, name)
+        if values is not None:
+            bad[name] = (~torch.isfinite(values) & batch.mask).any(1)
+    for name, rows in bad.items():
+        if row is not None and rows[row]:
+            yield name
+        elif row is None and rows.any():
+            yield f"{name} of row {int(rows.nonzero()[0])} ({int(rows.sum())} of {len(rows)} rows)"
+
+
+def write_incident(
+    run: Path, batch: TrainBatch | None, reports: list[StepReport], tokenizer: Any, *, what: str
+) -> Path:
+    """Keep what is needed to understand a stop: `<run>/incident/<phase>-<step>/`.
+
+    Args:
+        run: the run folder.
+        batch: the step that was skipped.
+        reports: metrics of the run, the last one at its end.
+        tokenizer: to write the rows as text.
+        what: one sentence for the README.
+
+    Raises:
+        RunFolderError: the disk is full or not writable.
+    """
+    last = reports[-1]
+    target = run / "incident" / f"{last.phase}-{last.step:06d}"
+    with whole_folder(target) as folder:
+        if batch is not None:
+            tensors = {
+                f.name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+                for f in fields(batch)
+                if isinstance(value := getattr(batch, f.name), Tensor)
+            }
+            save_file(tensors, folder / "batch.safetensors")
+            _write_lines(folder / "texts.jsonl", _texts(batch, tokenizer))
+        _write_lines(folder / "metrics.jsonl", (report_to_json(r) for r in reports[-LAST_METRICS:]))
+        for name in ("recipe.yaml", "run.json"):
+            _copy(run / name, folder / name)
+        rollouts = run / "rollouts" / f"{last.phase}-{last.step:06d}.jsonl.gz"
+        _copy(rollouts, folder / "rollouts.jsonl.gz")
+        title = f"Stopped at {last.phase} step {last.step}"
+        text = README.format(title=title, what=what, count=min(len(reports), LAST_METRICS))
+        (folder / "README.md").write_text(text, encoding="utf-8")
+    return target
+
+
+def _texts(batch: TrainBatch, tokenizer: Any) -> Iterator[dict[str, Any]]:
+    for row in range(batch.rows):
+        prompt = int(batch.prompt_index[row])
+        ids = batch.prompt_ids[prompt, : int(batch.prompt_lengths[prompt])]
+        sampled = batch.completion_ids[row, : int(batch.completion_lengths[row])]
+        yield {
+            "row": row,
+            "group": int(batch.group_ids[row]),
+            "prompt": tokenizer.decode(ids.tolist(), skip_special_tokens=False),
+            "completion": tokenizer.decode(sampled.tolist(), skip_special_tokens=False),
+            "advantage": float(batch.advantages[row]),
+            "not_finite": list(_broken(batch, row)),
+        }
+
+
+def _write_lines(path: Path, records: Iterator[dict[str, Any]]) -> None:
+    path.write_text("".join(dumps(record) + "\n" for record in records), encoding="utf-8")
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.exists():
+        shutil.copyfile(source, target)

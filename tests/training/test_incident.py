@@ -1,0 +1,64 @@
+"""What an incident folder holds is enough to look at the step again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import make_batch
+from tiny_states import SavedTokenizer
+
+from grouper.training.incident import LAST_METRICS, not_finite, write_incident
+from grouper.types import StepReport, Tally
+
+
+def report(step: int) -> StepReport:
+    return StepReport(
+        phase="grpo", step=step, status="learning", tallies={"loss": Tally.of([float("nan")])}
+    )
+
+
+def test_finite_batches_are_fine() -> None:
+    assert not_finite(make_batch()) is None
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
+def test_the_tensor_and_the_row_are_named(poison: float) -> None:
+    batch = make_batch()
+    advantages = batch.advantages.clone()
+    advantages[3] = advantages[5] = poison
+    assert not_finite(replace(batch, advantages=advantages)) == (
+        "advantages of row 3 (2 of 10 rows)"
+    )
+
+
+def test_the_folder_tells_the_whole_story(tmp_path: Path) -> None:
+    batch = make_batch()
+    old = torch.zeros_like(batch.weights)
+    old[2, 0] = float("inf")
+    batch = replace(batch, old_logprobs=old)
+    (tmp_path / "recipe.yaml").write_text("name: demo\n")
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "grpo-000030.jsonl.gz").write_bytes(b"rollouts")
+    reports = [report(step) for step in range(1, 31)]
+    folder = write_incident(tmp_path, batch, reports, SavedTokenizer(), what="It broke.")
+    tensors = load_file(folder / "batch.safetensors")
+    assert torch.equal(tensors["completion_ids"], batch.completion_ids)
+    assert torch.equal(tensors["old_logprobs"], old)
+    rows = [json.loads(line) for line in (folder / "texts.jsonl").read_text().splitlines()]
+    assert len(rows) == batch.rows
+    assert [row["not_finite"] for row in rows] == [
+        ["old_logprobs"] if number == 2 else [] for number in range(batch.rows)
+    ]
+    length = int(batch.completion_lengths[2])
+    assert rows[2]["completion"] == " ".join(map(str, batch.completion_ids[2, :length].tolist()))
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
+    assert steps == list(range(31 - LAST_METRICS, 31))
+    assert (folder / "rollouts.jsonl.gz").read_bytes() == b"rollouts"
+    text = (folder / "README.md").read_text()
+    assert "It broke." in text
+    assert f"the last {LAST_METRICS} steps" in text
