@@ -41,7 +41,7 @@ test-all: $(VENV)/.ready  ## both
 
 test-oldest: $(OLD_VENV)/.ready  ## a few tests with the oldest supported transformers
 	@$(OFFLINE) $(ONE_THREAD) $(OLD_VENV)/bin/python -m pytest -m "not slow" \
-		tests/test_policy.py tests/sampling tests/invariants
+		tests/test_policy.py tests/test_recomputation.py tests/sampling tests/invariants
 
 lint: $(VENV)/.ready  ## ruff, the formatter and the type checker
 	@$(BIN)/ruff check .

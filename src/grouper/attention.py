@@ -15,6 +15,7 @@ honoured here, attention sinks and other additions raise `ModelError`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,10 @@ from grouper.errors import ModelError
 __all__ = ["NAME", "AttentionSpec", "Layout", "SharedPrompts", "attend", "gather_heads"]
 
 NAME = "grouper"
+
+REPEATING = {"cuda"}
+"""Devices whose memory-efficient kernel takes a mask but no grouped heads: without it all scores
+[B, Hq, Q, K] would be held for the backward."""
 
 _HARMLESS = frozenset(
     {
@@ -120,6 +125,8 @@ def attend(
     `mask` is bool, broadcastable to [B, 1, Q, K]; None means causal with Q = K. Query heads are
     grouped as transformers groups them: head h uses key head h // (Hq / Hkv).
     """
+    if mask is not None and query.shape[1] != key.shape[1] and query.device.type in REPEATING:
+        key, value = _repeated(query, key, value)
     if spec.softcap is None:
         return scaled_dot_product_attention(
             query,
@@ -130,9 +137,7 @@ def attend(
             scale=spec.scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    key, value = _repeated(query, key, value)
     scores = torch.matmul(query, key.transpose(2, 3)) * spec.scaling
     scores = torch.tanh(scores / spec.softcap) * spec.softcap
     if mask is None:
@@ -141,6 +146,14 @@ def attend(
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     accurate = scores if scores.dtype == torch.float64 else scores.float()
     return torch.matmul(accurate.softmax(-1).to(value.dtype), value)
+
+
+def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """One key head a query head."""
+    groups = query.shape[1] // key.shape[1]
+    if groups == 1:
+        return key, value
+    return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
 
 
 def gather_heads(flat: Tensor, index: Tensor) -> Tensor:
@@ -212,7 +225,7 @@ class SharedPrompts:
         """[targets] int64: the flat token whose hidden state predicts each completion token."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-        prompt_mask, mask = self._mask(spec.window)
+        prompt_mask, mask = self.mask(spec.window)
         prompt_key = gather_heads(key, self._prompt_gather)
         prompt_value = gather_heads(value, self._prompt_gather)
         prompt_query = gather_heads(query, self._prompt_gather)
@@ -228,13 +241,23 @@ class SharedPrompts:
         rows = attend(gather_heads(query, self._gather), rows_key, rows_value, mask, spec)
         return torch.cat([out, self._flatten(rows, self._scatter)], dim=1)[None]
 
+    def convert(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Put `change` of every tensor in its place."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, change(value))
+        self._masks = {
+            window: (None if prompts is None else change(prompts), change(rows))
+            for window, (prompts, rows) in self._masks.items()
+        }
+
     @staticmethod
     def _flatten(blocks: Tensor, scatter: Tensor) -> Tensor:
         """[B, H, L, D] -> [H, live tokens, D]."""
         heads, dim = blocks.shape[1], blocks.shape[3]
         return blocks.transpose(0, 1).reshape(heads, -1, dim).index_select(1, scatter)
 
-    def _mask(self, window: int | None) -> tuple[Tensor | None, Tensor]:
+    def mask(self, window: int | None) -> tuple[Tensor | None, Tensor]:
         """Masks of prompts ([1, 1, Tp, Tp]; None: causal) and of rows ([R, 1, T - 1, Tp + T - 1]).
 
         Padded keys of a prompt are hidden; padded queries see something real, so that no row of

@@ -20,6 +20,7 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
+    PretrainedConfig,
     PreTrainedModel,
 )
 from transformers.utils import logging as transformers_logging
@@ -38,7 +39,9 @@ __all__ = [
     "quiet",
     "require_model_folder",
     "save_policy",
+    "shape_of",
     "stop_ids_of",
+    "weightless_policy",
 ]
 
 log = logging.getLogger(__name__)
@@ -242,6 +245,48 @@ def load_policy(
     policy.to(device)
     policy.check_native_attention()
     return policy
+
+
+def weightless_policy(config: ModelConfig, shape: PretrainedConfig) -> Policy:
+    """The policy `load_policy` would make of a model of this shape, on the meta device.
+
+    Every tensor has its shape and dtype and no content; a 4-bit base stands in its compute dtype.
+
+    Raises:
+        ModelError: as in `load_policy`.
+    """
+    attention = "eager" if getattr(shape, "attn_logit_softcapping", None) else "sdpa"
+    with torch.device("meta"), quiet():
+        model = AutoModelForCausalLM.from_config(
+            shape, dtype=_DTYPES[config.dtype], attn_implementation=attention
+        )
+        if config.quantization is not None:
+            for module in model.modules():
+                if (
+                    isinstance(module, torch.nn.Linear)
+                    and module is not model.get_output_embeddings()
+                ):
+                    module.to(_DTYPES[config.compute_dtype or config.dtype])
+        adapter = None if config.lora is None else _new_adapter(model, config.lora, "", seed=0)
+        return Policy(
+            model,
+            adapter=adapter,
+            native=config.attention == "native",
+            compute_dtype=_autocast_dtype(config),
+            gradient_checkpointing=config.gradient_checkpointing,
+        )
+
+
+def shape_of(path: str, revision: str | None = None) -> PretrainedConfig:
+    """The configuration of a model or adapter folder or of a model in the Hub cache.
+
+    Raises:
+        ModelError: it is not on this machine.
+    """
+    adapter = _read_adapter(path)
+    base = path if adapter is None else _base_of(path, adapter)
+    loaded: PretrainedConfig = _load(AutoConfig, base, revision=revision, local_files_only=True)
+    return loaded
 
 
 def _autocast_dtype(config: ModelConfig) -> torch.dtype | None:

@@ -17,13 +17,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import (
+    AutoModelForCausalLM,
     GenerationConfig,
     LlamaConfig,
-    LlamaForCausalLM,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 from grouper.config import NewModelConfig
@@ -39,11 +39,14 @@ __all__ = [
     "fitting_texts",
     "make_new_model",
     "new_causal_lm",
+    "new_model_config",
     "save_new_model",
 ]
 
 END, PAD = "<|end|>", "<|pad|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+CONFIGURATIONS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{{- '<|' + message['role'] + '|>' + message['content'] -}}"
@@ -132,6 +135,31 @@ def fit_tokenizer(
     )
 
 
+def new_model_config(
+    config: NewModelConfig,
+    *,
+    vocabulary: int,
+    eos_token_id: int | None = None,
+    pad_token_id: int | None = None,
+) -> PretrainedConfig:
+    """The transformers configuration of a new model, without any weights."""
+    return CONFIGURATIONS[config.architecture](
+        vocab_size=vocabulary,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_position_embeddings,
+        tie_word_embeddings=config.tie_embeddings,
+        initializer_range=config.initializer_range,
+        eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id,
+        bos_token_id=None,
+    )
+
+
 def new_causal_lm(
     config: NewModelConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int
 ) -> PreTrainedModel:
@@ -139,27 +167,15 @@ def new_causal_lm(
 
     The global random generator is left as it was.
     """
-    shape: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_position_embeddings,
-        "tie_word_embeddings": config.tie_embeddings,
-        "initializer_range": config.initializer_range,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": None,
-    }
+    shape = new_model_config(
+        config,
+        vocabulary=len(tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if config.architecture == "qwen3":
-            model = Qwen3ForCausalLM(Qwen3Config(**shape))
-        else:
-            model = LlamaForCausalLM(LlamaConfig(**shape))
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(shape)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )

@@ -58,6 +58,9 @@ class PhaseConfig(Section):
     tokens_per_micro_batch: Positive = Field(
         8192, description="tokens in one forward and backward; never changes the gradient"
     )
+    rehearse: Literal["auto"] | bool = Field(
+        "auto", description="try the largest slice before the first step; auto: on a GPU only"
+    )
     weighting: WeightingName = "token_mean"
     weighting_constant: PositiveFloat | None = Field(
         None,

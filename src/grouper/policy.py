@@ -80,7 +80,8 @@ class Policy(nn.Module):
         """Optimizer steps these weights have seen."""
         self.token_limit: int | None = None
         """Most tokens of a forward and backward since memory ran out; None: it never did."""
-        self._compute_dtype = compute_dtype
+        self.compute_dtype = compute_dtype
+        self.gradient_checkpointing = gradient_checkpointing
         self._activation_offload = activation_offload
         self._scaling = LogitScaling.of(model.config)
         # Submodels of some families have configurations of their own.
@@ -173,7 +174,9 @@ class Policy(nn.Module):
         live = slots < batch.completion_lengths[:, None]
         hidden = self._shared(batch) if self.native else self._padded(batch, live)
         targets = batch.completion_ids[live]
-        logprobs, entropies = self._score(hidden, targets, batch.temperature, entropy_gradient)
+        logprobs, entropies = self.score(
+            hidden, targets, batch.temperature, entropy_gradient=entropy_gradient
+        )
         blank = logprobs.new_zeros(shape)
         return TokenOutputs(
             blank.masked_scatter(live, logprobs), blank.masked_scatter(live, entropies)
@@ -224,8 +227,8 @@ class Policy(nn.Module):
         index = sources[..., None].expand(-1, -1, hidden.shape[-1])
         return hidden.gather(1, index)[live]
 
-    def _score(
-        self, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+    def score(
+        self, hidden: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [N] of targets [N] from hidden states [N, H], in chunks."""
         head = self.model.get_output_embeddings()
@@ -238,7 +241,7 @@ class Policy(nn.Module):
                 targets,
                 scaling=self._scaling,
                 temperature=temperature,
-                dtype=self._compute_dtype or head.weight.dtype,
+                dtype=self.compute_dtype or head.weight.dtype,
                 entropy_gradient=entropy_gradient,
             )
         return plain_token_scores(
@@ -252,9 +255,9 @@ class Policy(nn.Module):
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Matrix products in `compute_dtype` inside this block."""
-        if self._compute_dtype is None:
+        if self.compute_dtype is None:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self._compute_dtype)
+        return torch.autocast(self.device.type, dtype=self.compute_dtype)
 
     def snapshot(self) -> dict[str, Tensor]:
         """A frozen copy of the trainable weights: the reference of a KL term."""
@@ -285,7 +288,7 @@ class Policy(nn.Module):
                 theirs = self(batch).logprobs
         finally:
             self.native = True
-        exact = self._compute_dtype is None and ours.dtype != torch.bfloat16
+        exact = self.compute_dtype is None and ours.dtype != torch.bfloat16
         weights = next(self.model.parameters()).dtype
         bound = 1e-3 if exact and weights in {torch.float32, torch.float64} else 0.3
         gap = float((ours - theirs).abs().max())

@@ -21,6 +21,7 @@ LAYER_1 = (
     "types",
     "errors",
     "extras",
+    "allocator",
     "section",
     "presets",
     "phases",

@@ -110,13 +110,17 @@ def test_the_smaller_budget_is_remembered_and_recorded(caplog: pytest.LogCapture
 def test_a_row_that_does_not_fit_is_told() -> None:
     with pytest.raises(ModelError, match="one row of") as caught:
         gradient(Shortage(forwards=tuple(range(100))))
-    assert caught.value.fix
-    assert "injected: forward" in str(caught.value)
+    assert "injected: forward" in caught.value.what
+    for part in ("weights", "gradients", "optimizer states", "activations"):
+        assert f"{part} 0.0" in caught.value.what
+    assert caught.value.fix.count("about") == 3
 
 
 def test_other_errors_go_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = exact_policy()
-    monkeypatch.setattr(policy, "_score", lambda *a: (_ for _ in ()).throw(RuntimeError("shape")))
+    monkeypatch.setattr(
+        policy, "score", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("shape"))
+    )
     with pytest.raises(RuntimeError, match="shape"):
         accumulate_gradient(policy, make_batch(dtype=torch.float64), GRPO, token_budget=64)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from grouper.allocator import prefer_expandable_segments
 from grouper.cli.groups import NamingGroup
 from grouper.cli.launch import let_the_first_speak
 from grouper.errors import GrouperError, Interrupted
@@ -26,6 +27,7 @@ COMMANDS = {
     "export": ("grouper.cli.export", "A trained model as one folder, its adapter merged in."),
     "recipes": ("grouper.cli.recipes", "List the recipes; show one, its fields, formats, sources."),
     "rewards": ("grouper.cli.rewards", "List the rewards, try them on a text, or attack them."),
+    "plan": ("grouper.cli.plan", "Memory, steps and time of a recipe; loads no weights."),
     "grade": ("grouper.cli.grade", "Grade one completion, every stage shown."),
     "grade-agreement": ("grouper.cli.grade", "Our grader beside Math-Verify, on a file."),
     "regrade": ("grouper.cli.regrade", "Grade and reward a run's stored completions again."),
@@ -124,6 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
         "TOKENIZERS_PARALLELISM": "false",
     }.items():
         os.environ.setdefault(name, value)
+    prefer_expandable_segments()
     sys.exit(_run(arguments))
 
 

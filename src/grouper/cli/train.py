@@ -146,7 +146,7 @@ def _start(
 
 
 def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
-    from grouper.planning import make_plan
+    from grouper.planning.dry_run import make_plan
     from grouper.tracking.live import Progress, setup_logging
 
     setup_logging(None, console=Progress().console)

@@ -16,6 +16,8 @@ import torch
 
 from grouper.batching import TrainBatch, micro_batches
 from grouper.errors import ModelError
+from grouper.planning.advice import memory_advice
+from grouper.planning.rows import Rows
 from grouper.policy import Policy
 
 __all__ = ["is_out_of_memory", "split_event", "with_enough_memory"]
@@ -120,9 +122,15 @@ def split_event(before: int | None, after: int | None) -> tuple[str, ...]:
 
 def _too_large(part: TrainBatch, policy: Policy, reason: str) -> ModelError:
     tokens = _tokens(part, shared=policy.native)
+    rows = Rows(
+        prompt=int(part.prompt_lengths.max()),
+        completion=int(part.completion_lengths.max()),
+        count=part.rows,
+    )
+    takes, helps = memory_advice(policy, rows)
     return ModelError(
-        f"one row of {tokens} tokens does not fit into the memory of {policy.device}: {reason}",
+        f"one row of {tokens} tokens does not fit into the memory of {policy.device}: {reason}. "
+        f"{takes}",
         where="tokens_per_micro_batch",
-        fix="Lower sampling.max_new_tokens, set model.gradient_checkpointing: true, or train "
-        "with model.lora.",
+        fix=helps,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from grouper.allocator import prefer_expandable_segments
 from grouper.config import PhaseConfig
 from grouper.errors import RunFolderError
 from grouper.evaluation.compare import Comparison, compare
@@ -25,6 +26,7 @@ from grouper.training.disk_space import check_room_for_run
 from grouper.training.grpo import GRPOPhase
 from grouper.training.loop import Phase, run_phase, tidy
 from grouper.training.preflight import check_lengths, check_stopping
+from grouper.training.rehearsal import rehearse
 from grouper.training.resuming import fresh_state, resumed_state
 from grouper.training.session import Session
 from grouper.training.sft import SFTPhase
@@ -51,6 +53,7 @@ def train(session: Session) -> RunResult:
     Raises:
         GrouperError: see the phases. Everything finished before stays and `--resume` goes on.
     """
+    prefer_expandable_segments()
     recipe = session.recipe
     policy = _measure_base(session)
     if not recipe.skip_sft:
@@ -99,6 +102,7 @@ def _sft(session: Session, policy: Policy | None) -> Policy | None:
         policy = state.policy
         _check_room(session, state)
         phase = SFTPhase(session, state)
+        rehearse(session, phase)
         run_phase(session, phase)
         check_stopping(session, policy)
         _finish(session, phase)
@@ -140,6 +144,7 @@ def _grpo(session: Session, policy: Policy | None) -> Policy | None:
         _check_room(session, state)
         held = None if reference is None else state.replica.shard(reference)
         phase = GRPOPhase(session, state, held)
+        rehearse(session, phase)
         run_phase(session, phase)
         _finish(session, phase)
     _measure(session, policy, "grpo", _final_step(final))

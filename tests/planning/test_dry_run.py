@@ -7,7 +7,7 @@ import json
 import pytest
 
 from grouper.errors import GrouperError
-from grouper.planning import make_plan
+from grouper.planning.dry_run import make_plan
 from grouper.recipe import load_recipe
 
 

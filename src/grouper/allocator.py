@@ -1,0 +1,26 @@
+"""How PyTorch's CUDA allocator is set up, before it starts; no torch is imported here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+__all__ = ["prefer_expandable_segments"]
+
+SETTING = "PYTORCH_ALLOC_CONF"
+OLD_SETTING = "PYTORCH_CUDA_ALLOC_CONF"
+"""Still read by PyTorch where the new one is not set."""
+
+
+def prefer_expandable_segments(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let the allocator grow its segments, so that rows of changing length fragment less.
+
+    Does nothing where the user has set the allocator up. PyTorch reads it when the first tensor
+    is made on a GPU; later it has no effect.
+
+    >>> prefer_expandable_segments(empty := {})
+    >>> empty
+    {'PYTORCH_ALLOC_CONF': 'expandable_segments:True'}
+    """
+    if SETTING not in environment and OLD_SETTING not in environment:
+        environment[SETTING] = "expandable_segments:True"

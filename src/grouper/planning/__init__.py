@@ -1,0 +1,1 @@
+"""What a run would do, and what memory it would take, before anything is loaded."""

@@ -1,0 +1,123 @@
+"""How long rows are: measured where data and tokenizer lie on this machine, else at most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grouper.config import Recipe
+from grouper.errors import GrouperError
+from grouper.model_files import load_tokenizer, stop_ids_of
+from grouper.new_model import fit_tokenizer, fitting_texts
+from grouper.prompts import (
+    find_stop_tokens,
+    make_format,
+    prepare_demonstrations,
+    prepare_prompts,
+)
+from grouper.training.problem_sets import ProblemSets
+
+__all__ = ["Lengths", "find_lengths"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Tokens of the longest and the average rows."""
+
+    sft_prompt: int
+    sft_completion: int
+    sft_mean: int
+    """Prompt and completion together."""
+    grpo_prompt: int
+    grpo_mean_prompt: int
+    completion: int
+    """What GRPO may sample."""
+    evaluation_completion: int
+    vocabulary: int | None
+    """Of a fitted tokenizer; None where the model's own is meant."""
+    measured: bool
+
+
+def find_lengths(recipe: Recipe, sets: ProblemSets | None, context: int | None) -> Lengths:
+    """Measure what can be measured, and take the recipe's limits for the rest.
+
+    Args:
+        recipe: the run.
+        sets: its problems, or None where they are not on this machine.
+        context: the longest sequence the model takes, or None where it does not say.
+    """
+    new = recipe.sampling.max_new_tokens
+    limit = recipe.prompt.max_prompt_tokens
+    if context is not None:
+        limit = max(1, min(limit, context - new))
+    try:
+        tokenizer = None if sets is None else _tokenizer(recipe, sets)
+        if tokenizer is not None:
+            assert sets is not None
+            return _measured(recipe, sets, tokenizer, limit, context)
+    except GrouperError:
+        pass  # a dry run tells what is wrong; sizes can be bounded all the same
+    return Lengths(
+        sft_prompt=limit,
+        sft_completion=new,
+        sft_mean=limit + new,
+        grpo_prompt=limit,
+        grpo_mean_prompt=limit,
+        completion=new,
+        evaluation_completion=recipe.evaluation.max_new_tokens or new,
+        vocabulary=None if recipe.model.new is None else recipe.model.new.vocab_size,
+        measured=False,
+    )
+
+
+def _tokenizer(recipe: Recipe, sets: ProblemSets) -> Any:
+    """The model's own, or the one a new model would be given."""
+    if recipe.model.new is None:
+        assert recipe.model.path is not None
+        return load_tokenizer(recipe.model.path, revision=recipe.model.revision)
+    fmt = make_format(recipe.prompt)
+    return fit_tokenizer(
+        fitting_texts(sets.for_fitting, fmt),
+        vocab_size=recipe.model.new.vocab_size,
+        extra_tokens=[tag.strip() for tag in fmt.tags or ()],
+    )
+
+
+def _measured(
+    recipe: Recipe, sets: ProblemSets, tokenizer: Any, limit: int, context: int | None
+) -> Lengths:
+    fmt, new = make_format(recipe.prompt), recipe.sampling.max_new_tokens
+    parts = [part for part in (sets.train, sets.validation, sets.test) if part is not None]
+    prompts = [
+        len(prompt.token_ids)
+        for part in parts
+        for _, prompt in prepare_prompts(
+            part.problems, fmt, tokenizer, max_prompt_tokens=limit
+        ).items
+    ]
+    shown: Sequence[Any] = ()
+    if sets.sft is not None and not recipe.skip_sft:
+        path = recipe.model.path
+        ends = [] if path is None else stop_ids_of(path, recipe.model.revision)
+        shown = prepare_demonstrations(
+            sets.sft.problems,
+            fmt,
+            tokenizer,
+            find_stop_tokens(tokenizer, ends, fmt).trained,
+            max_prompt_tokens=limit,
+            max_completion_tokens=None if context is None else max(1, context - limit),
+        ).items
+    asked = [len(d.prompt.token_ids) for _, d in shown] or [0]
+    answered = [len(d.token_ids) for _, d in shown] or [0]
+    return Lengths(
+        sft_prompt=max(asked),
+        sft_completion=max(answered),
+        sft_mean=-(-(sum(asked) + sum(answered)) // len(asked)),
+        grpo_prompt=max(prompts),
+        grpo_mean_prompt=-(-sum(prompts) // len(prompts)),
+        completion=new,
+        evaluation_completion=recipe.evaluation.max_new_tokens or new,
+        vocabulary=None if recipe.model.new is None else len(tokenizer),
+        measured=True,
+    )

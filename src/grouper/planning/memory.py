@@ -1,0 +1,234 @@
+"""Bytes of every part of a run, phase by phase, without a weight being loaded.
+
+Weights, gradients, optimizer states and the cache are counted; activations are traced
+(`tracing`): the model's own code runs on tensors without content. The formulas are in
+docs/memory.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from grouper.config import ModelConfig, OptimizerConfig
+from grouper.planning.rows import Rows
+from grouper.planning.tracing import Tracer
+from grouper.policy import Policy
+from grouper.token_scores import chunk_rows
+
+__all__ = ["Memory", "ModelMemory", "optimizer_bytes"]
+
+GIB = 2**30
+
+FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of an NF4 weight: half a byte, a byte of scale for 64 of them, a float for 256 scales."""
+
+SMALLEST_8BIT = 4096
+"""Tensors with fewer elements keep 32-bit moments in bitsandbytes."""
+
+DRAW_COPIES = 6
+"""[slots, V] float32 at a time while tokens are drawn: logits old and new, scaled, log-softmax,
+probabilities, cumulated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one part of a run at its worst moment; they add up to `peak`."""
+
+    name: str
+    weights: int
+    reference: int = 0
+    """The frozen trainable weights of a KL term."""
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    """All that comes and goes: what the backward needs, temporary tensors, logits."""
+    logits_chunk: int = 0
+    """The part of `activations` that a chunk of logits is, at most; not added again."""
+    cache: int = 0
+    """Keys and values of the sampler."""
+    sampling_copy: int = 0
+
+    @property
+    def peak(self) -> int:
+        parts = (self.weights, self.reference, self.gradients, self.optimizer)
+        return sum(parts) + self.activations + self.cache + self.sampling_copy
+
+
+def _adamw(elements: int, size: int) -> float:
+    return 2 * elements * size
+
+
+def _adamw_8bit(elements: int, size: int) -> float:
+    del size
+    # Two moments of a byte and a float32 scale for each 256 of them.
+    return elements * (2 + 8 / 256) if elements >= SMALLEST_8BIT else elements * 8
+
+
+OPTIMIZER_BYTES: dict[str, Callable[[int, int], float]] = {
+    "adamw": _adamw,
+    "adamw_8bit": _adamw_8bit,
+    # One moment for the matrices between embedding and head, which are most of it.
+    "muon": lambda elements, size: elements * size,
+}
+"""(elements of a tensor, bytes of one) -> bytes of its state."""
+
+
+def optimizer_bytes(config: OptimizerConfig, policy: Policy) -> int:
+    """Bytes of the optimizer states of a policy."""
+    ends: set[int] = set()
+    if config.name == "muon":
+        heads = (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())
+        ends = {id(p) for head in heads for p in head.parameters()}
+    total = 0.0
+    for parameter in policy.trainable().values():
+        matrix = parameter.ndim == 2 and id(parameter) not in ends
+        name = "adamw" if config.name == "muon" and not matrix else config.name
+        total += OPTIMIZER_BYTES[name](parameter.numel(), parameter.element_size())
+    return round(total)
+
+
+class ModelMemory:
+    """What one model takes in each part of a run.
+
+    Args:
+        config: how it would be loaded.
+        policy: on the meta device; its tensors are replaced.
+        device: `cpu`, `cuda` or `mps`: which kernels and optimizer loops are counted.
+    """
+
+    def __init__(self, config: ModelConfig, policy: Policy, device: str) -> None:
+        self._config = config
+        self._device = device
+        self._shape: Any = policy.model.config.get_text_config()
+        self._policy = policy
+        self._tracer = Tracer(policy, device)
+        self.parameters = sum(p.numel() for p in policy.parameters())
+        self.trainable = sum(p.numel() for p in policy.trainable().values())
+        self._trainable_bytes = _bytes(policy.trainable().values())
+        self.weights = _bytes(policy.parameters()) + _bytes(policy.buffers())
+        self._largest = max((_bytes([p]) for p in policy.trainable().values()), default=0)
+        self._dequantised = 0
+        if config.quantization is not None:
+            linear = [p for p in _linear_weights(policy) if not p.requires_grad]
+            self.weights += sum(round(p.numel() * FOUR_BITS) for p in linear) - _bytes(linear)
+            self._dequantised = max(_bytes([p]) for p in linear)
+
+    def update(
+        self,
+        name: str,
+        rows: Rows,
+        optimizer: OptimizerConfig,
+        *,
+        accumulated: bool,
+        reference: bool = False,
+    ) -> Memory:
+        """A step: the worse of a forward and backward of its largest slice and the optimizer.
+
+        Args:
+            name: of the part.
+            rows: the largest slice.
+            optimizer: its states are there from the second step on.
+            accumulated: whether earlier slices of the step have left their gradient.
+            reference: whether a frozen copy of the trainable weights is held.
+        """
+        trace = self._tracer.update(rows, accumulated=accumulated)
+        gradients = self._trainable_bytes
+        peak = trace.peak + (gradients if accumulated else 0)
+        if self._config.activation_offload and self._device != "cpu":
+            # One layer at a time comes back from the host.
+            peak -= trace.kept * (self._layers - 1) // self._layers
+        stepping = gradients + self._stepping(optimizer)
+        vocabulary = int(self._shape.vocab_size)
+        targets = min(rows.count * rows.completion, chunk_rows(vocabulary))
+        return Memory(
+            name=name,
+            weights=self.weights,
+            reference=gradients if reference else 0,
+            gradients=gradients,
+            optimizer=optimizer_bytes(optimizer, self._policy),
+            activations=max(peak, stepping) + self._dequantised - gradients,
+            logits_chunk=targets * vocabulary * 4,
+        )
+
+    def _stepping(self, optimizer: OptimizerConfig) -> int:
+        """What an optimizer step needs for itself: all denominators at once, or one by one."""
+        at_once = self._device == "cuda" and optimizer.name == "adamw"
+        return self._trainable_bytes if at_once else 2 * self._largest
+
+    def sampling(
+        self,
+        name: str,
+        *,
+        slots: int,
+        prompts: int,
+        prompt: int,
+        completion: int,
+        copy: torch.dtype | None = None,
+        optimizer: int = 0,
+        reference: bool = False,
+    ) -> Memory:
+        """Drawing completions, at the moment all slots are filled.
+
+        Args:
+            name: of the part.
+            slots: sequences at the same time.
+            prompts: different prompts among them.
+            prompt: tokens of the longest.
+            completion: tokens that may be drawn.
+            copy: dtype of the sampler's own weights; None samples the training weights.
+            optimizer: bytes of optimizer states that lie there meanwhile.
+            reference: as in `update`.
+        """
+        prefill = self._tracer.forward(Rows(prompt=prompt, completion=1, count=prompts))
+        vocabulary = int(self._shape.vocab_size)
+        drawing = DRAW_COPIES * slots * vocabulary * 4
+        return Memory(
+            name=name,
+            weights=self.weights,
+            reference=self._trainable_bytes if reference else 0,
+            optimizer=optimizer,
+            activations=max(prefill, drawing) + self._dequantised,
+            logits_chunk=slots * vocabulary * 4,
+            cache=slots * (prompt + completion) * self.cache_bytes_per_token,
+            sampling_copy=0 if copy is None else self._base_parameters * copy.itemsize,
+        )
+
+    @property
+    def _layers(self) -> int:
+        return int(self._shape.num_hidden_layers)
+
+    @property
+    def _base_parameters(self) -> int:
+        """Without adapters, which a copy has merged."""
+        named = self._policy.named_parameters()
+        return sum(p.numel() for name, p in named if "lora_" not in name)
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Keys and values of all layers; under autocast rotary embeddings leave keys in float32."""
+        shape = self._shape
+        width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+        heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+        key = torch.float32 if self._config.dtype == "float32" else torch.bfloat16
+        low = "bfloat16" in (self._config.compute_dtype, self._config.dtype)
+        value = torch.bfloat16 if low else torch.float32
+        return int(self._layers * heads * width * (key.itemsize + value.itemsize))
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _linear_weights(policy: Policy) -> list[Tensor]:
+    """The weights that 4-bit loading quantises: linear layers, but for the head."""
+    head = policy.model.get_output_embeddings()
+    return [
+        module.weight
+        for name, module in policy.model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and ".lora_" not in name
+    ]

@@ -1,0 +1,187 @@
+"""The peak of a forward and backward, measured on tensors that have shapes and no content.
+
+The model's own code runs, with our attention, our head, LoRA and checkpointing, on `FakeTensor`s:
+every operation returns the shape it would return and computes nothing. Each storage is counted
+from the operation that makes it until nothing refers to it any more, the way an allocator without
+rounding would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # torch's own shape engine
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from grouper import attention
+from grouper.attention import SharedPrompts
+from grouper.batching import TrainBatch
+from grouper.planning.rows import Rows
+from grouper.policy import Policy
+
+__all__ = ["Trace", "Tracer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Bytes of one forward and backward."""
+
+    kept: int
+    """What the forward leaves for the backward."""
+    peak: int
+    """The most there is at a time beside the weights and the gradients of earlier slices."""
+
+
+class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Bytes of all storages that are alive, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.bytes = 0
+        self.peak = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.count(tensor)
+        return result
+
+    def count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = id(storage), storage.nbytes()
+        if key in self._known:
+            return
+        self.bytes += size
+        self.peak = max(self.peak, self.bytes)
+
+        def gone(_: object) -> None:
+            self.bytes -= size
+            del self._known[key]
+
+        self._known[key] = weakref.ref(storage, gone)
+
+
+class Tracer:
+    """Traces updates of one policy.
+
+    Args:
+        policy: on the meta device; its tensors are replaced.
+        device: the kind of device to count for: it decides which attention kernel runs.
+    """
+
+    def __init__(self, policy: Policy, device: str) -> None:
+        self._policy = policy
+        self._device = device
+        self._mode = FakeTensorMode()
+        self._vocabulary = int(policy.model.config.get_text_config().vocab_size)
+        self._replace(policy)
+
+    def _replace(self, module: nn.Module) -> None:
+        """Give every parameter and buffer a device; shared ones stay shared."""
+        made: dict[int, Tensor] = {}
+        for part in module.modules():
+            tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)  # noqa: SLF001 - tied weights stay tied
+            for table in tables:
+                for name, tensor in table.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in made:
+                        fake: Tensor = FakeTensor(self._mode, tensor.detach(), torch.device("cpu"))
+                        if isinstance(tensor, nn.Parameter):
+                            fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+                        made[id(tensor)] = fake
+                    table[name] = made[id(tensor)]
+        self._owned = list(made.values())
+
+    def update(self, rows: Rows, *, accumulated: bool) -> Trace:
+        """One slice of an update.
+
+        Args:
+            rows: the slice.
+            accumulated: whether earlier slices of the step have left their gradient.
+        """
+        hidden_states = self._prepared(rows.batch(self._vocabulary))
+        with self._run() as live:
+            trainable = list(self._policy.trainable().values())
+            for parameter in trainable:
+                parameter.grad = torch.zeros_like(parameter) if accumulated else None
+            base = live.bytes
+            hidden = hidden_states()
+            targets = torch.empty(rows.count * rows.completion, dtype=torch.int64)
+            logprobs, _ = self._policy.score(hidden, targets, 1.0, entropy_gradient=False)
+            del hidden
+            kept = live.bytes - base
+            (logprobs * torch.empty_like(logprobs)).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            for parameter in trainable:
+                parameter.grad = None
+        return Trace(kept=kept, peak=live.peak - base)
+
+    def forward(self, rows: Rows) -> int:
+        """The peak in bytes beside the weights of running prompts without a gradient."""
+        hidden_states = self._prepared(rows.batch(self._vocabulary))
+        with self._run() as live, torch.no_grad():
+            base = live.bytes
+            hidden_states()
+        return live.peak - base
+
+    def _prepared(self, batch: TrainBatch) -> Callable[[], Tensor]:
+        """What gives the hidden states of all targets.
+
+        Everything that depends on contents is worked out here, on real tensors.
+        """
+        policy = self._policy
+        if not policy.native:
+            last = int(batch.completion_lengths.max())
+            shape = (batch.rows, int(batch.prompt_lengths.max()) + last)
+
+            def padded() -> Tensor:
+                ids = torch.empty(shape, dtype=torch.int64)
+                with policy.autocast():
+                    output = policy.decoder(input_ids=ids, position_ids=ids, use_cache=False)
+                states: Tensor = output.last_hidden_state
+                return states[:, -last:].flatten(0, 1)
+
+            return padded
+
+        layout = SharedPrompts(
+            batch.prompt_ids,
+            batch.prompt_lengths,
+            batch.prompt_index,
+            batch.completion_ids,
+            batch.completion_lengths,
+        )
+        config: Any = policy.model.config.get_text_config()
+        for window in {None, getattr(config, "sliding_window", None)}:
+            layout.mask(window)
+        layout.convert(self._mode.from_tensor)
+
+        def shared() -> Tensor:
+            hidden = policy.hidden_states(layout, layout.token_ids, layout.position_ids)
+            return hidden.index_select(0, layout.sources)
+
+        return shared
+
+    @contextlib.contextmanager
+    def _run(self) -> Iterator[_Live]:
+        live = _Live()
+        repeating = {"cpu"} if self._device in attention.REPEATING else set()
+        with mock.patch.object(attention, "REPEATING", repeating), self._mode, live:
+            for tensor in self._owned:
+                live.count(tensor)
+            yield live

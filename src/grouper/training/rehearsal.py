@@ -1,0 +1,90 @@
+"""A rehearsal: the largest slice of a phase is run once before its first step.
+
+What does not fit then is known in the first minute, and slices are made smaller (see `memory`)
+before anything depends on it. The gradient is thrown away; weights, optimizer and random numbers
+are as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import torch
+
+from grouper.config import GRPOConfig, PhaseConfig, SFTConfig
+from grouper.planning.memory import optimizer_bytes
+from grouper.planning.rows import Rows, worst_rows
+from grouper.policy import Policy
+from grouper.training.loop import Phase
+from grouper.training.objectives import sft_objective
+from grouper.training.optimizers import Optimizer
+from grouper.training.session import Session
+from grouper.training.update import accumulate_gradient
+
+__all__ = ["rehearse"]
+
+
+def rehearse(session: Session, phase: Phase) -> None:
+    """Run one forward and backward of the rows that take the most memory, if the recipe wants it.
+
+    Raises:
+        ModelError: not even one row fits.
+    """
+    state, config = phase.state, phase.config
+    policy = state.policy
+    if state.step >= phase.total or not _wanted(config, policy):
+        return
+    assert isinstance(config, SFTConfig | GRPOConfig)
+    vocabulary = int(policy.model.config.get_text_config().vocab_size)
+    budget = config.tokens_per_micro_batch
+    started = time.perf_counter()
+    # The optimizer's states appear with the first step: their room is kept free meanwhile.
+    with _reserved(optimizer_bytes(config.optimizer, policy), state.optimizer, policy.device):
+        for kind, most in _shapes(session, config):
+            rows = kind.filling(budget, most=most, shared=policy.native)
+            # A second slice meets the gradient of the first, and every process takes part.
+            rows = rows.times(state.replica.team.size * (2 if rows.count < most else 1))
+            accumulate_gradient(
+                policy,
+                rows.batch(vocabulary),
+                sft_objective,
+                token_budget=budget,
+                replica=state.replica,
+            )
+    policy.zero_grad(set_to_none=True)
+    session.display.say(
+        f"Rehearsal of {phase.name}: the largest slice fits "
+        f"({time.perf_counter() - started:.1f} s)."
+    )
+
+
+def _wanted(config: PhaseConfig, policy: Policy) -> bool:
+    if config.rehearse == "auto":
+        return policy.device.type != "cpu"
+    return config.rehearse
+
+
+def _shapes(session: Session, config: SFTConfig | GRPOConfig) -> list[tuple[Rows, int]]:
+    """The kinds of rows that may be worst, and how many of them one step has."""
+    inputs, sampling = session.inputs, session.recipe.sampling
+    if isinstance(config, GRPOConfig):
+        prompt = max(len(prompt.token_ids) for _, prompt in inputs.train)
+        most = -(-config.prompts_per_step * config.group_size // config.updates_per_batch)
+        kinds = worst_rows(prompt, sampling.max_new_tokens, config.group_size)
+        return [(kind, most) for kind in kinds]
+    prompt = max(len(d.prompt.token_ids) for d in inputs.demonstrations)
+    completion = max(len(d.token_ids) for d in inputs.demonstrations)
+    return [(kind, config.batch_size) for kind in worst_rows(prompt, completion, 1)]
+
+
+@contextlib.contextmanager
+def _reserved(size: int, optimizer: Optimizer, device: torch.device) -> Iterator[None]:
+    """Memory of this many bytes taken, unless the optimizer has its states already."""
+    there = any(part.state for part in optimizer.parts)
+    held = None if there else torch.empty(size, dtype=torch.uint8, device=device)
+    try:
+        yield
+    finally:
+        del held

@@ -1,0 +1,151 @@
+"""Bytes by hand and against the real thing: states, caches, weights, what a trace counts."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import make_batch, make_prompt, tiny_model
+from transformers import AutoConfig
+
+from grouper.config import ModelConfig, OptimizerConfig
+from grouper.model_files import weightless_policy
+from grouper.planning.memory import FOUR_BITS, ModelMemory, optimizer_bytes
+from grouper.planning.rows import Rows
+from grouper.policy import Policy
+from grouper.sampling.engines import SlotEngine
+from grouper.training.objectives import sft_objective
+from grouper.training.optimizers import make_optimizer
+from grouper.training.update import update
+
+SHAPE: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "vocab_size": 500,
+}
+ROWS = Rows(prompt=12, completion=20, count=8, per_prompt=4)
+
+
+def model_memory(device: str = "cpu", shape: dict[str, Any] = SHAPE, **changes: Any) -> ModelMemory:
+    config = ModelConfig(path="x", **changes)
+    policy = weightless_policy(config, AutoConfig.for_model(**shape))
+    return ModelMemory(config, policy, device)
+
+
+def test_parameters_are_counted_by_hand() -> None:
+    attention = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 2 * 16
+    layer = attention + 3 * 64 * 128 + 2 * 64
+    memory = model_memory()
+    assert memory.parameters == memory.trainable == 2 * 500 * 64 + 3 * layer + 64
+    lora = model_memory(lora={"rank": 4})
+    # q, k, v, o, gate, up, down: rank times the sum of both sides.
+    sides = [(64, 64), (64, 32), (64, 32), (64, 64), (64, 128), (64, 128), (128, 64)]
+    assert lora.trainable == 3 * 4 * sum(a + b for a, b in sides)
+    assert lora.parameters == memory.parameters + lora.trainable
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adamw",
+        pytest.param(
+            "adamw_8bit",
+            marks=pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="not installed"),
+        ),
+        "muon",
+    ],
+)
+def test_optimizer_states_are_those_that_are_made(name: str) -> None:
+    policy = Policy(tiny_model(hidden_size=64, intermediate_size=256, head_dim=16))
+    config = OptimizerConfig(name=name)  # type: ignore[arg-type]
+    optimizer = make_optimizer(policy, config)
+    arguments = {"scale": 1.0, "max_grad_norm": 1.0, "token_budget": 999}
+    update(policy, make_batch(), sft_objective, optimizer, **arguments)  # type: ignore[arg-type]
+    made = sum(
+        value.numel() * value.element_size()
+        for part in optimizer.parts
+        for state in part.state.values()
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor) and key != "step" and not key.startswith("qmap")
+    )
+    assert optimizer_bytes(config, policy) == pytest.approx(made, rel=1e-3)
+
+
+@pytest.mark.parametrize("compute", [None, "bfloat16"])
+@torch.no_grad()
+def test_the_cache_is_the_one_that_is_made(compute: str | None) -> None:
+    model = tiny_model("qwen3", num_key_value_heads=2, head_dim=8)
+    dtype = None if compute is None else torch.bfloat16
+    engine = SlotEngine(Policy(model, compute_dtype=dtype), slots=3, capacity=17)
+    engine.prefill([make_prompt(0).token_ids], [0, 1, 2], [0, 0, 0])
+    layers = engine._cache.layers.values()
+    made = sum(t.numel() * t.element_size() for pair in layers for t in pair)
+    config = ModelConfig(path="x", compute_dtype=compute)  # type: ignore[arg-type]
+    memory = ModelMemory(config, weightless_policy(config, model.config), "cpu")
+    part = memory.sampling("sample", slots=3, prompts=1, prompt=7, completion=10)
+    assert part.cache == made
+
+
+def test_the_parts_add_up() -> None:
+    config = OptimizerConfig()
+    memory = model_memory()
+    part = memory.update("step", ROWS, config, accumulated=False, reference=True)
+    size = 4 * memory.parameters
+    assert (part.reference, part.gradients, part.optimizer) == (size, size, 2 * size)
+    assert part.peak == part.weights + 4 * size + part.activations
+    assert part.logits_chunk == 160 * 500 * 4
+    assert part.activations >= part.logits_chunk
+
+
+def test_what_should_save_memory_does() -> None:
+    config = OptimizerConfig()
+
+    def peak(accumulated: bool = True, **changes: Any) -> int:
+        # Wide rows: activations outweigh the weights.
+        rows = Rows(prompt=100, completion=100, count=16, per_prompt=8)
+        return model_memory(**changes).update("x", rows, config, accumulated=accumulated).peak
+
+    plain = peak()
+    assert peak(gradient_checkpointing=True) < 0.6 * plain
+    assert peak(lora={"rank": 4}) < plain
+    assert peak(device="cuda", activation_offload=True) < 0.6 * peak(device="cuda")
+    assert peak(activation_offload=True) == plain
+
+
+def test_four_bits_shrink_the_linear_layers_and_nothing_else() -> None:
+    plain = model_memory(lora={"rank": 4})
+    four = model_memory(lora={"rank": 4}, quantization="4bit")
+    linear = 3 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128)
+    # Each of 3 x 7 tensors is rounded to whole bytes.
+    assert plain.weights - four.weights == pytest.approx(linear * (4 - FOUR_BITS), abs=21)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "cohere", "gpt2"])
+@pytest.mark.parametrize("attention", ["native", "sdpa"])
+def test_every_family_can_be_traced(family: str, attention: str) -> None:
+    shape = tiny_model(family).config
+    config = ModelConfig(path="x", attention=attention)  # type: ignore[arg-type]
+    memory = ModelMemory(config, weightless_policy(config, shape), "cpu")
+    part = memory.update("step", ROWS, OptimizerConfig(), accumulated=False)
+    assert part.activations > part.logits_chunk > 0
+
+
+def test_checkpoints_keep_one_hidden_state_a_layer() -> None:
+    """What is kept between forward and backward, by hand."""
+    from grouper.planning.tracing import Tracer
+
+    config = ModelConfig(path="x", gradient_checkpointing=True)
+    kept = []
+    for layers in (3, 7):
+        shape = AutoConfig.for_model(**{**SHAPE, "num_hidden_layers": layers})
+        tracer = Tracer(weightless_policy(config, shape), "cpu")
+        kept.append(tracer.update(ROWS, accumulated=False).kept)
+    tokens = 2 * 12 + 8 * 19  # the last token of a completion is no input
+    assert kept[1] - kept[0] == pytest.approx(4 * tokens * 64 * 4, rel=0.02)

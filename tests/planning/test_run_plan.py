@@ -1,0 +1,128 @@
+"""The plan of a whole run: no weights, no network, numbers that can be checked."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from tiny_models import tiny_model
+
+from grouper.errors import ModelError
+from grouper.new_model import make_new_model
+from grouper.planning.run_plan import RunPlan, Speed, plan_run
+from grouper.prompts import make_format
+from grouper.recipe import load_recipe
+from grouper.training.problem_sets import load_problem_sets
+
+SMALL = ["data.sft.options.count=50", "data.train.options.count=50", "data.test.options.count=8"]
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a plan needs no network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def plan(*overrides: str, speed: Speed | None = None) -> RunPlan:
+    return plan_run(load_recipe("demo", [*SMALL, *overrides]), device="cpu", speed=speed)
+
+
+@pytest.fixture(scope="module")
+def demo() -> RunPlan:
+    return plan()
+
+
+def test_a_new_model_is_counted_exactly(demo: RunPlan) -> None:
+    recipe = load_recipe("demo", SMALL)
+    sets = load_problem_sets(recipe)
+    assert recipe.model.new is not None
+    model, _ = make_new_model(
+        recipe.model.new, sets.for_fitting, make_format(recipe.prompt), seed=0
+    )
+    found = demo
+    assert found.parameters == found.trainable == sum(p.numel() for p in model.parameters())
+    assert [part.name for part in found.memory] == [
+        "sft update",
+        "grpo update",
+        "grpo sample",
+        "evaluation",
+    ]
+    assert found.peak == max(part.peak for part in found.memory)
+    assert all(card.fits for card in found.cards)
+
+
+def test_steps_tokens_and_time_by_hand() -> None:
+    found = plan(
+        "sft.steps=null",
+        "sft.epochs=2",
+        "sft.batch_size=32",
+        "grpo.prompts_per_step=4",
+        "grpo.group_size=8",
+        "sampling.max_new_tokens=20",
+        speed=Speed(tokens_per_second=100.0, seconds_per_step={"sft": 2.0}),
+    )
+    sft, grpo = found.phases
+    assert sft.steps == 4  # 100 demonstrations, 32 a step
+    assert sft.seconds == 8.0
+    assert grpo.steps == load_recipe("demo").grpo.steps
+    prompts = grpo.tokens_per_step - 4 * 8 * 20
+    assert 4 <= prompts <= 4 * 60
+    assert grpo.seconds == pytest.approx(grpo.steps * grpo.tokens_per_step / 100)
+    assert grpo.tokens == grpo.steps * grpo.tokens_per_step
+
+
+def test_a_folder_with_nothing_but_a_configuration_is_enough(tmp_path: Path) -> None:
+    shape = tiny_model().config
+    shape.save_pretrained(tmp_path)
+    found = plan("model.new=null", f"model.path={tmp_path}", "skip_sft=true")
+    assert found.parameters == sum(p.numel() for p in tiny_model().parameters())
+    assert any("as long as the recipe allows" in note for note in found.notes)
+    grpo = next(part for part in found.memory if part.name == "grpo sample")
+    assert grpo.cache > 0
+
+
+def test_a_model_that_is_not_here_is_refused() -> None:
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        plan("model.new=null", "model.path=nobody/has-this-model")
+
+
+def test_cards_say_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On cards of a size that matters to a tiny model: larger ones take more."""
+    from grouper.planning import run_plan
+
+    monkeypatch.setattr(run_plan, "RESERVE", 0.0)
+    monkeypatch.setattr(run_plan, "CARDS", (0.001, 0.05, 0.2, 24))
+    nothing, small, middle, large = plan("skip_sft=true").cards
+    assert not nothing.fits
+    assert nothing.tokens_per_micro_batch == {"grpo": None}
+    assert nothing.max_slots is None
+    numbers = [c.tokens_per_micro_batch["grpo"] for c in (small, middle, large)]
+    assert None not in numbers
+    assert numbers == sorted(numbers)  # type: ignore[type-var]
+    assert numbers[0] < numbers[-1]  # type: ignore[operator]
+    assert large.fits
+
+
+@pytest.mark.slow
+def test_what_would_fit_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe with the setting that is proposed for a card fits that card."""
+    from grouper.planning import run_plan
+
+    monkeypatch.setattr(run_plan, "RESERVE", 0.0)
+    monkeypatch.setattr(run_plan, "CARDS", (0.1,))
+    (card,) = plan().cards
+    tokens = card.tokens_per_micro_batch["grpo"]
+    again = plan(f"grpo.tokens_per_micro_batch={tokens}")
+    part = next(part for part in again.memory if part.name == "grpo update")
+    assert part.peak <= 0.1 * 2**30 * 1.05
+
+
+def test_a_plan_can_be_written_as_json(demo: RunPlan) -> None:
+    told = json.loads(json.dumps(demo.as_dict()))
+    assert told["peak"] == max(part["peak"] for part in told["memory"])
+    assert [phase["name"] for phase in told["phases"]] == ["sft", "grpo"]
+    assert told["phases"][0]["tokens"] > 0

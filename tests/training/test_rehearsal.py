@@ -1,0 +1,94 @@
+"""The rehearsal: the largest slice is tried, and nothing of it remains."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grouper.policy import Policy
+from grouper.recipe import load_recipe
+from grouper.tracking.live import Progress
+from grouper.training.run import train
+from grouper.training.session import Session
+
+SMALL = [
+    "skip_grpo=true",
+    "model.new.hidden_size=32",
+    "model.new.head_dim=8",
+    "model.new.intermediate_size=64",
+    "data.sft.options.count=40",
+    "data.train.options.count=12",
+    "data.validation=null",
+    "data.test=null",
+    "sft.batch_size=16",
+    "sft.steps=2",
+    "sft.tokens_per_micro_batch=200",
+    "sampling.max_new_tokens=12",
+    "grading.symbolic=false",
+]
+
+
+class Forwards:
+    """The tokens of every forward with a gradient; `torch.OutOfMemoryError` above a limit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, limit: int | None = None) -> None:
+        self.tokens: list[int] = []
+        honest: Callable[..., Any] = Policy.forward
+
+        @functools.wraps(honest)
+        def forward(policy: Policy, batch: Any, **asked: bool) -> Any:
+            if torch.is_grad_enabled():
+                tokens = int(batch.prompt_lengths.sum() + batch.completion_lengths.sum())
+                self.tokens.append(tokens)
+                if limit is not None and tokens > limit:
+                    raise torch.OutOfMemoryError("injected")
+            return honest(policy, batch, **asked)
+
+        monkeypatch.setattr(Policy, "forward", forward)
+
+
+def run(folder: Path, *overrides: str) -> dict[str, torch.Tensor]:
+    recipe = load_recipe("demo", [*SMALL, f"output_dir={folder}", *overrides])
+    with Session(recipe, Progress(quiet=True)) as session:
+        path = train(session).path
+    return load_file(path / "sft" / "final" / "model.safetensors")
+
+
+def test_a_rehearsed_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forwards = Forwards(monkeypatch)
+    plain = run(tmp_path / "plain")
+    steps, forwards.tokens = forwards.tokens, []
+    rehearsed = run(tmp_path / "rehearsed", "sft.rehearse=true")
+    first = len(forwards.tokens) - len(steps)
+    assert forwards.tokens[first:] == steps
+    # Two slices, the second of which meets a gradient, of the longest rows that fill the budget.
+    assert first == 2
+    assert 200 >= min(forwards.tokens[:first]) > 160
+    assert plain.keys() == rehearsed.keys()
+    for name, weight in plain.items():
+        assert torch.equal(weight, rehearsed[name])
+
+
+def test_what_does_not_fit_is_known_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forwards = Forwards(monkeypatch, limit=120)
+    run(tmp_path, "sft.rehearse=true", "sft.steps=1")
+    failed = [number for number, tokens in enumerate(forwards.tokens) if tokens > 120]
+    assert failed == [0]
+
+
+def test_on_the_cpu_nothing_is_rehearsed_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grouper.training import rehearsal
+
+    monkeypatch.setattr(rehearsal, "accumulate_gradient", None)
+    run(tmp_path / "auto", "sft.steps=1", "device=cpu")
+    run(tmp_path / "off", "sft.steps=1", "sft.rehearse=false")
