@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -150,11 +151,28 @@ def test_whole_runs_are_the_same(model: list[str], tmp_path: Path) -> None:
     assert any(m["status"] == "learning" for m in metrics(one) if m["phase"] == "grpo")
     for name in ("two", "split", "four", "wider"):
         same_run(one, tmp_path / "out" / name)
-    assert _files(one) == _files(tmp_path / "out" / "split")
+    assert _files(one) == _files(tmp_path / "out" / "two")
 
 
 def _files(path: Path) -> list[str]:
     return sorted(str(f.relative_to(path)) for f in path.rglob("*") if f.is_file())
+
+
+@pytest.mark.slow  # 20 s
+def test_split_optimizer_state_is_read_by_any_number_of_processes(tmp_path: Path) -> None:
+    """Every process writes its share; one process goes on from what two have written."""
+    (tmp_path / "odd.py").write_text(ODD)
+    run = ["run", "demo", *SMALL, "output_dir=out", "-q"]
+    plan = [(1, [*run, "name=one"]), (2, [*run, "name=split", "parallel=fsdp"])]
+    assert gang("runs", 1, json.dumps(plan), cwd=tmp_path)[1] == [{"exit": 0}] * 2
+    split = tmp_path / "out" / "split"
+    assert len(list((split / "grpo" / "checkpoint-2" / "optimizer-shards").iterdir())) >= 3
+    # As if it had been killed after the checkpoint of step 2.
+    shutil.rmtree(split / "grpo" / "final")
+    plan = [(1, [*run, "name=split", "--resume"])]
+    assert gang("runs", 1, json.dumps(plan), cwd=tmp_path) == [[{"exit": 0}]]
+    assert "Resuming grpo at step 2" in (split / "training.log").read_text()
+    same_run(tmp_path / "out" / "one", split)
 
 
 @pytest.mark.slow

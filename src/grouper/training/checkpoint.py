@@ -26,12 +26,20 @@ from grouper.model_files import save_policy
 from grouper.policy import Policy
 from grouper.rewards import RewardStack
 from grouper.tracking.files import whole_folder, write_atomic
+from grouper.training.alarms import Alarms
 from grouper.training.difficulty import DifficultyBand
 from grouper.training.disk_space import optimizer_bytes, require_room, weight_bytes
 from grouper.training.integrity import STATE_FILE, contents, damage, is_complete
 from grouper.training.optimizers import Optimizer
 from grouper.training.replica import Replica
-from grouper.training.retention import OPTIMIZER_FILE, BestScore, crown, numbered
+from grouper.training.retention import (
+    OPTIMIZER_FILE,
+    SHARDS_FOLDER,
+    BestScore,
+    crown,
+    numbered,
+)
+from grouper.training.sharded_optimizer import load_shards, save_shards
 
 __all__ = [
     "OPTIMIZER_FILE",
@@ -73,6 +81,8 @@ class TrainState:
     rewards: RewardStack | None = None
     """GRPO: counts the groups that a reward function failed on."""
     best: BestScore = field(default_factory=BestScore)
+    alarms: Alarms | None = None
+    """GRPO: what the last steps were like."""
     suspect: TrainBatch | None = None
     """The last step that was skipped; not saved."""
 
@@ -109,10 +119,15 @@ def save_checkpoint(
         RunFolderError: on every process: the disk is full or not writable. Nothing is left
             half-written, and what was there before still is.
     """
-    optimizer = state.optimizer.state_dict(state.replica.whole) if resumable else None
     folder = run / state.phase / f"checkpoint-{state.step}"
     record = {**_readable(state, recipe_hash), **_counters(state)}
-    _save(folder, state, tokenizer, record, optimizer)
+    optimizer = shards = None
+    if resumable and state.replica.split:
+        optimizer, shards = [], folder.with_name(f".{SHARDS_FOLDER}.tmp")
+        save_shards(state.optimizer, shards, state.replica.team)
+    elif resumable:
+        optimizer = state.optimizer.state_dict()
+    _save(folder, state, tokenizer, record, optimizer=optimizer, shards=shards)
     return folder
 
 
@@ -123,7 +138,7 @@ def save_final(run: Path, state: TrainState, tokenizer: Any, *, recipe_hash: str
         RunFolderError: as `save_checkpoint`.
     """
     folder = run / state.phase / "final"
-    _save(folder, state, tokenizer, _readable(state, recipe_hash), None)
+    _save(folder, state, tokenizer, _readable(state, recipe_hash))
     return folder
 
 
@@ -132,7 +147,9 @@ def _save(
     state: TrainState,
     tokenizer: Any,
     record: dict[str, Any],
-    optimizer: list[dict[str, Any]] | None,
+    *,
+    optimizer: list[dict[str, Any]] | None = None,
+    shards: Path | None = None,
 ) -> None:
     weights = state.replica.whole_weights()
     needed = weight_bytes(state.policy)
@@ -146,6 +163,8 @@ def _save(
                 save_policy(state.policy, tokenizer, folder, weights)
                 if optimizer is not None:
                     torch.save(optimizer, folder / OPTIMIZER_FILE)
+                if shards is not None:
+                    shards.rename(folder / SHARDS_FOLDER)
                 if state.best.step == state.step:
                     crown(folder, state.best)
                 _mark(folder, {**record, "files": contents(folder)})
@@ -181,6 +200,7 @@ def _counters(state: TrainState) -> dict[str, Any]:
         "difficulty": None if state.difficulty is None else state.difficulty.state_dict(),
         "reward_failures": None if state.rewards is None else state.rewards.state(),
         "best": state.best.state_dict(),
+        "alarms": None if state.alarms is None else state.alarms.state_dict(),
     }
 
 
@@ -196,6 +216,8 @@ def restore_counters(state: TrainState, saved: dict[str, Any]) -> None:
     if state.rewards is not None:
         state.rewards.load_state(saved["reward_failures"])
     state.best.load_state_dict(saved["best"])
+    if state.alarms is not None:
+        state.alarms.load_state_dict(saved["alarms"])
 
 
 def latest_checkpoint(
@@ -295,8 +317,11 @@ def load_optimizer(folder: Path, optimizer: Optimizer, replica: Replica) -> None
     """
     file = folder / OPTIMIZER_FILE
     try:
-        saved = torch.load(file, weights_only=True, map_location="cpu")
-        optimizer.load_state_dict(saved, replica.as_held)
+        if (folder / SHARDS_FOLDER).exists():
+            load_shards(optimizer, folder / SHARDS_FOLDER)
+        else:
+            saved = torch.load(file, weights_only=True, map_location="cpu")
+            optimizer.load_state_dict(saved, replica.as_held)
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
         raise CheckpointError(
             f"the optimizer state does not fit: {str(error).splitlines()[0]}",

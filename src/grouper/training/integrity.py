@@ -13,7 +13,7 @@ __all__ = ["STATE_FILE", "contents", "damage", "is_complete"]
 STATE_FILE = "trainer_state.json"
 """Written last: its presence says that a folder is complete."""
 
-_TENSORS = (".safetensors", ".pt")
+_TENSORS = (".safetensors", ".pt", ".distcp")
 """Suffixes of the files whose content is checked; people may edit the small ones."""
 
 _CHUNK = 1 << 24
@@ -27,10 +27,10 @@ def is_complete(folder: Path) -> bool:
 
 
 def contents(folder: Path) -> dict[str, str | None]:
-    """File name -> CRC-32 in hex of what holds tensors, None for the rest. State file left out."""
+    """File -> CRC-32 in hex of what holds tensors, None for the rest. State file left out."""
     return {
-        path.name: _checksum(path) if path.suffix in _TENSORS else None
-        for path in sorted(folder.iterdir())
+        path.relative_to(folder).as_posix(): _checksum(path) if path.suffix in _TENSORS else None
+        for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != STATE_FILE
     }
 

@@ -38,14 +38,9 @@ class Optimizer:
                 group["lr"] = rate * scale
             part.step()
 
-    def state_dict(self, whole: Callable[[Tensor], Tensor] | None = None) -> list[dict[str, Any]]:
-        """One dictionary a part.
-
-        Args:
-            whole: brings a tensor that is split over processes into one piece.
-        """
-        found = [part.state_dict() for part in self.parts]
-        return found if whole is None else [_each_moment(state, whole) for state in found]
+    def state_dict(self) -> list[dict[str, Any]]:
+        """One dictionary a part."""
+        return [part.state_dict() for part in self.parts]
 
     def load_state_dict(
         self,
@@ -65,15 +60,6 @@ class Optimizer:
                     for name, value in moments.items():
                         if isinstance(value, Tensor):
                             moments[name] = as_held(value, parameter)
-
-
-def _each_moment(state: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """The state of a torch optimizer with every tensor of it changed."""
-    moments = {
-        index: {k: change(v) if isinstance(v, Tensor) else v for k, v in of_one.items()}
-        for index, of_one in state["state"].items()
-    }
-    return {**state, "state": moments}
 
 
 def _adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:

@@ -46,6 +46,8 @@ class Replica:
     def __init__(self, policy: Policy, team: Team | None = None) -> None:
         self.policy = policy
         self.team = team or Solo()
+        self.split = False
+        """Whether weights and optimizer state are split over the team."""
         self._module: nn.Module = policy
 
     def __call__(self, batch: TrainBatch, *, entropy_gradient: bool = False) -> TokenOutputs:
@@ -98,7 +100,7 @@ class Replica:
         return None
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A tensor of the optimizer state in one piece."""
+        """A weight or gradient in one piece; every process takes part."""
         return tensor
 
     def as_held(self, tensor: Tensor, parameter: Tensor) -> Tensor:
@@ -144,6 +146,7 @@ class FullySharded(Replica):
         for layer in _blocks(policy):
             fully_shard(layer)
         fully_shard(policy)
+        self.split = True
 
     @contextlib.contextmanager
     def accumulating(self, *, last: bool) -> Iterator[None]:

@@ -14,7 +14,7 @@ from grouper.errors import RunFolderError
 from grouper.tracking.files import remove_folder, write_atomic
 from grouper.training.integrity import STATE_FILE, is_complete
 
-__all__ = ["BEST_FILE", "OPTIMIZER_FILE", "BestScore", "crown", "numbered", "thin_out"]
+__all__ = ["BEST_FILE", "OPTIMIZER_FILE", "BestScore", "crown", "last_good", "numbered", "thin_out"]
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,8 @@ BEST_FILE = "best.json"
 """Lies in the folder of the best checkpoint so far, and says by which evaluation it is that."""
 
 OPTIMIZER_FILE = "optimizer.pt"
+SHARDS_FOLDER = "optimizer-shards"
+"""Where the optimizer state lies that is split over processes; `optimizer.pt` then is empty."""
 
 
 @dataclass(slots=True)
@@ -90,6 +92,13 @@ def thin_out(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
         log.warning("Old checkpoints in %s cannot be removed: %s", phase, error)
 
 
+def last_good(phase: Path, step: int) -> tuple[int, Path] | None:
+    """The newest checkpoint to go on from that is not behind `step`; else the oldest there is."""
+    there = [(number, folder) for number, folder in numbered(phase) if _can_go_on(folder)]
+    good = [one for one in there if one[0] <= step]
+    return good[-1] if good else next(iter(there), None)
+
+
 def _can_go_on(folder: Path) -> bool:
     return is_complete(folder) and (folder / OPTIMIZER_FILE).exists()
 
@@ -106,6 +115,12 @@ def _strip(folder: Path) -> None:
     file = folder / STATE_FILE
     state = json.loads(file.read_text(encoding="utf-8"))
     if OPTIMIZER_FILE in state["files"]:
-        del state["files"][OPTIMIZER_FILE]
+        state["files"] = {
+            name: checksum
+            for name, checksum in state["files"].items()
+            if name.split("/")[0] not in (OPTIMIZER_FILE, SHARDS_FOLDER)
+        }
         write_atomic(file, (json.dumps(state, indent=2) + "\n").encode())
     (folder / OPTIMIZER_FILE).unlink(missing_ok=True)
+    if (folder / SHARDS_FOLDER).exists():
+        remove_folder(folder / SHARDS_FOLDER)
