@@ -22,6 +22,7 @@ from grouper.section import (
 )
 
 __all__ = [
+    "AlarmsConfig",
     "DataConfig",
     "DifficultyConfig",
     "EvaluationConfig",
@@ -249,6 +250,29 @@ class TrackingConfig(Section):
     show_every: Positive = Field(1, description="steps between lines in training.log")
 
 
+class AlarmsConfig(Section):
+    """When GRPO says that it goes wrong. Each looks at the mean over the last `window` steps."""
+
+    on_alarm: Literal["warn", "stop"] = Field(
+        "warn", description="stop: end the run; what was saved before stays"
+    )
+    window: Annotated[int, Field(ge=2)] = Field(10, description="steps")
+    entropy_low: Fraction = Field(0.1, description="share of the entropy in the first window")
+    entropy_high: Annotated[float, Field(gt=1)] = Field(
+        3.0, description="times the entropy in the first window"
+    )
+    length_growth: Annotated[float, Field(gt=1)] = Field(
+        2.0, description="times the median length before"
+    )
+    repetition: Fraction = Field(0.5, description="share of 4-grams that were there before")
+    unique: Fraction = Field(
+        0.2, description="lowest share of completions of a problem that differ"
+    )
+    kl_rise: PositiveFloat = Field(0.1, description="nats a token within the window")
+    truncated: Fraction = Field(0.5, description="share of the completions")
+    saturated: Fraction = Field(0.9, description="share of the groups that are all right")
+
+
 class Recipe(Section):
     """A whole run."""
 
@@ -277,6 +301,7 @@ class Recipe(Section):
     grading: GradingConfig = GradingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     tracking: TrackingConfig = TrackingConfig()
+    alarms: AlarmsConfig = AlarmsConfig()
 
     @model_validator(mode="after")
     def _rewards_are_named_once(self) -> Recipe:

@@ -9,6 +9,7 @@
     |-- GradingError             the grader cannot be started (never: a bad model answer)
     |-- RunFolderError           the output folder: another experiment, not writable, full
     |-- CheckpointError          a checkpoint that is missing, broken, or of another recipe
+    |-- AlarmError               an alarm rang and alarms.on_alarm is stop
     |-- PreflightError           the run would not learn (everything truncated, no stop token)
     `-- Interrupted              exit code 130: Ctrl-C or SIGTERM, after saving
 
@@ -22,6 +23,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "AlarmError",
     "CheckpointError",
     "ConfigError",
     "DataError",
@@ -103,6 +105,10 @@ class RunFolderError(GrouperError):
 
 class CheckpointError(GrouperError):
     """A checkpoint that is missing, incomplete, or belongs to another recipe."""
+
+
+class AlarmError(GrouperError):
+    """Training went wrong, and the recipe says that it is to stop then."""
 
 
 class PreflightError(GrouperError):

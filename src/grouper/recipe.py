@@ -45,6 +45,7 @@ NOT_THE_EXPERIMENT = (
     "watchdog_minutes",
     "skip_sft",
     "skip_grpo",
+    "alarms",
 )
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tiny_models import make_batch
 from tiny_states import TinyPhase, TinySession, tiny_state
 
-from grouper.config import GRPOConfig
-from grouper.errors import Interrupted, ModelError, RunFolderError
+from grouper.config import AlarmsConfig, GRPOConfig
+from grouper.errors import AlarmError, Interrupted, ModelError, RunFolderError
 from grouper.training import checkpoint
+from grouper.training.alarms import Alarms
 from grouper.training.loop import run_phase
 from grouper.training.retention import BEST_FILE, OPTIMIZER_FILE, numbered
-from grouper.types import StepReport
+from grouper.types import StepReport, Tally
 
 
 def run(path: Path, total: int = 6, *, session: dict[str, Any] | None = None, **config: Any) -> Any:
@@ -123,3 +125,31 @@ def test_the_run_stops_after_so_many_updates_that_are_not_finite(tmp_path: Path)
     assert {"README.md", "batch.safetensors", "texts.jsonl", "metrics.jsonl", "recipe.yaml"} <= {
         path.name for path in folder.iterdir()
     }
+
+
+class CutOffPhase(TinyPhase):
+    """From the tenth step on every completion is cut off."""
+
+    def tallies(self, step: int) -> dict[str, Tally]:
+        return {"completion/truncated": Tally.of([float(step >= 10)])}
+
+
+@pytest.mark.parametrize("on_alarm", ["warn", "stop"])
+def test_an_alarm_is_told_recorded_and_heeded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, on_alarm: str
+) -> None:
+    config = AlarmsConfig(window=4, on_alarm=on_alarm)  # type: ignore[arg-type]  # one of two words
+    desk = TinySession(tmp_path, recipe=SimpleNamespace(alarms=config))
+    phase = CutOffPhase(desk, tiny_state(alarms=Alarms(config)), GRPOConfig(checkpoint_every=3), 20)
+    if on_alarm == "warn":
+        run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session
+        assert sorted(saved(tmp_path)) == [15, 18]
+    else:
+        with pytest.raises(AlarmError, match=r"sampling\.max_new_tokens.*checkpoint-6 is from be"):
+            run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session
+        assert sorted(saved(tmp_path)) == [6, 9]
+    assert "grpo step 12: alarm truncated: 75% of the completions" in caplog.text
+    events = [(r.step, event) for r in desk.folder.read_metrics() for event in r.events]
+    assert len(events) == 1
+    assert events[0][0] == 12
+    assert events[0][1].startswith("alarm truncated: 75% of the completions are cut off")

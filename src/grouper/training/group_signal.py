@@ -13,7 +13,7 @@ from grouper.algorithms.advantages import ADVANTAGES, decoupled
 from grouper.config import GRPOConfig
 from grouper.types import Rollout, RolloutGroup, Tally, Verdict
 
-__all__ = ["advantages_of", "rollout_tallies", "shuffle_rewards", "status_of"]
+__all__ = ["advantages_of", "repetition", "rollout_tallies", "shuffle_rewards", "status_of"]
 
 
 def advantages_of(
@@ -86,6 +86,7 @@ def rollout_tallies(
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     solved = [(group.solved, len(group.rollouts)) for group in groups]
     totals = [r.reward.total for r in rollouts]
+    open_groups = [g for g, (s, n) in zip(groups, solved, strict=True) if s < n]
     tallies = {
         "reward/total": Tally.of([t for t in totals if t is not None]),
         "solve_rate": Tally.of([r.grade.correct for r in rollouts]),
@@ -95,6 +96,8 @@ def rollout_tallies(
         "groups/signal": Tally.of([any(values) for values in advantages]),
         "completion/tokens": Tally.of([len(r.completion.token_ids) for r in rollouts]),
         "completion/truncated": Tally.of([r.completion.truncated for r in rollouts]),
+        "completion/repetition": Tally.of([repetition(r.completion.token_ids) for r in rollouts]),
+        "completion/unique": Tally.of([_unique(group) for group in open_groups]),
         "advantage/abs": Tally.of([abs(a) for values in advantages for a in values]),
         "rollouts/not_scored": Tally.of([t is None for t in totals]),
         "grader/timeouts": Tally.of([r.grade.verdict is Verdict.TIMEOUT for r in rollouts]),
@@ -103,6 +106,24 @@ def rollout_tallies(
         values = [r.reward.components[name] for r in rollouts]
         tallies[f"reward/{name}"] = Tally.of([v for v in values if v is not None])
     return tallies
+
+
+def repetition(token_ids: Sequence[int], n: int = 4) -> float:
+    """The share of the n-grams of a completion that it has had before.
+
+    >>> repetition([1, 2, 3, 4, 5]), repetition([1, 2, 1, 2, 1, 2, 1]), repetition([7])
+    (0.0, 0.5, 0.0)
+    """
+    if len(token_ids) < n:
+        return 0.0
+    windows = np.lib.stride_tricks.sliding_window_view(np.asarray(token_ids), n)
+    distinct = len(np.unique(windows, axis=0))
+    return 1 - distinct / len(windows)
+
+
+def _unique(group: RolloutGroup) -> float:
+    """The share of a group's completions that differ from each other."""
+    return len({r.completion.token_ids for r in group.rollouts}) / len(group.rollouts)
 
 
 def status_of(groups: Sequence[RolloutGroup], *, applied: bool, any_advantage: bool) -> str:

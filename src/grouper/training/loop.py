@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from grouper.config import PhaseConfig
 from grouper.errors import Interrupted, ModelError, RunFolderError
+from grouper.training.alarms import Raised, reason_to_stop
 from grouper.training.checkpoint import TrainState, save_checkpoint
 from grouper.training.incident import write_incident
 from grouper.training.retention import BestScore, thin_out
@@ -44,6 +46,7 @@ def run_phase(session: Session, phase: Phase) -> None:
     Raises:
         Interrupted: on Ctrl-C or SIGTERM, after saving a checkpoint.
         ModelError: the loss was not finite several times in a row.
+        AlarmError: an alarm rang, and the recipe says to stop.
         RunFolderError: the metrics, or the checkpoint after an interrupt, cannot be written.
     """
     saves = _Saves(session, phase)
@@ -58,10 +61,16 @@ def run_phase(session: Session, phase: Phase) -> None:
                 if phase.state.step >= phase.total or _has_reached_its_target(session, phase):
                     return
                 report = phase.step()
-                report = replace(report, events=(*saves.take_events(), *report.events))
+                raised = phase.state.alarms.observe(report) if phase.state.alarms else ()
+                report = replace(
+                    report,
+                    events=(*saves.take_events(), *report.events, *map(str, raised)),
+                )
                 session.folder.append_metrics(report)
                 session.display.step(report, phase.total)
                 _stop_if_broken(session, phase)
+                if raised:
+                    _heed(session, phase, raised)
         except Interrupted:
             saves.before_leaving()
             raise
@@ -184,3 +193,15 @@ def _stop_if_broken(session: Session, phase: Phase) -> None:
         f"{phase.name}.optimizer.learning_rate or use model.compute_dtype: float32; the "
         f"checkpoints in {session.path / phase.name} are from before.",
     )
+
+
+def _heed(session: Session, phase: Phase, raised: Sequence[Raised]) -> None:
+    """Tell of alarms, and stop where the recipe says so; what is bad by now is not saved."""
+    step = phase.state.step
+    for alarm in raised:
+        log.warning("%s step %d: %s", phase.name, step, alarm)
+    problem = session.team.lead(
+        lambda: reason_to_stop(raised, session.recipe.alarms, session.path / phase.name, step)
+    )
+    if problem is not None:
+        raise problem

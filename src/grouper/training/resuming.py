@@ -11,6 +11,7 @@ import torch
 from grouper.errors import CheckpointError
 from grouper.policy import Policy
 from grouper.tracking.identity import Changes, describe_changes, versions_that_differ
+from grouper.training.alarms import Alarms
 from grouper.training.checkpoint import (
     TrainState,
     latest_checkpoint,
@@ -49,6 +50,7 @@ def fresh_state(session: Session, phase: str, policy: Policy, path: str) -> Trai
         started_from=path,
         difficulty=difficulty_band(session.recipe.grpo) if phase == "grpo" else None,
         rewards=session.rewards if phase == "grpo" else None,
+        alarms=Alarms(session.recipe.alarms) if phase == "grpo" else None,
     )
 
 

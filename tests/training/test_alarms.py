@@ -1,0 +1,145 @@
+"""Each alarm rings on the run it is meant for, is silent on a healthy one, and names settings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from grouper.config import AlarmsConfig, Recipe
+from grouper.recipe import load_recipe
+from grouper.section import Section
+from grouper.training.alarms import ALARMS, Alarms, replay, slope
+from grouper.types import StepReport, Tally
+
+CONFIG = AlarmsConfig(window=5)
+STEPS = 40
+
+HEALTHY: dict[str, Callable[[int], float]] = {
+    # Up and down, and slowly the way a run that learns goes.
+    "policy/entropy": lambda t: 0.5 - 0.007 * t + 0.05 * (t % 2),
+    "completion/tokens": lambda t: 100 + 1.5 * t + 10 * (t % 3),
+    "completion/repetition": lambda t: 0.1 + 0.1 * (t % 2),
+    "completion/unique": lambda t: 0.9 - 0.01 * t,
+    "completion/truncated": lambda t: 0.2 + 0.2 * (t % 2),
+    "policy/kl": lambda t: 0.002 * t,
+    "groups/all_right": lambda t: 0.02 * t,
+}
+
+BROKEN: list[tuple[str, str, Callable[[int], float]]] = [
+    ("entropy-low", "policy/entropy", lambda t: 0.5 if t < 15 else 0.01),
+    ("entropy-high", "policy/entropy", lambda t: 0.5 if t < 15 else 2.5),
+    ("length", "completion/tokens", lambda t: 100 if t < 15 else 300),
+    ("repetition", "completion/repetition", lambda t: 0.1 if t < 15 else 0.9),
+    ("sameness", "completion/unique", lambda t: 0.9 if t < 15 else 0.125),
+    ("kl", "policy/kl", lambda t: 0.01 if t < 15 else 0.05 * (t - 15)),
+    ("truncated", "completion/truncated", lambda t: 0.2 if t < 15 else 0.8),
+    ("saturated", "groups/all_right", lambda t: 0.2 if t < 15 else 1.0),
+]
+
+
+def reports(**changes: Callable[[int], float]) -> list[StepReport]:
+    curves = {**HEALTHY, **changes}
+    return [
+        StepReport(
+            phase="grpo",
+            step=t + 1,
+            status="learning",
+            tallies={name: Tally.of([curve(t)]) for name, curve in curves.items()},
+        )
+        for t in range(STEPS)
+    ]
+
+
+def test_a_healthy_run_is_silent() -> None:
+    assert replay(reports(), CONFIG) == []
+
+
+def test_every_alarm_is_tried() -> None:
+    assert [name for name, _, _ in BROKEN] == [alarm.name for alarm in ALARMS]
+
+
+@pytest.mark.parametrize(("name", "metric", "curve"), BROKEN)
+def test_each_rings_once_and_soon(name: str, metric: str, curve: Callable[[int], float]) -> None:
+    rung = replay(reports(**{metric: curve}), CONFIG)
+    assert [raised.name for _, raised in rung] == [name]
+    # Within two windows of the step at which it went wrong.
+    assert 15 < rung[0][0] <= 15 + 2 * CONFIG.window
+
+
+def test_it_can_ring_again_after_it_has_ended() -> None:
+    rung = replay(
+        reports(**{"completion/truncated": lambda t: float(12 <= t < 20 or t >= 30)}), CONFIG
+    )
+    assert [raised.name for _, raised in rung] == ["truncated", "truncated"]
+
+
+def test_a_single_bad_step_rings_nothing() -> None:
+    spikes = {
+        metric: (lambda t, c=HEALTHY[metric]: 5 * c(t) if t == 20 else c(t))
+        for metric in ("completion/tokens", "policy/entropy")
+    }
+    assert replay(reports(**spikes), CONFIG) == []
+
+
+def test_steps_without_the_metric_are_left_out() -> None:
+    """Without a signal there is no update and no entropy."""
+    steps = reports(**{"policy/entropy": BROKEN[0][2]})
+    gaps = [
+        StepReport(phase="grpo", step=r.step, status="no-signal:all-wrong", tallies={})
+        if r.step % 3 == 0
+        else r
+        for r in steps
+    ]
+    assert [raised.name for _, raised in replay(gaps, CONFIG)] == ["entropy-low"]
+
+
+def test_what_is_no_number_is_left_out() -> None:
+    steps = reports(**{"policy/kl": lambda t: float("nan") if t % 4 == 0 else 0.01})
+    assert replay(steps, CONFIG) == []
+
+
+@pytest.mark.parametrize("cut", [3, 9, 17, 21, 30])
+def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened(cut: int) -> None:
+    steps = reports(**{metric: curve for _, metric, curve in BROKEN})
+    whole = Alarms(CONFIG)
+    expected = [[str(a) for a in whole.observe(report)] for report in steps]
+    first = Alarms(CONFIG)
+    found = [[str(a) for a in first.observe(report)] for report in steps[:cut]]
+    second = Alarms(CONFIG)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    found += [[str(a) for a in second.observe(report)] for report in steps[cut:]]
+    assert found == expected
+    assert second.state_dict() == whole.state_dict()
+
+
+def settings() -> set[str]:
+    """Every dotted key of a recipe, sections included."""
+
+    def walk(section: Any, prefix: str) -> set[str]:
+        found = set()
+        for name in type(section).model_fields:
+            key = f"{prefix}{name}"
+            found.add(key)
+            value = getattr(section, name)
+            if isinstance(value, Section):
+                found |= walk(value, key + ".")
+        return found
+
+    recipe: Recipe = load_recipe("demo")
+    return walk(recipe, "")
+
+
+@pytest.mark.parametrize("alarm", ALARMS, ids=lambda alarm: alarm.name)
+def test_the_advice_names_settings_that_there_are(alarm: Any) -> None:
+    named = set(re.findall(r"\b(?:grpo|sampling|data|alarms)\.[a-z_.]+[a-z_]", alarm.advice))
+    assert named, alarm.advice
+    assert named <= settings()
+
+
+def test_the_slope_by_hand() -> None:
+    # Deviations of t: -1.5 -0.5 0.5 1.5, their squares sum to 5; rise: 1.5*3 - 0.5*1 + ...
+    assert slope([0.0, 4.0, 1.0, 3.0]) == pytest.approx((0 - 2 + 0.5 + 4.5) / 5)
