@@ -266,7 +266,7 @@ class AlarmsConfig(Section):
     )
     repetition: Fraction = Field(0.5, description="share of 4-grams that were there before")
     unique: Fraction = Field(
-        0.2, description="lowest share of completions of a problem that differ"
+        0.05, description="lowest difference within groups: 0 all the same, 1 no two the same"
     )
     kl_rise: PositiveFloat = Field(0.1, description="nats a token within the window")
     truncated: Fraction = Field(0.5, description="share of the completions")

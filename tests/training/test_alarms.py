@@ -34,7 +34,7 @@ BROKEN: list[tuple[str, str, Callable[[int], float]]] = [
     ("entropy-high", "policy/entropy", lambda t: 0.5 if t < 15 else 2.5),
     ("length", "completion/tokens", lambda t: 100 if t < 15 else 300),
     ("repetition", "completion/repetition", lambda t: 0.1 if t < 15 else 0.9),
-    ("sameness", "completion/unique", lambda t: 0.9 if t < 15 else 0.125),
+    ("sameness", "completion/unique", lambda t: 0.9 if t < 15 else 0.01),
     ("kl", "policy/kl", lambda t: 0.01 if t < 15 else 0.05 * (t - 15)),
     ("truncated", "completion/truncated", lambda t: 0.2 if t < 15 else 0.8),
     ("saturated", "groups/all_right", lambda t: 0.2 if t < 15 else 1.0),

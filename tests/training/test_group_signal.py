@@ -94,3 +94,14 @@ def test_the_other_status_words() -> None:
     assert status_of(groups, applied=True, any_advantage=True) == "learning"
     assert status_of(groups, applied=False, any_advantage=True) == "skipped:not-finite"
     assert status_of(groups, applied=False, any_advantage=False) == "no-signal:equal-rewards"
+
+
+def test_sameness_is_measured_in_groups_that_are_not_all_right() -> None:
+    solved = make_group(0, [1.0, 1.0], [3, 3])
+    same = replace(solved, rollouts=(solved.rollouts[0],) * 2)
+    assert rollout_tallies([same], [(0.0, 0.0)])["completion/unique"].count == 0
+    wrong = make_group(1, [0.0] * 4, [3, 4, 5, 6], correct=[False] * 4)
+    two_kinds = replace(wrong, rollouts=(wrong.rollouts[0],) * 3 + (wrong.rollouts[1],))
+    tally = rollout_tallies([same, wrong, two_kinds], [(0.0,) * 2, (0.0,) * 4, (0.0,) * 4])
+    assert (tally["completion/unique"].max, tally["completion/unique"].min) == (1.0, 1 / 3)
+    assert tally["completion/repetition"].count == 10

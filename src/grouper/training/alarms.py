@@ -107,7 +107,7 @@ def _sameness(s: Series, c: AlarmsConfig) -> str | None:
     now = fmean(s.last)
     if now >= c.unique:
         return None
-    return f"only {now:.0%} of the completions of a problem not yet solved differ"
+    return f"of the completions of a problem not yet solved only {now:.0%} differ from the first"
 
 
 def _kl(s: Series, c: AlarmsConfig) -> str | None:

@@ -122,8 +122,9 @@ def repetition(token_ids: Sequence[int], n: int = 4) -> float:
 
 
 def _unique(group: RolloutGroup) -> float:
-    """The share of a group's completions that differ from each other."""
-    return len({r.completion.token_ids for r in group.rollouts}) / len(group.rollouts)
+    """How different a group's completions are: 0 where all are the same, 1 where no two are."""
+    distinct, count = len({r.completion.token_ids for r in group.rollouts}), len(group.rollouts)
+    return (distinct - 1) / (count - 1) if count > 1 else 1.0
 
 
 def status_of(groups: Sequence[RolloutGroup], *, applied: bool, any_advantage: bool) -> str:
