@@ -23,7 +23,12 @@ FOLDERS_OF_THEIR_OWN = (
 )
 """Tests of something larger than one source file."""
 
-OTHER_NAMES = {"test_public_names.py": "__init__.py"}
+OTHER_NAMES = {
+    "test_public_names.py": "__init__.py",
+    # Two tests of one name cannot be collected together.
+    "test_plan_rows.py": "rows.py",
+    "test_plan_memory.py": "memory.py",
+}
 
 # Spelled in pieces, so that this file does not hold them itself.
 INDEX_HOSTS = re.compile(
