@@ -24,6 +24,7 @@ LAYER_1 = (
     "allocator",
     "section",
     "presets",
+    "data_config",
     "phases",
     "config",
     "validation",
