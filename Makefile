@@ -17,6 +17,9 @@ OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # takes ten times as long), so tests and the demonstration use one unless told otherwise.
 ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 PYTEST := $(OFFLINE) $(ONE_THREAD) $(BIN)/python -m pytest
+# Two processes share the fast tests, a file at a time. The longer ones measure times, start
+# processes of their own and are run one after the other.
+SHARED := --numprocesses $${TEST_PROCESSES:-2} --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -31,7 +34,7 @@ demo: $(VENV)/.ready  ## train, measure and explain a tiny model in about a minu
 	@$(OFFLINE) $(ONE_THREAD) $(BIN)/grouper run demo --resume
 
 test: $(VENV)/.ready  ## the fast tests: under three minutes on two cores
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) -m "not slow" $(SHARED)
 
 test-slow: $(VENV)/.ready  ## only the longer tests: kills, whole recipes, learning
 	@$(PYTEST) -m slow

@@ -53,7 +53,7 @@ class OptimizerConfig(Section):
 class PhaseConfig(Section):
     """What SFT and GRPO have in common."""
 
-    steps: Positive | None = Field(None, description="steps; left out: by epochs")
+    steps: Positive | None = Field(None, description="optimizer steps (GRPO: rollout batches); left out: by epochs")
     epochs: PositiveFloat = Field(1.0, description="passes over the data, where steps is not set")
     tokens_per_micro_batch: Positive = Field(
         8192, description="tokens in one forward and backward; never changes the gradient"
