@@ -14,46 +14,31 @@ from typing import Any
 
 import pytest
 from run_records import differences, everything
+from tiny_runs import TINY_RUN, data_from, write_problems
 
 pytestmark = pytest.mark.slow
 
 DRIVER = Path(__file__).parent / "kill_driver.py"
 
-PARTS = {"sft": 32, "train": 12, "validation": 4, "test": 4}
-"""Data set -> problems."""
-
 # Every mechanism that keeps something between steps is on, and SFT teaches just enough for groups
 # that are partly right: dynamic sampling, the difficulty band and the KL all have work to do.
 RECIPE = [
-    "model.new.hidden_size=32",
-    "model.new.head_dim=8",
-    "model.new.intermediate_size=64",
-    "model.new.layers=1",
-    *(f"data.{part}={{source: file, path: ../{part}.jsonl}}" for part in PARTS),
+    *TINY_RUN,
+    *data_from(".."),
     "output_dir=.",
-    "prompt.system=''",
-    "sft.batch_size=16",
-    "sft.steps=24",
     "sft.evaluate_every=8",
     "sft.checkpoint_every=8",
-    "sft.optimizer={name: adamw, learning_rate: 2e-2}",
+    # Twelve problems, five a step: an epoch ends inside a step.
     "grpo.steps=8",
-    # Twelve problems: an epoch ends inside a step, and with problems left out sooner.
-    "grpo.prompts_per_step=5",
-    "grpo.group_size=4",
     "grpo.evaluate_every=2",
     "grpo.checkpoint_every=2",
     "grpo.keep_checkpoints=1",
-    "grpo.allow_truncation=true",
-    "grpo.preflight_prompts=2",
     "grpo.updates_per_batch=2",
     "grpo.passes_per_batch=2",
     "grpo.max_resample_rounds=1",
     "grpo.beta=0.05",
     "grpo.difficulty={low: 0.2, high: 0.8, recheck_epochs: 1}",
     "grpo.optimizer.learning_rate=5e-3",
-    "sampling.max_new_tokens=16",
-    "grading.symbolic=false",
 ]
 LORA = ["model.lora={rank: 4, dropout: 0.2}", "sft.optimizer.learning_rate=1e-1"]
 
@@ -130,22 +115,6 @@ class Driver:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
-
-
-def write_problems(folder: Path) -> None:
-    """Solutions are a coin's, so that SFT teaches the format and nothing else."""
-    coin = random.Random(0)
-    for number, (part, count) in enumerate(PARTS.items()):
-        rows = [
-            {
-                "question": f"Pick {100 * number + i}.",
-                "answer": str(i % 2),
-                "solution": str(coin.randrange(2)),
-            }
-            for i in range(count)
-        ]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{part}.jsonl").write_text(text)
 
 
 @pytest.fixture(scope="module")

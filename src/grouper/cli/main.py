@@ -26,6 +26,7 @@ COMMANDS = {
     "generate": ("grouper.cli.generate", "Answer one question, a JSONL file, or a conversation."),
     "export": ("grouper.cli.export", "A trained model as one folder, its adapter merged in."),
     "recipes": ("grouper.cli.recipes", "List the recipes; show one, its fields, formats, sources."),
+    "diagnose": ("grouper.cli.diagnose", "Name what went wrong in a run, from its logs alone."),
     "rewards": ("grouper.cli.rewards", "List the rewards, try them on a text, or attack them."),
     "plan": ("grouper.cli.plan", "Memory, steps and time of a recipe; loads no weights."),
     "grade": ("grouper.cli.grade", "Grade one completion, every stage shown."),

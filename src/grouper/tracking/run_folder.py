@@ -193,13 +193,13 @@ class RunFolder:
     def recipe_hashes(self) -> set[str]:
         """Of the recipe, and of what it was before changes that were allowed."""
         info = self.read_info()
-        return {info["recipe_hash"], *(change["hash_before"] for change in info["changes"])}
+        return {info["recipe_hash"], *(change["hash_before"] for change in info.get("changes", []))}
 
     def changes_begin_at(self, phase: str, step: int) -> Changes:
         """Record where the changes of this resume take effect; returns them."""
         info = self.read_info()
         latest: Changes = {}
-        for change in info["changes"]:
+        for change in info.get("changes", []):
             if change["step"] is None:
                 change |= {"phase": phase, "step": step}
                 latest = change["changes"]

@@ -113,7 +113,7 @@ def banner_lines(
         yield f"  recipe: changed, as allowed: {describe_changes(changes, limit=50)}"
     else:
         yield f"  recipe: unchanged (hash {info['recipe_hash']})"
-    for change in info["changes"][: -1 if changes else None]:
+    for change in info.get("changes", [])[: -1 if changes else None]:
         told = describe_changes(change["changes"])
         yield f"  changed before, at {change['phase']} step {change['step']}: {told}"
     data = ", ".join(f"{name} {mark[:12]}" for name, mark in sorted(info["fingerprints"].items()))

@@ -1,0 +1,276 @@
+"""Each way to fail is named from the logs alone, and a healthy run is left in peace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tiny_models import make_group
+
+from grouper.cli.main import cli
+from grouper.diagnosis import diagnose, read_record
+from grouper.errors import RunFolderError
+from grouper.evaluation.result import EvaluationItem, EvaluationResult
+from grouper.recipe import load_recipe, recipe_hash, resolved_yaml
+from grouper.tracking.run_folder import RunFolder
+from grouper.types import FinishReason, StepReport, Tally, Verdict
+
+STEPS = 40
+Curve = Callable[[int], float]
+
+WAVE = (0.03, -0.02, 0.01, -0.03, 0.02)
+"""Something like noise, without a random number."""
+
+HEALTHY: dict[str, Curve] = {
+    "solve_rate": lambda t: 0.3 + 0.01 * t + WAVE[t % 5],
+    "reward/total": lambda t: 0.35 + 0.01 * t + WAVE[t % 5],
+    "policy/entropy": lambda t: 0.5 - 0.007 * t,
+    "policy/gap": lambda _: 0.003,
+    "completion/tokens": lambda t: 100 + t,
+    "completion/truncated": lambda _: 0.02,
+    "completion/repetition": lambda _: 0.1,
+    "completion/unique": lambda _: 0.8,
+    "groups/all_right": lambda t: 0.01 * t,
+    "grad_norm": lambda t: 0.5 + WAVE[t % 5],
+    "updates": lambda _: 1.0,
+    "grader/timeouts": lambda _: 0.0,
+    "rollouts/not_scored": lambda _: 0.0,
+}
+
+
+def run_of(
+    path: Path,
+    *,
+    status: Callable[[int], str] = lambda _: "learning",
+    events: Callable[[int], tuple[str, ...]] = lambda _: (),
+    sft: Curve = lambda t: 3.0 / (1 + t),
+    **curves: Curve,
+) -> Path:
+    """A run folder of 30 SFT and 40 GRPO steps whose metrics follow these curves."""
+    recipe = load_recipe("demo")
+    folder = RunFolder.create(
+        path,
+        recipe_yaml=resolved_yaml(recipe),
+        recipe_hash=recipe_hash(recipe),
+        versions={},
+        fingerprints={},
+    )
+    for t in range(30):
+        tallies = {"loss": Tally.of([sft(t)])}
+        folder.append_metrics(
+            StepReport(phase="sft", step=t + 1, tallies=tallies, status="learning")
+        )
+    for t in range(STEPS):
+        tallies = {name: Tally.of([curve(t)]) for name, curve in {**HEALTHY, **curves}.items()}
+        if status(t) != "learning":
+            tallies = {name: v for name, v in tallies.items() if not name.startswith("policy/")}
+        folder.append_metrics(
+            StepReport(
+                phase="grpo", step=t + 1, tallies=tallies, status=status(t), events=events(t)
+            )
+        )
+    return path
+
+
+def names(path: Path) -> list[str]:
+    return [finding.name for finding in diagnose(read_record(path))]
+
+
+def test_nothing_is_found_in_a_healthy_run(tmp_path: Path) -> None:
+    assert names(run_of(tmp_path)) == []
+
+
+def metric(name: str, curve: Curve, **more: Any) -> dict[str, Any]:
+    return {name: curve, **more}
+
+
+BROKEN: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "no-signal:all-wrong",
+        {
+            "solve_rate": lambda _: 0.0,
+            "reward/total": lambda _: 0.0,
+            "status": lambda t: "no-signal:all-wrong",
+        },
+        "sft.steps",
+    ),
+    (
+        "no-signal:all-right",
+        metric("groups/all_right", lambda _: 1.0, status=lambda t: "no-signal:all-right"),
+        "grpo.difficulty",
+    ),
+    (
+        "no-signal:truncated",
+        metric("completion/truncated", lambda _: 1.0, status=lambda t: "no-signal:truncated"),
+        "sampling.max_new_tokens",
+    ),
+    (
+        "no-signal:grader-error",
+        {"status": lambda t: "no-signal:grader-error"},
+        "grading.timeout_seconds",
+    ),
+    ("no-signal:equal-rewards", {"status": lambda t: "no-signal:equal-rewards"}, "rewards"),
+    ("grader-errors", metric("grader/timeouts", lambda _: 0.2), "grading.timeout_seconds"),
+    ("entropy-collapse", metric("policy/entropy", lambda t: 0.5 if t < 15 else 0.01), "clip_high"),
+    ("length-blow-up", metric("completion/tokens", lambda t: 100 if t < 15 else 400), "weighting"),
+    ("reward-saturation", metric("groups/all_right", lambda t: float(t > 10)), "grpo.difficulty"),
+    ("truncated", metric("completion/truncated", lambda t: 0.7), "sampling.max_new_tokens"),
+    ("repetition", metric("completion/repetition", lambda t: 0.8), "learning_rate"),
+    ("stale-sampler", metric("policy/gap", lambda _: 0.3), "grpo.importance"),
+    (
+        "learning-rate-too-high",
+        {name: lambda t: 0.5 if t < 20 else 0.02 for name in ("solve_rate", "reward/total")},
+        "Lower grpo.optimizer.learning_rate",
+    ),
+    (
+        "learning-rate-too-high",
+        metric("grad_norm", lambda t: 0.5 if t < 25 else 80.0),
+        "Lower grpo.optimizer.learning_rate",
+    ),
+    (
+        "learning-rate-too-low",
+        {
+            "solve_rate": lambda t: 0.3 + WAVE[t % 5],
+            "reward/total": lambda t: 0.3 + WAVE[t % 5],
+            "policy/entropy": lambda t: 0.5 + WAVE[t % 5] / 10,
+        },
+        "Raise grpo.optimizer.learning_rate",
+    ),
+    ("learning-rate-too-low", {"sft": lambda t: 3 - 0.0001 * t}, "Raise sft.optimizer"),
+    ("learning-rate-too-high", {"sft": lambda t: 3 + 0.1 * t}, "Lower sft.optimizer"),
+    (
+        "format-only",
+        {
+            "solve_rate": lambda t: 0.3 + WAVE[t % 5],
+            "reward/total": lambda t: 0.3 + 0.02 * t,
+        },
+        "lower the weight",
+    ),
+    (
+        "not-finite",
+        {
+            "events": lambda t: (
+                ("not-finite: loss nan, gradient norm nan; update skipped",) * (t > 30)
+            )
+        },
+        "model.compute_dtype",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "broken", "fix"), BROKEN)
+def test_each_failure_is_named_alone(
+    tmp_path: Path, name: str, broken: dict[str, Any], fix: str
+) -> None:
+    findings = diagnose(read_record(run_of(tmp_path, **broken)))
+    assert [finding.name for finding in findings] == [name]
+    (finding,) = findings
+    assert fix in finding.fix
+    assert finding.evidence
+    assert 1 <= finding.steps[0] <= finding.steps[1] <= STEPS
+
+
+def test_a_policy_lost_after_a_few_updates_is_told_by_its_cause_first(tmp_path: Path) -> None:
+    path = run_of(
+        tmp_path,
+        status=lambda t: "learning" if t < 2 else "no-signal:all-wrong",
+        **dict.fromkeys(("solve_rate", "reward/total"), lambda t: 0.4 if t < 2 else 0.0),
+    )
+    assert names(path) == ["learning-rate-too-high", "no-signal:all-wrong"]
+
+
+def evaluation(name: str, phase: str, strict: Sequence[bool], lenient: Sequence[bool]) -> Any:
+    return EvaluationResult(
+        name=name,
+        phase=phase,
+        step=0,
+        split="test",
+        samples=1,
+        confidence=0.95,
+        items=tuple(
+            EvaluationItem(
+                problem_id=f"p/{i}",
+                subject=None,
+                level=None,
+                sample=0,
+                prompt="",
+                completion="",
+                answer="1",
+                extracted=None,
+                verdict=Verdict.CORRECT if right else Verdict.NO_ANSWER,
+                reason="",
+                rung="",
+                finish_reason=FinishReason.STOP_TOKEN,
+                tokens=3,
+                lenient=meant,
+            )
+            for i, (right, meant) in enumerate(zip(strict, lenient, strict=True))
+        ),
+    )
+
+
+@pytest.mark.parametrize(("after", "found"), [(12, ["format-only"]), (19, [])])
+def test_a_gain_that_is_only_format_is_told_from_a_real_one(
+    tmp_path: Path, after: int, found: list[str]
+) -> None:
+    run = RunFolder(run_of(tmp_path))
+
+    def first(count: int) -> list[bool]:
+        return [i < count for i in range(20)]
+
+    run.write_evaluation(evaluation("base", "base", first(2), first(11)))
+    run.write_evaluation(evaluation("grpo", "grpo", first(after), first(after)))
+    assert names(tmp_path) == found
+
+
+@pytest.mark.parametrize(("lag", "found"), [(0, []), (3, ["stale-sampler"])])
+def test_rollouts_of_old_weights_are_noticed(tmp_path: Path, lag: int, found: list[str]) -> None:
+    """SFT has made 24 updates before; from step 20 on the sampler gets no new weights in time."""
+    run = RunFolder(run_of(tmp_path))
+    for t in range(STEPS):
+        version = 24 + t - (lag if t >= 20 else 0)
+        group = make_group(0, [1.0, 0.0], [3, 3])
+        rollouts = tuple(
+            replace(r, completion=replace(r.completion, policy_version=version))
+            for r in group.rollouts
+        )
+        run.write_rollouts("grpo", t + 1, [replace(group, rollouts=rollouts)], [1.0, -1.0])
+    findings = diagnose(read_record(tmp_path))
+    assert [finding.name for finding in findings] == found
+    if found:
+        assert findings[0].evidence["versions_behind"] == lag
+        assert findings[0].steps[0] >= 21
+
+
+def test_the_command_says_it_in_words_and_in_json(tmp_path: Path) -> None:
+    healthy, broken = run_of(tmp_path / "a"), tmp_path / "b"
+    run_of(broken, **{"completion/truncated": lambda _: 0.7})
+    fine = CliRunner().invoke(cli, ["diagnose", str(healthy)])
+    assert fine.exit_code == 0
+    assert "40 steps of grpo" in fine.output
+    assert "Nothing" in fine.output
+    told = CliRunner().invoke(cli, ["diagnose", str(broken)])
+    assert told.exit_code == 1
+    assert "truncated (grpo 11-20)" in told.output
+    assert "Raise sampling.max_new_tokens" in told.output
+    as_json = CliRunner().invoke(cli, ["diagnose", str(broken), "--json"])
+    assert as_json.exit_code == 1
+    content = json.loads(as_json.output)
+    assert content["steps"] == {"sft": 30, "grpo": 40}
+    (finding,) = content["findings"]
+    assert finding["name"] == "truncated"
+    assert finding["evidence"] == {"rang_at_step": 20}
+
+
+def test_what_is_no_run_is_one_paragraph(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        read_record(tmp_path)
+    run = run_of(tmp_path / "run")
+    (run / "metrics.jsonl").write_text("")
+    with pytest.raises(RunFolderError, match="nothing to diagnose"):
+        read_record(run)
