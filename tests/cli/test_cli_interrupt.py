@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of GRPO, sent to a real process."""
+"""Ctrl-C and SIGTERM in the middle of GRPO, sent to a real process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def wait_for_steps(process: subprocess.Popen[str], metrics: Path, phase: str, co
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_saves_exits_with_130_and_resume_finishes(grouper, small, tmp_path, number):
+def test_a_signal_saves_exits_with_130_and_resume_finishes(grouper, small, tmp_path, number):
     arguments = ["run", "demo", *small, f"output_dir={tmp_path}", "grpo.steps=60"]
     process = subprocess.Popen(
         [sys.executable, "-c", "from grouper.cli import main; main()", *arguments],

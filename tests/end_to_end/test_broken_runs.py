@@ -9,6 +9,7 @@ import pytest
 from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper.diagnosis import diagnose, read_record
+from grouper.errors import ModelError
 from grouper.recipe import load_recipe
 from grouper.tracking.live import Progress
 from grouper.training.run import train
@@ -92,3 +93,31 @@ def test_the_failure_is_named(place: Path, name: str) -> None:
     found = {finding.name for finding in diagnose(read_record(path))}
     print(name, found)
     assert found & expected, found
+
+
+@pytest.mark.parametrize(
+    ("phase", "overrides"),
+    [
+        ("sft", ["skip_grpo=true", "sft.optimizer.learning_rate=1e30"]),
+        (
+            "grpo",
+            [
+                "grpo.steps=9",
+                "grpo.updates_per_batch=2",
+                "grpo.shaping_needs_a_correct=false",
+                "grpo.optimizer.learning_rate=1e25",
+            ],
+        ),
+    ],
+)
+def test_weights_that_overflow_stop_the_run_and_leave_an_incident(
+    place: Path, phase: str, overrides: list[str]
+) -> None:
+    with pytest.raises(ModelError, match=f"{phase} step .* nothing finite came out of 3"):
+        run(place, f"overflow-{phase}", *overrides)
+    path = place / f"overflow-{phase}" / "demo"
+    (incident,) = (path / "incident").iterdir()
+    assert incident.name.startswith(phase)
+    texts = [json.loads(line) for line in (incident / "texts.jsonl").open()]
+    assert all("Pick" in row["prompt"] for row in texts)
+    assert "not-finite" in {finding.name for finding in diagnose(read_record(path))}

@@ -39,6 +39,7 @@ RECIPE = [
     "grpo.beta=0.05",
     "grpo.difficulty={low: 0.2, high: 0.8, recheck_epochs: 1}",
     "grpo.optimizer.learning_rate=5e-3",
+    "alarms.window=2",
 ]
 LORA = ["model.lora={rank: 4, dropout: 0.2}", "sft.optimizer.learning_rate=1e-1"]
 
@@ -153,6 +154,7 @@ def test_the_run_exercises_what_could_go_wrong(place: Path, whole: dict[str, Any
     assert any(step["groups/replaced"]["sum"] > 0 for step in grpo)
     assert any(step["problems/left_out"]["sum"] > 0 for step in grpo)
     assert any(step["policy/kl"]["max"] > 0 for step in grpo)
+    assert any(event.startswith("alarm ") for line in steps for event in line["events"])
     names = whole["full"][0].keys()
     assert "grpo/checkpoint-6/optimizer.pt" in names
     assert [name for name in names if name.endswith("best.json")]
