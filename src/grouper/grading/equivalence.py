@@ -19,7 +19,7 @@ from grouper.grading.extraction import closing_brace
 from grouper.grading.normalise import canonical, tidy, tidy_reference
 from grouper.grading.numerals import ROUNDED_FROM, Number, read_number, same_number, split_unit
 from grouper.grading.rational import TooLargeError
-from grouper.grading.structure import Kind, Node, compare, readings
+from grouper.grading.structure import Kind, Node, compare, paired_readings, readings
 from grouper.grading.units import matched
 from grouper.grading.wording import (
     WORDS_DIFFER,
@@ -148,12 +148,11 @@ def _by_parts(prediction: str, reference: str) -> Equivalence | None:
     """Compare every reading of one with every reading of the other, part by part."""
     test = _AtomTest()
     undecided = False
-    for right in readings(reference):
-        for left in readings(prediction):
-            outcome = compare(left, right, test)
-            if outcome:
-                return Equivalence(Verdict.CORRECT, test.rung, test.reason)
-            undecided |= outcome is None
+    for left, right in paired_readings(prediction, reference):
+        outcome = compare(left, right, test)
+        if outcome:
+            return Equivalence(Verdict.CORRECT, test.rung, test.reason)
+        undecided |= outcome is None
     if undecided:
         return None
     verdict = Verdict.UNPARSEABLE if test.wordy else Verdict.INCORRECT
@@ -182,23 +181,26 @@ def same_atoms(prediction: str, reference: str) -> tuple[bool | None, str]:
     """Whether two single values are the same, if the exact rungs can tell, and why."""
     if canonical(prediction).removeprefix("+") == canonical(reference).removeprefix("+"):
         return True, "same text"
+    prediction = prediction.partition(r"\approx")[0].strip() or prediction
     left_name, left = split_equation(prediction)
     right_name, right = split_equation(reference)
     if left_name and right_name:
         return _same_equations((left_name, left), (right_name, right))
-    misstated = left_name and _misstated(left_name, left)
+    misstated = left_name and _misstated(prediction, left_name, left)
     if misstated:
         return False, misstated
     if right_name and not _names_a_value(right_name):
         return None, ""
+    if left_name and not (VALUE_NAME.fullmatch(left_name) or read_number(left)):
+        return None, ""  # whether `3 = 2\sqrt3` is true is not for the exact rungs to say
     return _same_values(left, right)
 
 
-def _misstated(name: str, value: str) -> str | None:
-    """Why `name = value` does not answer a question for a value, or None."""
+def _misstated(equation: str, name: str, value: str) -> str | None:
+    """Why `name = ... = value` does not answer a question for a value, or None."""
     if _SENTENCE_END.search(name):
         return "a sentence that ends in an equation"
-    if _false_statement(name, value):
+    if any(_false_statement(side.strip(), value) for side in _outside_brackets(equation, "=")):
         return "the equation given is false"
     if value == "0" and not _names_a_value(name):
         return "an equation where a value is asked"
@@ -264,7 +266,10 @@ def _outside_brackets(text: str, separator: str) -> list[str]:
     return parts
 
 
-_SENTENCE_END = re.compile(r"[.:;?!] +[A-Za-z]", re.ASCII)
+_SENTENCE_END = re.compile(
+    r"[.:;?!] +[A-Za-z]|\\(?:Rightarrow|Leftrightarrow|rightarrow|implies|iff|to)(?![A-Za-z])",
+    re.ASCII,
+)
 _INEQUALITY = re.compile(r"[!:]=|[<>]|\\(?:le|ge|ne|lt|gt)(?![A-Za-z])")
 VALUE_NAME = re.compile(
     r"\\?[A-Za-z]+(?:_\{\w+\}|'|\([\w,]*\))*|\|?[A-Za-z]{1,3}\|?|\([A-Za-z,]+\)|[A-Za-z ]+"
@@ -291,6 +296,8 @@ def _same_equations(
     prediction: tuple[str, str], reference: tuple[str, str]
 ) -> tuple[bool | None, str]:
     (left_name, left), (right_name, right) = prediction, reference
+    if _false_statement(left_name, left):
+        return False, "the equation given is false"
     named = VALUE_NAME.fullmatch(right_name) is not None
     if left_name == right_name and named:
         return _same_values(left, right)

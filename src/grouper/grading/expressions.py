@@ -34,6 +34,12 @@ _SPELLING = NormalizationConfig(
 _READING = ConversionConfig(lowercase_symbols=False)
 
 
+# The parser drops an index or a prime after anything but a name, as if it were not there.
+_DROPPED = re.compile(r"[)\]}\d] ?[_']")
+# And it takes `i(5)` for a function.
+_UNIT_BEFORE_BRACKET = re.compile(r"(?<![A-Za-z\\_{])([ie]) ?(?=\()")
+
+
 class UnreadError(Exception):
     """Math-Verify cannot read a text; `text` says which."""
 
@@ -49,6 +55,8 @@ def expression_of(text: str) -> Any:
         UnreadError: it cannot be read, or is nested too deeply for the parser.
     """
     latex = latex_of(text)
+    if _DROPPED.search(latex):
+        raise UnreadError(text)
     try:
         expression = latex2sympy(
             latex,
@@ -94,6 +102,7 @@ def latex_of(text: str) -> str:
     text = _with_radians(braced(text))
     text = _summed(text)
     text = _NUMBER_BEFORE_BRACKET.sub(lambda m: rf"{m.group().rstrip()}\cdot ", text)
+    text = _UNIT_BEFORE_BRACKET.sub(r"\1\\cdot ", text)
     return _PRIMED.sub(lambda m: f"{m[1]}_{{{'p' * len(m[2])}rime}}", text)
 
 
@@ -134,12 +143,12 @@ _OPERAND = re.compile(
 
 
 def _with_radians(text: str) -> str:
-    r"""Degrees as multiples of `\pi/180` where a function takes them; elsewhere they are a unit.
+    r"""Degrees as multiples of `\pi/180` in functions and beside `\pi`; elsewhere they are a unit.
 
     Raises:
         UnreadError: a degree sign after something that is no angle.
     """
-    if not _ANGULAR.search(text):
+    if not _ANGULAR.search(text) and r"\pi" not in text:
         return text
     while sign := _DEGREE.search(text):
         before = text[: sign.start()].rstrip()

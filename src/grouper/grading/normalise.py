@@ -73,7 +73,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )  # fmt: skip
 _TYPESET = re.compile(r"[\\~*{]")
-_DELIMITERS = re.compile(r"\\[()\[\]]")
+_DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
 _LEFT_EDGE = " ,;:="
 _RIGHT_EDGE = " .,;:"
 
@@ -92,7 +92,7 @@ def tidy(text: str) -> str:
         text = _MARKED_DIGITS.sub(_with_command, text).translate(_TABLE)
     text = _without_box(_without_dollars(text.strip()))
     if _TYPESET.search(text):
-        text = _DELIMITERS.sub(" ", text) if "\\\\" not in text else text
+        text = _DELIMITERS.sub(" ", text)
         for pattern, replacement in _RULES:
             text = pattern.sub(replacement, text)
     text = " ".join(text.split()).lstrip(_LEFT_EDGE)
@@ -115,8 +115,11 @@ _BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
 
 def _without_box(text: str) -> str:
     """The inside of a box around the whole answer; a set in it must not become its own braces."""
-    while (box := _BOX.match(text)) and closing_brace(text, box.end() - 1) == len(text) - 1:
-        text = text[box.end() : -1].strip()
+    while box := _BOX.match(text):
+        end = closing_brace(text, box.end() - 1)
+        if end < 0 or text[end + 1 :].strip(_RIGHT_EDGE):
+            return text
+        text = text[box.end() : end].strip()
     return text
 
 

@@ -54,7 +54,9 @@ _REPEATING = re.compile(
     re.ASCII,
 )
 _ELLIPSIS = re.compile(r"([-+]?)(\d*)\.(\d+) ?\.\.\.", re.ASCII)
-_BASED = re.compile(r"(-?)([0-9A-Za-z]+)_(?:\{? ?(\d{1,2}|[a-z]{3,7}) ?\}?)", re.ASCII)
+_BASED = re.compile(
+    r"(-?)([0-9A-Za-z]+)(?:\.([0-9A-Za-z]+))? ?_ ?(?:\{? ?(\d{1,2}|[a-z]{3,7}) ?\}?)", re.ASCII
+)
 _CURRENCY = re.compile(r"([-+]?)\s*(\\\$|[$€£])\s*(.*)", re.DOTALL)
 _PERCENT = re.compile(r"(.*?)\s*(?:%|percent|per cent|pct)", re.DOTALL | re.IGNORECASE)
 _DEGREES = re.compile(r"(.*?[\d})])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\circ)\s*(.*)", re.DOTALL)
@@ -116,15 +118,17 @@ def _based(text: str) -> Number | None:
     match = _BASED.fullmatch(text)
     if match is None:
         return None
-    sign, digits, written = match.groups()
+    sign, whole, part, written = match.groups()
+    part = part or ""
     base = int(written) if written.isdigit() else CARDINALS.get(written, 0)
-    if not 2 <= base <= 36 or len(digits) > 200 or digits.isalpha():
+    if not 2 <= base <= 36 or len(whole + part) > 200 or (whole + part).isalpha():
         return None  # `a_{12}` is a variable
     try:
-        value = int(digits, base)
+        value = Fraction(int(whole + part, base), base ** len(part))
     except ValueError:  # a digit the base does not have
         return None
-    return Number(Fraction(-value if sign else value), base=base, digits=(sign + digits).upper())
+    digits = f"{sign}{whole}.{part}" if part else sign + whole
+    return Number(-value if sign else value, base=base, digits=digits.upper())
 
 
 def _with_unit(text: str) -> Number | None:
@@ -167,7 +171,7 @@ def _with_words(text: str) -> Number | None:
 
 
 _EXPRESSION_UNIT = re.compile(
-    r"(.*(?:[\d})!]|\\pi))\s+([A-Za-z][A-Za-z/.' -]+)(?:\^\s*\{?\s*([23])\s*\}?)?",
+    r"(.*(?:[\d})!]|\\pi|(?<![A-Za-z])pi))\s+([A-Za-z][A-Za-z/.' -]+)(?:\^\s*\{?\s*([23])\s*\}?)?",
     re.DOTALL | re.ASCII,
 )
 
@@ -328,4 +332,5 @@ def _same_digits(prediction: Number, reference: Number) -> bool:
     if prediction.digits and reference.digits:
         return prediction.value == reference.value
     based, plain = (prediction, reference) if prediction.digits else (reference, prediction)
-    return plain.value.denominator == 1 and str(plain.value) == based.digits.lstrip("0")
+    as_decimal = _plain(based.digits)
+    return as_decimal is not None and as_decimal.value == plain.value

@@ -24,13 +24,15 @@ _COMMON_SIZE = 8
 """Digits of a number up to which 30 digits are far more than it takes."""
 RELATIVE = sympy.Float("1e-20", _DIGITS)
 TINY = sympy.Float("1e-90", _DIGITS)
-# Real points of both signs and several sizes; no two symbols ever get the same value.
+# Real points of both signs and several sizes, one of them whole for floors and the like; no two
+# symbols ever get the same value.
 POINTS: tuple[tuple[str, ...], ...] = (
     ("1.3717421", "2.2360173", "0.7310585", "3.1723451", "1.9120042", "0.4112359"),
     ("0.2718301", "0.9172113", "4.1133207", "1.4571123", "0.6180339", "2.9991231"),
     ("-1.6180421", "0.5772156", "-2.3025123", "-0.8314472", "1.1123581", "-3.3311123"),
     ("7.3890112", "-5.4365332", "9.8696021", "-6.2831113", "8.1548123", "-7.7712349"),
     ("-0.3678123", "-1.2020569", "0.1592653", "2.6854520", "-4.6692016", "0.9159655"),
+    ("2", "3", "5", "7", "11", "13"),
     ("12.182493", "23.140692", "17.283411", "31.006277", "19.739208", "41.341123"),
 )
 
@@ -77,11 +79,28 @@ def _agree_at_points(prediction: Any, reference: Any, rounding: Rounding) -> boo
         left, right = value_at(prediction, point, digits), value_at(reference, point, digits)
         outcome = _close(left, right, rounding, digits, real=bool(symbols))
         if outcome is False:
+            if symbols and _on_branches(point, prediction, reference):
+                continue
             return False
         agreed += outcome is True
     if agreed < (3 if symbols else 1):
         return None
     return True if symbols else _confirmed(prediction, reference, rounding, digits)
+
+
+def _on_branches(point: dict[Any, Any], *expressions: Any) -> bool:
+    r"""Whether a root or logarithm of a negative number is taken at a point.
+
+    There `\sqrt{x}\sqrt{y}` and `\sqrt{xy}` may differ, which are the same where both are real.
+    """
+    arguments = {
+        power.base
+        for side in expressions
+        for power in side.atoms(sympy.Pow)
+        if not power.exp.is_integer and power.base.free_symbols
+    } | {log.args[0] for side in expressions for log in side.atoms(sympy.log)}
+    values = [value_at(argument, point) for argument in arguments]
+    return any(value is not None and value[1] == 0 and value[0] < 0 for value in values)
 
 
 def _agree_matrices(prediction: Any, reference: Any) -> bool | None:
@@ -156,9 +175,12 @@ def points(symbols: Sequence[Any]) -> Iterable[dict[Any, Any]]:
 def value_at(expression: Any, point: dict[Any, Any], digits: int = _DIGITS) -> Any:
     """(real, imaginary) of an expression's value, or None where it has no finite one."""
     try:
-        exact = expression.subs(point) if point else expression.doit()
-        value = sympy.N(exact, digits, maxn=4 * digits)
-        value = value if value.is_number else sympy.N(value.doit(), digits)
+        if all(number.is_Integer for number in point.values()):
+            value = sympy.N(expression.subs(point).doit(), digits, maxn=4 * digits)
+        else:  # fractions put in exactly would be factored wherever they are exponents
+            value = sympy.N(expression, digits, subs=point, maxn=4 * digits)
+        if not value.is_number:
+            value = sympy.N(expression.subs(point).doit(), digits)
         real, imaginary = value.as_real_imag()
         if not (real.is_Number and imaginary.is_Number and real.is_finite and imaginary.is_finite):
             return None

@@ -8,7 +8,7 @@ parts), so a symbolic library only ever sees single expressions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from grouper.grading.number_words import read_words
 from grouper.grading.quantities import read_compound
 
-__all__ = ["AtomTest", "Kind", "Node", "compare", "readings"]
+__all__ = ["AtomTest", "Kind", "Node", "compare", "paired_readings", "readings"]
 
 AtomTest = Callable[[str, str], bool | None]
 """(prediction, reference) -> equal, not equal, or not decided here."""
@@ -95,6 +95,17 @@ def readings(text: str) -> tuple[Node, ...]:
     if decimal:
         return node, Node(Kind.ATOM, ".".join(decimal.groups()))
     return (node,)
+
+
+def paired_readings(prediction: str, reference: str) -> Iterator[tuple[Node, Node]]:
+    """Every reading of one with every reading of the other, but not two unlikely ones.
+
+    `2,6` may be meant as 2.6, and so may `2,60`; that both are is no reason to call them equal.
+    """
+    for i, right in enumerate(readings(reference)):
+        for j, left in enumerate(readings(prediction)):
+            if i == 0 or j == 0:
+                yield left, right
 
 
 def _parse(text: str, depth: int) -> Node:
@@ -210,9 +221,9 @@ def _bracketed(text: str, depth: int) -> Node | None:
         return None
     brackets, inside = text[0] + text[-1], text[1:-1]
     parts, _ = _split(inside)
-    if brackets == "{}":
-        return _set(inside, depth) if len(parts) > 1 else None
-    if len(parts) == 1 and brackets in ("()", "[]"):
+    if brackets == "{}" and len(parts) > 1:
+        return _set(inside, depth)
+    if len(parts) == 1 and brackets in ("()", "[]", "{}"):
         return _parse(inside, depth + 1)
     return _collection(Kind.TUPLE, brackets, inside, depth) if len(parts) > 1 else None
 
@@ -272,10 +283,22 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
         atom = prediction if prediction.kind is Kind.ATOM else reference
         return None if _SET_LIKE.search(atom.text) else False
     if kinds <= {Kind.LIST, Kind.SET} or kinds == {Kind.UNION}:
+        if _named_apart(prediction) != _named_apart(reference):
+            return _in_order(prediction.items, reference.items, same)
         return _any_order(prediction.items, reference.items, same)
     if Kind.UNION in kinds:
         return None
     return _compare_ordered(prediction, reference, same)
+
+
+_ITEM_NAME = re.compile(r"(\\?[A-Za-z]+)(?:_\{?\w+\}?)? ?=", re.ASCII)
+
+
+def _named_apart(node: Node) -> bool:
+    """`x = 1, y = 2`, where the order of bare values counts; not the two roots `x_1` and `x_2`."""
+    names = [_ITEM_NAME.match(item.text) for item in node.items]
+    found = {name.group(1) for name in names if name is not None}
+    return len(found) == len(node.items) > 1
 
 
 def _compare_ordered(prediction: Node, reference: Node, same: AtomTest) -> bool | None:

@@ -23,7 +23,7 @@ from grouper.grading.numerals import ROUNDED_FROM, read_number, split_unit
 from grouper.grading.numerical import POINTS, RELATIVE, TINY, Rounding, agree, points, value_at
 from grouper.grading.rational import TooLargeError
 from grouper.grading.regions import is_region, same_regions
-from grouper.grading.structure import Kind, Node, compare, readings
+from grouper.grading.structure import Kind, Node, compare, paired_readings, readings
 from grouper.grading.units import Unit, matched
 from grouper.types import Verdict
 
@@ -44,13 +44,12 @@ def judge(prediction: str, reference: str) -> Equivalence:
         left, right = chosen
     test = _AtomTest()
     try:
-        for right_node in readings(right):
-            for left_node in readings(left):
-                outcome = compare(left_node, right_node, test)
-                if outcome is None:
-                    outcome = _same_sets(left, right, test)
-                if outcome:
-                    return Equivalence(Verdict.CORRECT, "symbolic", test.reason)
+        for left_node, right_node in paired_readings(left, right):
+            outcome = compare(left_node, right_node, test)
+            if outcome is None:
+                outcome = _same_sets(left, right, test)
+            if outcome:
+                return Equivalence(Verdict.CORRECT, "symbolic", test.reason)
     except TooLargeError:
         return _unread(prediction, "a number too large to write down")
     except RecursionError:
@@ -158,12 +157,48 @@ def _same_expressions(prediction: str, reference: str) -> tuple[bool, str]:
         return _same_equations((left_name, left), (right_name, right))
     if right_name and VALUE_NAME.fullmatch(right_name) is None:
         return False, "the reference is an equation, the answer is not"
-    if left != right and _INDEXED_NUMBER.search(f"{left} {right}"):
-        return False, "a number in a base that cannot be read"
-    undone = _left_undone(left, right)
-    if undone:
-        return False, undone
+    refused = _left_undone(left, right) or _of_another_kind(left, right)
+    if refused:
+        return False, refused
+    if left_name and _states_otherwise(left_name, left):
+        return False, "the equation given is false"
+    if ":" in right:
+        return _same_ratios(left, right)
     return _same_parsed(left, right, _conversion(given_unit, asked_unit))
+
+
+# Letters that name points or vectors, which the parser would multiply.
+_GEOMETRY = re.compile(r"\\(?:angle|triangle|odot|parallel|perp|cong|sim)(?![A-Za-z])")
+_VECTOR = re.compile(r"\\(?:vec|overrightarrow)(?![A-Za-z])")
+
+
+def _of_another_kind(prediction: str, reference: str) -> str | None:
+    """Why two texts must not be compared as numbers, though the parser reads both."""
+    if prediction == reference:
+        return None
+    both = f"{prediction} {reference}"
+    if _INDEXED_NUMBER.search(both):
+        return "a number in a base that cannot be read"
+    if _GEOMETRY.search(both):
+        return "names of figures are compared as text"
+    if _VECTOR.search(both) and (r"\times" in prediction) != (r"\times" in reference):
+        return "another product of vectors"
+    if ":" in prediction and ":" not in reference:
+        return "a ratio where none is asked"
+    return None
+
+
+def _states_otherwise(name: str, value: str) -> bool:
+    r"""Whether `name = value` equates two constants that differ: `3 = 2\sqrt3`."""
+    if VALUE_NAME.fullmatch(name):
+        return False
+    try:
+        sides = expression_of(name), expression_of(value)
+    except UnreadError:
+        return False
+    if not all(isinstance(side, sympy.Expr) and not side.free_symbols for side in sides):
+        return False
+    return agree(*sides) is False
 
 
 def _same_parsed(prediction: str, reference: str, factor: Fraction) -> tuple[bool, str]:
@@ -182,6 +217,27 @@ def _same_parsed(prediction: str, reference: str, factor: Fraction) -> tuple[boo
         return agreed, "the same values" if agreed else "different values"
     yes = _says_yes(given, expected)
     return yes, f"{'' if yes else 'not '}equal for Math-Verify; no numbers to check it with"
+
+
+def _same_ratios(prediction: str, reference: str) -> tuple[bool, str]:
+    r"""`1:\sqrt2` against another ratio, or a ratio of two against its quotient."""
+    asked = [part.strip() for part in reference.split(":")]
+    given = [part.strip() for part in prediction.split(":")]
+    if not (all(asked) and all(given)):
+        return False, "a ratio that cannot be read"
+    if len(given) == 1 and len(asked) == 2:
+        return _same_parsed(given[0], rf"\frac{{{asked[0]}}}{{{asked[1]}}}", Fraction(1))
+    if len(given) != len(asked):
+        return False, "a ratio of another number of parts"
+    if any(number and number.value == 0 for number in map(read_number, (*given, *asked))):
+        return False, "a ratio with a zero"  # or a full hour
+    for mine, theirs in zip(given[1:], asked[1:], strict=True):
+        same, reason = _same_parsed(
+            rf"\frac{{{mine}}}{{{given[0]}}}", rf"\frac{{{theirs}}}{{{asked[0]}}}", Fraction(1)
+        )
+        if not same:
+            return False, reason
+    return True, "equal ratios"
 
 
 def _conversion(given: Unit | None, asked: Unit | None) -> Fraction:
@@ -212,6 +268,7 @@ _FUNCTION = re.compile(
     r"(?<![A-Za-z])(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?(?![A-Za-z])|(?<![A-Za-z])(?:log|ln|lg|exp)"
     r"(?![A-Za-z])"
 )
+_VARIABLE = re.compile(r"(?<![A-Za-z\\])[a-df-hj-zA-Z](?![A-Za-z])")
 _ARITHMETIC = re.compile(r"[\w)}\]!] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\(")
 
 
@@ -222,6 +279,8 @@ def _left_undone(prediction: str, reference: str) -> str | None:
     asked = read_number(reference)
     if asked is None or asked.decimals >= ROUNDED_FROM or prediction == reference:
         return None
+    if _VARIABLE.search(prediction):
+        return "a number is asked, and a variable is given"
     if _FUNCTION.search(prediction) or _ARITHMETIC.search(prediction):
         return "a number is asked, and arithmetic is left to be done"
     return None

@@ -15,9 +15,12 @@ _SHORT_WORDS = frozenset({"yes", "no", "odd"})
 _SYMBOLIC_WORDS = frozenset({"infinity", "infty", "inf"})
 
 
+_CAPITALS = re.compile(r"[A-Z]{3,}", re.ASCII)
+
+
 def is_words(text: str) -> bool:
-    """Whether a text is words rather than a product of variables."""
-    if text.lower() in _SHORT_WORDS:
+    """Whether a text is words, or letters in an order, rather than a product of variables."""
+    if text.lower() in _SHORT_WORDS or _CAPITALS.fullmatch(text):
         return True
     if not _WORDY.fullmatch(text) or text.lower() in _SYMBOLIC_WORDS:
         return False
