@@ -295,14 +295,20 @@ def test_every_preset_runs(algorithm: str, tmp_path: Path) -> None:
         assert reports[1].tallies["policy/kl"].count > 0
 
 
-def test_a_continued_adapter_starts_at_a_kl_of_exactly_zero(tmp_path: Path) -> None:
-    """T23: the reference is the SFT policy, adapter included, not the bare base."""
+def test_a_new_adapter_on_a_trained_model_starts_at_a_kl_of_exactly_zero(tmp_path: Path) -> None:
+    """T23: all weights in SFT, a fresh adapter in GRPO: the reference is the SFT model."""
+    trained = run(tmp_path / "full", "skip_grpo=true")
     path = run(
-        tmp_path, odd_reward(tmp_path), "model.lora={rank: 4}", "grpo.beta=0.1", "sft.steps=3"
+        tmp_path / "lora",
+        odd_reward(tmp_path),
+        "model.lora={rank: 4}",
+        "skip_sft=true",
+        "grpo.beta=0.1",
+        "grpo.optimizer.learning_rate=1e-2",
+        f"grpo.start_from={trained / 'sft' / 'final'}",
     )
-    base_adapter = (path / "sft" / "final" / "adapter_model.safetensors").read_bytes()
-    assert base_adapter
     reports = [r for r in RunFolder(path).read_metrics() if r.phase == "grpo"]
     assert reports[0].tallies["policy/kl"].max == 0.0
     assert reports[0].tallies["policy/kl"].min == 0.0
     assert reports[1].tallies["policy/kl"].max > 0.0
+    assert (path / "grpo" / "final" / "adapter_model.safetensors").exists()
