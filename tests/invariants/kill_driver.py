@@ -106,7 +106,6 @@ POINTS: dict[str, tuple[Any, str, Callable[..., str], Honest | None]] = {
     "summary": (run_folder, "write_atomic", of_path(0), half_the_file),
     "evaluation": (session, "evaluate", lambda **settings: settings["name"], half_the_items),
     "remove": (retention, "remove_folder", of_path(0), half_the_folder),
-    "strip": (retention, "_strip", of_path(0), None),
     "unlink": (Path, "unlink", of_path(0), None),
     "cut": (run_folder, "_delete", of_path(0), None),
     "info": (run_folder.RunFolder, "_write_info", lambda folder, _: str(folder.path), None),
