@@ -24,6 +24,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_grouper_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What the user has cached plays no part in tests, and tests leave nothing there."""
+    os.environ["GROUPER_CACHE"] = str(tmp_path_factory.mktemp("grouper-cache"))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The real problem sets beside the checkout; tests that need them skip without."""

@@ -117,6 +117,9 @@ class ModelConfig(Section):
         return self
 
 
+_MAX_NEW_TOKENS = 512
+
+
 class SamplingConfig(Section):
     """How GRPO draws its rollouts; evaluation has its own settings."""
 
@@ -125,7 +128,12 @@ class SamplingConfig(Section):
     top_k: NonNegative = 0
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     min_new_tokens: NonNegative = 0
-    max_new_tokens: Positive = 512
+    max_new_tokens: Positive = _MAX_NEW_TOKENS
+    max_total_tokens: Positive | None = Field(
+        None,
+        description="prompt and completion together; max_new_tokens then follows from the "
+        "longest prompt of data.train that is kept",
+    )
     stop: tuple[str, ...] | None = Field(None, description="left out: the format's own")
     include_stop: bool = True
     allow_truncated: bool = Field(
@@ -138,7 +146,9 @@ class SamplingConfig(Section):
 
     @model_validator(mode="after")
     def _in_range(self) -> SamplingConfig:
-        if self.min_new_tokens > self.max_new_tokens:
+        if self.max_total_tokens is not None and self.max_new_tokens != _MAX_NEW_TOKENS:
+            raise ValueError("max_new_tokens follows from max_total_tokens: give only one of them")
+        if self.min_new_tokens > (self.max_total_tokens or self.max_new_tokens):
             raise ValueError("min_new_tokens is larger than max_new_tokens")
         if (self.top_p < 1 or self.top_k or self.min_p) and not self.allow_truncated:
             raise ValueError(

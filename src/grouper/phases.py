@@ -53,7 +53,9 @@ class OptimizerConfig(Section):
 class PhaseConfig(Section):
     """What SFT and GRPO have in common."""
 
-    steps: Positive | None = Field(None, description="optimizer steps (GRPO: rollout batches); left out: by epochs")
+    steps: Positive | None = Field(
+        None, description="optimizer steps (GRPO: rollout batches); left out: by epochs"
+    )
     epochs: PositiveFloat = Field(1.0, description="passes over the data, where steps is not set")
     tokens_per_micro_batch: Positive = Field(
         8192, description="tokens in one forward and backward; never changes the gradient"
@@ -97,6 +99,9 @@ class SFTConfig(PhaseConfig):
     """Supervised fine-tuning: teaches the answer format."""
 
     batch_size: Positive = Field(32, description="demonstrations per optimizer step")
+    max_tokens: Positive | None = Field(
+        None, description="longer demonstrations, prompt and stop token counted, are left out"
+    )
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5)
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ import yaml
 
 from grouper.config import Recipe, SourceConfig
 from grouper.data import SOURCES, check_source
+from grouper.data_config import RowsConfig
 from grouper.errors import ConfigError, GrouperError, did_you_mean, raise_all
 from grouper.extras import require_extra
 from grouper.presets import PRESETS
@@ -181,6 +182,12 @@ def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:
 
 def _check_data(where: str, source: SourceConfig) -> None:
     check_source(source, where=where)
+    _check_place(where, source)
+    for number, member in enumerate(source.mixture):
+        _check_place(f"{where}.mixture.{number}", member)
+
+
+def _check_place(where: str, source: RowsConfig) -> None:
     if source.source == "hub" or source.path is None:
         return
     path = Path(source.path).expanduser()
@@ -194,15 +201,24 @@ def _check_data(where: str, source: SourceConfig) -> None:
 
 
 def _check_sft(recipe: Recipe) -> None:
-    source = recipe.data.sft or recipe.data.train
-    known = SOURCES.get(source.source)
-    if recipe.skip_sft or known is None or known.has_solutions or "solution" in source.columns:
+    sources = _members(recipe.data.sft or recipe.data.train)
+    if recipe.skip_sft or any(map(_can_have_solutions, sources)):
         return
+    names = ", ".join(source.source for source in sources)
     raise ConfigError(
-        f"SFT needs worked solutions, and the source {source.source} has none",
+        f"SFT needs worked solutions, and the source {names} has none",
         where="data.sft",
         fix="Name another source there, or set skip_sft: true.",
     )
+
+
+def _can_have_solutions(source: RowsConfig) -> bool:
+    known = SOURCES.get(source.source)
+    return known is None or known.has_solutions or "solution" in source.columns
+
+
+def _members(source: SourceConfig) -> Sequence[RowsConfig]:
+    return source.mixture or (source,)
 
 
 def _check_quantised(recipe: Recipe) -> None:
@@ -232,22 +248,24 @@ def _check_lengths(recipe: Recipe) -> None:
     if recipe.model.new is None:
         return
     room = recipe.model.new.max_position_embeddings
-    wanted = recipe.prompt.max_prompt_tokens + recipe.sampling.max_new_tokens
+    total = recipe.sampling.max_total_tokens
+    wanted = total or recipe.prompt.max_prompt_tokens + recipe.sampling.max_new_tokens
     if wanted > room:
+        what = "max_total_tokens" if total else "max_prompt_tokens + max_new_tokens"
         raise ConfigError(
-            f"max_prompt_tokens + max_new_tokens is {wanted}, above the model's {room} positions",
+            f"{what} is {wanted}, above the model's {room} positions",
             where="model.new.max_position_embeddings",
-            fix=f"Raise it to {wanted}, or lower the other two.",
+            fix=f"Raise it to {wanted}, or lower {'that' if total else 'the other two'}.",
         )
 
 
 def _check_targets(recipe: Recipe) -> None:
     for name, phase in (("sft", recipe.sft), ("grpo", recipe.grpo)):
-        if phase.stop_at_accuracy is not None and recipe.data.validation is None:
+        if phase.stop_at_accuracy is not None and not recipe.data.has_validation:
             raise ConfigError(
                 "there are no validation problems to reach it on",
                 where=f"{name}.stop_at_accuracy",
-                fix="Name some in data.validation, or leave it out.",
+                fix="Name some in data.validation, set data.validation_share, or leave it out.",
             )
 
 
@@ -298,13 +316,17 @@ def _warn_about_data(recipe: Recipe) -> list[str]:
 
 
 def _overlap(a: SourceConfig, b: SourceConfig) -> bool:
+    return any(_same_rows(one, other) for one in _members(a) for other in _members(b))
+
+
+def _same_rows(a: RowsConfig, b: RowsConfig) -> bool:
     if (a.source, a.path, a.subset) != (b.source, b.path, b.subset) or _split(a) != _split(b):
         return False
     first, second = sorted((a, b), key=lambda source: source.offset)
     return first.limit is None or second.offset < first.offset + first.limit
 
 
-def _split(source: SourceConfig) -> str:
+def _split(source: RowsConfig) -> str:
     return source.split or SOURCES[source.source].splits[0]
 
 

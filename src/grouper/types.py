@@ -118,6 +118,9 @@ class Problem:
     source: str
     solution: str | None = None
     """The worked solution, where the source has one: what SFT trains on."""
+    response: str | None = None
+    """A whole completion, where the source has one: SFT trains it word for word. What the prompt
+    has already opened (`<think>`) is not part of it."""
     subject: str | None = None
     level: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)

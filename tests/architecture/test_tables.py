@@ -59,7 +59,7 @@ def _without_missing_files(recipe: config.Recipe) -> config.Recipe:
     """Recipes may name files beside the checkout, which need not be there for a test."""
     data = yaml.safe_load(resolved_yaml(recipe))
     for part in data["data"].values():
-        if part and part["path"] and part["path"].startswith(".."):
+        if isinstance(part, dict) and part["path"] and part["path"].startswith(".."):
             part["path"] = None
     return config.Recipe.model_validate_json(json.dumps(data))
 

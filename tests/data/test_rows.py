@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from grouper.data.rows import find_file, read_files, read_hub
+from grouper.data.hub import read_hub
+from grouper.data.rows import find_file, read_files
 from grouper.errors import DataError
 
 ROWS = [{"question": "1+1?", "answer": "2"}, {"question": "line\u2028two", "answer": "3"}]

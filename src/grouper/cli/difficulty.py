@@ -60,14 +60,16 @@ def _measure(
 ) -> dict[str, tuple[int, int]]:
     from grouper.tracking.live import Progress, setup_logging
     from grouper.training.pass_rates import PassRates, measure_pass_rates
-    from grouper.training.problem_sets import load_problem_set
+    from grouper.training.problem_sets import load_part
     from grouper.training.workbench import Workbench
 
     progress = Progress(quiet=quiet)
     setup_logging(None, console=progress.console)
-    problems = load_problem_set("train", recipe.data.train, seed=recipe.seed)
+    problems = load_part(recipe, "train")
+    assert problems is not None, "every recipe has training problems"
     with Workbench(recipe, model) as bench:
         items = bench.render(problems.problems, "train")
+        bench.settle_budget(items)
         wanted = PassRates(
             path=path,
             samples=samples,

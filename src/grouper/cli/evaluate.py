@@ -193,16 +193,16 @@ def _warn_of_another_prompt(recipe: Recipe, run: Path, *, using_run: bool) -> No
 
 
 def _problems(recipe: Recipe, split: str) -> ProblemSet:
-    from grouper.training.problem_sets import load_problem_set
+    from grouper.training.problem_sets import load_part
 
-    source = recipe.data.test if split == "test" else recipe.data.validation
-    if source is None:
+    problems = load_part(recipe, split)
+    if problems is None:
         raise ConfigError(
             f"the recipe has no {split} problems",
             where=f"data.{split}",
             fix="Name some in the recipe, or choose the other --split.",
         )
-    return load_problem_set(split, source, seed=recipe.seed)
+    return problems
 
 
 def _dry_run(

@@ -152,6 +152,12 @@ def _recipe_beside(model: Path) -> Path | None:
     return next((p / RECIPE_FILE for p in places if (p / RECIPE_FILE).is_file()), None)
 
 
+def _what_total_leaves(recipe: Recipe) -> int | None:
+    """Room behind the longest prompt allowed; the training data, which tell more, are not read."""
+    total = recipe.sampling.max_total_tokens
+    return None if total is None else max(1, total - recipe.prompt.max_prompt_tokens)
+
+
 def _settings(
     recipe: Recipe,
     temperature: float | None,
@@ -160,6 +166,8 @@ def _settings(
     seed: int | None,
 ) -> Recipe:
     """Put what the command line says into the recipe's evaluation section."""
+    if max_new_tokens is None and recipe.evaluation.max_new_tokens is None:
+        max_new_tokens = _what_total_leaves(recipe)
     given = {"temperature": temperature, "max_new_tokens": max_new_tokens, "samples": samples}
     evaluation = recipe.evaluation.model_copy(
         update={name: value for name, value in given.items() if value is not None}

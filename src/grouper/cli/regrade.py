@@ -172,14 +172,14 @@ def _rollouts(run: Path, bench: _Bench, show: int) -> list[Flip]:
 
 def _problems(recipe: Recipe) -> dict[str, Problem]:
     """The training problems by id."""
-    from grouper.data import load_problems
+    from grouper.training.problem_sets import load_part
 
     try:
-        loaded = load_problems(recipe.data.train, seed=recipe.seed)
+        loaded = load_part(recipe, "train")
     except GrouperError as error:
         warn(f"the training problems cannot be read ({error.what}); rewards see no columns.")
         return {}
-    return {problem.id: problem for problem in loaded.problems}
+    return {problem.id: problem for problem in loaded.problems} if loaded is not None else {}
 
 
 def _step(

@@ -2,80 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from grouper.config import SourceConfig
 from grouper.data.arithmetic import arithmetic_options, generate
-from grouper.data.problem_set import ProblemSet, Quarantined, fingerprint_of, require_distinct_ids
-from grouper.data.rows import Row, find_file, read_files, read_hub
-from grouper.data.sources import FIELDS, SOURCES, Fields, Source
+from grouper.data.columns import choose_columns, read_fields
+from grouper.data.filters import apply_filters, is_numeric
+from grouper.data.hub import read_hub, stream_hub
+from grouper.data.mixing import mix
+from grouper.data.prepared import PreparedSplit, find_prepared, problem_of
+from grouper.data.problem_set import (
+    ProblemSet,
+    Quarantined,
+    fingerprint_of,
+    require_distinct_ids,
+    subset_of,
+)
+from grouper.data.references import check_references
+from grouper.data.rows import Row, find_file, iterate_files, read_files
+from grouper.data.sources import FIELDS, SOURCES, Source
+from grouper.data.streaming import window
+from grouper.data_config import RowsConfig, SourceConfig
 from grouper.errors import ConfigError, DataError, did_you_mean, raise_all
-from grouper.grading import check_reference
 from grouper.types import Problem
 
 __all__ = ["check_source", "load_problems"]
 
 Item = TypeVar("Item")
 
+LOOKED_AT = 1000
+"""Rows whose columns are looked at."""
+
 
 def load_problems(config: SourceConfig, *, seed: int) -> ProblemSet:
     """Read, generate or download the problems that `config` describes.
 
     Args:
-        config: the source, where it lies, and which part of it to use.
-        seed: the run's seed; only generated sources use it.
+        config: the source (or mixture), where it lies, and which part of it to use.
+        seed: the run's seed; only generated sources and mixtures use it.
 
     Returns:
-        The problems in the source's order (or shuffled), `offset` and `limit` applied to rows.
-        Rows that cannot be used, and references the grader cannot read, are listed in
-        `quarantined`.
+        The problems in the source's order (or shuffled), `offset` and `limit` applied to rows,
+        then its filters. Rows that cannot be used, and references the grader cannot read, are
+        listed in `quarantined`; what the filters left out is told in `notes`.
 
     Raises:
         ConfigError: unknown source or option.
-        DataError: nothing to read, missing column or split, no usable row, repeated ids.
+        DataError: nothing to read, missing column or split, no usable row, repeated ids, or a
+            filter that leaves nothing.
     """
     check_source(config, where="data")
+    if not config.mixture:
+        return apply_filters(_load_one(config, seed), config)
+    members = [(apply_filters(_load_one(m, seed), m), m.weight) for m in config.mixture]
+    mixed = mix(members, seed=seed if config.shuffle is None else config.shuffle)
+    end = None if config.limit is None else config.offset + config.limit
+    part = mixed.problems[config.offset : end]
+    if not part:
+        raise DataError(
+            f"the mixture has {len(mixed)} problems, none behind offset",
+            where="data.offset",
+            fix="Lower it.",
+        )
+    return apply_filters(subset_of(mixed, part, note=""), config)
+
+
+def _load_one(config: RowsConfig, seed: int) -> ProblemSet:
     source = SOURCES[config.source]
-    split = _split(config, source)
     if config.source == "arithmetic":
+        split = _split(config, source)
         options = arithmetic_options(config.options, where=f"arithmetic/{split}")
         name = f"arithmetic/{split}"
         made = _part(generate(options, split=split, seed=seed), config)
         return _finish(name, made, ())
+    prepared = find_prepared(config)
+    if prepared is not None:
+        return _load_prepared(prepared, config)
+    split = _split(config, source)
     rows, label = _rows(config, source, split)
     name = f"{label}/{split}" if split else label
-    layout = _Layout(
-        source=source,
-        columns=_columns(config, source, rows, where=name),
-        label=label,
-        name=name,
-    )
-    problems, quarantined = [], []
-    for number, row in _part(list(enumerate(rows)), config):
-        problem = _read_row(row, number, layout)
-        if isinstance(problem, Problem):
-            problems.append(problem)
-        else:
-            quarantined.append(problem)
-    return _finish(name, problems, quarantined)
+    few = rows[:LOOKED_AT] if isinstance(rows, Sequence) else list(islice(rows, LOOKED_AT))
+    if not few:
+        raise DataError(
+            "there are no rows in it", where=config.path or name, fix="Check the path and split."
+        )
+    columns = choose_columns(source, config.columns, few, where=name)
+    if config.only_correct and "response" in columns and "answer" not in columns:
+        raise DataError(
+            "only_correct needs a reference answer to grade the responses by, and there is none",
+            where=name,
+            fix="Name its column as `columns: {answer: ...}`.",
+        )
+    layout = _Layout(source=source, columns=columns, label=label, name=name)
+    # An iterator has given its first rows away already.
+    whole = rows if isinstance(rows, Sequence) else chain(few, rows)
+    return _read(_part(_numbered(whole), config), layout, config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
     source: Source
-    columns: Mapping[str, str]
+    columns: Mapping[str, tuple[str, ...]]
     label: str
     """What `Problem.source` and ids taken from an id column start with."""
     name: str
     """Label and split: what ids made of row numbers start with."""
 
 
-def check_source(config: SourceConfig, *, where: str) -> None:
+def check_source(config: RowsConfig, *, where: str) -> None:
     """What can be said about `config` without reading it. Raises `ConfigError`."""
     source = SOURCES.get(config.source)
     if source is None:
@@ -99,13 +138,23 @@ def check_source(config: SourceConfig, *, where: str) -> None:
         problems.append(
             ConfigError(f"the source {config.source} has no options", where=f"{where}.options")
         )
-    if config.path is None and source.hub is None and config.source != "arithmetic":
+    if config.path is None and source.hub is None and config.source not in MADE:
         what = "a Hub name" if config.source == "hub" else "a file or folder"
         problems.append(ConfigError(f"path is missing: give {what}", where=f"{where}.path"))
+    if isinstance(config, SourceConfig):
+        for number, member in enumerate(config.mixture):
+            try:
+                check_source(member, where=f"{where}.mixture.{number}")
+            except ConfigError as error:
+                problems.append(error)
     raise_all(problems)
 
 
-def _split(config: SourceConfig, source: Source) -> str:
+MADE = ("arithmetic", "mixture")
+"""Sources that lie nowhere."""
+
+
+def _split(config: RowsConfig, source: Source) -> str:
     """A file that holds one split is that split, unless the recipe says otherwise."""
     if config.split is not None:
         return config.split
@@ -116,24 +165,36 @@ def _split(config: SourceConfig, source: Source) -> str:
     return source.splits[0]
 
 
-def _rows(config: SourceConfig, source: Source, split: str) -> tuple[Sequence[Row], str]:
-    """The rows, and the name of the set that problem ids start with."""
+def _rows(config: RowsConfig, source: Source, split: str) -> tuple[Iterable[Row], str]:
+    """The rows (an iterator where they are streamed), and what problem ids start with."""
+    subset = config.subset or source.subset
+    rows: Iterable[Row]
     if config.source == "hub" or config.path is None:
-        hub = config.path if config.path is not None else source.hub
-        assert hub is not None, "check_source refuses a source without a place"
-        rows = read_hub(hub, split=split, subset=config.subset or source.subset)
-        where = hub
+        where = config.path if config.path is not None else source.hub
+        assert where is not None, "check_source refuses a source without a place"
+        rows = (stream_hub if config.streaming else read_hub)(where, split=split, subset=subset)
     else:
-        files = find_file(config.path, split=split, subset=config.subset or source.subset)
-        rows = read_files(files)
         where = config.path
-    if not rows:
-        raise DataError("there are no rows in it", where=where, fix="Check the path and split.")
+        files = find_file(where, split=split, subset=subset)
+        rows = (iterate_files if config.streaming else read_files)(files)
     label = config.source if config.source not in ("file", "hub") else Path(where).stem
     return rows, label
 
 
-def _part(items: Sequence[Item], config: SourceConfig) -> Sequence[Item]:
+def _numbered(rows: Iterable[Row]) -> Iterable[tuple[int, Row]]:
+    return list(enumerate(rows)) if isinstance(rows, Sequence) else enumerate(rows)
+
+
+def _part(items: Iterable[Item], config: RowsConfig) -> Sequence[Item]:
+    if not isinstance(items, Sequence):
+        assert config.limit is not None, "the recipe refuses a stream without end"
+        return window(
+            items,
+            offset=config.offset,
+            limit=config.limit,
+            shuffle=config.shuffle,
+            buffer=config.shuffle_buffer,
+        )
     if config.shuffle is not None:
         order = np.random.default_rng(config.shuffle).permutation(len(items)).tolist()
         items = [items[i] for i in order]
@@ -141,62 +202,32 @@ def _part(items: Sequence[Item], config: SourceConfig) -> Sequence[Item]:
     return items[config.offset : end]
 
 
-def _columns(
-    config: SourceConfig, source: Source, rows: Sequence[Row], *, where: str
-) -> dict[str, str]:
-    """Our field -> the set's column. Raises `DataError` for every missing column."""
-    present = {name for row in rows[:1000] for name in row}
+def _read(rows: Sequence[tuple[int, Row]], layout: _Layout, config: RowsConfig) -> ProblemSet:
+    """Rows -> problems; references that need a worker are checked together, at the end."""
+    read: list[tuple[int, Problem]] = []
+    quarantined = []
+    for number, row in rows:
+        try:
+            read.append((number, _problem(row, number, layout)))
+        except ValueError as error:
+            quarantined.append(Quarantined(row=number, reason=str(error)))
+    # What `numeric_only` will leave out needs no check.
+    asked = [p.answer for _, p in read if not config.numeric_only or is_numeric(p.answer)]
+    reasons = check_references(asked)
     problems = []
-    chosen: dict[str, str] = {}
-    for ours, theirs in config.columns.items():
-        if theirs.split(".")[0] not in present and theirs not in present:
-            problems.append(
-                DataError(
-                    f"there is no column {theirs!r} for `{ours}`",
-                    where=where,
-                    fix=did_you_mean(theirs, present),
-                )
-            )
-        chosen[ours] = theirs
-    taken = set(config.columns.values())
-    for ours, candidates in source.columns.items():
-        found = [name for name in candidates if name in present and name not in taken]
-        if ours not in chosen and found:
-            chosen[ours] = found[0]
-    if "question" not in chosen:
-        problems.append(_missing("question", present, where))
-    elif "answer" not in chosen and "solution" not in chosen:
-        problems.append(_missing("answer", present, where))
-    raise_all(problems)
-    return chosen
-
-
-def _missing(ours: str, present: set[str], where: str) -> DataError:
-    return DataError(
-        f"no column holds the {ours}",
-        where=where,
-        fix=f"Name it as `columns: {{{ours}: ...}}`. Columns: {', '.join(sorted(present))}.",
-    )
-
-
-def _read_row(row: Row, number: int, layout: _Layout) -> Problem | Quarantined:
-    try:
-        problem = _problem(row, number, layout)
-    except ValueError as error:
-        return Quarantined(row=number, reason=str(error))
-    reason = check_reference(problem.answer)
-    if reason is not None:
-        return Quarantined(
-            row=number, reason=f"the reference {problem.answer!r} cannot be graded: {reason}"
-        )
-    return problem
+    for number, problem in read:
+        reason = reasons.get(problem.answer)
+        if reason is None:
+            problems.append(problem)
+        else:
+            said = f"the reference {problem.answer!r} cannot be graded: {reason}"
+            quarantined.append(Quarantined(row=number, reason=said))
+    return _finish(layout.name, problems, sorted(quarantined, key=lambda q: q.row))
 
 
 def _problem(row: Row, number: int, layout: _Layout) -> Problem:
     """Raises `ValueError` with the reason when the row cannot be used."""
-    fields: Fields = dict.fromkeys(FIELDS)
-    for ours, theirs in layout.columns.items():
-        fields[ours] = _text(_look_up(row, theirs), theirs)
+    fields = read_fields(row, layout.columns)
     if layout.source.parse_row is not None:
         fields = layout.source.parse_row(fields)
     question, answer = fields["question"] or "", (fields["answer"] or "").strip()
@@ -210,31 +241,18 @@ def _problem(row: Row, number: int, layout: _Layout) -> Problem:
         answer=answer,
         source=layout.label,
         solution=fields["solution"],
+        response=fields["response"],
         subject=fields["subject"],
         level=fields["level"],
         columns=row,
     )
 
 
-def _look_up(row: Row, column: str) -> Any:
-    """`reward_model.ground_truth` reaches into a nested column."""
-    if column in row:
-        return row[column]
-    value: Any = row
-    for part in column.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def _text(value: Any, column: str) -> str | None:
-    """Text as it is, numbers in their shortest form (145.0 is `145`), empty as None."""
-    if value is None or isinstance(value, str):
-        return value or None
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else repr(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    raise ValueError(f"column {column!r} holds a {type(value).__name__}, not text or a number")
+def _load_prepared(split: PreparedSplit, config: RowsConfig) -> ProblemSet:
+    """What was read, checked and filtered before is taken as it is."""
+    rows = (iterate_files if config.streaming else read_files)((split.file,))
+    part = _part(_numbered(rows), config)
+    return _finish(split.name, [problem_of(row, split, number) for number, row in part], ())
 
 
 def _finish(

@@ -6,12 +6,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grouper.errors import DataError
 from grouper.types import Problem
 
-__all__ = ["ProblemSet", "Quarantined", "fingerprint_of", "require_distinct_ids"]
+__all__ = ["ProblemSet", "Quarantined", "fingerprint_of", "require_distinct_ids", "subset_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +38,37 @@ class ProblemSet:
     fingerprint: str
     """16 hex digits of a hash of everything in `problems`: equal contents, equal fingerprint."""
     quarantined: tuple[Quarantined, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What its filters left out, a sentence each."""
+    left_out: int = 0
+    """Problems that could have been used, and that filters left out."""
 
     def __len__(self) -> int:
         return len(self.problems)
 
     @property
+    def rows_read(self) -> int:
+        """How many rows were read: used, left out by a filter, or not usable."""
+        return len(self.problems) + self.left_out + len(self.quarantined)
+
+    @property
     def quarantined_share(self) -> float:
         """Share of the rows read that could not be used."""
-        rows = len(self.problems) + len(self.quarantined)
-        return len(self.quarantined) / rows if rows else 0.0
+        return len(self.quarantined) / self.rows_read if self.rows_read else 0.0
+
+
+def subset_of(
+    whole: ProblemSet, problems: Sequence[Problem], *, note: str, name: str | None = None
+) -> ProblemSet:
+    """A set of some problems of `whole`, with one more note (if it says anything)."""
+    return replace(
+        whole,
+        name=name or whole.name,
+        problems=tuple(problems),
+        fingerprint=fingerprint_of(problems),
+        notes=(*whole.notes, *([note] if note else [])),
+        left_out=whole.left_out + len(whole) - len(problems),
+    )
 
 
 def fingerprint_of(problems: Sequence[Problem]) -> str:
@@ -54,6 +76,7 @@ def fingerprint_of(problems: Sequence[Problem]) -> str:
     digest = hashlib.sha256()
     for p in problems:
         fields = [p.id, p.question, p.answer, p.solution, p.subject, p.level, dict(p.columns)]
+        fields += [] if p.response is None else [p.response]
         digest.update(json.dumps(fields, sort_keys=True, default=repr).encode())
         digest.update(b"\n")
     return digest.hexdigest()[:16]

@@ -1,16 +1,16 @@
-"""Rows of a table as dicts: local JSONL, JSON, CSV and Parquet, and sets on the Hub."""
+"""Rows of local tables as dicts, one after the other: JSONL, JSON, CSV and Parquet."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from grouper.errors import DataError, did_you_mean
 
-__all__ = ["find_file", "read_files", "read_hub"]
+__all__ = ["Row", "find_file", "iterate_files", "read_files"]
 
 Row = Mapping[str, Any]
 
@@ -53,93 +53,72 @@ def find_file(path: str | Path, *, split: str, subset: str | None) -> tuple[Path
 
 def read_files(files: tuple[Path, ...]) -> list[Row]:
     """All rows of `files`, in order. Raises `DataError` for a file that cannot be read."""
-    rows: list[Row] = []
-    for file in files:
-        try:
-            rows.extend(_reader(file)(file))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"cannot be read ({error})", where=str(file)) from error
-    return rows
+    return list(_rows_of(files))
 
 
-def read_hub(name: str, *, split: str, subset: str | None) -> list[Row]:
-    """All rows of one split of a set on the Hub, or of a local folder that has its layout.
-
-    Uses the `datasets` cache, so a set that was read once needs no network.
+def iterate_files(files: tuple[Path, ...]) -> Iterator[Row]:
+    """The rows of `files`, in order, in bounded memory: a line or a block at a time.
 
     Raises:
-        DataError: no such set, subset or split; gated; or offline and not in the cache.
+        DataError: a file that cannot be read, or of a kind that must be read as a whole.
     """
-    import datasets
-
-    try:
-        table = datasets.load_dataset(name, subset, split=split)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise _explain_hub(name, split, subset, error) from error
-    return [dict(row) for row in table]
-
-
-def _explain_hub(name: str, split: str, subset: str | None, error: Exception) -> DataError:
-    where = "/".join(["Hub set " + name, *([subset] if subset else []), split])
-    text = " ".join(str(error).split())
-    lowered = text.lower()
-    if "gated" in lowered or "401" in lowered or "403" in lowered:
-        return DataError(
-            "this set is gated: its owner asks you to accept terms first",
-            where=where,
-            fix="Accept them on the set's page, then run `hf auth login`.",
-        )
-    if "split" in lowered and isinstance(error, ValueError):
-        return DataError(f"there is no split {split!r}: {text}", where=where)
-    if "builderconfig" in lowered or "config" in lowered:
-        return DataError(f"the subset is missing or wrong: {text}", where=where)
-    return DataError(
-        f"cannot be loaded: {text}",
-        where=where,
-        fix="Check the name. Without a network, give a local copy as `path`.",
-    )
+    for file in files:
+        if file.suffix.lower() in WHOLE:
+            raise DataError(
+                f"{file.suffix} files cannot be streamed: they must be read as a whole",
+                where=str(file),
+                fix="Save it as .jsonl or .parquet, or leave out `streaming`.",
+            )
+    return _rows_of(files)
 
 
-def _read_jsonl(path: Path) -> list[Row]:
-    rows: list[Row] = []
-    # Not splitlines: that also breaks at U+2028, which is legal inside a JSON string.
-    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), start=1):
-        if not line.strip():
-            continue
+def _rows_of(files: tuple[Path, ...]) -> Iterator[Row]:
+    for file in files:
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"not JSON: {error.msg}", where=f"{path}, line {number}") from error
-        rows.append(_as_row(row, f"{path}, line {number}"))
-    return rows
+            yield from _reader(file)(file)
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"cannot be read ({error})", where=str(file)) from error
 
 
-def _read_json(path: Path) -> list[Row]:
+def _read_jsonl(path: Path) -> Iterator[Row]:
+    # Only \n ends a line: U+2028, at which splitlines breaks too, is legal inside a JSON string.
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"not JSON: {error.msg}", where=f"{path}, line {number}") from error
+            yield _as_row(row, f"{path}, line {number}")
+
+
+def _read_json(path: Path) -> Iterator[Row]:
     try:
         rows = json.loads(path.read_text("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise DataError(f"not JSON: {error.msg}", where=f"{path}, line {error.lineno}") from error
     if not isinstance(rows, list):
         raise DataError("must be a list of objects", where=str(path))
-    return [_as_row(row, f"{path}, row {i}") for i, row in enumerate(rows)]
+    for number, row in enumerate(rows):
+        yield _as_row(row, f"{path}, row {number}")
 
 
-def _read_csv(path: Path) -> list[Row]:
+def _read_csv(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        return [
-            {name: value for name, value in row.items() if name is not None}
-            for row in csv.DictReader(file)
-        ]
+        for row in csv.DictReader(file):
+            yield {name: value for name, value in row.items() if name is not None}
 
 
-def _read_parquet(path: Path) -> list[Row]:
+def _read_parquet(path: Path) -> Iterator[Row]:
     from pyarrow import ArrowInvalid, parquet
 
     try:
-        rows: list[Row] = parquet.read_table(path).to_pylist()
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                yield from batch.to_pylist()
     except ArrowInvalid as error:
         raise DataError(f"not a Parquet file ({error})", where=str(path)) from error
-    return rows
 
 
 def _as_row(row: Any, where: str) -> Row:
@@ -148,15 +127,17 @@ def _as_row(row: Any, where: str) -> Row:
     raise DataError(f"is a {type(row).__name__}, not an object with named columns", where=where)
 
 
-READERS: dict[str, Callable[[Path], list[Row]]] = {
+READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
+WHOLE = (".json",)
+"""Kinds of file that are one value."""
 
 
-def _reader(path: Path) -> Callable[[Path], list[Row]]:
+def _reader(path: Path) -> Callable[[Path], Iterator[Row]]:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(

@@ -10,14 +10,19 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from grouper.data.templates import RESPONSE_CONTRACT, read_prompt, read_response
 from grouper.grading import extract
+from grouper.grading.normalise import tidy
+from grouper.grading.numerals import read_number
 from grouper.types import AnswerContract, AnswerKind
 
 __all__ = ["FIELDS", "SOURCES", "Fields", "Source"]
 
-FIELDS = ("question", "answer", "solution", "subject", "level", "id")
+FIELDS = ("question", "answer", "solution", "response", "subject", "level", "id")
 Fields = dict[str, str | None]
 """Our fields of one row, each as text or None."""
+
+BOXED = AnswerContract(kind=AnswerKind.BOXED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +41,8 @@ class Source:
     splits: tuple[str, ...] = ()
     """Split names on the Hub; the first is the default. Local folders may have others."""
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Our field -> column names to look for, the first that the set has."""
+    """Our field -> column names to look for. Of those that the set has, a row's first that is not
+    empty counts. A name with a dot reaches into a nested column."""
     parse_row: Callable[[Fields], Fields] | None = None
     """Turns the mapped columns into our fields. Raises `ValueError` with the reason for a row
     that cannot be used."""
@@ -53,28 +59,63 @@ def _gsm8k(row: Fields) -> Fields:
 
 
 def _boxed_answer(row: Fields) -> Fields:
-    r"""The answer column where there is one, else the last `\boxed{}` of the solution."""
+    r"""The answer column where there is one, else the last `\boxed{}` of the solution.
+
+    A solution that is nothing but a number is the answer: some sets call it so.
+    """
+    solution = row["solution"]
     if row["answer"] is not None:
-        return row
-    if row["solution"] is None:
+        return {**row, "solution": None if solution == row["answer"] else solution}
+    if solution is None:
         raise ValueError("the answer is empty")
-    found = extract(row["solution"], AnswerContract(kind=AnswerKind.BOXED))
+    if len(solution) < 40 and read_number(tidy(solution)) is not None:
+        return {**row, "answer": solution, "solution": None}
+    found = extract(solution, BOXED)
     if found.answer is None:
         raise ValueError(f"no answer column, and in the solution: {found.reason}")
     return {**row, "answer": found.answer}
 
 
+def _without_thinking_tags(row: Fields) -> Fields:
+    """The thoughts stay; a prompt format has tags of its own."""
+    solution = re.sub(r"</?think>", "", row["solution"] or "").strip()
+    return _boxed_answer({**row, "solution": solution or None})
+
+
+def _prompt_response(row: Fields) -> Fields:
+    """The question out of the whole prompt; the response as it is to be trained."""
+    question, fmt, opened = read_prompt(row["question"] or "")
+    response = read_response(row["response"] or "", fmt, opened=opened)
+    answer = row["answer"]
+    if answer is None:
+        found = extract(response, RESPONSE_CONTRACT)
+        if found.answer is None:
+            raise ValueError(f"no reference answer, and in the response: {found.reason}")
+        answer = found.answer
+    return {
+        **row,
+        "question": question,
+        "answer": answer,
+        "solution": response.strip(),
+        "response": response,
+    }
+
+
 def _svamp(row: Fields) -> Fields:
-    """`subject` arrives as the body of the story: it goes in front of the question."""
+    """The body of the story goes in front of the question."""
     body, question = row.pop("body", None) or "", row["question"] or ""
     stop = "" if not body or body.rstrip().endswith((".", "?", "!", ",")) else "."
     return {**row, "question": f"{body.rstrip()}{stop} {question}".strip()}
 
 
+QUESTION = ("question", "problem", "prompt")
+ANSWER = ("answer", "expected_answer", "ground_truth", "final_answer", "reward_model.ground_truth")
+SOLUTION = ("solution", "generated_solution", "response")
+
 ANY_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "question": ("question", "problem", "prompt"),
-    "answer": ("answer", "expected_answer", "ground_truth", "final_answer"),
-    "solution": ("solution", "generated_solution", "response"),
+    "question": QUESTION,
+    "answer": ANSWER,
+    "solution": SOLUTION,
     "subject": ("subject",),
     "level": ("level",),
     "id": ("unique_id", "id"),
@@ -86,7 +127,7 @@ SOURCES: dict[str, Source] = {
         hub="openai/gsm8k",
         subset="main",
         splits=("train", "test"),
-        columns={"question": ("question",), "answer": ("answer",)},
+        columns={"question": QUESTION, "answer": ("answer", "solution")},
         parse_row=_gsm8k,
     ),
     "math": Source(
@@ -94,7 +135,7 @@ SOURCES: dict[str, Source] = {
         hub="HuggingFaceH4/MATH-500",
         splits=("test",),
         columns={
-            "question": ("problem", "question"),
+            "question": ("problem", "question", "prompt"),
             "answer": ("answer",),
             "solution": ("solution",),
             "subject": ("subject", "type"),
@@ -103,14 +144,61 @@ SOURCES: dict[str, Source] = {
         },
         parse_row=_boxed_answer,
     ),
+    "numina-tir": Source(
+        description=r"72,540 competition problems solved with tools, answer in \boxed{}",
+        hub="AI-MO/NuminaMath-TIR",
+        splits=("train", "test"),
+        columns={
+            "question": ("problem", "question", "prompt"),
+            "answer": ("answer",),
+            "solution": ("solution",),
+        },
+        parse_row=_boxed_answer,
+    ),
+    "dapo-math": Source(
+        description="DAPO's problems with whole-number answers and no solutions, for GRPO",
+        hub="open-r1/DAPO-Math-17k-Processed",
+        subset="en",
+        splits=("train",),
+        columns={
+            "question": ("prompt", "question", "problem"),
+            # What this set calls the solution is the answer alone.
+            "answer": ("solution", "answer", "reward_model.ground_truth"),
+        },
+        has_solutions=False,
+    ),
+    "openmath-mini": Source(
+        description="OpenMathReasoning in small: problems with long worked solutions, for SFT",
+        hub="unsloth/OpenMathReasoning-mini",
+        splits=("cot",),
+        columns={
+            "question": ("problem", "question", "prompt"),
+            "answer": ("expected_answer", "answer"),
+            "solution": ("generated_solution", "solution"),
+        },
+        parse_row=_without_thinking_tags,
+    ),
+    "prompt-response": Source(
+        description="rows of whole r1-zero prompt text and response, trained word for word",
+        splits=("train",),
+        columns={
+            "question": ("prompt", "question", "problem"),
+            "response": ("response", "completion"),
+            "answer": ("ground_truth", "answer", "expected_answer", "solution"),
+            "subject": ("subject",),
+            "level": ("level",),
+            "id": ("unique_id", "id"),
+        },
+        parse_row=_prompt_response,
+    ),
     "svamp": Source(
         description="1,000 one-step story problems (MIT)",
         hub="ChilleD/SVAMP",
         splits=("train", "test"),
         columns={
-            "question": ("Question",),
+            "question": ("Question", *QUESTION),
             "body": ("Body",),
-            "answer": ("Answer",),
+            "answer": ("Answer", "answer"),
             "subject": ("Type",),
             "id": ("ID",),
         },
@@ -132,5 +220,9 @@ SOURCES: dict[str, Source] = {
     "arithmetic": Source(
         description="generated word problems in small whole numbers; no file and no network",
         splits=("train", "sft", "validation", "test"),
+    ),
+    "mixture": Source(
+        description="several of the others by weight: `mixture: [{source: gsm8k, weight: 2}, ...]`",
+        splits=("train",),
     ),
 }

@@ -123,6 +123,7 @@ def _prompt_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
     if inputs.demonstrations:
         shown = [len(demonstration.token_ids) for demonstration in inputs.demonstrations]
         lines.append(_lengths_line("Demonstrations", shown))
+    lines += [] if inputs.budget is None else [inputs.budget]
     return [*lines, f"Stop tokens: {' '.join(stops)}"]
 
 

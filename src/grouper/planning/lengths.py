@@ -47,9 +47,12 @@ def find_lengths(recipe: Recipe, sets: ProblemSets | None, context: int | None) 
         sets: its problems, or None where they are not on this machine.
         context: the longest sequence the model takes, or None where it does not say.
     """
-    new = recipe.sampling.max_new_tokens
+    new, total = recipe.sampling.max_new_tokens, recipe.sampling.max_total_tokens
     limit = recipe.prompt.max_prompt_tokens
-    if context is not None:
+    if total is not None:
+        # Until the prompts are measured: they may be as short as one token, or as long as allowed.
+        new, limit = total - 1, min(limit, total - 1)
+    elif context is not None:
         limit = max(1, min(limit, context - new))
     try:
         tokenizer = None if sets is None else _tokenizer(recipe, sets)
@@ -88,14 +91,21 @@ def _measured(
     recipe: Recipe, sets: ProblemSets, tokenizer: Any, limit: int, context: int | None
 ) -> Lengths:
     fmt, new = make_format(recipe.prompt), recipe.sampling.max_new_tokens
-    parts = [part for part in (sets.train, sets.validation, sets.test) if part is not None]
-    prompts = [
-        len(prompt.token_ids)
-        for part in parts
-        for _, prompt in prepare_prompts(
-            part.problems, fmt, tokenizer, max_prompt_tokens=limit
-        ).items
-    ]
+    prompts: list[int] = []
+    for part in filter(None, (sets.train, sets.validation, sets.test)):
+        kept = prepare_prompts(
+            part.problems,
+            fmt,
+            tokenizer,
+            max_prompt_tokens=limit,
+            max_percentile=recipe.prompt.max_percentile if part is sets.train else None,
+        )
+        prompts += [len(prompt.token_ids) for _, prompt in kept.items]
+        if part is sets.train and recipe.sampling.max_total_tokens is not None:
+            total = min(
+                recipe.sampling.max_total_tokens, context or recipe.sampling.max_total_tokens
+            )
+            new = max(1, total - max(prompts))
     shown: Sequence[Any] = ()
     if sets.sft is not None and not recipe.skip_sft:
         path = recipe.model.path
@@ -107,6 +117,7 @@ def _measured(
             find_stop_tokens(tokenizer, ends, fmt).trained,
             max_prompt_tokens=limit,
             max_completion_tokens=None if context is None else max(1, context - limit),
+            max_tokens=recipe.sft.max_tokens,
         ).items
     asked = [len(d.prompt.token_ids) for _, d in shown] or [0]
     answered = [len(d.token_ids) for _, d in shown] or [0]

@@ -186,7 +186,7 @@ class _Planner:
         recipe, parts = self.recipe, []
         if not recipe.skip_grpo:
             parts.append(self._sampling("grpo sample", recipe.sampling.max_slots))
-        if recipe.evaluation.base or recipe.data.test or recipe.data.validation:
+        if recipe.evaluation.base or recipe.data.test or recipe.data.has_validation:
             parts.append(self._sampling("evaluation", recipe.sampling.max_slots))
         return parts
 

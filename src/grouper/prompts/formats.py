@@ -126,12 +126,14 @@ class PromptFormat:
     def completion_text(self, problem: Problem) -> str:
         """The worked solution of `problem` as this format wants it, less the prefix.
 
-        The answer is the column `demonstrated_answer` where the source has one, else the
-        reference.
+        A whole response is taken word for word. Else the answer is the column
+        `demonstrated_answer` where the source has one, or the reference.
 
         Raises:
-            PromptError: the problem has no worked solution.
+            PromptError: the problem has no worked solution, or a response in another layout.
         """
+        if problem.response is not None:
+            return self._response(problem.id, problem.response)
         if not (problem.solution or "").strip():
             raise PromptError(f"problem {problem.id} has no worked solution", where="data.sft")
         reasoning = (problem.solution or "").strip()
@@ -140,6 +142,17 @@ class PromptFormat:
             return self.opening + reasoning
         whole = f"{self.opening}{reasoning}{self.middle}{answer}{self.closing}"
         return whole.removeprefix(self.prefix)
+
+    def _response(self, problem_id: str, response: str) -> str:
+        """A response as it is; trained in another layout it would unteach this one."""
+        missing = [tag for tag in (self.tags or ()) if tag not in self.prefix + response]
+        if missing:
+            raise PromptError(
+                f"the response of {problem_id} lacks {', '.join(missing)} of the format "
+                f"{self.name}",
+                where="data.sft",
+            )
+        return response
 
     def demonstrate(
         self, problem: Problem, tokenizer: Tokenizer, stop_token_id: int

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from grouper.errors import PromptError
 from grouper.prompts.formats import PromptFormat
 from grouper.prompts.tokenizer import Tokenizer
@@ -52,8 +54,12 @@ def prepare_prompts(
     tokenizer: Tokenizer,
     *,
     max_prompt_tokens: int,
+    max_percentile: float | None = None,
 ) -> PreparedPrompts:
     """The prompts of `problems` that have at most `max_prompt_tokens` tokens.
+
+    Of those, with `max_percentile`, the ones that are no longer than this percentile of their
+    lengths (interpolated linearly).
 
     Raises:
         PromptError: the template fails, or no prompt is left.
@@ -67,6 +73,18 @@ def prepare_prompts(
         else:
             dropped.append(Dropped(problem_id=problem.id, reason=reason))
     _require_some(items, dropped, "prompt", "Raise prompt.max_prompt_tokens.")
+    if max_percentile is not None:
+        bound = np.percentile([len(prompt.token_ids) for _, prompt in items], max_percentile)
+        longer = [(p, prompt) for p, prompt in items if len(prompt.token_ids) > bound]
+        items = [(p, prompt) for p, prompt in items if len(prompt.token_ids) <= bound]
+        dropped += [
+            Dropped(
+                problem_id=problem.id,
+                reason=f"the prompt has {len(prompt.token_ids)} tokens, above {bound:g}, the "
+                f"percentile {max_percentile:g}",
+            )
+            for problem, prompt in longer
+        ]
     return PreparedPrompts(items=tuple(items), dropped=tuple(dropped))
 
 
@@ -78,11 +96,13 @@ def prepare_demonstrations(
     *,
     max_prompt_tokens: int,
     max_completion_tokens: int | None = None,
+    max_tokens: int | None = None,
 ) -> PreparedDemonstrations:
     """The demonstrations of `problems` that fit, each ending in the stop token.
 
     Left out: problems without a worked solution, solutions that do not survive the tokenizer,
-    and prompts or completions (stop token included) that are too long.
+    and prompts, completions (stop token included) or both together (`max_tokens`) that are too
+    long.
 
     Raises:
         PromptError: the template fails, or no demonstration is left.
@@ -96,9 +116,12 @@ def prepare_demonstrations(
             # A template that fails on every problem leaves none, and is told below.
             reason = error.what
         else:
-            reason = _too_long(
-                "prompt", len(demonstration.prompt.token_ids), max_prompt_tokens
-            ) or _too_long("completion", len(demonstration.token_ids), max_completion_tokens)
+            asked, answered = len(demonstration.prompt.token_ids), len(demonstration.token_ids)
+            reason = (
+                _too_long("prompt", asked, max_prompt_tokens)
+                or _too_long("completion", answered, max_completion_tokens)
+                or _too_long("demonstration", asked + answered, max_tokens)
+            )
             if reason is None:
                 items.append((problem, demonstration))
                 continue
@@ -107,8 +130,8 @@ def prepare_demonstrations(
         items,
         dropped,
         "demonstration",
-        "SFT needs worked solutions whose prompts fit prompt.max_prompt_tokens; raise it, set "
-        "skip_sft, or use a source that has them.",
+        "SFT needs worked solutions that fit prompt.max_prompt_tokens and sft.max_tokens; raise "
+        "them, set skip_sft, or use a source that has them.",
     )
     return PreparedDemonstrations(items=tuple(items), dropped=tuple(dropped))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from grouper.evaluation.result import EvaluationResult
 from grouper.tracking.run_folder import RunFolder
@@ -13,6 +13,9 @@ __all__ = ["Onlooker"]
 
 class Onlooker(RunFolder):
     """Reads like any other run folder, and leaves all writing to rank 0."""
+
+    def record_resolved(self, numbers: Mapping[str, int]) -> None:
+        pass
 
     def append_metrics(self, report: StepReport) -> None:
         pass

@@ -195,6 +195,12 @@ class RunFolder:
         info = self.read_info()
         return {info["recipe_hash"], *(change["hash_before"] for change in info.get("changes", []))}
 
+    def record_resolved(self, numbers: Mapping[str, int]) -> None:
+        """Record settings that followed from the data: `resolved` of `run.json`."""
+        info = self.read_info()
+        if info.get("resolved") != dict(numbers):
+            self._write_info({**info, "resolved": dict(numbers)})
+
     def changes_begin_at(self, phase: str, step: int) -> Changes:
         """Record where the changes of this resume take effect; returns them."""
         info = self.read_info()

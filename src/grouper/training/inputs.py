@@ -25,6 +25,8 @@ class Inputs:
     test: Items
     validation_demonstrations: tuple[Demonstration, ...] = ()
     """Those of the validation problems that have a worked solution, where SFT is run."""
+    budget: str | None = None
+    """What `sampling.max_total_tokens` leaves for a completion, in words."""
 
 
 def _room(bench: Workbench) -> int | None:
@@ -33,7 +35,10 @@ def _room(bench: Workbench) -> int | None:
 
 
 def prepare_inputs(recipe: Recipe, sets: ProblemSets, bench: Workbench) -> Inputs:
-    """Render every problem once, with the one renderer that all phases share."""
+    """Render every problem once, with the one renderer that all phases share.
+
+    Where the completion budget follows from the prompts, it is settled here, in `bench.recipe`.
+    """
 
     def prompts(part: ProblemSet | None, name: str) -> Items:
         return () if part is None else bench.render(part.problems, name)
@@ -48,15 +53,19 @@ def prepare_inputs(recipe: Recipe, sets: ProblemSets, bench: Workbench) -> Input
             bench.stop_tokens.trained,
             max_prompt_tokens=bench.prompt_limit,
             max_completion_tokens=_room(bench),
+            max_tokens=recipe.sft.max_tokens if name == "sft" else None,
         )
         tell_dropped(name, shown.dropped)
         return tuple(demonstration for _, demonstration in shown.items)
 
+    train = prompts(sets.train, "train")
+    budget = bench.settle_budget(train)
     solved = sets.validation is not None and any(p.solution for p in sets.validation.problems)
     return Inputs(
+        budget=budget,
         demonstrations=demonstrations(sets.sft, "sft"),
         validation_demonstrations=demonstrations(sets.validation if solved else None, "validation"),
-        train=prompts(sets.train, "train"),
+        train=train,
         validation=prompts(sets.validation, "validation"),
         test=prompts(sets.test, "test"),
     )

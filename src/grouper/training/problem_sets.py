@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from grouper.config import Recipe, SourceConfig
-from grouper.data import ProblemSet, load_problems
+from grouper.data import ProblemSet, hold_out, load_problems, without
 from grouper.errors import DataError
 from grouper.types import Problem
 
-__all__ = ["ProblemSets", "load_problem_set", "load_problem_sets"]
+__all__ = ["PARTS", "ProblemSets", "load_part", "load_problem_sets"]
 
 log = logging.getLogger(__name__)
 
 MAX_QUARANTINED_SHARE = 0.05
 """Training refuses data of which more than this cannot be read."""
+
+PARTS = ("sft", "train", "validation", "test")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,18 @@ class ProblemSets:
         return {name: part.fingerprint for name, part in parts.items() if part is not None}
 
     @property
+    def notes(self) -> list[str]:
+        """What the filters of each part left out, a line each."""
+        lines = [
+            f"data.{name}: {note}"
+            for name in PARTS
+            if (part := getattr(self, name)) is not None
+            and not (name == "sft" and part is self.train)
+            for note in part.notes
+        ]
+        return list(dict.fromkeys(lines))
+
+    @property
     def for_fitting(self) -> list[Problem]:
         """The problems a new tokenizer is fitted to: never those it is measured on."""
         return [p for part in (self.sft, self.train) if part is not None for p in part.problems]
@@ -47,29 +61,53 @@ def load_problem_sets(recipe: Recipe) -> ProblemSets:
         DataError: missing or empty data, or too many rows that cannot be read.
     """
     data = recipe.data
+    train, validation = _train_and_validation(recipe)
     # A new model's tokenizer is fitted to the same texts whatever phases run.
     wanted = not recipe.skip_sft or recipe.model.new is not None
-    parts = {
-        "train": data.train,
-        "sft": data.sft if wanted else None,
-        "validation": data.validation,
-        "test": data.test,
-    }
-    loaded = {
-        name: None if source is None else load_problem_set(name, source, seed=recipe.seed)
-        for name, source in parts.items()
-    }
-    if wanted and data.sft is None:
-        loaded["sft"] = loaded["train"]
-    return ProblemSets(**loaded)
+    sft = None
+    if wanted:
+        sft = train if data.sft is None else _sft(recipe, data.sft, validation)
+    test = None if data.test is None else _load("test", data.test, seed=recipe.seed)
+    return ProblemSets(sft=sft, train=train, validation=validation, test=test)
 
 
-def load_problem_set(part: str, source: SourceConfig, *, seed: int) -> ProblemSet:
-    """Load one part (`train`, `test`, ...) and tell which of its rows are left out.
+def load_part(recipe: Recipe, part: str) -> ProblemSet | None:
+    """Load one of `PARTS` as a run would use it; None where the recipe has no such part.
 
     Raises:
         DataError: missing or empty data, or too many rows that cannot be read.
     """
+    data, share = recipe.data, recipe.data.validation_share
+    if share and part != "test":
+        train, validation = _train_and_validation(recipe)
+        if part == "sft" and data.sft is not None:
+            return _sft(recipe, data.sft, validation)
+        return validation if part == "validation" else train
+    config: SourceConfig | None = getattr(data, part)
+    if part == "sft" and config is None:
+        config = data.train
+    return None if config is None else _load(part, config, seed=recipe.seed)
+
+
+def _train_and_validation(recipe: Recipe) -> tuple[ProblemSet, ProblemSet | None]:
+    data = recipe.data
+    train = _load("train", data.train, seed=recipe.seed)
+    if data.validation_share:
+        return hold_out(train, data.validation_share, seed=recipe.seed)
+    if data.validation is None:
+        return train, None
+    return train, _load("validation", data.validation, seed=recipe.seed)
+
+
+def _sft(recipe: Recipe, config: SourceConfig, validation: ProblemSet | None) -> ProblemSet:
+    """The demonstrations; where validation was taken out of train, none of its questions."""
+    sft = _load("sft", config, seed=recipe.seed)
+    held_out = recipe.data.validation_share > 0 and validation is not None
+    return without(sft, validation) if held_out and validation is not None else sft
+
+
+def _load(part: str, source: SourceConfig, *, seed: int) -> ProblemSet:
+    """Load one part and tell which of its rows are left out."""
     problems = load_problems(source, seed=seed)
     _check_quarantine(part, problems)
     return problems
@@ -77,9 +115,10 @@ def load_problem_set(part: str, source: SourceConfig, *, seed: int) -> ProblemSe
 
 def quarantine_lines(sets: ProblemSets) -> Iterator[str]:
     """One line for every source row that is left out."""
-    for name in ("sft", "train", "validation", "test"):
+    for name in PARTS:
         part: ProblemSet | None = getattr(sets, name)
-        if part is not None:
+        # Validation problems held out of train have its quarantine, which is told already.
+        if part is not None and not (name == "sft" and part is sets.train):
             for row in part.quarantined:
                 yield f"data.{name}: row {row.row} of {part.name} is left out: {row.reason}"
 
@@ -88,10 +127,8 @@ def _check_quarantine(part: str, problems: ProblemSet) -> None:
     if not problems.quarantined:
         return
     first = problems.quarantined[0]
-    summary = (
-        f"{len(problems.quarantined)} of {len(problems) + len(problems.quarantined)} rows of "
-        f"{problems.name} cannot be used; the first is row {first.row}: {first.reason}"
-    )
+        f"{len(problems.quarantined)} of {problems.rows_read} rows of {problems.name} cannot be "
+        f"used; the first is row {first.row}: {first.reason}"
     if problems.quarantined_share > MAX_QUARANTINED_SHARE:
         raise DataError(
             summary,

@@ -133,6 +133,9 @@ class Session(Workbench):
         super().__init__(recipe, self.base_path)
         self.grader.start()
         self.inputs = prepare_inputs(recipe, sets, self)
+        if self.inputs.budget is not None:
+            display.say(self.inputs.budget)
+            self.folder.record_resolved({"sampling.max_new_tokens": self.max_new_tokens})
         if self.inputs.demonstrations:
             display.say(preview_demonstration(self.inputs.demonstrations[0], self.tokenizer))
         self.rewards = build_rewards(recipe.rewards, self.format.layout)

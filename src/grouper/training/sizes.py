@@ -12,7 +12,7 @@ __all__ = ["leak_warnings", "phase_lines"]
 
 def phase_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
     """One line per phase and measurement; prompts that turn out too long are not counted yet."""
-    lines = []
+    lines = sets.notes
     if sets.sft is not None and not recipe.skip_sft:
         batch = recipe.sft.batch_size
         amount = f"{batch} demonstrations a step, {len(sets.sft):,} in all"
@@ -20,10 +20,15 @@ def phase_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
     if not recipe.skip_grpo:
         assert sets.train is not None
         prompts, group = recipe.grpo.prompts_per_step, recipe.grpo.group_size
+        total = recipe.sampling.max_total_tokens
+        longest = (
+            f"{recipe.sampling.max_new_tokens} tokens a completion"
+            if total is None
+            else f"{total} tokens with the prompt"
+        )
         lines.append(
             f"GRPO: {prompts} prompts x {group} samples = {prompts * group} completions a step, "
-            f"{_steps(recipe.grpo, len(sets.train), prompts)}, at most "
-            f"{recipe.sampling.max_new_tokens} tokens a completion"
+            f"{_steps(recipe.grpo, len(sets.train), prompts)}, at most {longest}"
         )
     k = recipe.evaluation.samples
     lines += [

@@ -26,6 +26,7 @@ from grouper.prompts import Dropped, find_stop_tokens, make_format, prepare_prom
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
 from grouper.training.checkpoint import is_complete, read_state
+from grouper.training.problem_sets import load_part
 from grouper.types import Problem, Prompt, SamplingParams
 
 __all__ = ["Items", "Workbench", "tell_dropped"]
@@ -62,6 +63,7 @@ class Workbench:
         self.context = context_length_of(model_path, revision)
         self.grader = Grader(self.format.contract, recipe.grading)
         self._sampler: tuple[Policy, NativeSampler] | None = None
+        self._settled = recipe.sampling.max_total_tokens is None
         self._split = False
         """Whether the policy's weights will be split over processes."""
 
@@ -90,6 +92,44 @@ class Workbench:
         )
 
     @property
+    def max_new_tokens(self) -> int:
+        """The completion budget: of the recipe, or what `max_total_tokens` leaves of it."""
+        if not self._settled:
+            train = load_part(self.recipe, "train")
+            assert train is not None, "every recipe has training problems"
+            self.settle_budget(self.render(train.problems, "train"))
+        return self.recipe.sampling.max_new_tokens
+
+    def settle_budget(self, train: Items) -> str | None:
+        """With `sampling.max_total_tokens`, put what the longest training prompt leaves of it
+        into `recipe.sampling.max_new_tokens`, once; returns a line that says so.
+
+        Raises:
+            ConfigError: it leaves nothing.
+        """
+        if self._settled or not train:
+            return None
+        sampling = self.recipe.sampling
+        assert sampling.max_total_tokens is not None
+        total = min(sampling.max_total_tokens, self.context or sampling.max_total_tokens)
+        longest = max(len(prompt.token_ids) for _, prompt in train)
+        new = total - longest
+        if new < max(1, sampling.min_new_tokens):
+            raise ConfigError(
+                f"prompts of up to {longest} tokens leave {max(new, 0)} of {total} for a "
+                "completion",
+                where="sampling.max_total_tokens",
+                fix="Raise it, or lower prompt.max_percentile or prompt.max_prompt_tokens.",
+            )
+        settled = sampling.model_copy(update={"max_new_tokens": new})
+        self.recipe = self.recipe.model_copy(update={"sampling": settled})
+        self._settled = True
+        return (
+            f"Completions have up to {new} tokens: {total} in all, less {longest} of the longest "
+            f"of {len(train):,} prompts."
+        )
+
+    @property
     def prompt_limit(self) -> int:
         """The longest prompt that leaves room for a completion, in tokens.
 
@@ -97,6 +137,8 @@ class Workbench:
             ConfigError: the model's context has no room for `sampling.max_new_tokens`.
         """
         wanted, new = self.recipe.prompt.max_prompt_tokens, self.recipe.sampling.max_new_tokens
+        if not self._settled:
+            new = 1  # how many there will be follows from the prompts
         if self.context is None:
             return wanted
         if new >= self.context:
@@ -109,25 +151,29 @@ class Workbench:
 
     def render(self, problems: Sequence[Problem], name: str) -> Items:
         """Problems with their prompts; what does not fit is listed and left out."""
+        if name != "train" and not self._settled:
+            # What fits depends on the completion budget, and that on the training prompts.
+            log.debug("Completions have up to %d tokens.", self.max_new_tokens)
         prepared = prepare_prompts(
             problems,
             self.format,
             self.tokenizer,
             max_prompt_tokens=self.prompt_limit,
+            max_percentile=self.recipe.prompt.max_percentile if name == "train" else None,
         )
         tell_dropped(name, prepared.dropped)
         return prepared.items
 
     def training_params(self, *, max_new_tokens: int | None = None) -> SamplingParams:
         """How GRPO draws its rollouts."""
-        s = self.recipe.sampling
+        budget, s = max_new_tokens or self.max_new_tokens, self.recipe.sampling
         return SamplingParams(
             temperature=s.temperature,
             top_p=s.top_p,
             top_k=s.top_k,
             min_p=s.min_p,
             min_new_tokens=s.min_new_tokens,
-            max_new_tokens=max_new_tokens or s.max_new_tokens,
+            max_new_tokens=budget,
             stop=self.format.stop if s.stop is None else s.stop,
             include_stop=s.include_stop,
         )
@@ -137,7 +183,7 @@ class Workbench:
         s, e = self.recipe.sampling, self.recipe.evaluation
         return SamplingParams(
             temperature=e.temperature,
-            max_new_tokens=e.max_new_tokens or s.max_new_tokens,
+            max_new_tokens=e.max_new_tokens or self.max_new_tokens,
             stop=self.format.stop if s.stop is None else s.stop,
             include_stop=s.include_stop,
         )

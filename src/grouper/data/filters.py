@@ -1,0 +1,133 @@
+r"""Which problems of a set are used: `numeric_only`, `only_correct`, `unique`.
+
+Each takes a `ProblemSet` and gives a smaller one with a sentence on what it left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from grouper.data.overlap import question_words
+from grouper.data.problem_set import ProblemSet, subset_of
+from grouper.data.templates import RESPONSE_CONTRACT
+from grouper.data_config import RowsConfig
+from grouper.errors import DataError
+from grouper.grading import grade
+from grouper.grading.normalise import tidy
+from grouper.grading.numerals import read_number
+from grouper.grading.rational import TooLargeError
+from grouper.types import AnswerContract, AnswerKind, Problem
+
+__all__ = ["apply_filters", "grade_shown", "is_numeric"]
+
+_BOXED = AnswerContract(kind=AnswerKind.BOXED)
+
+
+def apply_filters(problems: ProblemSet, config: RowsConfig) -> ProblemSet:
+    """The problems that `config` wants, in their order.
+
+    Raises:
+        DataError: a filter leaves nothing.
+    """
+    for name, keep in FILTERS.items():
+        value = getattr(config, name)
+        if value in (False, "all"):
+            continue
+        kept, note = keep(problems, config)
+        if not kept:
+            raise DataError(
+                f"{name}: {_told(value)} leaves none of {len(problems):,} problems",
+                where=problems.name,
+                fix=f"{note} Leave it out, or choose another source.",
+            )
+        problems = subset_of(problems, kept, note=note)
+    return problems
+
+
+def _told(value: Any) -> str:
+    return "true" if value is True else str(value)
+
+
+def is_numeric(answer: str) -> bool:
+    r"""Whether an answer is a plain number: no unit, no per cent, no arithmetic left to do.
+
+    >>> [is_numeric(a) for a in ("-3", "1,000", "2.5", r"\frac{1}{2}", "40%", "7 cm", "x+1")]
+    [True, True, True, True, False, False, False]
+    """
+    try:
+        number = read_number(tidy(answer))
+    except TooLargeError:
+        return False
+    return number is not None and number.unit is None and not (number.percent or number.undone)
+
+
+def _numeric(problems: ProblemSet, _: RowsConfig) -> tuple[list[Problem], str]:
+    kept = [p for p in problems.problems if is_numeric(p.answer)]
+    return kept, f"numeric_only: {len(kept):,} of {len(problems):,} answers are plain numbers."
+
+
+def grade_shown(problem: Problem) -> bool | None:
+    r"""Whether the answer that a demonstration shows is right; None where it shows none of its own.
+
+    That is the answer of a whole response, the column `demonstrated_answer`, or the last
+    `\boxed{}` of the worked solution. A solution without it is trained with the reference behind.
+
+    >>> problem = Problem(id="a", question="1+1?", answer="2", source="a", solution=r"\boxed{3}")
+    >>> grade_shown(problem)
+    False
+    """
+    if problem.response is not None:
+        tagged = RESPONSE_CONTRACT.open in problem.response
+        contract = RESPONSE_CONTRACT if tagged else _BOXED
+        return grade(problem.response, problem.answer, contract).correct
+    if "demonstrated_answer" in problem.columns:
+        shown = rf"\boxed{{{problem.columns['demonstrated_answer']}}}"
+        return grade(shown, problem.answer, _BOXED).correct
+    if problem.solution is not None and r"\boxed" in problem.solution:
+        return grade(problem.solution, problem.answer, _BOXED).correct
+    return None if problem.solution is not None else False
+
+
+def _correct(problems: ProblemSet, _: RowsConfig) -> tuple[list[Problem], str]:
+    verdicts = [grade_shown(problem) for problem in problems.problems]
+    kept = [p for p, right in zip(problems.problems, verdicts, strict=True) if right is not False]
+    silent = verdicts.count(None)
+    note = f"only_correct: {len(kept) - silent:,} of {len(problems):,} demonstrations are correct."
+    if silent:
+        note = f"{note[:-1]}, {silent:,} more state no answer of their own and show the reference."
+    return kept, note
+
+
+def _unique(problems: ProblemSet, config: RowsConfig) -> tuple[list[Problem], str]:
+    wanted, by_problem = int(config.unique), config.unique_by == "problem"
+    keys = [_question(p) if by_problem else _row(p) for p in problems.problems]
+    chosen = set(list(dict.fromkeys(keys))[:wanted])
+    seen: set[Any] = set()
+    kept = []
+    for problem, key in zip(problems.problems, keys, strict=True):
+        if key in chosen and (by_problem or key not in seen):
+            kept.append(problem)
+        seen.add(key)
+    noun = "problems" if by_problem else "rows"
+    note = (
+        f"unique: {len(chosen):,} different {noun} of the {len(seen):,} there are in "
+        f"{len(problems):,} rows, {len(kept):,} rows used"
+    )
+    return kept, f"{note}; {wanted:,} were asked for." if len(chosen) < wanted else f"{note}."
+
+
+def _question(problem: Problem) -> Any:
+    return question_words(problem.question)
+
+
+def _row(problem: Problem) -> Any:
+    return problem.question, problem.answer, problem.solution, problem.response
+
+
+FILTERS: dict[str, Callable[[ProblemSet, RowsConfig], tuple[list[Problem], str]]] = {
+    "numeric_only": _numeric,
+    "only_correct": _correct,
+    "unique": _unique,
+}
+"""Setting -> (the problems that stay, a sentence), in the order they are applied."""

@@ -1,0 +1,90 @@
+"""Rows of whole prompt text and response (JSONL of SFT sets) -> question and response.
+
+The question is taken out of the text and rendered again by the one renderer, so that what SFT
+trains behind and what rollouts start from is the same text by construction.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from grouper.prompts.formats import FORMATS, PromptFormat
+from grouper.types import AnswerContract
+
+__all__ = ["RESPONSE_CONTRACT", "read_prompt", "read_response"]
+
+_TEMPLATES: tuple[PromptFormat, ...] = (FORMATS["r1-zero"],)
+"""Formats whose plain text is published as whole prompts."""
+
+RESPONSE_CONTRACT: AnswerContract = FORMATS["r1-zero"].contract
+"""Where the answer stands in a response."""
+
+
+def read_prompt(text: str) -> tuple[str, PromptFormat, bool]:
+    r"""The question in a whole prompt, its format, and whether the prompt opens its first tag.
+
+    White space between the parts of the template may differ: the published SFT rows of R1-Zero
+    have one blank line more.
+
+    Raises:
+        ValueError: the text follows no known template.
+
+    >>> read_prompt(FORMATS["r1-zero"].plain_text("1+1?"))[0]
+    '1+1?'
+    """
+    for fmt in _TEMPLATES:
+        match = _pattern(fmt).fullmatch(text)
+        if match is not None and match["question"].strip():
+            return match["question"].strip(), fmt, match["prefix"] is not None
+    names = ", ".join(fmt.name for fmt in _TEMPLATES)
+    raise ValueError(f"the prompt follows no known template ({names})")
+
+
+@cache
+def _pattern(fmt: PromptFormat) -> re.Pattern[str]:
+    before, after = fmt.before_question.strip(), fmt.after_question.strip()
+    return re.compile(
+        rf"\s*{_loose(fmt.system)}\s*\n\s*{_loose(before)}(?P<question>.*)\n\s*{_loose(after)}"
+        rf"\s*(?P<prefix>{re.escape(fmt.prefix)})?\s*",
+        re.DOTALL,
+    )
+
+
+def _loose(text: str) -> str:
+    return r"\s+".join(map(re.escape, text.split()))
+
+
+def read_response(text: str, fmt: PromptFormat, *, opened: bool) -> str:
+    r"""A response as the completion that sampling would have given.
+
+    Word for word, but for its ends: the tag that `fmt`'s prompt opens is not written again, what
+    stands behind the stop string is cut off, and an answer that was published without its closing
+    tag gets it back.
+
+    Args:
+        text: the response as published.
+        fmt: the format of its prompt.
+        opened: whether the published prompt ended in the format's prefix.
+
+    Raises:
+        ValueError: it is empty, or neither it nor its prompt opens the first tag.
+
+    >>> r1 = FORMATS["r1-zero"]
+    >>> read_response(" 1+1=2 </think> <answer> 2 </answer>\n", r1, opened=True)
+    ' 1+1=2 </think> <answer> 2 </answer>'
+    >>> read_response("<think> so </think> <answer> 2", r1, opened=False)
+    ' so </think> <answer> 2 </answer>'
+    """
+    if not text.strip():
+        raise ValueError("the response is empty")
+    if text.lstrip().startswith(fmt.prefix):
+        text = text.lstrip().removeprefix(fmt.prefix)
+    elif not opened:
+        raise ValueError(f"neither the prompt nor the response opens {fmt.prefix}")
+    ends = [text.find(stop) + len(stop) for stop in fmt.stop if stop in text]
+    if ends:
+        return text[: min(ends)]
+    if fmt.tags is not None and fmt.tags[2] in text:
+        return text.rstrip() + fmt.closing
+    return text
