@@ -92,11 +92,13 @@ def _prompt_response(row: Fields) -> Fields:
         if found.answer is None:
             raise ValueError(f"no reference answer, and in the response: {found.reason}")
         answer = found.answer
+    # What stands in front of the answer, for whoever wants the working alone.
+    solution = response.partition(fmt.tags[1])[0].strip() if fmt.tags else response
     return {
         **row,
         "question": question,
         "answer": answer,
-        "solution": response.strip(),
+        "solution": solution or response.strip(),
         "response": response,
     }
 

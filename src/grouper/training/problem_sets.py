@@ -127,8 +127,10 @@ def _check_quarantine(part: str, problems: ProblemSet) -> None:
     if not problems.quarantined:
         return
     first = problems.quarantined[0]
+    summary = (
         f"{len(problems.quarantined)} of {problems.rows_read} rows of {problems.name} cannot be "
         f"used; the first is row {first.row}: {first.reason}"
+    )
     if problems.quarantined_share > MAX_QUARANTINED_SHARE:
         raise DataError(
             summary,
