@@ -147,7 +147,10 @@ class SamplingConfig(Section):
     @model_validator(mode="after")
     def _in_range(self) -> SamplingConfig:
         if self.max_total_tokens is not None and self.max_new_tokens != _MAX_NEW_TOKENS:
-            raise ValueError("max_new_tokens follows from max_total_tokens: give only one of them")
+            raise ValueError(
+                "max_new_tokens follows from max_total_tokens: give only one of them "
+                f"(max_new_tokens: {_MAX_NEW_TOKENS}, its default, counts as left out)"
+            )
         if self.min_new_tokens > (self.max_total_tokens or self.max_new_tokens):
             raise ValueError("min_new_tokens is larger than max_new_tokens")
         if (self.top_p < 1 or self.top_k or self.min_p) and not self.allow_truncated:

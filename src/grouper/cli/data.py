@@ -1,4 +1,4 @@
-"""`grouper data`: the sources there are, what they hold, and what is wrong with them."""
+"""`grouper data`: the sources there are, what they hold, what is wrong with them, and a copy."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from grouper.cli.data_sets import load_sets, source_arguments
 from grouper.cli.difficulty import difficulty_command
 from grouper.cli.groups import NamingGroup
-from grouper.cli.options import warn
-from grouper.config import SourceConfig
-from grouper.errors import ConfigError, did_you_mean
+from grouper.cli.prepare import prepare_command
 
 if TYPE_CHECKING:
-    from grouper.data import Overlap, ProblemSet
+    from grouper.data import Overlap, ProblemSet, Source
     from grouper.data.audit import Audit
 
 __all__ = ["data_command"]
@@ -25,28 +24,21 @@ EXAMPLES = """\b
 Examples:
   grouper data list
   grouper data show gsm8k --path ../shared/data/gsm8k --split test
+  grouper data show prompt-response --path ../shared/data/math/sft.jsonl only_correct=true
+  grouper data prepare openmath-mini numeric_only=true limit=5000
   grouper data audit demo                              every part of a recipe, and its leaks
   grouper data audit math --path ../shared/data/math --split train --split validation
   grouper data audit mine.jsonl --output quarantine.jsonl
   grouper data difficulty demo                         pass rates for `grpo.difficulty`
 """
 
-path_option = click.option(
-    "--path", metavar="PATH", help="A local copy of the source, or the Hub name of `hub`."
-)
-split_option = click.option(
-    "--split",
-    "splits",
-    multiple=True,
-    help="The split to read; several are looked through for overlap, the first being the "
-    "trained one.  [default: the source's first]",
-)
 limit_option = click.option("--limit", type=click.IntRange(min=1), help="Read at most this many.")
 
 
 @click.group("data", cls=NamingGroup, epilog=EXAMPLES)
 def data_command() -> None:
-    """List the data sources, show problems as they are read, and find what is wrong with them.
+    """List the data sources, show problems as they are read, find what is wrong with them, and
+    prepare them for training.
 
     SOURCE is a source from the list, a file or folder, or a recipe, which stands for all its
     parts. A file or folder that is called like a source or recipe is given as a path (./demo).
@@ -54,6 +46,7 @@ def data_command() -> None:
 
 
 data_command.add_command(difficulty_command)
+data_command.add_command(prepare_command)
 
 
 @data_command.command("list", short_help="List the data sources.")
@@ -61,34 +54,51 @@ def list_command() -> None:
     """List the data sources that `data.*.source` of a recipe and SOURCE may name."""
     from grouper.data import SOURCES
 
-    rows = [(name, source.description) for name, source in SOURCES.items()]
+    rows = [(name, _described(source)) for name, source in SOURCES.items()]
     formatter = click.HelpFormatter(width=100)
     formatter.write_dl(rows, col_max=40)
     click.echo(formatter.getvalue(), nl=False)
 
 
+def _described(source: Source) -> str:
+    if source.hub is None:
+        return source.description
+    subset = f", config {source.subset}" if source.subset else ""
+    splits = "/".join(source.splits)
+    return f"{source.description}; {source.hub} on the Hub{subset}, {splits}"
+
+
 @data_command.command("show", short_help="Print a few problems as they are read.")
-@click.argument("source")
-@path_option
-@split_option
+@source_arguments
 @click.option("--count", "-n", default=3, show_default=True, type=click.IntRange(min=1))
-def show_command(source: str, *, path: str | None, splits: tuple[str, ...], count: int) -> None:
-    """Print the first problems of SOURCE: question, answer, and the end of the solution."""
-    for name, problems in _load(source, path, splits, limit=count).items():
+def show_command(
+    source: str,
+    settings: tuple[str, ...],
+    *,
+    path: str | None,
+    splits: tuple[str, ...],
+    count: int,
+) -> None:
+    """Print the first problems of SOURCE: question, answer, and the start of the solution.
+
+    Settings are those of data.train, such as numeric_only=true; only so many rows are read.
+    """
+    for name, (_, problems) in load_sets(source, path, splits, settings, limit=count).items():
         click.echo(click.style(f"{name}: {problems.name}", bold=True))
+        for note in problems.notes:
+            click.echo(note)
         for problem in problems.problems:
             facts = [problem.id, *filter(None, (problem.subject, problem.level))]
             click.echo(f"\n{'  '.join(facts)}\n{_short(problem.question)}")
-            if problem.solution:
-                click.echo(f"Solution: {_short(problem.solution)}")
+            if problem.response or problem.solution:
+                noun = "Response" if problem.response else "Solution"
+                click.echo(f"{noun}: {_short(problem.response or problem.solution or '')}")
             click.echo(f"Answer: {problem.answer}")
         click.echo()
 
 
 @data_command.command("audit", short_help="Find what is wrong with a source.")
-@click.argument("source")
-@path_option
-@split_option
+@source_arguments
 @limit_option
 @click.option("--show", default=5, show_default=True, help="Findings of each sort to print.")
 @click.option(
@@ -98,6 +108,7 @@ def show_command(source: str, *, path: str | None, splits: tuple[str, ...], coun
 )
 def audit_command(
     source: str,
+    settings: tuple[str, ...],
     *,
     path: str | None,
     splits: tuple[str, ...],
@@ -114,7 +125,8 @@ def audit_command(
     from grouper.data.audit import audit, quarantine_rows
     from grouper.tracking.files import write_atomic
 
-    sets = _load(source, path, splits, limit=limit)
+    loaded = load_sets(source, path, splits, settings, limit=limit)
+    sets = {name: problems for name, (_, problems) in loaded.items()}
     audits = {name: audit(problems) for name, problems in sets.items()}
     for name, found in audits.items():
         _tell(name, found, show)
@@ -127,61 +139,6 @@ def audit_command(
         click.echo(f"{len(rows):,} findings written to {output}")
 
 
-# --- which sets ----------------------------------------------------------------------------------
-
-
-def _load(
-    source: str, path: str | None, splits: Sequence[str], *, limit: int | None
-) -> dict[str, ProblemSet]:
-    """The problem sets that SOURCE stands for, by part or split."""
-    from grouper.data import load_problems
-
-    configs, seed = _configs(source, path, splits)
-    loaded = {}
-    for name, config in configs.items():
-        few = limit if config.limit is None else min(filter(None, (limit, config.limit)))
-        loaded[name] = load_problems(config.model_copy(update={"limit": few}), seed=seed)
-    return loaded
-
-
-def _configs(
-    source: str, path: str | None, splits: Sequence[str]
-) -> tuple[Mapping[str, SourceConfig], int]:
-    from grouper.data import SOURCES
-    from grouper.recipe import list_recipes
-
-    shipped = [recipe for recipe, _ in list_recipes()]
-    here = Path(source).expanduser().exists()
-    if here and source in (*SOURCES, *shipped):
-        kind = "source" if source in SOURCES else "recipe"
-        warn(f"{source} is taken as the built-in {kind}; what lies here is ./{source}")
-    if source in SOURCES:
-        chosen = splits or (None,)
-        return {
-            split or source: SourceConfig(source=source, path=path, split=split) for split in chosen
-        }, 0
-    if source in shipped or source.endswith((".yaml", ".yml")):
-        return _of_recipe(source)
-    if not here:
-        raise ConfigError(
-            f"{source!r} is no source, file, folder or recipe",
-            where="SOURCE",
-            fix=did_you_mean(source, [*SOURCES, *shipped]),
-        )
-    return {
-        split or Path(source).name: SourceConfig(source="file", path=source, split=split)
-        for split in splits or (None,)
-    }, 0
-
-
-def _of_recipe(name: str) -> tuple[Mapping[str, SourceConfig], int]:
-    from grouper.recipe import load_recipe
-
-    recipe = load_recipe(name)
-    parts = {part: getattr(recipe.data, part) for part in ("sft", "train", "validation", "test")}
-    return {part: config for part, config in parts.items() if config is not None}, recipe.seed
-
-
 # --- what is told --------------------------------------------------------------------------------
 
 
@@ -189,6 +146,8 @@ def _tell(name: str, found: Audit, show: int) -> None:
     problems = found.problems
     click.echo(click.style(f"{name}: {problems.name}", bold=True))
     click.echo(f"  {len(problems):,} problems, fingerprint {problems.fingerprint}")
+    for note in problems.notes:
+        click.echo(f"  {note}")
     click.echo(f"  answers     {_counts(found.answer_types)}")
     click.echo(f"  questions   {_counts(found.question_lengths)} (words)")
     if found.solution_lengths:

@@ -15,7 +15,7 @@ from grouper.data.columns import choose_columns, read_fields
 from grouper.data.filters import apply_filters, is_numeric
 from grouper.data.hub import read_hub, stream_hub
 from grouper.data.mixing import mix
-from grouper.data.prepared import PreparedSplit, find_prepared, problem_of
+from grouper.data.prepared import CHOICES, find_prepared, problem_of
 from grouper.data.problem_set import (
     ProblemSet,
     Quarantined,
@@ -35,6 +35,7 @@ __all__ = ["check_source", "load_problems"]
 
 Item = TypeVar("Item")
 
+_DEFAULTS = {name: field.default for name, field in RowsConfig.model_fields.items()}
 LOOKED_AT = 1000
 """Rows whose columns are looked at."""
 
@@ -58,8 +59,8 @@ def load_problems(config: SourceConfig, *, seed: int) -> ProblemSet:
     """
     check_source(config, where="data")
     if not config.mixture:
-        return apply_filters(_load_one(config, seed), config)
-    members = [(apply_filters(_load_one(m, seed), m), m.weight) for m in config.mixture]
+        return _load_one(config, seed)
+    members = [(_load_one(member, seed), member.weight) for member in config.mixture]
     mixed = mix(members, seed=seed if config.shuffle is None else config.shuffle)
     end = None if config.limit is None else config.offset + config.limit
     part = mixed.problems[config.offset : end]
@@ -73,6 +74,19 @@ def load_problems(config: SourceConfig, *, seed: int) -> ProblemSet:
 
 
 def _load_one(config: RowsConfig, seed: int) -> ProblemSet:
+    prepared = find_prepared(config)
+    if prepared is None:
+        return apply_filters(_load_source(config, seed), config)
+    if prepared.applied:
+        config = config.model_copy(update={name: _DEFAULTS[name] for name in CHOICES})
+    # What was read and checked before is taken as it is.
+    rows = (iterate_files if config.streaming else read_files)((prepared.file,))
+    numbered = enumerate(rows) if prepared.applied else _part(_numbered(rows), config)
+    problems = [problem_of(row, prepared, number) for number, row in numbered]
+    return apply_filters(_finish(prepared.name, problems, ()), config)
+
+
+def _load_source(config: RowsConfig, seed: int) -> ProblemSet:
     source = SOURCES[config.source]
     if config.source == "arithmetic":
         split = _split(config, source)
@@ -80,9 +94,6 @@ def _load_one(config: RowsConfig, seed: int) -> ProblemSet:
         name = f"arithmetic/{split}"
         made = _part(generate(options, split=split, seed=seed), config)
         return _finish(name, made, ())
-    prepared = find_prepared(config)
-    if prepared is not None:
-        return _load_prepared(prepared, config)
     split = _split(config, source)
     rows, label = _rows(config, source, split)
     name = f"{label}/{split}" if split else label
@@ -246,13 +257,6 @@ def _problem(row: Row, number: int, layout: _Layout) -> Problem:
         level=fields["level"],
         columns=row,
     )
-
-
-def _load_prepared(split: PreparedSplit, config: RowsConfig) -> ProblemSet:
-    """What was read, checked and filtered before is taken as it is."""
-    rows = (iterate_files if config.streaming else read_files)((split.file,))
-    part = _part(_numbered(rows), config)
-    return _finish(split.name, [problem_of(row, split, number) for number, row in part], ())
 
 
 def _finish(

@@ -24,10 +24,19 @@ from grouper.data_config import RowsConfig
 from grouper.errors import DataError, did_you_mean
 from grouper.types import Problem
 
-__all__ = ["PreparedSplit", "find_prepared", "problem_of", "read_manifest", "write_prepared"]
+__all__ = [
+    "CHOICES",
+    "PreparedSplit",
+    "find_prepared",
+    "problem_of",
+    "read_manifest",
+    "write_prepared",
+]
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+CHOICES = ("shuffle", "offset", "limit", "numeric_only", "only_correct", "unique", "unique_by")
+"""Settings that choose rows. Repeated in a recipe they were meant once, not twice."""
 _FIELDS = ("id", "question", "answer", "source", "solution", "response", "subject", "level")
 
 
@@ -38,6 +47,8 @@ class PreparedSplit:
     file: Path
     name: str
     """Of the set it was made from: `gsm8k/train`."""
+    applied: bool
+    """Whether the choice of rows that a recipe now asks for is the one it was made with."""
 
 
 def write_prepared(
@@ -138,7 +149,9 @@ def find_prepared(config: RowsConfig) -> PreparedSplit | None:
         )
     file = folder / entry["file"]
     _refuse_changed(file, entry, whole=not config.streaming)
-    return PreparedSplit(file=file, name=entry["name"])
+    asked = config.model_dump(mode="json")
+    applied = all(entry["source"].get(name) == asked[name] for name in CHOICES)
+    return PreparedSplit(file=file, name=entry["name"], applied=applied)
 
 
 def problem_of(row: Row, split: PreparedSplit, number: int) -> Problem:

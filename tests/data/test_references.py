@@ -1,0 +1,99 @@
+"""References are asked about once, and what was said is kept for the same grader only."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from grouper.data import references
+from grouper.data.references import cache_folder, check_references
+from grouper.grading import Grader, check_reference
+
+ANSWERS = ["12", r"2\sqrt{3}", "x+1", r"\frac{1}{", "", "blue", "(1, 2)", r"\frac{x}{0}"]
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GROUPER_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The answers that a worker would be asked about; it can read all but text."""
+    seen = []
+
+    def read_reference(self, reference):
+        seen.append(reference)
+        return "just a word" if reference.isalpha() else None
+
+    monkeypatch.setattr(Grader, "read_reference", read_reference)
+    return seen
+
+
+def test_whole_sets_are_judged_as_single_answers_are():
+    assert check_references([*ANSWERS, *ANSWERS]) == {a: check_reference(a) for a in ANSWERS}
+
+
+def test_only_what_the_exact_rungs_cannot_read_goes_to_a_worker(asked):
+    check_references([*ANSWERS, *ANSWERS])
+    assert sorted(asked) == ["(1, 2)", r"2\sqrt{3}", r"\frac{x}{0}", "blue", "x+1"]
+
+
+def test_the_second_time_nobody_is_asked(asked):
+    first = check_references(ANSWERS)
+    asked.clear()
+    assert check_references(ANSWERS) == first
+    assert asked == []
+    assert check_references([*ANSWERS, "y-1"])["y-1"] is None
+    assert asked == ["y-1"]
+    check_references(["y-1", "x+1"])
+    assert asked == ["y-1"]
+    assert [path.name for path in cache_folder().iterdir()] == [
+        f"references-{references._version()}.json"
+    ]
+
+
+def test_another_grader_asks_again_and_leaves_no_old_file(asked, monkeypatch):
+    check_references(["x+1"])
+    monkeypatch.setattr(references, "_version", lambda: "another")
+    check_references(["x+1"])
+    assert asked == ["x+1", "x+1"]
+    assert [path.name for path in cache_folder().iterdir()] == ["references-another.json"]
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1]"])
+def test_a_damaged_file_is_written_anew(asked, damage):
+    check_references(["x+1"])
+    (path,) = cache_folder().iterdir()
+    path.write_text(damage)
+    assert check_references(["x+1"]) == {"x+1": None}
+    assert json.loads(path.read_text()) == {"x+1": None}
+
+
+def test_timeouts_are_not_remembered(asked, monkeypatch):
+    def late(self, reference):
+        asked.append(reference)
+        from grouper.types import Verdict
+
+        self.offenders.append(("", reference, Verdict.TIMEOUT))
+        return "no verdict within 2 s"
+
+    monkeypatch.setattr(Grader, "read_reference", late)
+    for _ in range(2):
+        assert check_references(["x+1"]) == {"x+1": "no verdict within 2 s"}
+    assert asked == ["x+1", "x+1"]
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(asked, tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    assert check_references(["x+1"]) == {"x+1": None}
+
+
+def test_where_the_cache_lies(monkeypatch, tmp_path):
+    monkeypatch.delenv("GROUPER_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "grouper"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "grouper"

@@ -1,0 +1,151 @@
+"""Every source in the columns its set has on the Hub, and under the other usual names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grouper.config import SourceConfig
+from grouper.data import ProblemSet, load_problems
+from grouper.errors import DataError
+from grouper.prompts import FORMATS
+
+LAYOUTS = Path(__file__).parent / "layouts"
+
+
+def load(source: str, path: Path | str, **config: object) -> ProblemSet:
+    return load_problems(SourceConfig(source=source, path=str(path), **config), seed=0)
+
+
+def written(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("source", "split", "name", "count", "first", "solution"),
+    [
+        ("numina-tir", None, "numina-tir/train", 12, "377", "There are 9 times 46"),
+        ("numina-tir", "test", "numina-tir/test", 2, "19", "The six add up"),
+        ("dapo-math", None, "dapo-math/train", 12, "377", None),
+        ("openmath-mini", None, "openmath-mini/cot", 14, "377", "Let me see. There are"),
+    ],
+)
+def test_sets_in_their_layout_on_the_hub(source, split, name, count, first, solution):
+    found = load(source, LAYOUTS / source, split=split)
+    assert (found.name, len(found), found.quarantined) == (name, count, ())
+    problem = found.problems[0]
+    assert problem.answer == first
+    assert problem.source == source
+    assert (problem.solution or "").startswith(solution or "")
+    assert (problem.solution is None) == (solution is None)
+    # All columns, nested ones too, go to reward functions as they are.
+    assert dict(problem.columns) == json.loads(
+        next((LAYOUTS / source).rglob(f"{found.name.split('/')[1]}.jsonl"))
+        .read_text()
+        .splitlines()[0]
+    )
+
+
+def test_any_file_reader_knows_these_layouts_too():
+    for source in ("numina-tir", "dapo-math/en", "openmath-mini"):
+        file = next((LAYOUTS / source).glob("[tc]*.jsonl"))
+        found = load("file", file)
+        assert not found.quarantined
+        known = load(source.split("/")[0], file)
+        assert [p.answer for p in found.problems] == [p.answer for p in known.problems]
+        assert [p.question for p in found.problems] == [p.question for p in known.problems]
+
+
+def test_thinking_tags_go_and_thoughts_stay():
+    for problem in load("openmath-mini", LAYOUTS / "openmath-mini").problems:
+        assert "think>" not in problem.solution
+        assert problem.solution.startswith("Let me see.")
+        assert problem.solution.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "solution": "34"},
+        {"question": "q", "answer": "34"},
+        {"problem": "q", "reward_model": {"ground_truth": "34"}},
+        # the first that is not empty in a row counts
+        {"prompt": "q", "solution": "", "reward_model": {"ground_truth": "34"}},
+    ],
+)
+@pytest.mark.parametrize("source", ["dapo-math", "file"])
+def test_the_answer_of_dapo_has_several_names(tmp_path, source, row):
+    (problem,) = load(source, written(tmp_path / "a.jsonl", [row])).problems
+    assert (problem.question, problem.answer, problem.solution) == ("q", "34", None)
+
+
+@pytest.mark.parametrize("question", ["question", "problem", "prompt"])
+@pytest.mark.parametrize(
+    ("source", "columns"),
+    [
+        ("gsm8k", {"answer": "so 3\n#### 3"}),
+        ("gsm8k", {"solution": "so 3\n#### 3"}),
+        ("math", {"solution": r"so \boxed{3}"}),
+        ("numina-tir", {"solution": r"so \boxed{3}"}),
+        ("numina-tir", {"solution": "so three", "answer": "3"}),
+        ("openmath-mini", {"solution": "so 3", "answer": "3"}),
+        ("svamp", {"answer": 3}),
+    ],
+)
+def test_columns_under_their_other_names(tmp_path, source, columns, question):
+    path = written(tmp_path / "train.jsonl", [{question: "q?", **columns}])
+    (problem,) = load(source, path).problems
+    assert (problem.question, problem.answer) == ("q?", "3")
+
+
+R1 = FORMATS["r1-zero"]
+
+
+def rows_of(*responses: str, **more: object) -> list[dict[str, object]]:
+    return [{"prompt": R1.plain_text("1+1?"), "response": r, **more} for r in responses]
+
+
+def test_a_response_is_kept_word_for_word(tmp_path):
+    response = "\nFirst: 1+1.  So 2.</think>\n\n<answer>2</answer>"
+    path = written(tmp_path / "sft.jsonl", rows_of(response, ground_truth="2"))
+    (problem,) = load("prompt-response", path).problems
+    assert (problem.question, problem.answer) == ("1+1?", "2")
+    assert problem.response == response
+    assert problem.solution == "First: 1+1.  So 2."
+    assert R1.completion_text(problem) == response
+
+
+def test_without_a_reference_the_response_answers(tmp_path):
+    rows = rows_of(" so </think> <answer> 2 </answer>", " never ends")
+    found = load("prompt-response", written(tmp_path / "sft.jsonl", rows))
+    assert [p.answer for p in found.problems] == ["2"]
+    (row,) = found.quarantined
+    assert "no reference answer, and in the response" in row.reason
+    with pytest.raises(DataError, match="needs a reference answer to grade"):
+        load("prompt-response", tmp_path / "sft.jsonl", only_correct=True)
+
+
+def test_a_prompt_of_no_known_template_is_quarantined(tmp_path):
+    rows = [*rows_of(" a </think> <answer> 2 </answer>"), {"prompt": "1+1?", "response": "2"}]
+    found = load("prompt-response", written(tmp_path / "sft.jsonl", rows))
+    (row,) = found.quarantined
+    assert (row.row, row.reason) == (1, "the prompt follows no known template (r1-zero)")
+
+
+def test_the_published_sft_rows_are_trained_behind_the_prompts_of_rollouts(shared_data):
+    """One blank line more in the file: SFT would teach another prompt than is sampled from."""
+    sft = load("prompt-response", shared_data / "math" / "sft.jsonl")
+    lines = (shared_data / "math" / "train.jsonl").read_text().splitlines()
+    assert (len(sft), sft.quarantined) == (1767, ())
+    sampled = {R1.plain_text(json.loads(line)["problem"]) for line in lines}
+    trained = [R1.plain_text(problem.question) for problem in sft.problems]
+    assert set(trained) <= sampled
+    assert len(set(trained)) == 128
+    # Word for word what the file says, but for one row that goes on behind its answer.
+    differ = [p for p in sft.problems if p.response != p.columns["response"]]
+    assert len(differ) == 1
+    assert differ[0].columns["response"].startswith(differ[0].response)
+    assert all(text != p.columns["prompt"] for text, p in zip(trained, sft.problems, strict=True))
