@@ -88,3 +88,82 @@ def test_a_built_in_name_wins_over_a_folder_unless_written_as_a_path(
 def test_an_unknown_source_names_the_nearest(grouper):
     grouper("data", "audit", "gsm8").refused("Did you mean 'gsm8k'?")
     grouper("data", "show", "file").refused("path is missing")
+
+
+LAYOUTS = Path(__file__).resolve().parents[1] / "data" / "layouts"
+
+
+def test_the_list_says_where_each_lies(grouper):
+    text = " ".join(grouper("data", "list").out.split())
+    assert "open-r1/DAPO-Math-17k-Processed on the Hub, config en, train" in text
+
+
+def test_show_takes_the_settings_of_data_train(grouper):
+    path = LAYOUTS / "openmath-mini"
+    called = grouper(
+        "data", "show", "openmath-mini", "numeric_only=true", "--path", path, "-n", "11"
+    )
+    assert called.code == 0, called.err
+    assert "numeric_only: 10 of 11 answers are plain numbers." in called.out
+    assert "Solution: Let me see." in called.out
+    assert "sqrt" not in called.out
+
+
+def test_prepare_writes_a_folder_that_a_recipe_reads(grouper, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    called = grouper(
+        "data", "prepare", "openmath-mini", "only_correct=true", "validation_share=0.2",
+        "--path", LAYOUTS / "openmath-mini",
+    )  # fmt: skip
+    assert called.code == 0, called.err
+    folder = tmp_path / "prepared" / "openmath-mini"
+    assert {f.name for f in folder.iterdir()} == {
+        "cot.jsonl", "validation.jsonl", "quarantine.jsonl", "manifest.json"
+    }  # fmt: skip
+    assert "only_correct: 13 of 14 demonstrations are correct." in called.out
+    use = [line.strip() for line in called.out.splitlines() if line.startswith("  data.")]
+    assert use == [
+        "data.train={source: file, path: prepared/openmath-mini, split: cot}",
+        "data.validation={source: file, path: prepared/openmath-mini, split: validation}",
+    ]
+    dry = grouper("run", "gsm8k-tiny", "--dry-run", *use, "data.sft=null", use[0].replace(
+        "data.train", "data.test"))  # fmt: skip
+    assert dry.code == 0, dry.err
+    assert "# Evaluation on validation: 3 problems" in dry.out
+    again = grouper("data", "prepare", "openmath-mini", "--path", LAYOUTS / "openmath-mini")
+    again.refused("another 'cot' is prepared here", "--overwrite")
+
+
+def test_prepare_takes_a_whole_recipe(grouper, tmp_path, small):
+    called = grouper("data", "prepare", "demo", *small, "--output", tmp_path / "ready")
+    assert called.code == 0, called.err
+    names = {f.stem for f in (tmp_path / "ready").glob("*.jsonl")}
+    assert names == {"sft", "train", "validation", "test", "quarantine"}
+    shown = grouper("data", "show", tmp_path / "ready", "--split", "test", "-n", "1")
+    assert "arithmetic/test/0" in shown.out
+
+
+def test_several_splits_keep_their_names(grouper, tmp_path):
+    called = grouper(
+        "data", "prepare", "numina-tir", "--path", LAYOUTS / "numina-tir",
+        "--split", "train", "--split", "test", "--output", tmp_path / "ready",
+    )  # fmt: skip
+    assert called.code == 0, called.err
+    assert (tmp_path / "ready" / "train.jsonl").exists()
+    assert f"data.test={{source: file, path: {tmp_path / 'ready'}, split: test}}" in called.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["svamp", "numeric_onl=true"], "Did you mean 'numeric_only'?"),
+        (["svamp", "numeric_only"], "Write key=value"),
+        (["svamp", "validation_share=2"], "from 0 to below 1"),
+        (["demo", "--path", "x"], "a recipe names its own paths"),
+        (["hub", "--path", "nobody/nothing"], "HF_HUB_OFFLINE is set"),
+    ],
+)
+def test_mistakes_are_one_paragraph(grouper, tmp_path, arguments, message):
+    called = grouper("data", "prepare", *arguments, "--output", tmp_path / "ready")
+    called.refused(message)
+    assert not (tmp_path / "ready").exists()

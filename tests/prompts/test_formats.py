@@ -202,3 +202,19 @@ def test_an_invented_next_turn_does_not_count(fmt, turn):
     answered = fmt.completion_text(PROBLEM)
     wrong = answered.replace("4", "6")
     assert grade(f"{answered}{turn}\nAssistant: {wrong}", "4", fmt.contract).correct
+
+
+def test_a_whole_response_is_trained_word_for_word():
+    response = "So 2.\n</think>  <answer>2</answer>"
+    problem = Problem(id="a", question="q", answer="2", source="a", solution="s", response=response)
+    assert FORMATS["r1-zero"].completion_text(problem) == response
+
+
+def test_a_response_in_another_layout_is_refused():
+    """Trained, it would unteach the tags that the rewards look for."""
+    problem = Problem(id="a", question="q", answer="2", source="a", response="</think> 2")
+    with pytest.raises(PromptError, match="a lacks <answer>, </answer> of the format r1-zero"):
+        FORMATS["r1-zero"].completion_text(problem)
+    with pytest.raises(PromptError, match="lacks <reasoning>"):
+        FORMATS["xml"].completion_text(problem)
+    assert FORMATS["boxed"].completion_text(problem) == "</think> 2"

@@ -89,3 +89,42 @@ def test_a_template_that_fails_everywhere_is_told(fixture):
         prepare_demonstrations(
             [problem("a/0")], COMPACT, fixture.tokenizer, 0, max_prompt_tokens=20
         )
+
+
+@pytest.mark.parametrize(
+    ("percentile", "kept"), [(None, 10), (100, 10), (90, 9), (50, 5), (0.1, 1)]
+)
+def test_prompts_above_a_percentile_of_the_lengths_are_dropped(fixture, percentile, kept):
+    problems = [problem(f"a/{i}", question="x" * (i + 1)) for i in range(10)]
+    prepared = prepare_prompts(
+        problems, COMPACT, fixture.tokenizer, max_prompt_tokens=99, max_percentile=percentile
+    )
+    assert [p.id for p, _ in prepared.items] == [f"a/{i}" for i in range(kept)]
+    assert len(prepared.dropped) == 10 - kept
+    if percentile == 90:
+        assert (
+            prepared.dropped[0].reason == "the prompt has 13 tokens, above 12.1, the percentile 90"
+        )
+
+
+def test_prompts_that_do_not_fit_play_no_part_in_the_percentile(fixture):
+    problems = [problem(f"a/{i}", question="x" * (i + 1)) for i in range(10)]
+    prepared = prepare_prompts(
+        problems, COMPACT, fixture.tokenizer, max_prompt_tokens=8, max_percentile=50
+    )
+    assert [len(prompt.token_ids) for _, prompt in prepared.items] == [4, 5, 6]
+
+
+def test_demonstrations_longer_than_allowed_in_all_are_listed(fixture):
+    stop = fixture.id("<|end|>")
+    problems = [problem("short"), problem("long", solution="x" * 30)]
+    whole = prepare_demonstrations(
+        problems, COMPACT, fixture.tokenizer, stop, max_prompt_tokens=99
+    ).items
+    sizes = [len(d.prompt.token_ids) + len(d.token_ids) for _, d in whole]
+    prepared = prepare_demonstrations(
+        problems, COMPACT, fixture.tokenizer, stop, max_prompt_tokens=99, max_tokens=sizes[0]
+    )
+    assert [p.id for p, _ in prepared.items] == ["short"]
+    (dropped,) = prepared.dropped
+    assert dropped.reason == f"the demonstration has {sizes[1]} tokens, above {sizes[0]}"

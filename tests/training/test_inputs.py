@@ -1,0 +1,97 @@
+"""A completion budget that follows from the prompts: one number, the same wherever it is asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grouper.errors import ConfigError
+from grouper.planning.lengths import find_lengths
+from grouper.recipe import load_recipe
+from grouper.tracking.live import Progress
+from grouper.training.problem_sets import load_problem_sets
+from grouper.training.session import Session
+from grouper.training.workbench import Workbench
+
+SMALL = [
+    "model.new.hidden_size=32",
+    "model.new.head_dim=8",
+    "model.new.intermediate_size=64",
+    "data.sft.options.count=40",
+    "data.train.options.count=40",
+    "data.validation.options.count=4",
+    "data.test.options.count=8",
+    "grading.symbolic=false",
+    "sampling={max_total_tokens: 100}",
+    "prompt.max_percentile=75",
+]
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    outputs = tmp_path_factory.mktemp("outputs")
+    recipe = load_recipe("demo", [*SMALL, f"output_dir={outputs}", "sft.max_tokens=60"])
+    with Session(recipe, Progress(quiet=True)) as session:
+        yield session
+
+
+def longest(session: Session) -> int:
+    return max(len(prompt.token_ids) for _, prompt in session.inputs.train)
+
+
+def test_the_budget_is_what_the_longest_kept_prompt_leaves(session):
+    budget = 100 - longest(session)
+    assert session.recipe.sampling.max_new_tokens == budget
+    assert session.training_params().max_new_tokens == budget
+    assert session.evaluation_params().max_new_tokens == budget
+    assert session.inputs.budget == (
+        f"Completions have up to {budget} tokens: 100 in all, less {longest(session)} of the "
+        f"longest of {len(session.inputs.train)} prompts."
+    )
+    assert 30 <= len(session.inputs.train) < 40
+    # What is measured on is not chosen by length.
+    assert len(session.inputs.test) == 8
+
+
+def test_run_json_records_it(session):
+    info = json.loads((Path(session.path) / "run.json").read_text())
+    assert info["resolved"] == {"sampling.max_new_tokens": session.max_new_tokens}
+    # What names the experiment is what was asked for.
+    assert session.hash == info["recipe_hash"]
+
+
+def test_a_measurement_elsewhere_finds_the_same_budget(session):
+    recipe = load_recipe(session.path / "recipe.yaml")
+    assert recipe.sampling.max_total_tokens == 100
+    with Workbench(recipe, session.base_path) as bench:
+        assert bench.evaluation_params() == session.evaluation_params()
+        assert bench.prompt_limit == session.prompt_limit
+    with Workbench(recipe, session.base_path) as bench:
+        bench.render(session.inputs.test[0][:1], "test")
+        assert bench.max_new_tokens == session.max_new_tokens
+
+
+def test_demonstrations_have_at_most_so_many_tokens(session):
+    sizes = [len(d.prompt.token_ids) + len(d.token_ids) for d in session.inputs.demonstrations]
+    assert max(sizes) <= 60
+    assert len(sizes) < 40
+
+
+def test_a_plan_counts_on_it(session):
+    recipe = load_recipe(session.path / "recipe.yaml")
+    lengths = find_lengths(recipe, load_problem_sets(recipe), 2048)
+    assert lengths.completion == lengths.evaluation_completion == session.max_new_tokens
+    assert lengths.sft_prompt + lengths.sft_completion <= 2 * 60
+    unmeasured = find_lengths(recipe, None, 2048)
+    assert (unmeasured.grpo_prompt, unmeasured.completion) == (99, 99)
+
+
+def test_prompts_that_leave_nothing(tmp_path):
+    recipe = load_recipe(
+        "demo",
+        [*SMALL, f"output_dir={tmp_path}", "sampling={max_total_tokens: 60, min_new_tokens: 55}"],
+    )
+    with pytest.raises(ConfigError, match=r"max_total_tokens: prompts of up to \d+ tokens leave"):
+        Session(recipe, Progress(quiet=True))

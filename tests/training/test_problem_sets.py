@@ -1,0 +1,98 @@
+"""The parts of a recipe: held-out validation, notes, and rows that cannot be used."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from grouper.data import find_overlap, load_problems
+from grouper.errors import DataError
+from grouper.recipe import check_recipe, load_recipe
+from grouper.training.problem_sets import load_part, load_problem_sets
+from grouper.training.sizes import leak_warnings, phase_lines
+
+HELD_OUT = [
+    "data.validation=null",
+    "data.validation_share=0.1",
+    "data.train.options.count=100",
+    "data.sft.options.count=50",
+    "data.test.options.count=10",
+]
+
+
+def test_a_share_of_train_is_validation():
+    recipe = load_recipe("demo", HELD_OUT)
+    sets = load_problem_sets(recipe)
+    assert (len(sets.train), len(sets.validation), len(sets.sft)) == (90, 10, 50)
+    assert find_overlap(sets.for_fitting, sets.validation.problems) == ()
+    assert leak_warnings(sets) == []
+    assert set(sets.fingerprints) == {"sft", "train", "validation", "test"}
+    assert "data.train: validation_share: 10 problems are held out." in phase_lines(recipe, sets)
+    assert any(
+        "Evaluation on validation: 10 problems" in line for line in phase_lines(recipe, sets)
+    )
+    other = load_problem_sets(load_recipe("demo", [*HELD_OUT, "seed=1"]))
+    assert other.fingerprints["validation"] != sets.fingerprints["validation"]
+
+
+@pytest.mark.parametrize("part", ["sft", "train", "validation", "test"])
+@pytest.mark.parametrize("share", [True, False])
+def test_one_part_alone_is_as_in_the_run(part, share):
+    recipe = load_recipe("demo", HELD_OUT if share else HELD_OUT[2:])
+    assert load_part(recipe, part) == getattr(load_problem_sets(recipe), part)
+
+
+def test_demonstrations_of_the_same_set_lose_the_held_out_questions():
+    """System D: SFT and GRPO may read one set, and neither may see what is measured."""
+    same = "{source: arithmetic, split: train, options: {count: 100}}"
+    recipe = load_recipe("demo", [*HELD_OUT, f"data.sft={same}"])
+    sets = load_problem_sets(recipe)
+    assert len(sets.sft) == 90
+    assert {p.id for p in sets.sft.problems} == {p.id for p in sets.train.problems}
+    assert leak_warnings(sets) == []
+
+
+def test_without_demonstrations_of_its_own_sft_has_the_rest():
+    recipe = load_recipe("demo", [*HELD_OUT, "data.sft=null"])
+    sets = load_problem_sets(recipe)
+    assert sets.sft is sets.train
+    assert load_part(recipe, "sft") == sets.sft
+    # ... and its notes are told once.
+    assert len([line for line in phase_lines(recipe, sets) if "held out" in line]) == 2
+
+
+def test_a_target_can_be_measured_on_held_out_problems():
+    overrides = ["sft.stop_at_accuracy=0.5", "sft.evaluate_every=5"]
+    assert check_recipe(load_recipe("demo", [*HELD_OUT, *overrides])) == []
+
+
+def test_a_missing_part_is_none():
+    recipe = load_recipe("demo", ["data.validation=null", "data.test=null"])
+    assert load_part(recipe, "validation") is None
+    assert load_part(recipe, "test") is None
+
+
+def test_few_of_a_set_with_few_bad_rows_are_not_too_many_bad_rows(tmp_path):
+    path = tmp_path / "train.jsonl"
+    rows = [{"question": f"q{i}", "answer": f"so #### {i}"} for i in range(99)]
+    rows.append({"question": "q", "answer": "no marker"})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train = f"data.train={{source: gsm8k, path: {path}, unique: 3}}"
+    assert len(load_part(load_recipe("demo", [train]), "train")) == 3
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[90:]))
+    with pytest.raises(DataError, match="1 of 10 rows of gsm8k/train cannot be used"):
+        load_part(load_recipe("demo", [train]), "train")
+
+
+def test_prepared_parts_are_those_of_the_run(tmp_path, monkeypatch):
+    from grouper.data.prepared import write_prepared
+
+    recipe = load_recipe("demo", HELD_OUT)
+    sets = load_problem_sets(recipe)
+    parts = ("sft", "train", "validation", "test")
+    write_prepared(tmp_path, {p: (recipe.data.train, getattr(sets, p)) for p in parts})
+    ready = [f"data.{part}={{source: file, path: {tmp_path}, split: {part}}}" for part in parts]
+    again = load_problem_sets(load_recipe("demo", ["data.validation_share=0", *ready]))
+    assert again.fingerprints == sets.fingerprints
+    assert load_problems(recipe.data.test, seed=0).fingerprint == sets.fingerprints["test"]
