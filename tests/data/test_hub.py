@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
+from local_hub import GATED, SET, local_hub
 
 from grouper.data import hub
 from grouper.data.hub import read_hub
@@ -91,3 +97,55 @@ def test_every_known_set_is_its_own_nearest():
     known = [source.hub for source in hub.SOURCES.values() if source.hub is not None]
     assert len(known) == 6
     assert [hub._nearest(name) for name in known] == [""] * 6
+
+
+READ = """
+import json, sys
+from grouper.config import SourceConfig
+from grouper.data import load_problems
+from grouper.errors import DataError
+for settings in json.loads(sys.argv[1]):
+    try:
+        print(load_problems(SourceConfig(**settings), seed=0).fingerprint)
+    except DataError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_set_read_once_needs_no_network(tmp_path):
+    """Against a Hub on this machine, in processes of their own: the library reads its settings
+    when it is imported."""
+
+    def read(*settings: dict[str, object], address: str, **more: str) -> list[str]:
+        offline = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+        environment = {name: text for name, text in os.environ.items() if name not in offline}
+        environment |= {"HF_HOME": str(tmp_path), "HF_ENDPOINT": address, "NO_PROXY": "127.0.0.1"}
+        environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", **more}
+        command = [sys.executable, "-c", READ, json.dumps(settings)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    known = {"source": "hub", "path": SET, "subset": "main"}
+    with local_hub() as address:
+        first, few, missing, gated, split, subset = read(
+            known,
+            {**known, "streaming": True, "limit": 2},
+            {**known, "path": "school/sumz"},
+            {**known, "path": GATED},
+            {**known, "split": "tset"},
+            {**known, "subset": "mian"},
+            address=address,
+        )
+    assert len(first) == len(few) == 16
+    assert first != few
+    assert "there is no such set on the Hub" in missing
+    assert "this set is gated" in gated
+    assert "there is no split 'tset'" in split
+    assert "the subset is missing or wrong" in subset
+    # The Hub is gone. (Not told to be offline, the library tries for half a minute first.)
+    again, other = read(
+        known, {**known, "path": "school/sumz"}, address=address, HF_HUB_OFFLINE="1"
+    )
+    assert again == first
+    assert "not on this machine" in other

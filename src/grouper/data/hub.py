@@ -29,7 +29,8 @@ def stream_hub(name: str, *, split: str, subset: str | None) -> Iterator[Row]:
     """The rows of one split, fetched as they are read; nothing is kept on this machine.
 
     Raises:
-        DataError: as `read_hub`, at once or while reading; a stream always needs the network.
+        DataError: as `read_hub`, at once or while reading. A stream needs the network, unless the
+            set was once read whole.
     """
     rows = iter(_open(name, split, subset, streaming=True))
     while True:
