@@ -58,14 +58,15 @@ def prepare_inputs(recipe: Recipe, sets: ProblemSets, bench: Workbench) -> Input
         tell_dropped(name, shown.dropped)
         return tuple(demonstration for _, demonstration in shown.items)
 
-    train = prompts(sets.train, "train")
-    budget = bench.settle_budget(train)
+    # How much room demonstrations have depends on the budget, and that on the prompts.
+    early = None if recipe.sampling.max_total_tokens is None else prompts(sets.train, "train")
+    budget = None if early is None else bench.settle_budget(early)
     solved = sets.validation is not None and any(p.solution for p in sets.validation.problems)
     return Inputs(
         budget=budget,
         demonstrations=demonstrations(sets.sft, "sft"),
         validation_demonstrations=demonstrations(sets.validation if solved else None, "validation"),
-        train=train,
+        train=prompts(sets.train, "train") if early is None else early,
         validation=prompts(sets.validation, "validation"),
         test=prompts(sets.test, "test"),
     )
