@@ -5,6 +5,7 @@ One process imports everything and forks the others, which is much quicker than 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import socket
@@ -40,6 +41,8 @@ from grouper.training.scoring import Scorer
 from grouper.training.update import accumulate_gradient
 from grouper.types import AnswerContract, AnswerKind, SamplingParams
 
+PATIENCE = 100.0
+"""Seconds for one job of one process; the longest takes a tenth of it on an idle machine."""
 CONFIG = GRPOConfig(beta=0.1, shaping_needs_a_correct=False)
 
 
@@ -61,6 +64,8 @@ def fork_all(size: int, job: Callable[[], Any]) -> list[Any]:
                 "MASTER_PORT": str(port),
             }
             code = 1
+            # Where a process waits for ever, its stack is worth more than a time-out.
+            faulthandler.dump_traceback_later(PATIENCE, exit=True)
             try:
                 with os.fdopen(writing, "w") as pipe:
                     json.dump(job(), pipe)

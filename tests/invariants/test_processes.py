@@ -61,10 +61,12 @@ def gang(job: str, size: int, *arguments: str, cwd: Path | None = None) -> Any:
         check=False,
         text=True,
         cwd=cwd,
-        timeout=300,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "Timeout (0:01:40)" not in done.stderr, done.stderr
+    return found
 
 
 @pytest.mark.slow  # 10 s each

@@ -30,6 +30,7 @@ from grouper.training.checkpoint import (
     save_final,
 )
 from grouper.training.difficulty import DifficultyBand
+from grouper.training.integrity import BEST_FILE, contents, damage
 from grouper.types import StepReport, Tally
 
 TOKENIZER = SavedTokenizer()
@@ -247,3 +248,17 @@ def test_a_save_without_room_leaves_everything_as_it_was(
         save(tmp_path, state)
     assert (tmp_path / "grpo" / "checkpoint-3" / "model.safetensors").read_bytes() == before
     assert newest(tmp_path) == "checkpoint-3"
+
+
+def test_a_checkpoint_is_whole_whether_it_still_is_the_best_one_or_not(tmp_path: Path) -> None:
+    """The mark of the best one goes to the next best one; that is no damage."""
+    folder = tmp_path / "checkpoint-4"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / BEST_FILE).write_text("{}")
+    files = contents(folder)
+    state = {"step": 4, "policy_version": 4, "files": files}
+    (folder / STATE_FILE).write_text(json.dumps(state))
+    assert damage(folder) is None
+    (folder / BEST_FILE).unlink()
+    assert damage(folder) is None

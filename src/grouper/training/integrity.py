@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["STATE_FILE", "contents", "damage", "is_complete"]
+__all__ = ["BEST_FILE", "STATE_FILE", "contents", "damage", "is_complete"]
 
+BEST_FILE = "best.json"
+"""Lies in the folder of the best checkpoint so far, and says by which evaluation it is that."""
 STATE_FILE = "trainer_state.json"
 """Written last: its presence says that a folder is complete."""
 
@@ -27,11 +29,14 @@ def is_complete(folder: Path) -> bool:
 
 
 def contents(folder: Path) -> dict[str, str | None]:
-    """File -> CRC-32 in hex of what holds tensors, None for the rest. State file left out."""
+    """File -> CRC-32 in hex of what holds tensors, None for the rest.
+
+    The state file is left out, and the mark of the best one, which comes and goes.
+    """
     return {
         path.relative_to(folder).as_posix(): _checksum(path) if path.suffix in _TENSORS else None
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != STATE_FILE
+        if path.is_file() and path.name not in (STATE_FILE, BEST_FILE)
     }
 
 

@@ -12,14 +12,11 @@ from typing import Any
 
 from grouper.errors import RunFolderError
 from grouper.tracking.files import remove_folder, write_atomic
-from grouper.training.integrity import STATE_FILE, is_complete
+from grouper.training.integrity import BEST_FILE, STATE_FILE, is_complete
 
 __all__ = ["BEST_FILE", "OPTIMIZER_FILE", "BestScore", "crown", "last_good", "numbered", "thin_out"]
 
 log = logging.getLogger(__name__)
-
-BEST_FILE = "best.json"
-"""Lies in the folder of the best checkpoint so far, and says by which evaluation it is that."""
 
 OPTIMIZER_FILE = "optimizer.pt"
 SHARDS_FOLDER = "optimizer-shards"
