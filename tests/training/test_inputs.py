@@ -95,3 +95,33 @@ def test_prompts_that_leave_nothing(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"max_total_tokens: prompts of up to \d+ tokens leave"):
         Session(recipe, Progress(quiet=True))
+
+
+def test_sft_and_rollouts_start_from_identical_prompts(shared_data, tmp_path):
+    """System B, with its published files: equal text and equal ids, question by question."""
+    folder = shared_data / "math"
+    recipe = load_recipe(
+        "demo",
+        [
+            *SMALL[:3],
+            f"output_dir={tmp_path}",
+            "grading.symbolic=false",
+            "prompt={format: r1-zero, max_prompt_tokens: 1000}",
+            "sampling={max_new_tokens: 64}",
+            f"data.sft={{source: prompt-response, path: {folder / 'sft.jsonl'}, limit: 60}}",
+            f"data.train={{source: math, path: {folder}, split: train, limit: 40}}",
+            "data.validation=null",
+            "data.test=null",
+        ],
+    )
+    with Session(recipe, Progress(quiet=True)) as session:
+        sampled = {prompt.text: prompt.token_ids for _, prompt in session.inputs.train}
+        trained = session.inputs.demonstrations
+        shared = [d for d in trained if d.prompt.text in sampled]
+        assert len(trained) == 60
+        assert len(shared) >= 30
+        assert all(d.prompt.token_ids == sampled[d.prompt.text] for d in shared)
+        # The response word for word, then the stop token.
+        texts = [session.tokenizer.decode(list(d.token_ids[:-1])) for d in trained]
+        rows = (folder / "sft.jsonl").read_text().splitlines()
+        assert texts == [json.loads(row)["response"] for row in rows[:60]]
