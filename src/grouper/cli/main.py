@@ -32,7 +32,7 @@ COMMANDS = {
     "grade": ("grouper.cli.grade", "Grade one completion, every stage shown."),
     "grade-agreement": ("grouper.cli.grade", "Our grader beside Math-Verify, on a file."),
     "regrade": ("grouper.cli.regrade", "Grade and reward a run's stored completions again."),
-    "data": ("grouper.cli.data", "List data sources, show problems, find what is wrong in them."),
+    "data": ("grouper.cli.data", "List data sources, show, check and prepare problems."),
     "new-model": ("grouper.cli.new_model", "Make a small random model fitted to a recipe's data."),
 }
 """Name -> (module that holds the command, one line for `grouper --help`)."""
