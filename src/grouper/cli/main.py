@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -128,7 +129,14 @@ def main(arguments: list[str] | None = None) -> None:
     }.items():
         os.environ.setdefault(name, value)
     prefer_expandable_segments()
-    sys.exit(_run(arguments))
+    code = _run(arguments)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # One of several processes: tearing down what they share may wait for ever.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _run(arguments: list[str] | None) -> int:

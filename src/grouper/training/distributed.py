@@ -63,7 +63,17 @@ def join_team(*, minutes: float = 30.0) -> Team:
     return ProcessTeam()
 
 
-def leave_team() -> None:
-    """End the process group, if this process is in one."""
+_LEFT: list[Any] = []
+
+
+def leave_team(*held: object) -> None:
+    """End the process group, if this process is in one.
+
+    Args:
+        held: what has used the group (a replica). It is kept alive until the process ends: the
+            group's destructor waits for its threads while it holds Python's lock, and one of
+            them may be waiting for that lock.
+    """
     if dist.is_available() and dist.is_initialized():
+        _LEFT.extend((*held, dist.group.WORLD))
         dist.destroy_process_group()

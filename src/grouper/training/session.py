@@ -304,4 +304,4 @@ class Session(Workbench):
         self._unlock()
         if not any(raised):
             # After an error the others may never come here, and must not be waited for.
-            leave_team()
+            leave_team(self._replica)
