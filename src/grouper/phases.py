@@ -232,6 +232,10 @@ def _misfits(c: GRPOConfig) -> list[tuple[bool, str]]:
             ),
         ),
         (
+            c.prompts_per_step * c.group_size == 1 and c.advantage == "batch_standardised",
+            "one completion a step leaves advantage: batch_standardised nothing to compare with",
+        ),
+        (
             c.beta > 0 and c.kl == "k1" and not c.kl_in_reward,
             "kl: k1 has a gradient of expectation 0 in a loss; use k2 or k3, or kl_in_reward: true",
         ),

@@ -233,6 +233,60 @@ def test_a_mistake_of_the_user_is_one_paragraph(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_mistake_that_only_the_first_finds_is_one_paragraph_and_no_new_start(
+    tmp_path: Path,
+) -> None:
+    """The folder is rank 0's business; the others are told, and nothing is started again."""
+    (tmp_path / "odd.py").write_text(ODD)
+    command = [sys.executable, "-m", "grouper", "run", "demo", *SMALL, "output_dir=out"]
+    (tmp_path / "out" / "demo").mkdir(parents=True)
+    (tmp_path / "out" / "demo" / "thesis.txt").write_text("not a run")
+    done = subprocess.run(
+        [*command, "--nproc", "2"],
+        capture_output=True,
+        check=False,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("not a run of Grouper") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="a parent's death is only told on Linux")
+def test_a_killed_launcher_takes_its_processes_with_it(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    arguments = [
+        *SMALL, "output_dir=out", "grpo.steps=5000", "grpo.evaluate_every=0",
+        "grpo.checkpoint_every=0",
+    ]  # fmt: skip
+    run = subprocess.Popen(
+        [sys.executable, "-m", "grouper", "run", "demo", *arguments, "--nproc", "2"],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    file = tmp_path / "out" / "demo" / "metrics.jsonl"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not (file.exists() and '"grpo"' in file.read_text()):
+        time.sleep(0.2)
+    run.kill()
+    run.wait()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not list(
+        (tmp_path / "out" / "demo" / "grpo").glob("checkpoint-*")
+    ):
+        time.sleep(0.2)
+    assert list((tmp_path / "out" / "demo" / "grpo").glob("checkpoint-*")), "not saved"
+    time.sleep(1.0)
+    lines = len(file.read_text().splitlines())
+    time.sleep(1.0)
+    assert len(file.read_text().splitlines()) == lines, "it trains on"
+
+
+@pytest.mark.slow
 def test_sigterm_to_the_launcher_saves_and_ends(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(ODD)
     run = subprocess.Popen(

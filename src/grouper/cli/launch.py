@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import signal
 import sys
 import time
 import uuid
 from collections.abc import Sequence
 
-__all__ = ["is_follower", "launch", "let_the_first_speak", "without_nproc"]
+__all__ = [
+    "is_follower",
+    "launch",
+    "let_the_first_speak",
+    "stop_with_the_launcher",
+    "without_nproc",
+]
+
+PR_SET_PDEATHSIG = 1
+"""Linux: the signal a process gets when its parent dies."""
 
 HEAD_START = 3.0
 """Seconds a follower waits with its error: when rank 0 has the same one, it ends the others."""
@@ -18,6 +29,15 @@ HEAD_START = 3.0
 def is_follower() -> bool:
     """Whether this process was started by torchrun and is not the one that talks."""
     return int(os.environ.get("RANK", "0")) > 0
+
+
+def stop_with_the_launcher() -> None:
+    """A process that torchrun or `--nproc` started stops, as on SIGTERM, when that is killed.
+
+    Linux only; elsewhere the processes of a killed launcher train on to the end.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def let_the_first_speak() -> str:
@@ -56,6 +76,8 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         monitor_interval=0.2,
+        # A command that failed fails again, and one with --overwrite would delete what it saved.
+        max_restarts=0,
     )
     try:
         elastic_launch(config, sys.executable)("-m", "grouper", *arguments)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.cli.launch import is_follower, launch, without_nproc
+from grouper.cli.launch import is_follower, launch, stop_with_the_launcher, without_nproc
 from grouper.cli.options import (
     dry_run_option,
     open_recipe,
@@ -159,6 +159,7 @@ def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool) -> None:
     from grouper.training.run import train
     from grouper.training.session import Session
 
+    stop_with_the_launcher()
     progress = Progress(quiet=quiet or is_follower(), log_every=recipe.tracking.show_every)
     setup_logging(None, console=None if is_follower() else progress.console)
     with Session(recipe, progress, **intent) as session:

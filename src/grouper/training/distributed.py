@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from grouper.errors import GrouperError
 from grouper.team import Solo, Team
 
 __all__ = ["ProcessTeam", "join_team", "leave_team", "started_by_torchrun"]
@@ -35,8 +36,16 @@ class ProcessTeam:
         return values
 
     def lead(self, work: Callable[[], Value]) -> Value:
-        box: list[Any] = [work() if self.rank == 0 else None]
+        box: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                box[0] = work()
+            except GrouperError as error:
+                box[1] = error
+        # What the user can put right is told to all, so that none is left waiting for a word.
         dist.broadcast_object_list(box, src=0)
+        if box[1] is not None:
+            raise box[1]
         result: Value = box[0]
         return result
 

@@ -82,7 +82,8 @@ def accumulate_gradient(
     budget = replica.token_budget(batch, token_budget)
     total, tallies = with_enough_memory(policy, batch, budget, whole_step, retry=size == 1)
     told = replica.team.gather((total, tallies))
-    return math.fsum(loss for loss, _ in told), merge_tallies([report for _, report in told])
+    # Not `fsum`, which refuses infinities of both signs; the step is skipped with a NaN.
+    return sum(loss for loss, _ in told), merge_tallies([report for _, report in told])
 
 
 def update(
