@@ -17,7 +17,7 @@ def test_places_types_and_nearest_names():
     told = str(caught.value)
     assert "r.yaml: outer.model.new.layres: there is no setting 'layres' here." in told
     assert "Did you mean 'layers'?" in told
-    assert "outer.data.train.source: this setting is required." in told
+    assert "outer.data.train: give either one `source` or the list `mixture` of several." in told
     assert "outer.grpo.optimizer.betas.1" in told
     assert "outer.grpo.advantage: should be 'standardised'" in told
     assert len(told.splitlines()) == 4
