@@ -62,6 +62,7 @@ BROKEN: dict[str, tuple[list[str], set[str]]] = {
         [
             "data.train.path=ALWAYS/always_1.jsonl",
             "grpo.optimizer={learning_rate: 1e-2, schedule: constant}",
+            "grpo.steps=80",
         ],
         {"reward-saturation", "no-signal:all-right"},
     ),

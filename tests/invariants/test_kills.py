@@ -40,6 +40,8 @@ RECIPE = [
     "grpo.difficulty={low: 0.2, high: 0.8, recheck_epochs: 1}",
     "grpo.optimizer.learning_rate=5e-3",
     "alarms.window=2",
+    # Rings whatever the run happens to learn: an alarm has a state that must survive, too.
+    "alarms.kl_rise=1.0e-6",
     "evaluation.samples=4",
     "evaluation.temperature=1.0",
 ]
