@@ -9,7 +9,8 @@ import yaml
 
 from grouper.config import Recipe
 from grouper.errors import ConfigError, GrouperError
-from grouper.recipe import check_recipe, list_recipes, load_recipe, recipe_hash, resolved_yaml
+from grouper.recipe import list_recipes, load_recipe, recipe_hash, resolved_yaml
+from grouper.recipe_checks import check_recipe
 
 SMALL = """
 name: small

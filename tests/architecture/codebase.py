@@ -29,6 +29,7 @@ LAYER_1 = (
     "config",
     "validation",
     "recipe",
+    "recipe_checks",
     "data",
     "prompts",
     "grading",

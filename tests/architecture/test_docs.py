@@ -14,7 +14,8 @@ from codebase import ROOT, SOURCE, modules
 from grouper.algorithms.advantages import ADVANTAGES
 from grouper.algorithms.losses import SURROGATES
 from grouper.algorithms.weighting import WEIGHTINGS
-from grouper.recipe import check_recipe, load_recipe
+from grouper.recipe import load_recipe
+from grouper.recipe_checks import check_recipe
 from grouper.training.optimizers import SCHEDULES
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

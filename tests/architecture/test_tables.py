@@ -17,7 +17,8 @@ from grouper.algorithms.losses import IMPORTANCE_WEIGHTS, KL_ESTIMATORS, RATIOS,
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.cli.main import COMMANDS, cli
 from grouper.presets import PRESETS
-from grouper.recipe import check_recipe, list_recipes, load_recipe, resolved_yaml
+from grouper.recipe import list_recipes, load_recipe, resolved_yaml
+from grouper.recipe_checks import check_recipe
 from grouper.training.optimizers import OPTIMIZERS, SCHEDULES
 
 TABLES: list[tuple[Any, dict[str, Any]]] = [

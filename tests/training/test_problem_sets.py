@@ -8,7 +8,8 @@ import pytest
 
 from grouper.data import find_overlap, load_problems
 from grouper.errors import DataError
-from grouper.recipe import check_recipe, load_recipe
+from grouper.recipe import load_recipe
+from grouper.recipe_checks import check_recipe
 from grouper.training.problem_sets import load_part, load_problem_sets
 from grouper.training.sizes import leak_warnings, phase_lines
 

@@ -11,7 +11,8 @@ import click
 from grouper.cli.launch import is_follower
 from grouper.config import Recipe
 from grouper.errors import ConfigError
-from grouper.recipe import check_recipe, load_recipe, resolved_yaml
+from grouper.recipe import load_recipe, resolved_yaml
+from grouper.recipe_checks import check_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
