@@ -69,15 +69,9 @@ def evaluate(
         DataError: no problems, or two of the same id.
     """
     _check(name, items)
-    requests = [
-        SampleRequest(prompt=prompt, params=params, key=address(seed, "eval", problem.id, sample))
-        for problem, prompt in items
-        for sample in range(samples)
-    ]
-    references = [problem.answer for problem, _ in items for _ in range(samples)]
     drawn, _ = draw_and_grade(
-        requests,
-        references,
+        _requests(items, params, samples, seed),
+        [problem.answer for problem, _ in items for _ in range(samples)],
         sampler=sampler,
         grader=grader,
         lenient=True,
@@ -96,6 +90,16 @@ def evaluate(
         confidence=confidence,
         card={**_settings(items, params, grader, samples, seed), **(card or {})},
     )
+
+
+def _requests(
+    items: Sequence[tuple[Problem, Prompt]], params: SamplingParams, samples: int, seed: int
+) -> list[SampleRequest]:
+    return [
+        SampleRequest(prompt=prompt, params=params, key=address(seed, "eval", problem.id, sample))
+        for problem, prompt in items
+        for sample in range(samples)
+    ]
 
 
 def _settings(

@@ -17,8 +17,10 @@ from typing import Any, NoReturn
 from grouper.errors import RunFolderError
 
 __all__ = [
+    "delete",
     "disk_errors",
     "dumps",
+    "read_json",
     "read_lines",
     "refused",
     "remove_folder",
@@ -201,3 +203,26 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             where=str(path),
             fix="It was damaged after it was written; restore it or delete it.",
         ) from error
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """The content of a JSON file.
+
+    Raises:
+        RunFolderError: it says `what` where the file is missing or damaged.
+    """
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(
+            f"{what} ({error})", where=str(path), fix="Check the path, or restore the file."
+        ) from error
+    return content
+
+
+def delete(path: Path) -> None:
+    """Delete a file, if it is there."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        refused(error, path)

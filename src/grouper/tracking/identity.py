@@ -5,18 +5,22 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import yaml
 
+from grouper.errors import RunFolderError
 from grouper.recipe import NOT_THE_EXPERIMENT
 
 __all__ = [
     "Changes",
     "data_changes",
     "describe_changes",
+    "entries_of_change",
     "host",
     "recipe_changes",
+    "refuse_changed_data",
     "versions_that_differ",
 ]
 
@@ -90,3 +94,23 @@ def host(threads: int, processes: int) -> dict[str, str | int]:
         "threads": threads,
         "processes": processes,
     }
+
+
+def entries_of_change(before: str, now: str, changes: Changes) -> Iterator[dict[str, Any]]:
+    """The entry in `run.json` for allowed changes between two recipe hashes.
+
+    From which phase and step on they hold is not known yet.
+    """
+    if changes or before != now:
+        yield {"phase": None, "step": None, "hash_before": before, "hash": now, "changes": changes}
+
+
+def refuse_changed_data(changes: Changes, path: Path) -> NoReturn:
+    """Raise the `RunFolderError` that names the data sets that changed."""
+    raise RunFolderError(
+        "the data changed since this run began: "
+        + ", ".join(sorted(key.removeprefix("data.") for key in changes)),
+        where=str(path),
+        fix="Put the old data back, start a new run under another name, or continue all the "
+        "same with --resume --allow-changes.",
+    )

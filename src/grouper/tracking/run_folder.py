@@ -31,7 +31,9 @@ from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationResult
 from grouper.tracking import records
 from grouper.tracking.files import (
+    delete,
     dumps,
+    read_json,
     read_lines,
     refused,
     sweep,
@@ -42,8 +44,10 @@ from grouper.tracking.identity import (
     Changes,
     data_changes,
     describe_changes,
+    entries_of_change,
     host,
     recipe_changes,
+    refuse_changed_data,
 )
 from grouper.tracking.lock import LOCK_FILE
 from grouper.tracking.metrics_file import MetricsFile
@@ -117,20 +121,14 @@ class RunFolder:
         )
         folder._prepare(clear=found and overwrite)
         known = folder.read_info() if folder._info.exists() else {}
-        changes: Changes = {}
-        if known:
-            changes = data_changes(known.get("fingerprints", {}), fingerprints)
-            _refuse_changed_data(changes, folder.path, allowed=allow_changes)
-            if known["recipe_hash"] != recipe_hash:
-                changes |= recipe_changes(folder._recipe.read_text(encoding="utf-8"), recipe_yaml)
-            folder._metrics.repair()
+        changes = folder._changed(known, recipe_hash, recipe_yaml, fingerprints, allow_changes)
         info = {
             "format": 1,
             "recipe_hash": recipe_hash,
             "versions": known.get("versions") or dict(versions),
             "fingerprints": {**known.get("fingerprints", {}), **fingerprints},
             "host": known.get("host") or host(threads, processes),
-            "changes": [*known.get("changes", []), *_change(known, recipe_hash, changes)],
+            "changes": [*known.get("changes", []), *changes],
         }
         # A folder with a run.json is a run folder, so it comes last in a new one. In one that is
         # there the new hash goes before the new recipe: after a kill in between, the new recipe
@@ -141,6 +139,25 @@ class RunFolder:
         if not known:
             folder._write_info(info)
         return folder
+
+    def _changed(
+        self,
+        known: Mapping[str, Any],
+        recipe_hash: str,
+        recipe_yaml: str,
+        fingerprints: Mapping[str, str],
+        allowed: bool,
+    ) -> list[dict[str, Any]]:
+        """The entry in `run.json` for changes that the user allowed; none where nothing changed."""
+        if not known:
+            return []
+        changes = data_changes(known.get("fingerprints", {}), fingerprints)
+        if changes and not allowed:
+            refuse_changed_data(changes, self.path)
+        if known["recipe_hash"] != recipe_hash:
+            changes |= recipe_changes(self._recipe.read_text(encoding="utf-8"), recipe_yaml)
+        self._metrics.repair()
+        return list(entries_of_change(known["recipe_hash"], recipe_hash, changes))
 
     @classmethod
     def check(
@@ -188,7 +205,7 @@ class RunFolder:
         Raises:
             RunFolderError: there is none, or it is damaged.
         """
-        return _read_json(self._info, "this is not a run folder of Grouper")
+        return read_json(self._info, "this is not a run folder of Grouper")
 
     def recipe_hashes(self) -> set[str]:
         """Of the recipe, and of what it was before changes that were allowed."""
@@ -265,7 +282,7 @@ class RunFolder:
             raise ValueError(f"{result.name!r} cannot be a file name")
         base = self.path / "evaluations"
         # Never an old summary beside new items.
-        _delete(base / f"{result.name}.json")
+        delete(base / f"{result.name}.json")
         write_lines(base / f"{result.name}.jsonl.gz", records.evaluation_items_to_json(result))
         # The summary last: an evaluation without one does not exist.
         summary = json.dumps(json.loads(dumps(records.evaluation_to_json(result))), indent=2)
@@ -276,7 +293,7 @@ class RunFolder:
         path = self.path / "evaluations" / f"{name}.json"
         if not path.exists():
             return None
-        summary = _read_json(path, _DAMAGED)
+        summary = read_json(path, _DAMAGED)
         return records.evaluation_from_json(summary, read_lines(path.with_suffix(".jsonl.gz")))
 
     def read_evaluations(self) -> list[EvaluationResult]:
@@ -298,11 +315,11 @@ class RunFolder:
         self._metrics.keep(lambda report: not later(report.phase, report.step))
         for file_phase, file_step, file in list(self._rollout_files()):
             if later(file_phase, file_step):
-                _delete(file)
+                delete(file)
         for path, summary in list(self._summaries()):
             if later(summary["phase"], summary["step"]):
-                _delete(path)
-                _delete(path.with_suffix(".jsonl.gz"))
+                delete(path)
+                delete(path.with_suffix(".jsonl.gz"))
 
     @property
     def _info(self) -> Path:
@@ -398,46 +415,4 @@ class RunFolder:
 
     def _summaries(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         for path in sorted((self.path / "evaluations").glob("*.json")):
-            yield path, _read_json(path, _DAMAGED)
-
-
-def _read_json(path: Path, what: str) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunFolderError(
-            f"{what} ({error})", where=str(path), fix="Check the path, or restore the file."
-        ) from error
-    return content
-
-
-def _delete(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        refused(error, path)
-
-
-def _change(
-    known: Mapping[str, Any], recipe_hash: str, changes: Changes
-) -> Iterator[dict[str, Any]]:
-    """The entry in `run.json` for changes that the user allowed; its place is known later."""
-    if known and (changes or known["recipe_hash"] != recipe_hash):
-        yield {
-            "phase": None,
-            "step": None,
-            "hash_before": known["recipe_hash"],
-            "hash": recipe_hash,
-            "changes": changes,
-        }
-
-
-def _refuse_changed_data(changes: Changes, path: Path, *, allowed: bool) -> None:
-    if changes and not allowed:
-        raise RunFolderError(
-            "the data changed since this run began: "
-            + ", ".join(sorted(key.removeprefix("data.") for key in changes)),
-            where=str(path),
-            fix="Put the old data back, start a new run under another name, or continue all the "
-            "same with --resume --allow-changes.",
-        )
+            yield path, read_json(path, _DAMAGED)

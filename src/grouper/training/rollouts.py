@@ -69,18 +69,8 @@ def collect(
         requests, references, sampler=sampler, grader=grader, team=team, progress=progress
     )
 
-    def score() -> list[list[Reward]]:
-        return [
-            rewards.score(
-                problem=problem,
-                prompt=prompt,
-                completions=[one.completion for one in part],
-                grades=[one.grade for one in part],
-            )
-            for (problem, prompt), part in zip(items, _groups(drawn, group_size), strict=True)
-        ]
-
-    scored = (team or Solo()).lead(score)
+    parts = list(_groups(drawn, group_size))
+    scored = (team or Solo()).lead(lambda: _score(items, parts, rewards))
     groups = tuple(
         RolloutGroup(
             problem=problem,
@@ -91,15 +81,27 @@ def collect(
                 for one, reward in zip(part, earned, strict=True)
             ),
         )
-        for (problem, prompt), part, earned in zip(
-            items, _groups(drawn, group_size), scored, strict=True
-        )
+        for (problem, prompt), part, earned in zip(items, parts, scored, strict=True)
     )
     return Collected(
         groups=groups,
         sample_seconds=seconds,
         grade_seconds=time.perf_counter() - started - seconds,
     )
+
+
+def _score(
+    items: Sequence[tuple[Problem, Prompt]], parts: Sequence[Sequence[Drawn]], rewards: RewardStack
+) -> list[list[Reward]]:
+    return [
+        rewards.score(
+            problem=problem,
+            prompt=prompt,
+            completions=[one.completion for one in part],
+            grades=[one.grade for one in part],
+        )
+        for (problem, prompt), part in zip(items, parts, strict=True)
+    ]
 
 
 def _groups(drawn: Sequence[Drawn], size: int) -> Iterator[Sequence[Drawn]]:
