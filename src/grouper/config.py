@@ -21,6 +21,7 @@ from grouper.section import (
     PositiveFloat,
     Section,
 )
+from grouper.tracking_config import TrackerConfig, TrackingConfig
 
 __all__ = [
     "AlarmsConfig",
@@ -41,6 +42,7 @@ __all__ = [
     "SamplingConfig",
     "SourceConfig",
     "TagsConfig",
+    "TrackerConfig",
     "TrackingConfig",
 ]
 
@@ -200,13 +202,6 @@ class EvaluationConfig(Section):
         if self.samples > 1 and self.temperature == 0:
             raise ValueError("evaluation.samples > 1 needs a temperature above 0")
         return self
-
-
-class TrackingConfig(Section):
-    """What is written down beside the metrics."""
-
-    token_ids: bool = Field(False, description="keep ids and log-probs of every rollout")
-    show_every: Positive = Field(1, description="steps between lines in training.log")
 
 
 class AlarmsConfig(Section):

@@ -42,6 +42,7 @@ NOT_THE_EXPERIMENT = (
     "skip_sft",
     "skip_grpo",
     "alarms",
+    "tracking.trackers",
 )
 
 
@@ -127,7 +128,11 @@ def recipe_hash(recipe: Recipe) -> str:
 
     What `NOT_THE_EXPERIMENT` lists does not count: texts, the machine, which phases are skipped.
     """
-    data = recipe.model_dump(mode="json", exclude=set(NOT_THE_EXPERIMENT))
+    exclude: dict[str, Any] = {}
+    for name in NOT_THE_EXPERIMENT:
+        section, _, field = name.partition(".")
+        exclude[section] = {field} if field else True
+    data = recipe.model_dump(mode="json", exclude=exclude)
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
-from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
 from grouper.config import RewardConfig
@@ -24,6 +20,7 @@ from grouper.rewards.length import LENGTH
 from grouper.rewards.openmath_dapo import OPENMATH_DAPO
 from grouper.rewards.r1_zero import R1_ZERO
 from grouper.rewards.style import STYLE
+from grouper.user_code import load_user_object
 
 __all__ = ["REWARDS", "find_reward", "reward_label"]
 
@@ -87,16 +84,9 @@ def _users_function(config: RewardConfig) -> RewardFunction:
 
     One that names `completion` and not `completions` is called once a completion.
     """
-    place, _, name = config.name.rpartition(":")
-    module = _load_file(Path(place), config.name) if place.endswith(".py") else _load_module(place)
-    function: Callable[..., Any] | None = getattr(module, name, None)
-    if not callable(function):
-        public = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
-        raise RewardError(
-            f"{place} has no function {name!r}",
-            where="rewards",
-            fix=did_you_mean(name, public),
-        )
+    function: Callable[..., Any] = load_user_object(
+        config.name, kind="reward", where="rewards", error=RewardError
+    )
     named = _checked_parameters(function, config)
     single = "completion" in named and "completions" not in named
     if config.params:
@@ -120,49 +110,3 @@ def _checked_parameters(
         fix="Every column of the data is passed by name: declare those you use and add **kwargs, "
         "as in `def f(prompts, completions, answer, **kwargs)`.",
     )
-
-
-def _load_file(path: Path, name: str) -> ModuleType:
-    if not path.is_file():
-        raise RewardError(
-            f"there is no file {path}",
-            where="rewards",
-            fix=f"The reward {name!r} is looked for from {Path.cwd()}.",
-        )
-    # A stable name, so that a file named by two rewards is loaded once.
-    label = f"grouper_user_rewards.{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
-    if label in sys.modules:
-        return sys.modules[label]
-    spec = importlib.util.spec_from_file_location(label, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[label] = module
-    try:
-        spec.loader.exec_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a user's file may raise anything; it is told as theirs
-        del sys.modules[label]
-        raise RewardError(
-            f"{path} cannot be loaded: {type(error).__name__}: {error}", where="rewards"
-        ) from error
-    return module
-
-
-def _load_module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise RewardError(
-            f"the module {name} of a reward cannot be imported: {error}",
-            where="rewards",
-            fix="Install it, or name a file: `path/to/file.py:function`.",
-        ) from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a user's module may raise anything; it is told as theirs
-        raise RewardError(
-            f"the module {name} of a reward cannot be imported: {type(error).__name__}: {error}",
-            where="rewards",
-        ) from error

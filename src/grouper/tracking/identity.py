@@ -37,12 +37,16 @@ def recipe_changes(before: str, now: str) -> Changes:
     {'grpo.steps': [6, 8]}
     """
     old, new = dict(_flat(yaml.safe_load(before))), dict(_flat(yaml.safe_load(now)))
-    keys = [key for key in {**old, **new} if key.split(".")[0] not in NOT_THE_EXPERIMENT]
+    keys = [key for key in {**old, **new} if not _is_no_matter(key)]
     return {
         key: [old.get(key, NOT_THERE), new.get(key, NOT_THERE)]
         for key in keys
         if old.get(key, NOT_THERE) != new.get(key, NOT_THERE)
     }
+
+
+def _is_no_matter(key: str) -> bool:
+    return any(f"{key}.".startswith(f"{name}.") for name in NOT_THE_EXPERIMENT)
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

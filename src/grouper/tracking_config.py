@@ -1,0 +1,50 @@
+"""The tracking section of a recipe: what is written beside the metrics, and who else is told."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from grouper.section import Positive, Section
+
+__all__ = ["TRACKER_PACKAGES", "TrackerConfig", "TrackingConfig"]
+
+TRACKER_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
+"""Built-in tracker -> the package it needs, which is also the name of the optional extra."""
+
+
+class TrackerConfig(Section):
+    """Somebody else who is told of every step; it can neither stop a run nor slow it."""
+
+    name: str = Field(
+        description="tensorboard, wandb, trackio, or your own: `path/to/file.py:function`"
+    )
+    project: str | None = Field(None, description="left out: grouper")
+    entity: str | None = Field(None, description="only wandb: user or team; left out: your own")
+    run_name: str | None = Field(None, description="left out: the recipe's name")
+    tags: tuple[str, ...] = ()
+    mode: Literal["offline", "online"] = Field(
+        "offline", description="online: send to its server while the run goes on"
+    )
+    params: dict[str, Any] = Field(
+        default_factory=dict, description="further keywords: of wandb.init, trackio.init, or yours"
+    )
+
+
+class TrackingConfig(Section):
+    """What is written down beside the metrics."""
+
+    token_ids: bool = Field(False, description="keep ids and log-probs of every rollout")
+    show_every: Positive = Field(1, description="steps between lines in training.log")
+    trackers: tuple[TrackerConfig, ...] = Field(
+        (), description="who else is told of each step; the run folder is written in any case"
+    )
+
+    @model_validator(mode="after")
+    def _trackers_are_named_once(self) -> TrackingConfig:
+        names = [tracker.name for tracker in self.trackers]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"the tracker {twice[0]!r} is listed twice")
+        return self
