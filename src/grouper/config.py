@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from grouper.data_config import DataConfig, PromptConfig, SourceConfig, TagsConfig
 from grouper.phases import DifficultyConfig, GRPOConfig, OptimizerConfig, PhaseConfig, SFTConfig
+from grouper.reward_config import RewardConfig
 from grouper.section import (
     Fraction,
     NonNegative,
@@ -22,6 +23,7 @@ from grouper.section import (
     Section,
 )
 from grouper.tracking_config import TrackerConfig, TrackingConfig
+from grouper.validation import validate_json
 
 __all__ = [
     "AlarmsConfig",
@@ -163,22 +165,6 @@ class SamplingConfig(Section):
         return self
 
 
-class RewardConfig(Section):
-    """One component of the reward."""
-
-    name: str = Field(
-        description="a built-in name, `path/to/file.py:function`, or `stack:name` for several"
-    )
-    weight: float = 1.0
-    params: dict[str, Any] = Field(default_factory=dict)
-    max_failure_rate: Fraction = Field(
-        0.1, description="share of the recent groups it may fail on before the run stops"
-    )
-    timeout_seconds: PositiveFloat = Field(
-        120.0, description="a group's time: an async function is stopped, another warned of"
-    )
-
-
 class GradingConfig(Section):
     """How answers are compared."""
 
@@ -256,6 +242,24 @@ class Recipe(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     tracking: TrackingConfig = TrackingConfig()
     alarms: AlarmsConfig = AlarmsConfig()
+
+    def override(self, *settings: str, **sections: Any) -> Recipe:
+        """This recipe with other settings; everything is checked again, and `self` stays as it is.
+
+        Args:
+            *settings: `section.key=value`, as on the command line; later ones win.
+            **sections: whole keys, sections merged with what they hold already.
+
+        Raises:
+            ConfigError: every wrong or unknown setting at once.
+
+        Example: `recipe.override("grpo.steps=20", name="short", model={"lora": {"rank": 8}})`.
+        """
+        from grouper.overrides import changed
+
+        data = self.model_dump(mode="json", exclude_unset=True)
+        text = changed(data, settings, sections, where=f"recipe {self.name}")
+        return validate_json(Recipe, text, where=f"recipe {self.name}")
 
     @model_validator(mode="after")
     def _rewards_are_named_once(self) -> Recipe:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ import yaml
 
 from grouper.config import Recipe
 from grouper.errors import ConfigError, did_you_mean
-from grouper.presets import PRESETS
-from grouper.rewards import expand_stacks
+from grouper.overrides import as_json, parse_yaml
 from grouper.validation import validate_json
 
 __all__ = [
@@ -46,28 +44,6 @@ NOT_THE_EXPERIMENT = (
 )
 
 
-class _Loader(yaml.SafeLoader):
-    """`yaml.safe_load` that reads 5e-6 as a number and refuses a key written twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key_node.value!r} is written twice", key_node.start_mark
-                )
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
-
-
-# YAML 1.1 wants a dot in the mantissa and a sign in the exponent; people write 5e-6 and 1e6.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
-
-
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of that name or file, with `section.key=value` overrides applied.
 
@@ -81,33 +57,14 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         ConfigError: unknown recipe, unreadable YAML, or every wrong or unknown setting at once.
     """
     text, where = _read(name_or_path)
-    data = _parse_yaml(text, where)
+    data = parse_yaml(text, where)
     if not isinstance(data, dict):
         raise ConfigError(
             f"the recipe is a {type(data).__name__}, not settings with names",
             where=where,
             fix="Write it as `name: ...`, `model: ...`, `data: ...`.",
         )
-    for override in overrides:
-        _apply(data, override)
-    _fill_in_preset(data)
-    if "rewards" in data:
-        data["rewards"] = expand_stacks(data["rewards"])
-    try:
-        as_json = json.dumps(data, allow_nan=False, default=str)
-    except ValueError as error:
-        raise ConfigError(
-            "a setting is infinite or not a number", where=where, fix="Give a finite value."
-        ) from error
-    return validate_json(Recipe, as_json, where=where)
-
-
-def _fill_in_preset(data: dict[str, Any]) -> None:
-    """The parts of `grpo.algorithm` that the recipe does not set; a wrong name is found later."""
-    section = data.get("grpo")
-    name = section.get("algorithm") if isinstance(section, dict) else None
-    if isinstance(section, dict) and isinstance(name, str) and name in PRESETS:
-        data["grpo"] = {**PRESETS[name], **section}
+    return validate_json(Recipe, as_json(data, overrides, where=where), where=where)
 
 
 def list_recipes() -> list[tuple[str, str]]:
@@ -169,54 +126,3 @@ def _decode(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read ({error})", where=str(path)) from error
-
-
-def _parse_yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(
-            f"this is not valid YAML: {getattr(error, 'problem', None) or error}",
-            where=f"{where}{line}",
-        ) from error
-
-
-def _apply(data: dict[str, Any], override: str) -> None:
-    """Set one dotted key in place; unknown keys are left for the schema to complain about."""
-    key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
-        raise ConfigError(
-            f"{override!r} is not an override", fix="Write section.key=value, as in grpo.steps=20."
-        )
-    node: Any = data
-    for position, part in enumerate(parts[:-1]):
-        node = _step_into(node, part, where=".".join(parts[: position + 1]))
-    value = _parse_yaml(text, override)
-    if isinstance(node, list):
-        node[_index(node, parts[-1], key)] = value
-    else:
-        node[parts[-1]] = value
-
-
-def _step_into(node: Any, part: str, where: str) -> Any:
-    if isinstance(node, list):
-        return node[_index(node, part, where)]
-    child = node.get(part)
-    if child is None:
-        child = node[part] = {}
-    if not isinstance(child, dict | list):
-        raise ConfigError(f"holds {child!r}, which has no settings inside", where=where)
-    return child
-
-
-def _index(node: list[Any], part: str, where: str) -> int:
-    if part.isdecimal() and int(part) < len(node):
-        return int(part)
-    raise ConfigError(
-        f"{part!r} is not a position in a list of {len(node)}",
-        where=where,
-        fix=f"Use 0 to {len(node) - 1}." if node else "",
-    )

@@ -1,0 +1,192 @@
+"""Settings before they are a recipe: YAML as people write it, dotted keys, what a name stands for.
+
+`load_recipe` and `Recipe.override` both go through here, so that a setting means the same in a
+file, on the command line and in Python.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from grouper.errors import ConfigError
+from grouper.presets import PRESETS
+from grouper.rewards.stacks import expand_stacks
+
+__all__ = ["apply", "as_json", "changed", "parse_yaml"]
+
+
+class _Loader(yaml.SafeLoader):
+    """`yaml.safe_load` that reads 5e-6 as a number and refuses a key written twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key_node.value!r} is written twice", key_node.start_mark
+                )
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 wants a dot in the mantissa and a sign in the exponent; people write 5e-6 and 1e6.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value that a text of YAML stands for.
+
+    Raises:
+        ConfigError: it is not YAML, or says a key twice; with the line.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(
+            f"this is not valid YAML: {getattr(error, 'problem', None) or error}",
+            where=f"{where}{line}",
+        ) from error
+
+
+def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> str:
+    """The settings with overrides, every preset and stack of rewards written out; changes `data`.
+
+    Args:
+        data: the settings of a recipe, nested by section.
+        overrides: `section.key=value`; later ones win.
+        where: the file or recipe named in errors.
+
+    Raises:
+        ConfigError: an override that cannot be applied, or a value that JSON does not have.
+    """
+    for override in overrides:
+        apply(data, override)
+    _fill_in_preset(data)
+    if "rewards" in data:
+        data["rewards"] = expand_stacks(data["rewards"])
+    try:
+        return json.dumps(data, allow_nan=False, default=str)
+    except ValueError as error:
+        raise ConfigError(
+            "a setting is infinite or not a number", where=where, fix="Give a finite value."
+        ) from error
+
+
+def changed(
+    data: dict[str, Any], overrides: Sequence[str], sections: Mapping[str, Any], *, where: str
+) -> str:
+    """The settings of a recipe that was loaded before, changed: first `sections`, then overrides.
+
+    Args:
+        data: what the recipe has set; changed in place.
+        overrides: `section.key=value`; later ones win.
+        sections: nested settings, merged into what is there; a section object counts as what was
+            set on it.
+        where: the recipe named in errors.
+
+    Raises:
+        ConfigError: as `as_json`.
+    """
+    before = _algorithm(data)
+    tried = _with_changes(copy.deepcopy(data), overrides, sections)
+    if before in PRESETS and _algorithm(tried) != before:
+        # The parts that the old name stood for go: another name stands for others.
+        parts = PRESETS[before].items()
+        data["grpo"] = {k: v for k, v in data["grpo"].items() if (k, v) not in parts}
+        tried = _with_changes(data, overrides, sections)
+    return as_json(tried, (), where=where)
+
+
+def _with_changes(
+    data: dict[str, Any], overrides: Sequence[str], sections: Mapping[str, Any]
+) -> dict[str, Any]:
+    _merge(data, sections)
+    for override in overrides:
+        apply(data, override)
+    return data
+
+
+def _algorithm(data: Mapping[str, Any]) -> str | None:
+    section = data.get("grpo")
+    name = section.get("algorithm") if isinstance(section, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _merge(data: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    for key, value in changes.items():
+        plain = _plain(value)
+        if isinstance(plain, dict) and isinstance(data.get(key), dict):
+            _merge(data[key], plain)
+        else:
+            data[key] = plain
+
+
+def _plain(value: Any) -> Any:
+    """Sections as what was set on them, also inside lists."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def _fill_in_preset(data: dict[str, Any]) -> None:
+    """The parts of `grpo.algorithm` that the recipe does not set; a wrong name is found later."""
+    section = data.get("grpo")
+    name = section.get("algorithm") if isinstance(section, dict) else None
+    if isinstance(section, dict) and isinstance(name, str) and name in PRESETS:
+        data["grpo"] = {**PRESETS[name], **section}
+
+
+def apply(data: dict[str, Any], override: str) -> None:
+    """Set one dotted key in place; unknown keys are left for the schema to complain about."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(
+            f"{override!r} is not an override", fix="Write section.key=value, as in grpo.steps=20."
+        )
+    node: Any = data
+    for position, part in enumerate(parts[:-1]):
+        node = _step_into(node, part, where=".".join(parts[: position + 1]))
+    value = parse_yaml(text, override)
+    if isinstance(node, list):
+        node[_index(node, parts[-1], key)] = value
+    else:
+        node[parts[-1]] = value
+
+
+def _step_into(node: Any, part: str, where: str) -> Any:
+    if isinstance(node, list):
+        return node[_index(node, part, where)]
+    child = node.get(part)
+    if child is None:
+        child = node[part] = {}
+    if not isinstance(child, dict | list):
+        raise ConfigError(f"holds {child!r}, which has no settings inside", where=where)
+    return child
+
+
+def _index(node: list[Any], part: str, where: str) -> int:
+    if part.isdecimal() and int(part) < len(node):
+        return int(part)
+    raise ConfigError(
+        f"{part!r} is not a position in a list of {len(node)}",
+        where=where,
+        fix=f"Use 0 to {len(node) - 1}." if node else "",
+    )

@@ -1,0 +1,69 @@
+"""A recipe with other settings, in Python: checked like a file, and the old one stays as it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from grouper.config import GRPOConfig, LoraConfig
+from grouper.errors import ConfigError
+from grouper.recipe import load_recipe, recipe_hash
+from grouper.rewards import stack
+
+
+@pytest.fixture
+def demo():
+    return load_recipe("demo")
+
+
+def test_both_spellings_are_those_of_the_command_line(demo):
+    expected = load_recipe("demo", ["grpo.steps=3", "name=mine", "model.lora={rank: 4}"])
+    assert demo.override("grpo.steps=3", "name=mine", "model.lora.rank=4") == expected
+    assert demo.override(grpo={"steps": 3}, name="mine", model={"lora": {"rank": 4}}) == expected
+    assert demo.override("grpo.steps=3", name="mine", model={"lora": LoraConfig(rank=4)}) == (
+        expected
+    )
+    assert recipe_hash(demo.override(name="mine")) == recipe_hash(
+        load_recipe("demo", ["name=mine"])
+    )
+
+
+def test_the_recipe_itself_stays_as_it_is_and_sections_are_merged(demo):
+    other = demo.override(sft={"steps": 1}).override("sft.batch_size=2")
+    assert (other.sft.steps, other.sft.batch_size) == (1, 2)
+    assert other.sft.optimizer == demo.sft.optimizer
+    assert demo == load_recipe("demo")
+    assert demo.override() == demo
+
+
+def test_a_text_wins_over_a_keyword_and_the_last_text_over_the_others(demo):
+    assert demo.override("seed=2", "seed=3", seed=1).seed == 3
+
+
+def test_every_mistake_is_told_at_once_with_the_nearest_name(demo):
+    with pytest.raises(ConfigError) as error:
+        demo.override("grpo.stepz=3", sampling={"temperature": -1})
+    told = " ".join(e.paragraph() for e in (error.value, *error.value.others))
+    assert "recipe demo: grpo.stepz" in told
+    assert "Did you mean" in told
+    assert "sampling.temperature" in told
+    with pytest.raises(ConfigError, match="not an override"):
+        demo.override("grpo.steps")
+
+
+def test_another_algorithm_brings_its_own_parts(demo):
+    dapo = demo.override("grpo.algorithm=dapo")
+    assert (dapo.grpo.clip_high, dapo.grpo.max_resample_rounds) == (0.28, 3)
+    gspo = dapo.override(grpo={"algorithm": "gspo", "clip_low": 0.1})
+    wanted = GRPOConfig.of("gspo", clip_low=0.1)
+    for name in ("ratio", "weighting", "clip_low", "clip_high", "max_resample_rounds"):
+        assert getattr(gspo.grpo, name) == getattr(wanted, name)
+    # What was set beside the name stays.
+    assert gspo.grpo.steps == demo.grpo.steps
+    assert dapo.override("grpo.algorithm=gspo", "grpo.clip_high=0.28").grpo.clip_high == 0.28
+
+
+def test_a_stack_of_rewards_is_written_out(demo):
+    by_name = demo.override(rewards=[{"name": "stack:gsm8k-xml"}])
+    assert by_name.rewards == stack("gsm8k-xml")
+    assert demo.override(rewards=stack("gsm8k-xml")) == by_name
+    assert by_name.override("rewards.0.weight=3").rewards[0].weight == 3
