@@ -18,3 +18,13 @@ def test_what_is_missing_is_named() -> None:
     assert caught.value.where == "model.quantization"
     assert "no_such_package" in caught.value.what
     assert 'pip install "grouper[quantized]"' in caught.value.fix
+
+
+def test_what_does_without_is_named() -> None:
+    with pytest.raises(ConfigError, match=r'quantized\]", or set sft.optimizer.name=adamw\.'):
+        require_extra(
+            "no_such_package",
+            "quantized",
+            where="sft.optimizer.name",
+            instead="sft.optimizer.name=adamw",
+        )

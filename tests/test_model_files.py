@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_models import make_batch, tiny_model
+from transformers import AutoConfig
 
 from grouper import extras
 from grouper.config import LoraConfig, ModelConfig
@@ -135,6 +137,38 @@ def test_damaged_weights_are_one_paragraph(folder: Path) -> None:
 def test_a_hub_name_without_a_network_is_one_paragraph() -> None:
     with pytest.raises(ModelError, match="must be a local folder or in the Hub cache"):
         load_tokenizer("no-such-owner/no-such-model")
+
+
+def test_an_adapter_of_another_base_model(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its base is not loaded behind the recipe's back; a copy of the recipe's own is told."""
+    lora = config(folder, lora=LoraConfig(rank=4, alpha=8))
+    save_policy(load_policy(lora, str(folder), seed=0), NoTokenizer(), tmp_path / "adapter")
+    with quiet():
+        tiny_model(num_hidden_layers=3).save_pretrained(tmp_path / "deeper")
+    with pytest.raises(ModelError) as caught:
+        load_policy(config(tmp_path / "deeper"), str(tmp_path / "adapter"), seed=0)
+    assert "(num_hidden_layers differ)" in caught.value.what
+    assert f"Set model.path={folder}" in caught.value.fix
+    shutil.copytree(folder, tmp_path / "copy")
+    load_policy(config(tmp_path / "copy"), str(tmp_path / "adapter"), seed=0)
+    assert f"was trained on {folder}, which is used in place of {tmp_path / 'copy'}" in caplog.text
+
+
+def test_a_gated_model_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers words what the Hub says; the second half has the address and a request id."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError("You are trying to access a gated repo.\nMake sure to have access to it.")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", refused)
+    with pytest.raises(ModelError) as caught:
+        load_policy(config(folder), "meta-llama/Llama-3.2-1B-Instruct", seed=0)
+    assert caught.value.what == (
+        "'meta-llama/Llama-3.2-1B-Instruct' is gated: its owner asks you to accept terms first"
+    )
+    assert "hf auth login" in caught.value.fix
 
 
 def test_target_modules_that_do_not_exist_are_named(folder: Path) -> None:

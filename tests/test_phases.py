@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from grouper.errors import ConfigError
-from grouper.phases import DifficultyConfig, GRPOConfig, SFTConfig
+from grouper.phases import DifficultyConfig, GRPOConfig, OptimizerConfig, SFTConfig
 from grouper.presets import PRESETS
 from grouper.recipe import load_recipe, resolved_yaml
 
@@ -62,6 +62,7 @@ def test_a_name_without_its_parts_is_refused() -> None:
             "use one of them",
         ),
         ({"weighting_constant": 3.0}, "only for weighting: constant"),
+        ({"advantage": "centred", "advantage_eps": 1e-6}, "centred divides by none"),
         ({"top_entropy": 0.0}, "greater than 0"),
     ],
 )
@@ -79,6 +80,11 @@ def test_sft_has_no_budget_to_divide_by() -> None:
     with pytest.raises(ValidationError, match="needs a weighting_constant"):
         SFTConfig(weighting="constant")
     assert GRPOConfig(weighting="constant").weighting_constant is None
+
+
+def test_warm_up_is_told_once() -> None:
+    with pytest.raises(ValidationError, match="only one of warmup_steps and warmup_ratio"):
+        OptimizerConfig(warmup_steps=5, warmup_ratio=0.1)
 
 
 def test_a_band_has_two_ends_and_a_source() -> None:

@@ -134,8 +134,10 @@ class PromptConfig(Section):
     system: str | None = Field(None, description="replaces the format's instruction; '' is none")
     system_file: str | None = Field(None, description="a text file holding the instruction")
     tags: TagsConfig | None = Field(None, description="only for format: tags")
-    template: Literal["auto", "chat", "plain"] = Field(
-        "auto", description="auto: the tokenizer's chat template where it has one"
+    template: Literal["auto", "chat", "plain", "install"] = Field(
+        "auto",
+        description="auto: the tokenizer's chat template where it has one; install: give it "
+        "another, which holds the instruction, opens the format's first tag, and is saved along",
     )
     max_prompt_tokens: Positive = Field(512, description="longer prompts are dropped and listed")
     max_percentile: Annotated[float, Field(gt=0, le=100)] | None = Field(

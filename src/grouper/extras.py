@@ -9,13 +9,14 @@ from grouper.errors import ConfigError
 __all__ = ["require_extra"]
 
 
-def require_extra(package: str, extra: str, *, where: str) -> None:
+def require_extra(package: str, extra: str, *, where: str, instead: str = "") -> None:
     """Make sure that `package` can be imported.
 
     Args:
         package: the name it is imported by.
         extra: the optional dependencies of Grouper that it comes with.
         where: the setting that needs it.
+        instead: the nearest setting that does without.
 
     Raises:
         ConfigError: it is not installed.
@@ -24,5 +25,6 @@ def require_extra(package: str, extra: str, *, where: str) -> None:
         raise ConfigError(
             f"this needs the package {package}, which is not installed",
             where=where,
-            fix=f'Install it with: pip install "grouper[{extra}]"',
+            fix=f'Install it with: pip install "grouper[{extra}]"'
+            + (f", or set {instead}." if instead else ""),
         )

@@ -47,6 +47,16 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 ADAPTER_FILE = "adapter_config.json"
+SHAPE = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
+"""What two models must share for an adapter of one to say anything about the other."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -110,6 +120,13 @@ def _load(loader: Any, path: str, **options: Any) -> Any:
             return loader.from_pretrained(source, **options)
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
+        if "gated repo" in str(error):
+            raise ModelError(
+                f"{path!r} is gated: its owner asks you to accept terms first",
+                where="model.path",
+                fix="Accept them on the model's page on the Hub, then run `hf auth login`; or "
+                "name another model.",
+            ) from error
         raise ModelError(
             f"{path!r} cannot be loaded: {lines[0]}",
             where="model.path",
@@ -215,6 +232,7 @@ def load_policy(
     base = path if adapter_config is None else _base_of(path, adapter_config)
     if adapter_config is not None:
         require_model_folder(base, where=f"the base model of the adapter {path}")
+        _check_base(path, base, config)
     model = _load_model(base, config, device)
     adapter: Any = None
     if adapter_config is not None:
@@ -245,6 +263,32 @@ def load_policy(
     policy.to(device)
     policy.check_native_attention()
     return policy
+
+
+def _check_base(path: str, base: str, config: ModelConfig) -> None:
+    """An adapter brings its own base model: that must be the recipe's, or one of its shape.
+
+    Raises:
+        ModelError: it is a model of another shape.
+    """
+    if config.path is None:
+        return
+    own = _read_adapter(config.path)
+    wanted = config.path if own is None else _base_of(config.path, own)
+    if Path(wanted).expanduser().resolve() == Path(base).expanduser().resolve():
+        return
+    theirs, ours = (_load(AutoConfig, name).get_text_config() for name in (base, wanted))
+    differ = [name for name in SHAPE if getattr(theirs, name, None) != getattr(ours, name, None)]
+    if differ:
+        raise ModelError(
+            f"the adapter {path!r} was trained on {base!r}, which is another model than "
+            f"{wanted!r} ({', '.join(differ)} differ)",
+            where="model.path",
+            fix=f"Set model.path={base}, or start from an adapter of {wanted!r}.",
+        )
+    log.warning(
+        "The adapter %s was trained on %s, which is used in place of %s.", path, base, wanted
+    )
 
 
 def weightless_policy(config: ModelConfig, shape: PretrainedConfig) -> Policy:

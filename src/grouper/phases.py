@@ -47,7 +47,14 @@ class OptimizerConfig(Section):
     max_grad_norm: PositiveFloat | None = 1.0
     schedule: ScheduleName = "constant"
     warmup_ratio: Fraction = Field(0.0, description="share of the steps")
+    warmup_steps: NonNegative | None = Field(None, description="steps, in place of warmup_ratio")
     final_ratio: Fraction = Field(0.0, description="last learning rate / highest one")
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> OptimizerConfig:
+        if self.warmup_steps is not None and self.warmup_ratio:
+            raise ValueError("give only one of warmup_steps and warmup_ratio")
+        return self
 
 
 class PhaseConfig(Section):
@@ -141,6 +148,9 @@ class GRPOConfig(PhaseConfig):
     prompts_per_step: Positive = 16
     group_size: Positive = Field(8, description="samples per prompt; a group baseline needs two")
     advantage: AdvantageName = "standardised"
+    advantage_eps: PositiveFloat | None = Field(
+        None, description="added to the standard deviation of the rewards; left out: 1e-4"
+    )
     decouple_rewards: bool = Field(
         False, description="a baseline for each reward component, then their weighted sum (GDPO)"
     )
@@ -238,6 +248,10 @@ def _misfits(c: GRPOConfig) -> list[tuple[bool, str]]:
         (
             c.beta > 0 and c.kl == "k1" and not c.kl_in_reward,
             "kl: k1 has a gradient of expectation 0 in a loss; use k2 or k3, or kl_in_reward: true",
+        ),
+        (
+            c.advantage_eps is not None and not c.advantage.endswith("standardised"),
+            f"advantage_eps goes with a standard deviation, and {c.advantage} divides by none",
         ),
         (c.kl_in_reward and c.beta == 0, "kl_in_reward needs a beta above 0"),
         (

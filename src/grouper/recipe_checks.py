@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from grouper.config import Recipe, SourceConfig
@@ -16,8 +18,12 @@ from grouper.rewards import build_rewards
 __all__ = ["LORA_RATES", "check_recipe"]
 
 
-def check_recipe(recipe: Recipe) -> list[str]:
+def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
     """Everything that can be said about a recipe before any data or model is loaded.
+
+    Args:
+        recipe: what is to be run.
+        runs_here: on this machine; else files and libraries that it lacks are only warned of.
 
     Returns:
         Warnings: settings that work but rarely do what was meant.
@@ -30,7 +36,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
     checks: list[Callable[[], object]] = [
         lambda: _check_format(recipe),
         *(
-            lambda name=name, source=source: _check_data(name, source)
+            lambda name=name, source=source: check_source(source, where=name)
             for name, source in _sources(recipe)
         ),
         lambda: _check_sft(recipe),
@@ -40,17 +46,35 @@ def check_recipe(recipe: Recipe) -> list[str]:
         lambda: _check_quantised(recipe),
         lambda: _check_targets(recipe),
     ]
-    problems: list[GrouperError] = []
+    of_machine: list[Callable[[], object]] = [
+        *(
+            lambda name=name, source=source: _check_places(name, source)
+            for name, source in _sources(recipe)
+        ),
+        *(lambda need=need: need() for need in _needed_packages(recipe)),
+    ]
+    problems, missing = _problems(checks), _problems(of_machine)
+    raise_all([*problems, *(missing if runs_here else ())])
+    # Without any instruction, SFT is what tells the model how to answer.
+    taught = recipe.prompt.system == "" and not recipe.skip_sft
+    about_system = [] if taught else warn_about_system(make_format(recipe.prompt))
+    return [
+        *(f"not on this machine: {error.paragraph()}" for error in missing),
+        *about_system,
+        *_warn_about_data(recipe),
+        *_warn_about_rates(recipe),
+    ]
+
+
+def _problems(checks: Sequence[Callable[[], object]]) -> list[GrouperError]:
+    """What the checks raise."""
+    found: list[GrouperError] = []
     for check in checks:
         try:
             check()
         except GrouperError as error:
-            problems.append(error)
-    raise_all(problems)
-    # Without any instruction, SFT is what tells the model how to answer.
-    taught = recipe.prompt.system == "" and not recipe.skip_sft
-    about_system = [] if taught else warn_about_system(make_format(recipe.prompt))
-    return [*about_system, *_warn_about_data(recipe), *_warn_about_rates(recipe)]
+            found.append(error)
+    return found
 
 
 def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:
@@ -60,8 +84,7 @@ def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:
             yield f"data.{name}", source
 
 
-def _check_data(where: str, source: SourceConfig) -> None:
-    check_source(source, where=where)
+def _check_places(where: str, source: SourceConfig) -> None:
     _check_place(where, source)
     for number, member in enumerate(source.mixture):
         _check_place(f"{where}.mixture.{number}", member)
@@ -102,18 +125,39 @@ def _members(source: SourceConfig) -> Sequence[RowsConfig]:
 
 
 def _check_quantised(recipe: Recipe) -> None:
-    """What 8-bit and 4-bit need is there, and nothing asks for what they cannot do."""
+    """Nothing asks for what 4-bit weights cannot do."""
+    if recipe.model.quantization is not None and recipe.sampling.dtype != "same":
+        raise ConfigError(
+            "quantised weights cannot be copied into another dtype",
+            where="sampling.dtype",
+            fix="Use same.",
+        )
+
+
+def _needed_packages(recipe: Recipe) -> Iterator[Callable[[], None]]:
+    """One check for every library that a setting of the recipe needs."""
+    bitsandbytes = partial(require_extra, "bitsandbytes", "quantized")
     if recipe.model.quantization is not None:
-        require_extra("bitsandbytes", "quantized", where="model.quantization")
-        if recipe.sampling.dtype != "same":
-            raise ConfigError(
-                "quantised weights cannot be copied into another dtype",
-                where="sampling.dtype",
-                fix="Use same.",
+        yield partial(bitsandbytes, where="model.quantization", instead="it to null")
+    for name, skipped in (("sft", recipe.skip_sft), ("grpo", recipe.skip_grpo)):
+        if not skipped and getattr(recipe, name).optimizer.name == "adamw_8bit":
+            where = f"{name}.optimizer.name"
+            yield partial(
+                bitsandbytes, where=where, instead=f"{where}=adamw (the same update, more memory)"
             )
-    for name, phase in (("sft", recipe.sft), ("grpo", recipe.grpo)):
-        if phase.optimizer.name == "adamw_8bit":
-            require_extra("bitsandbytes", "quantized", where=f"{name}.optimizer.name")
+    if recipe.model.attention == "flash_attention_2":
+        yield _require_flash_attention
+
+
+def _require_flash_attention() -> None:
+    # transformers takes it from either.
+    if find_spec("flash_attn") is None and find_spec("kernels") is None:
+        raise ConfigError(
+            "flash attention is not installed",
+            where="model.attention",
+            fix="Install flash-attn, or set model.attention=native: Grouper's own layout, which "
+            "runs each prompt once and needs no package.",
+        )
 
 
 def _check_path(path: str | None, where: str) -> None:

@@ -25,6 +25,20 @@ def test_an_all_wrong_group_teaches_nothing_about_format() -> None:
     assert shaped[0][1] > 0 > shaped[0][0]
 
 
+def test_the_epsilon_beside_the_standard_deviation_can_be_set() -> None:
+    """System B's 1e-6: rewards a thousandth apart keep almost their whole size."""
+    group = make_group(0, [0.001, 0.0], [3, 3])
+    std = 0.001 / 2**0.5
+    for eps, config in [
+        (1e-4, GRPOConfig()),
+        (1e-6, GRPOConfig(advantage_eps=1e-6)),
+        (1e-2, GRPOConfig(advantage_eps=1e-2, advantage="batch_standardised")),
+    ]:
+        assert advantages_of([group], config)[0] == pytest.approx(
+            (0.0005 / (std + eps), -0.0005 / (std + eps))
+        )
+
+
 def test_an_unscored_rollout_leaves_its_group_before_the_baseline() -> None:
     """T8, T29: None is not zero."""
     group = make_group(0, [1.0, None, 0.0], [3, 3, 3])

@@ -253,3 +253,10 @@ def test_muon_takes_the_matrices_between_embedding_and_head() -> None:
 def test_schedules_by_hand(name: str, expected: list[float]) -> None:
     config = OptimizerConfig(schedule=name, warmup_ratio=0.3, final_ratio=0.1)  # type: ignore[arg-type]
     assert [schedule(config, s, 6) for s in range(6)] == pytest.approx(expected)
+
+
+def test_warm_up_in_steps_does_not_grow_with_the_run() -> None:
+    config = OptimizerConfig(schedule="linear", warmup_steps=2)
+    assert [schedule(config, s, 6) for s in range(6)] == pytest.approx([0.5, 1, 1, 2 / 3, 1 / 3, 0])
+    assert [schedule(config, s, 100) for s in range(2)] == pytest.approx([0.5, 1])
+    assert schedule(OptimizerConfig(warmup_steps=0), 0, 6) == 1

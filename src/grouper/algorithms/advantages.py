@@ -24,7 +24,9 @@ __all__ = [
     "standardised",
 ]
 
-AdvantageFunction = Callable[[Tensor, Tensor], Tensor]
+AdvantageFunction = Callable[..., Tensor]
+"""(rewards [rows], group_ids [rows]) -> advantages [rows]; those with a standard deviation also
+take `eps`."""
 
 STD_EPS = 1e-4
 """Added to the standard deviation, as TRL does."""
@@ -58,10 +60,10 @@ def centred(rewards: Tensor, group_ids: Tensor) -> Tensor:
     return torch.where(flat, 0.0, values - mean)
 
 
-def standardised(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """`A = (r - mean(group)) / (std(group) + 1e-4)`: GRPO (arXiv 2402.03300, eq. 3).
+def standardised(rewards: Tensor, group_ids: Tensor, eps: float = STD_EPS) -> Tensor:
+    """`A = (r - mean(group)) / (std(group) + eps)`: GRPO (arXiv 2402.03300, eq. 3).
 
-    The standard deviation divides by n - 1 (the sample estimate).
+    The standard deviation divides by n - 1 (the sample estimate); `eps` is 1e-4 unless told.
 
     >>> a = standardised(torch.tensor([1.0, 0.0, 2.0, 2.0]), torch.tensor([0, 0, 1, 1]))
     >>> [round(v, 4) for v in a.tolist()]      # std of (1, 0) is 0.7071
@@ -71,7 +73,7 @@ def standardised(rewards: Tensor, group_ids: Tensor) -> Tensor:
     _, index = torch.unique(group_ids, return_inverse=True)
     squares = torch.zeros_like(values).scatter_add(0, index, (values - mean) ** 2)[index]
     std = (squares / (size - 1).clamp(min=1)).sqrt()
-    return torch.where(flat, 0.0, (values - mean) / (std + STD_EPS))
+    return torch.where(flat, 0.0, (values - mean) / (std + eps))
 
 
 def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -97,8 +99,8 @@ def raw(rewards: Tensor, group_ids: Tensor) -> Tensor:
     return rewards.double()
 
 
-def batch_standardised(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """`A = (r - mean(batch)) / (std(batch) + 1e-4)`: REINFORCE++ (arXiv 2501.03262).
+def batch_standardised(rewards: Tensor, group_ids: Tensor, eps: float = STD_EPS) -> Tensor:
+    """`A = (r - mean(batch)) / (std(batch) + eps)`: REINFORCE++ (arXiv 2501.03262).
 
     Over all rollouts of the step at once; a group's size does not matter. The standard deviation
     divides by n - 1.
@@ -107,7 +109,7 @@ def batch_standardised(rewards: Tensor, group_ids: Tensor) -> Tensor:
     >>> [round(v, 3) for v in a.tolist()]      # std of (1, 0, 0, 1) is 0.577
     [0.866, -0.866, -0.866, 0.866]
     """
-    return standardised(rewards, torch.zeros_like(group_ids))
+    return standardised(rewards, torch.zeros_like(group_ids), eps)
 
 
 def decoupled(

@@ -47,19 +47,20 @@ def recipe_arguments(command: Command) -> Command:
     return click.argument("recipe", metavar="RECIPE")(command)
 
 
-def open_recipe(name: str, overrides: Sequence[str]) -> Recipe:
+def open_recipe(name: str, overrides: Sequence[str], *, runs_here: bool = True) -> Recipe:
     """Load a recipe with overrides, check it against all tables, and show its warnings.
 
     Args:
         name: a shipped name, a YAML file, or a run folder, whose own recipe is meant.
         overrides: `section.key=value`.
+        runs_here: refuse what needs a file or library that this machine lacks.
 
     Raises:
         ConfigError: every problem at once.
     """
     folder = run_folder_of(name)
     recipe = load_recipe(name if folder is None else folder / RECIPE_FILE, overrides)
-    for text in check_recipe(recipe):
+    for text in check_recipe(recipe, runs_here=runs_here):
         warn(text)
     return recipe
 

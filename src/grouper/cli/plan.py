@@ -55,7 +55,7 @@ def plan_command(
     """
     # Read by the libraries when they are imported.
     os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
-    opened = open_recipe(recipe, overrides)
+    opened = open_recipe(recipe, overrides, runs_here=False)
     from grouper.planning.run_plan import Speed, plan_run
 
     speed = Speed(tokens_per_second=tokens_per_second)

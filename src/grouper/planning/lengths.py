@@ -78,7 +78,9 @@ def _tokenizer(recipe: Recipe, sets: ProblemSets) -> Any:
     """The model's own, or the one a new model would be given."""
     if recipe.model.new is None:
         assert recipe.model.path is not None
-        return load_tokenizer(recipe.model.path, revision=recipe.model.revision)
+        tokenizer = load_tokenizer(recipe.model.path, revision=recipe.model.revision)
+        make_format(recipe.prompt).install(tokenizer)
+        return tokenizer
     fmt = make_format(recipe.prompt)
     return fit_tokenizer(
         fitting_texts(sets.for_fitting, fmt),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from grouper.config import PromptConfig, TagsConfig
 from grouper.errors import PromptError, did_you_mean
+from grouper.prompts.chat_template import own_chat_template
 from grouper.prompts.rendering import encode_completion, encode_plain, render_chat
 from grouper.prompts.tokenizer import Tokenizer
 from grouper.types import AnswerContract, AnswerKind, Demonstration, Problem, Prompt
@@ -58,8 +59,9 @@ class PromptFormat:
     """What the prompt already opens of the assistant's turn."""
     stop: tuple[str, ...] = ()
     """Strings that end a completion; they stay in its text."""
-    template: Literal["auto", "chat", "plain"] = "auto"
-    """`auto`: the tokenizer's chat template where it has one, unless the format is `plain_only`."""
+    template: Literal["auto", "chat", "plain", "install"] = "auto"
+    """`auto`: the tokenizer's chat template where it has one, unless the format is `plain_only`.
+    `install`: the format's own, which `install` puts into the tokenizer."""
     plain_only: bool = False
     """Made for base models: plain text although there is a chat template."""
     opening: str = ""
@@ -77,21 +79,37 @@ class PromptFormat:
 
         return RewardLayout(contract=self.contract, tags=self.tags, prefix=self.prefix)
 
+    def install(self, tokenizer: Any) -> None:
+        """Give the tokenizer the format's own chat template, if the recipe wants it installed."""
+        if self.template == "install":
+            tokenizer.chat_template = own_chat_template(self.system, self.prefix)
+
     def uses_chat(self, tokenizer: Tokenizer) -> bool:
         """Whether prompts go through the tokenizer's chat template.
 
         Raises:
-            PromptError: the recipe insists on a chat template and there is none.
+            PromptError: the recipe insists on a chat template and there is none, or another one.
         """
+        own = own_chat_template(self.system, self.prefix)
+        if self.template == "install" and tokenizer.chat_template != own:
+            raise PromptError(
+                "the format's chat template is not installed in the tokenizer",
+                where="prompt.template",
+                fix="Call `install(tokenizer)` of the format first.",
+            )
         if self.template == "chat" and not tokenizer.chat_template:
             raise PromptError(
                 "the tokenizer has no chat template",
                 where="prompt.template",
-                fix="Use `auto` or `plain`.",
+                fix="Use `auto` or `plain`, or `install` to give it one.",
             )
         if self.template == "auto":
             return bool(tokenizer.chat_template) and not self.plain_only
-        return self.template == "chat"
+        return self.template != "plain"
+
+    def falls_back(self, tokenizer: Tokenizer) -> bool:
+        """Whether prompts are plain text only because the tokenizer has no chat template."""
+        return self.template == "auto" and not self.plain_only and not tokenizer.chat_template
 
     def render(self, problem: Problem, tokenizer: Tokenizer) -> Prompt:
         """The prompt of `problem`, generation prompt and prefix included.
@@ -101,7 +119,8 @@ class PromptFormat:
         """
         if self.uses_chat(tokenizer):
             text, messages = render_chat(tokenizer, self.system, problem.question)
-            text += self.prefix
+            if not text.endswith(self.prefix):  # a template may have opened it already
+                text += self.prefix
             # The template has written the BOS token where the model wants one.
             ids = tokenizer.encode(text, add_special_tokens=False)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ def advantages_of(
         return tuple(() for _ in groups)
     ids = torch.tensor([g for g, group in enumerate(groups) for _ in group.scored])
     function = ADVANTAGES[config.advantage]
+    if config.advantage_eps is not None:  # the configuration allows it where there is one
+        function = partial(function, eps=config.advantage_eps)
     if config.decouple_rewards:
         values = decoupled(*_components(scored), ids, function)
     else:

@@ -155,7 +155,9 @@ def schedule(config: OptimizerConfig, step: int, total: int) -> float:
     >>> [round(schedule(c, s, 4), 2) for s in range(4)]
     [0.5, 1.0, 1.0, 0.0]
     """
-    warmup = math.ceil(config.warmup_ratio * total)
+    warmup = config.warmup_steps
+    if warmup is None:
+        warmup = math.ceil(config.warmup_ratio * total)
     if step < warmup:
         return (step + 1) / warmup
     share = (step - warmup) / max(1, total - 1 - warmup)

@@ -57,6 +57,14 @@ class Workbench:
         self.format = make_format(recipe.prompt)
         revision = recipe.model.revision if model_path == recipe.model.path else None
         self.tokenizer = load_tokenizer(model_path, revision=revision)
+        self.format.install(self.tokenizer)
+        if self.format.falls_back(self.tokenizer):
+            log.warning(
+                "The tokenizer of %s has no chat template: prompts are plain text. "
+                "prompt.template=install gives it one, prompt.template=plain is plain without "
+                "this warning.",
+                model_path,
+            )
         self.stop_tokens = find_stop_tokens(
             self.tokenizer, stop_ids_of(model_path, revision), self.format
         )
