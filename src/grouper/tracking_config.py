@@ -6,9 +6,12 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from grouper.errors import ConfigError, did_you_mean
+from grouper.extras import require_extra
 from grouper.section import Positive, Section
+from grouper.user_code import load_user_object
 
-__all__ = ["TRACKER_PACKAGES", "TrackerConfig", "TrackingConfig"]
+__all__ = ["TRACKER_PACKAGES", "TrackerConfig", "TrackingConfig", "check_tracker"]
 
 TRACKER_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 """Built-in tracker -> the package it needs, which is also the name of the optional extra."""
@@ -48,3 +51,24 @@ class TrackingConfig(Section):
         if twice:
             raise ValueError(f"the tracker {twice[0]!r} is listed twice")
         return self
+
+
+def check_tracker(tracker: TrackerConfig) -> None:
+    """Make sure that a tracker is there, without opening it.
+
+    Raises:
+        ConfigError: no tracker of that name, its package is not installed, or the user's own
+            cannot be loaded.
+    """
+    where = "tracking.trackers"
+    if ":" in tracker.name:
+        load_user_object(tracker.name, kind="tracker", where=where, error=ConfigError)
+    elif tracker.name in TRACKER_PACKAGES:
+        require_extra(TRACKER_PACKAGES[tracker.name], tracker.name, where=where)
+    else:
+        raise ConfigError(
+            f"there is no tracker {tracker.name!r}",
+            where=where,
+            fix=f"{did_you_mean(tracker.name, TRACKER_PACKAGES)} Your own is named "
+            "`path/to/file.py:function`.",
+        )

@@ -11,9 +11,10 @@
                    {sft,grpo}/checkpoint-<step>/   and final/ (written by training, like base/)
                    incident/<phase>-<step>/        why a run stopped by itself
                    eval_runs/<label>/              what `grouper eval` measured afterwards
+                  trackers/                       what TensorBoard or W&B write, where asked for
 
-Two equal runs leave equal bytes in everything but `training.log`, the `host` part of `run.json`
-and the metrics `time.*`, `memory.*` and `host.*`.
+Two equal runs leave equal bytes in everything but `training.log`, `trackers/`, the `host` part
+of `run.json` and the metrics `time.*`, `memory.*` and `host.*`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,16 @@ PHASES = ("base", "sft", "grpo")
 """In the order in which they happen; `base` is the model before training."""
 
 _OURS = ("metrics.jsonl", "training.log", "curves.png", "recipe.yaml")
-_OUR_FOLDERS = ("rollouts", "evaluations", "base", "sft", "grpo", "eval_runs", "incident")
+_OUR_FOLDERS = (
+    "rollouts",
+    "evaluations",
+    "base",
+    "sft",
+    "grpo",
+    "eval_runs",
+    "incident",
+    "trackers",
+)
 _ROLLOUTS = re.compile(r"([a-z]+)-(\d+)\.jsonl\.gz")
 _DAMAGED = "the summary of the evaluation is damaged"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -189,6 +199,9 @@ class RunFolder:
                 folder._refuse_another_recipe(recipe_hash, recipe_yaml)
             folder._refuse_unless(resume)
         return True
+
+    def close(self) -> None:
+        """End what goes on beside the folder; the folder itself holds nothing open."""
 
     def discard(self) -> None:
         """Undo `create` where the folder was new: a run that never began leaves nothing behind.

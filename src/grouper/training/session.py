@@ -14,6 +14,7 @@ import torch
 from grouper.config import Recipe
 from grouper.errors import GrouperError, Interrupted, ModelError
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
+from grouper.evaluation.metrics import Behaviour, metrics_line
 from grouper.model_files import load_tokenizer, require_model_folder
 from grouper.new_model import make_new_model, save_new_model
 from grouper.policy import Policy
@@ -24,6 +25,7 @@ from grouper.tracking.live import Progress, setup_logging
 from grouper.tracking.lock import RunLock
 from grouper.tracking.onlooker import Onlooker
 from grouper.tracking.run_folder import RunFolder
+from grouper.tracking.sinks.tracked_folder import TrackedFolder
 from grouper.training.banner import opening_lines, preview_demonstration
 from grouper.training.distributed import join_team, leave_team
 from grouper.training.inputs import describe_versions, prepare_inputs
@@ -111,7 +113,7 @@ class Session(Workbench):
         except GrouperError:
             self._unlock()
             raise
-        return RunFolder(path) if self.team.rank == 0 else Onlooker(path)
+        return TrackedFolder(path, recipe) if self.team.rank == 0 else Onlooker(path)
 
     def _unlock(self) -> None:
         if self._lock is not None:
@@ -241,7 +243,9 @@ class Session(Workbench):
                 progress=progress,
                 card={"recipe_hash": self.hash, **self._loss_card(policy, phase, split)},
                 team=self.team,
+                behaviour=Behaviour(self.format.layout, self.rewards),
             )
+        self.display.say(metrics_line(result) or "")
         self.folder.write_evaluation(result)
         return result
 
@@ -301,6 +305,7 @@ class Session(Workbench):
         self._previous.clear()
         self.watchdog.__exit__(None, None, None)
         super().__exit__()
+        self.folder.close()
         self._unlock()
         if not any(raised):
             # After an error the others may never come here, and must not be waited for.

@@ -1,0 +1,73 @@
+"""From the trackers that a recipe names to what makes them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from grouper.config import Recipe, TrackerConfig
+from grouper.errors import ConfigError
+from grouper.tracking.sinks.base import Sink, TrackedRun, frozen
+from grouper.tracking.sinks.users import UsersSink
+from grouper.user_code import load_user_object
+
+__all__ = ["SINKS", "find_trackers"]
+
+SINKS = {
+    "tensorboard": ("grouper.tracking.sinks.tensorboard", "TensorBoardSink"),
+    "wandb": ("grouper.tracking.sinks.wandb", "WandbSink"),
+    "trackio": ("grouper.tracking.sinks.trackio", "TrackioSink"),
+}
+"""Built-in trackers: name -> module and class, imported in the tracker's own thread."""
+
+
+def find_trackers(recipe: Recipe, folder: Path, *, started: str) -> dict[str, Callable[[], Sink]]:
+    """What makes each tracker of a recipe, by its name; nothing is opened or imported yet.
+
+    Args:
+        recipe: names them.
+        folder: of the run.
+        started: when the run began, which tells it from another one in the same place.
+
+    Raises:
+        ConfigError: a tracker of the user's own that is not there.
+    """
+    mark = hashlib.sha256(f"{folder.resolve()} {started}".encode()).hexdigest()[:8]
+    as_json = recipe.model_dump(mode="json")
+    return {
+        tracker.name: _builder(tracker, _run(tracker, recipe.name, folder, mark, as_json))
+        for tracker in recipe.tracking.trackers
+    }
+
+
+def _run(
+    tracker: TrackerConfig, name: str, folder: Path, mark: str, as_json: dict[str, Any]
+) -> TrackedRun:
+    return TrackedRun(
+        name=tracker.run_name or name,
+        project=tracker.project or "grouper",
+        entity=tracker.entity,
+        tags=tracker.tags,
+        online=tracker.mode == "online",
+        path=folder,
+        mark=mark,
+        recipe=frozen(as_json),
+    )
+
+
+def _builder(tracker: TrackerConfig, run: TrackedRun) -> Callable[[], Sink]:
+    if tracker.name in SINKS:
+        return partial(_build, *SINKS[tracker.name], run, tracker.params)
+    function = load_user_object(
+        tracker.name, kind="tracker", where="tracking.trackers", error=ConfigError
+    )
+    return partial(UsersSink, run, function=function, params=tracker.params)
+
+
+def _build(module: str, name: str, run: TrackedRun, params: dict[str, Any]) -> Sink:
+    sink: Sink = getattr(importlib.import_module(module), name)(run, **params)
+    return sink

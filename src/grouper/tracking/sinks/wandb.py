@@ -1,0 +1,89 @@
+"""Weights & Biases: offline unless asked otherwise; a run that the caller opened is used."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from grouper.evaluation.result import EvaluationResult
+from grouper.tracking.sinks.background import CLOSING_SECONDS
+from grouper.tracking.sinks.base import (
+    Step,
+    TrackedRun,
+    evaluation_numbers,
+    placed,
+    step_numbers,
+)
+
+__all__ = ["WandbSink"]
+
+log = logging.getLogger(__name__)
+
+
+class WandbSink:
+    """Metrics as `<phase>/<metric>` over `<phase>/step`, rewards as histograms, recipe as config.
+
+    Offline runs lie in `<run>/trackers/wandb` and are sent later with `wandb sync`. What the
+    environment says (`WANDB_MODE`, `WANDB_PROJECT`, ...) is the user's own word and wins over the
+    defaults, not over the recipe.
+
+    Args:
+        run: becomes the run of that name, project and entity.
+        params: further keywords of `wandb.init`.
+    """
+
+    def __init__(self, run: TrackedRun, **params: Any) -> None:
+        import wandb
+
+        self._wandb = wandb
+        self._is_ours = wandb.run is None
+        self._run = wandb.run or self._open(run, params)
+        if not self._is_ours:
+            self._run.config.update({"grouper": dict(run.recipe)}, allow_val_change=True)
+        for phase in ("base", "sft", "grpo"):
+            self._run.define_metric(f"{phase}/step", hidden=True)
+            self._run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
+
+    def _open(self, run: TrackedRun, params: dict[str, Any]) -> Any:
+        folder = run.path / "trackers"
+        folder.mkdir(parents=True, exist_ok=True)  # else it would write to a temporary one
+        mode = "online" if run.online else os.environ.get("WANDB_MODE", "offline")
+        wanted = {"silent": True, "console": "off", "finish_timeout": CLOSING_SECONDS}
+        known = self._wandb.Settings.model_fields
+        settings = {name: value for name, value in wanted.items() if name in known}
+        opened = self._wandb.init(
+            **{
+                "project": run.project,
+                "entity": run.entity,
+                "name": run.name,
+                "tags": run.tags,
+                "config": dict(run.recipe),
+                "dir": str(folder),
+                "mode": mode,
+                "id": run.mark,
+                "resume": "allow" if mode == "online" else None,
+                "settings": self._wandb.Settings(**settings),
+                **params,
+            }
+        )
+        if mode == "offline":
+            log.info("Weights & Biases writes to %s; send it with `wandb sync`.", folder / "wandb")
+        return opened
+
+    def step(self, step: Step) -> None:
+        report = step.report
+        histograms = {
+            f"rewards/{name}": self._wandb.Histogram(list(values))
+            for name, values in step.rewards.items()
+            if values
+        }
+        values = {**step_numbers(report), **histograms}
+        self._run.log(placed(report.phase, report.step, values))
+
+    def evaluation(self, result: EvaluationResult) -> None:
+        self._run.log(placed(result.phase, result.step, evaluation_numbers(result)))
+
+    def close(self) -> None:
+        if self._is_ours:
+            self._run.finish()
