@@ -27,6 +27,7 @@ from grouper.data import ProblemSet
 from grouper.errors import ConfigError
 from grouper.evaluation.result import EvaluationResult
 from grouper.recipe import load_recipe, recipe_hash, resolved_yaml
+from grouper.rewards import build_rewards
 from grouper.tracking.files import write_atomic
 from grouper.tracking.run_folder import RunFolder
 
@@ -93,7 +94,8 @@ def eval_command(
     quiet: bool,
 ) -> None:
     """Measure models on the test problems of RECIPE: accuracy with its interval, the split into
-    correct, wrong, no answer and cut off, pass@k, and accuracy by subject and level.
+    correct, wrong, no answer and cut off, pass@k, format, reasoning and each reward apart, and all
+    of them by subject and level.
 
     RECIPE is a shipped name, a YAML file, or a run folder. Prompts, sampling and grading are the
     recipe's, as in training.
@@ -243,6 +245,7 @@ def _measure(
     recipe: Recipe, subject: _Subject, problems: ProblemSet, split: str, progress: Progress
 ) -> EvaluationResult:
     from grouper.evaluation.evaluate import evaluate
+    from grouper.evaluation.metrics import Behaviour
     from grouper.training.workbench import Workbench
 
     phase, step = _training_of(subject.model)
@@ -263,6 +266,9 @@ def _measure(
                 seed=recipe.seed,
                 confidence=recipe.evaluation.confidence,
                 progress=task,
+                behaviour=Behaviour(
+                    bench.format.layout, build_rewards(recipe.rewards, bench.format.layout)
+                ),
                 card={
                     "recipe_hash": recipe_hash(recipe),
                     "model": subject.model,
@@ -285,6 +291,7 @@ def _training_of(model: str) -> tuple[str, int]:
 
 def _show(results: Sequence[EvaluationResult], confidence: float) -> None:
     from grouper.evaluation.compare import compare, render_parts, render_table
+    from grouper.evaluation.metrics import render_metrics, render_rewards_by_subject
 
     console = output_console()
     settings = [result.card.get("sampling") for result in results]
@@ -295,9 +302,13 @@ def _show(results: Sequence[EvaluationResult], confidence: float) -> None:
         if result.samples > 1:
             shown = ", ".join(f"{k}: {100 * value:.1f}" for k, value in result.pass_at_k.items())
             console.print(f"pass@k % of {result.name}: {shown}", highlight=False)
-    for by in ("subject", "level"):
-        parts = render_parts(results, by=by)
-        if parts is not None:
+    tables = [
+        render_metrics(results),
+        *(render_parts(results, by=by) for by in ("subject", "level")),
+        *map(render_rewards_by_subject, results),
+    ]
+    for table in tables:
+        if table is not None:
             console.print()
-            console.print(parts)
+            console.print(table)
     console.print()

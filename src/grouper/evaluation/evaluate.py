@@ -11,10 +11,11 @@ from dataclasses import asdict
 from typing import Any
 
 from grouper.errors import DataError
+from grouper.evaluation.metrics import Behaviour
 from grouper.evaluation.result import Accuracy, EvaluationItem, EvaluationResult, Outcome
 from grouper.sampling.base import Sampler, SampleRequest, address
 from grouper.sampling.graded import Drawn, Grader, draw_and_grade
-from grouper.team import Team
+from grouper.team import Solo, Team
 from grouper.types import Problem, Prompt, SamplingParams
 
 __all__ = [
@@ -43,6 +44,7 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     card: Mapping[str, Any] | None = None,
     team: Team | None = None,
+    behaviour: Behaviour | None = None,
 ) -> EvaluationResult:
     """Measure one model on one set of problems.
 
@@ -64,6 +66,7 @@ def evaluate(
         progress: called with (completions drawn, completions in all) after each.
         card: more to record beside the settings: hashes of the model and data, grader version.
         team: the processes that share the problems out; each is measured exactly once.
+        behaviour: also observes format, reasoning and rewards of each completion.
 
     Raises:
         DataError: no problems, or two of the same id.
@@ -78,13 +81,15 @@ def evaluate(
         team=team,
         progress=progress,
     )
+    observed = (team or Solo()).lead(lambda: _observe(behaviour, items, drawn, samples))
     return EvaluationResult(
         name=name,
         phase=phase or _phase_in(name),
         step=step,
         split=split or ("test" if name in _PHASES else "validation"),
         items=tuple(
-            _item(*items[index // samples], index % samples, one) for index, one in enumerate(drawn)
+            _item(*items[index // samples], index % samples, one, observed[index])
+            for index, one in enumerate(drawn)
         ),
         samples=samples,
         confidence=confidence,
@@ -100,6 +105,18 @@ def _requests(
         for problem, prompt in items
         for sample in range(samples)
     ]
+
+
+def _observe(
+    behaviour: Behaviour | None,
+    items: Sequence[tuple[Problem, Prompt]],
+    drawn: Sequence[Drawn],
+    samples: int,
+) -> Sequence[Mapping[str, Any]]:
+    """What each item holds of its completion's behaviour; nothing where nobody asked."""
+    if behaviour is None:
+        return [{} for _ in drawn]
+    return [asdict(observed) for observed in behaviour.observe(items, drawn, samples)]
 
 
 def _settings(
@@ -149,6 +166,7 @@ def _item(
     prompt: Prompt,
     sample: int,
     drawn: Drawn,
+    observed: Mapping[str, Any],
 ) -> EvaluationItem:
     completion, grade = drawn.completion, drawn.grade
     return EvaluationItem(
@@ -166,4 +184,5 @@ def _item(
         rung=grade.rung,
         finish_reason=completion.finish_reason,
         tokens=len(completion.token_ids),
+        **observed,
     )

@@ -67,6 +67,15 @@ class EvaluationItem:
     lenient: bool | None = None
     """Whether the maths is right wherever the answer stands, in whatever format (never less than
     the verdict); None where the reference cannot be read, or nobody asked."""
+    format: bool | None = None
+    """Whether it is in the prompt's format. This and the next three: see `evaluation.metrics`;
+    None where nobody asked."""
+    reasoning: int | None = None
+    """Characters of reasoning."""
+    rewards: Mapping[str, float | None] | None = None
+    """The components of the run's reward; None within: not scored."""
+    reward: float | None = None
+    """Their weighted sum; also None where one that counts was not scored."""
 
     @property
     def outcome(self) -> Outcome:

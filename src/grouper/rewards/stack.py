@@ -40,6 +40,11 @@ class RewardStack:
         self._seconds = dict(seconds or {})
         self._events: list[str] = []
 
+    def for_measuring(self) -> RewardStack:
+        """The same functions with counts of their own, which never stop anything."""
+        functions = [(name, self.weights[name], self._functions[name]) for name in self.names]
+        return RewardStack(functions, dict.fromkeys(self.names, 1.0), self._seconds)
+
     @property
     def bounds(self) -> tuple[float, float] | None:
         """The lowest and highest total; None where a function does not state its range."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from grouper.evaluation.metrics import metrics_of, rewards_by_subject
 from grouper.evaluation.result import Accuracy, EvaluationItem, EvaluationResult
 from grouper.types import FinishReason, Rollout, RolloutGroup, StepReport, Tally, Verdict
 
@@ -136,6 +137,8 @@ def evaluation_to_json(result: EvaluationResult) -> dict[str, Any]:
         "outcomes": result.split_counts,
         "cut_off": result.cut_off,
         "mean_tokens": result.mean_tokens,
+        "metrics": None if (metrics := metrics_of(result)) is None else asdict(metrics),
+        "rewards_by_subject": rewards_by_subject(result),
         "by_subject": {part: _accuracy(value) for part, value in result.by_subject.items()},
         "by_level": {part: _accuracy(value) for part, value in result.by_level.items()},
         "card": dict(result.card),

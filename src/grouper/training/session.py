@@ -245,7 +245,7 @@ class Session(Workbench):
                 team=self.team,
                 behaviour=Behaviour(self.format.layout, self.rewards),
             )
-        self.display.say(metrics_line(result) or "")
+        self.display.say(metrics_line(result) or f"{name}: nothing could be observed")
         self.folder.write_evaluation(result)
         return result
 

@@ -1,0 +1,173 @@
+"""Format, reasoning and rewards of an evaluation: by hand, stored, and read back."""
+
+from __future__ import annotations
+
+import json
+import math
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+from grouper.config import RewardConfig
+from grouper.evaluation.compare import render_plain
+from grouper.evaluation.evaluate import evaluate
+from grouper.evaluation.metrics import (
+    Behaviour,
+    has_format,
+    metrics_line,
+    metrics_of,
+    reasoning_of,
+    render_metrics,
+    render_rewards_by_subject,
+    rewards_by_subject,
+)
+from grouper.grading import grade
+from grouper.prompts import FORMATS
+from grouper.rewards import RewardStack, build_rewards
+from grouper.sampling.scripted import ScriptedSampler
+from grouper.tracking.run_folder import RunFolder
+from grouper.types import Grade, Problem, Prompt, SamplingParams
+
+TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>
+XML = FORMATS["xml"]
+GOOD = "add<end_working_out><SOLUTION>4</SOLUTION>"
+WRONG = "think hard<end_working_out>\n<SOLUTION>5</SOLUTION>"
+SILENT = "<end_working_out><SOLUTION>4</SOLUTION>"
+BROKEN = "I guess 4"
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "reasoning"),
+    [
+        (GOOD, True, "add"),
+        (WRONG, True, "think hard"),
+        (SILENT, True, ""),
+        (BROKEN, False, ""),
+        ("a<end_working_out> so <SOLUTION>4</SOLUTION>", False, "a"),
+        ("a<end_working_out><SOLUTION></SOLUTION>", False, "a"),
+        ("a<end_working_out><SOLUTION>4", False, "a"),
+    ],
+)
+def test_format_and_reasoning_of_a_completion(text, form, reasoning):
+    assert has_format(text, TAGS.layout) is form
+    assert reasoning_of(text, TAGS.layout) == reasoning
+
+
+def test_without_a_prefix_the_model_must_open_the_tag_itself():
+    assert reasoning_of("add</reasoning><answer>4</answer>", XML.layout) == ""
+    assert not has_format("add</reasoning><answer>4</answer>", XML.layout)
+    boxed = FORMATS["boxed"].layout
+    assert has_format(r"so \boxed{4}", boxed)
+    assert reasoning_of(r"no box", boxed) == ""
+
+
+class RealGrader:
+    def submit(self, text: str, reference: str) -> Future[Grade]:
+        future: Future[Grade] = Future()
+        future.set_result(grade(text, reference, TAGS.contract))
+        return future
+
+    submit_lenient = submit
+
+
+def measured(rewards, texts=(GOOD, WRONG, SILENT, BROKEN)):
+    items = [
+        (
+            Problem(id=f"p/{i}", question="q", answer="4", source="p", subject="ab"[i % 2]),
+            Prompt(problem_id=f"p/{i}", text="", token_ids=(1,)),
+        )
+        for i in range(len(texts))
+    ]
+    return evaluate(
+        name="validation-grpo-000002",
+        step=2,
+        items=items,
+        sampler=ScriptedSampler(lambda request, index: texts[index]),
+        grader=RealGrader(),
+        params=SamplingParams(temperature=0),
+        samples=1,
+        seed=0,
+        behaviour=Behaviour(TAGS.layout, rewards),
+    )
+
+
+@pytest.fixture
+def stack():
+    configs = [RewardConfig(name="correctness", weight=2), RewardConfig(name="format", weight=0.5)]
+    return build_rewards(configs, TAGS.layout)
+
+
+def test_the_five_numbers_by_hand(stack):
+    found = metrics_of(measured(stack))
+    assert found is not None
+    assert found.format_accuracy == 3 / 4
+    assert found.answer_accuracy == 2 / 4
+    assert found.with_reasoning == 2 / 4
+    assert found.reasoning_length == (3 + 10) / 2
+    # Strict format wants reasoning: GOOD 2.5, WRONG 0.5, SILENT 2, BROKEN 0.
+    assert found.reward == pytest.approx(5 / 4)
+    assert found.rewards == {"correctness": 0.5, "format": 0.5}
+
+
+def test_rewards_apart_and_by_subject(stack):
+    result = measured(stack)
+    assert rewards_by_subject(result) == {
+        "a": {"correctness": 1.0, "format": 0.5, "total": 2.25},
+        "b": {"correctness": 0.0, "format": 0.5, "total": 0.25},
+    }
+    shown = render_plain(render_rewards_by_subject(result))
+    assert [line.split() for line in shown.splitlines()[1:]] == [
+        ["a", "1.000", "0.500", "2.250"],
+        ["b", "0.000", "0.500", "0.250"],
+    ]
+    row = render_plain(render_metrics([result])).splitlines()[1].split()
+    assert row == ["validation-grpo-000002", "75.0", "50.0", "6", "1.250", "0.500", "0.500"]
+    assert metrics_line(result) == (
+        "validation-grpo-000002: format 75.0 %, answers 50.0 %, reasoning 50.0 % (6 characters), "
+        "reward 1.250"
+    )
+
+
+def test_they_are_in_the_summary_and_read_back_from_the_items(stack, tmp_path):
+    result = measured(stack)
+    RunFolder(tmp_path).write_evaluation(result)
+    summary = json.loads((tmp_path / "evaluations" / f"{result.name}.json").read_text())
+    assert summary["metrics"]["reward"] == 1.25
+    assert summary["metrics"]["reasoning_length"] == 6.5
+    assert summary["rewards_by_subject"]["a"]["total"] == 2.25
+    again = RunFolder(tmp_path).read_evaluation(result.name)
+    assert again == result
+
+
+def test_an_evaluation_from_before_has_no_such_numbers(stack):
+    old = measured(stack)
+    old = replace(old, items=tuple(replace(item, rewards=None) for item in old.items))
+    assert metrics_of(old) is None
+    assert metrics_line(old) is None
+    assert render_metrics([old]) is None
+    assert rewards_by_subject(old) == {}
+
+
+def test_a_reward_that_fails_leaves_its_problem_out_and_trainings_counts_alone(caplog):
+    def picky(*, prompts, completions, **_):
+        if any("guess" in text for text in completions):
+            raise RuntimeError("no")
+        return [1.0 for _ in completions]
+
+    stack = RewardStack([("picky", 1.0, picky)], {"picky": 0.0})
+    result = measured(stack)
+    assert [item.reward for item in result.items] == [1.0, 1.0, 1.0, None]
+    assert metrics_of(result).reward == 1.0
+    assert stack.failures == {"picky": 0}
+    assert "failed on 1 groups of the evaluation" in caplog.text
+
+
+def test_nothing_scored_is_not_zero():
+    def never(*, prompts, completions, **_):
+        return [None for _ in completions]
+
+    found = metrics_of(measured(RewardStack([("never", 1.0, never)]), texts=(BROKEN,)))
+    assert found is not None
+    assert math.isnan(found.reward)
+    assert math.isnan(found.reasoning_length)
