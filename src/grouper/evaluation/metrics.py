@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -20,8 +20,10 @@ from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.grading import extract
 from grouper.rewards import RewardLayout, RewardStack
 from grouper.rewards.format import tags_are_in_order
-from grouper.sampling.graded import Drawn
 from grouper.types import AnswerKind, Problem, Prompt
+
+if TYPE_CHECKING:
+    from grouper.sampling.graded import Drawn  # which loads torch, and reading a result must not
 
 __all__ = [
     "Behaviour",
