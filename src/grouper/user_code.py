@@ -79,7 +79,7 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[label] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # a half-loaded module is forgotten, whatever stopped it
         del sys.modules[label]
         raise
     return module

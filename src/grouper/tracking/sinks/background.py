@@ -78,13 +78,10 @@ class Background:
                 self.name,
                 self._waiting.qsize(),
             )
-        elif self._failures > 1 or self._lost:
-            log.warning(
-                "The tracker %s failed %d times and missed %d records for being slow.",
-                self.name,
-                self._failures,
-                self._lost,
-            )
+        elif self._failures > 1:
+            log.warning("The tracker %s failed %d times in all.", self.name, self._failures)
+        if self._lost:
+            log.warning("%d records were not delivered to the tracker %s.", self._lost, self.name)
 
     def _drop_one(self) -> None:
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from grouper.evaluation.metrics import metrics_of
 from grouper.evaluation.result import EvaluationResult
 from grouper.types import StepReport
 
@@ -64,7 +65,7 @@ def step_numbers(report: StepReport) -> dict[str, float]:
 
 
 def evaluation_numbers(result: EvaluationResult) -> dict[str, float]:
-    """Accuracy with its interval, cut-off share, length and pass@k, under the split's name."""
+    """Accuracy with its interval, lengths, format, reasoning and reward, under the split's name."""
     numbers = {
         "accuracy": result.accuracy,
         "accuracy_low": result.interval.low,
@@ -73,6 +74,14 @@ def evaluation_numbers(result: EvaluationResult) -> dict[str, float]:
         "tokens": result.mean_tokens,
         **{f"pass@{k}": value for k, value in result.pass_at_k.items() if k > 1},
     }
+    behaviour = metrics_of(result)
+    if behaviour is not None:
+        numbers |= {
+            "format": behaviour.format_accuracy,
+            "with_reasoning": behaviour.with_reasoning,
+            "reasoning_length": behaviour.reasoning_length,
+            "reward": behaviour.reward,
+        }
     return {f"{result.split}/{name}": value for name, value in numbers.items()}
 
 

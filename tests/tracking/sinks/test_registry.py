@@ -1,0 +1,84 @@
+"""The real packages, where they are installed: everything arrives, offline."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grouper.recipe import load_recipe
+from grouper.tracking.sinks.base import Sink, Step
+from grouper.tracking.sinks.registry import SINKS, find_trackers
+from grouper.tracking_config import TRACKER_PACKAGES
+from grouper.types import StepReport, Tally
+
+REPORT = StepReport(phase="grpo", step=3, tallies={"loss": Tally.of([0.5, 1.5])}, status="learning")
+STEP = Step(report=REPORT, rewards={"total": (0.0, 1.0, 1.0)})
+
+
+def made(name: str, folder: Path) -> Sink:
+    pytest.importorskip(name, reason=f"{name} is not installed (pip install -e '.[{name}]')")
+    recipe = load_recipe("demo", [f"tracking.trackers=[{{name: {name}, project: maths}}]"])
+    return find_trackers(recipe, folder, started="today")[name]()
+
+
+def test_every_built_in_tracker_has_a_package():
+    assert SINKS.keys() == TRACKER_PACKAGES.keys()
+
+
+def test_a_mark_is_that_of_the_folder_and_its_start(tmp_path):
+    recipe = load_recipe("demo", ["tracking.trackers=[{name: wandb}]"])
+
+    def mark(folder: Path, started: str) -> str:
+        builder = find_trackers(recipe, folder, started=started)["wandb"]
+        return str(builder.args[2].mark)  # type: ignore[attr-defined]  # a partial
+
+    assert mark(tmp_path, "a") == mark(tmp_path, "a")
+    assert len({mark(tmp_path, "a"), mark(tmp_path, "b"), mark(tmp_path / "x", "a")}) == 3
+
+
+def test_tensorboard_reads_back_what_was_written(tmp_path):
+    sink = made("tensorboard", tmp_path)
+    sink.step(STEP)
+    sink.close()
+    assert "tensorflow" not in sys.modules
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    events = EventAccumulator(str(tmp_path / "trackers" / "tensorboard" / "grpo"))
+    events.Reload()
+    (loss,) = events.Tensors("loss")
+    assert (loss.step, float(make_ndarray(loss.tensor_proto))) == (3, 1.0)
+    (rewards,) = events.Tensors("rewards/total")
+    assert make_ndarray(rewards.tensor_proto)[:, 2].sum() == 3
+    assert "group_size" in str(events.Tensors("recipe")[0].tensor_proto)
+
+
+def test_wandb_writes_an_offline_run(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    sink = made("wandb", tmp_path)
+    sink.step(STEP)
+    sink.close()
+    (file,) = (tmp_path / "trackers" / "wandb").glob("offline-run-*/*.wandb")
+    deadline = time.monotonic() + 20  # a process of its own writes it
+    while b"grpo/loss" not in (content := file.read_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for text in (b"grpo/loss", b"grpo/rewards/total", b"maths", b"group_size"):
+        assert text in content
+
+
+def test_trackio_writes_its_local_database(tmp_path, monkeypatch):
+    trackio = pytest.importorskip("trackio", reason="pip install -e '.[trackio]'")
+    monkeypatch.setattr(trackio.utils, "TRACKIO_DIR", tmp_path)
+    monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path, raising=False)
+    sink = made("trackio", tmp_path)
+    sink.step(STEP)
+    sink.close()
+    (file,) = tmp_path.glob("*.db")
+    with sqlite3.connect(file) as database:
+        ((logged,),) = database.execute("select metrics from metrics").fetchall()
+    assert b'"grpo/loss":1.0' in logged
+    assert b"grpo/rewards/total" in logged

@@ -1,0 +1,226 @@
+"""A run with trackers: they are told what is written, change nothing, and stop nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tiny_runs import TINY_RUN, data_from, write_problems
+
+from grouper.errors import ConfigError
+from grouper.recipe import load_recipe, recipe_hash, resolved_yaml
+from grouper.tracking.identity import recipe_changes
+from grouper.tracking.run_folder import RunFolder
+from grouper.tracking.sinks.base import Step, TrackedRun
+from grouper.tracking.sinks.wandb import WandbSink
+from grouper.tracking_config import TRACKER_PACKAGES, TrackerConfig, check_tracker
+from grouper.training.run import train
+from grouper.training.session import Session
+from grouper.types import StepReport, Tally
+
+MINE = """
+seen = []
+
+def each(record, *, prefix=""):
+    seen.append(prefix + record.phase)
+
+class Whole:
+    def __init__(self, run):
+        seen.append(run)
+
+    def step(self, report):
+        report.tallies["more"] = 1
+
+    def close(self):
+        seen.append("closed")
+"""
+
+
+class FakeRun:
+    def __init__(self) -> None:
+        self.config: dict[str, Any] = {}
+        self.logged: list[dict[str, Any]] = []
+        self.defined: list[str] = []
+        self.finished = False
+
+    def define_metric(self, name: str, **_: Any) -> None:
+        self.defined.append(name)
+
+    def log(self, values: dict[str, Any]) -> None:
+        self.logged.append(values)
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def fake_wandb(opened: FakeRun | None = None) -> Any:
+    """As much of the package as we use; `opened` is a run that the caller has."""
+    module: Any = ModuleType("wandb")
+    module.run = opened
+    module.calls = []
+    module.made = FakeRun()
+
+    class Config(dict[str, Any]):
+        def update(self, values: dict[str, Any], **_: Any) -> None:  # type: ignore[override]  # as wandb's
+            super().update(values)
+
+    for run in (opened, module.made):
+        if run is not None:
+            run.config = Config()
+
+    class Settings(dict[str, Any]):
+        model_fields = ("silent", "console")
+
+    def init(**options: Any) -> FakeRun:
+        module.calls.append(options)
+        made: FakeRun = module.made
+        return made
+
+    module.Settings, module.init, module.Histogram = Settings, init, lambda values: values
+    return module
+
+
+def run(folder: Path, *trackers: str) -> RunFolder:
+    write_problems(folder)
+    overrides = [
+        *TINY_RUN,
+        *data_from(str(folder)),
+        "sft.steps=1",
+        "grpo.steps=1",
+        "evaluation.base=false",
+        f"output_dir={folder}",
+        f"tracking.trackers=[{', '.join(trackers)}]",
+    ]
+    with Session(load_recipe("demo", overrides)) as session:
+        train(session)
+    return RunFolder(folder / "demo")
+
+
+def test_wandb_gets_the_recipe_the_metrics_and_reward_histograms_offline(tmp_path, monkeypatch):
+    wandb = fake_wandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    done = run(tmp_path, "{name: wandb, project: maths, entity: us, tags: [a], run_name: one}")
+    (call,) = wandb.calls
+    given = {key: call[key] for key in ("project", "entity", "name", "tags", "mode", "resume")}
+    assert given == {
+        "project": "maths",
+        "entity": "us",
+        "name": "one",
+        "tags": ("a",),
+        "mode": "offline",
+        "resume": None,
+    }
+    assert call["config"]["grpo"]["steps"] == 1
+    assert Path(call["dir"]).is_relative_to(done.path)
+    steps = {key: line for line in wandb.made.logged for key in line if key.endswith("/step")}
+    assert {"sft/step", "grpo/step"} <= steps.keys()
+    grpo = next(line for line in wandb.made.logged if "grpo/reward/total" in line)
+    report = next(r for r in done.read_metrics() if r.phase == "grpo")
+    assert grpo["grpo/reward/total"] == report.mean("reward/total")
+    assert len(grpo["grpo/rewards/total"]) == report.tallies["reward/total"].count == 20
+    assert len(grpo["grpo/rewards/correctness"]) == 20
+    assert any("grpo/test/accuracy" in line for line in wandb.made.logged)
+    assert wandb.made.finished
+
+
+def sink_of(folder: Path, *, online: bool = False) -> WandbSink:
+    return WandbSink(
+        TrackedRun(
+            name="n",
+            project="p",
+            entity=None,
+            tags=(),
+            online=online,
+            path=folder,
+            mark="0" * 8,
+            recipe={"name": "n"},
+        )
+    )
+
+
+def test_a_run_that_the_caller_opened_is_used_and_left_open(tmp_path, monkeypatch):
+    theirs = FakeRun()
+    wandb = fake_wandb(opened=theirs)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    sink = sink_of(tmp_path)
+    report = StepReport(phase="sft", step=1, tallies={"loss": Tally.of([2])}, status="learning")
+    sink.step(Step(report=report, rewards={}))
+    sink.close()
+    assert wandb.calls == []
+    assert theirs.logged == [{"sft/step": 1, "sft/loss": 2.0}]
+    assert not theirs.finished
+    assert theirs.config["grouper"] == {"name": "n"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "environment", "expected"),
+    [("online", None, "online"), ("offline", "online", "online"), ("offline", None, "offline")],
+)
+def test_nothing_is_sent_unless_asked_for(tmp_path, monkeypatch, mode, environment, expected):
+    wandb = fake_wandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    if environment is None:
+        monkeypatch.delenv("WANDB_MODE", raising=False)
+    else:
+        monkeypatch.setenv("WANDB_MODE", environment)
+    sink_of(tmp_path, online=mode == "online")
+    assert wandb.calls[0]["mode"] == expected
+
+
+def test_the_users_own_see_each_record_and_can_change_none(tmp_path, caplog):
+    (tmp_path / "mine.py").write_text(MINE)
+    done = run(
+        tmp_path,
+        f"{{name: '{tmp_path}/mine.py:each', params: {{prefix: p-}}}}",
+        f"{{name: '{tmp_path}/mine.py:Whole'}}",
+        "{name: 'math:sqrt'}",
+    )
+    module = next(m for n, m in sys.modules.items() if n.endswith("mine_py"))
+    assert {"p-sft", "p-grpo"} <= {seen for seen in module.seen if isinstance(seen, str)}
+    assert module.seen.count("closed") == 1
+    (made,) = (seen for seen in module.seen if not isinstance(seen, str))
+    assert made.path == done.path
+    assert "does not support item assignment" in caplog.text  # changing a report failed
+    assert "The tracker math:sqrt failed" in caplog.text  # and so did this one
+    assert len(done.read_metrics()) == 2
+    assert "more" not in done.read_metrics()[0].tallies
+
+
+def test_a_run_that_is_refused_opens_no_tracker(tmp_path, monkeypatch):
+    wandb = fake_wandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with pytest.raises(ConfigError):
+        run(tmp_path, "{name: wandb}", "{name: 'no_such_module_here:f'}")
+    assert wandb.calls == []
+
+
+def test_trackers_are_no_part_of_the_experiment():
+    without = load_recipe("demo")
+    tracked = load_recipe("demo", ["tracking.trackers=[{name: wandb, project: p}]"])
+    assert recipe_hash(tracked) == recipe_hash(without)
+    assert recipe_changes(resolved_yaml(without), resolved_yaml(tracked)) == {}
+    other = load_recipe("demo", ["tracking.token_ids=true"])
+    assert recipe_hash(other) != recipe_hash(without)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("wandbb", "Did you mean 'wandb'"),
+        ("nowhere.py:f", "there is no file nowhere.py"),
+        ("math:nothing", "has no function 'nothing'"),
+    ],
+)
+def test_a_tracker_that_is_not_there_is_told_at_once(name, message):
+    with pytest.raises(ConfigError, match=message):
+        check_tracker(TrackerConfig(name=name))
+
+
+def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch):
+    monkeypatch.setitem(TRACKER_PACKAGES, "wandb", "no_such_package_here")
+    with pytest.raises(ConfigError, match=r'pip install "grouper\[wandb\]"'):
+        check_tracker(TrackerConfig(name="wandb"))
