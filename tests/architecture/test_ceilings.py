@@ -20,6 +20,7 @@ FOLDERS_OF_THEIR_OWN = (
     "golden",
     "invariants",
     "learning",
+    "recipes",
 )
 """Tests of something larger than one source file."""
 

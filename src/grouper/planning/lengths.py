@@ -61,10 +61,12 @@ def find_lengths(recipe: Recipe, sets: ProblemSets | None, context: int | None) 
             return _measured(recipe, sets, tokenizer, limit, context)
     except GrouperError:
         pass  # a dry run tells what is wrong; sizes can be bounded all the same
+    # The longest demonstration, all but the shortest prompt of it trained.
+    most = min(limit + new, recipe.sft.max_tokens or limit + new)
     return Lengths(
-        sft_prompt=limit,
-        sft_completion=new,
-        sft_mean=limit + new,
+        sft_prompt=min(limit, most - 1) if recipe.sft.max_tokens is None else 1,
+        sft_completion=new if recipe.sft.max_tokens is None else max(1, most - 1),
+        sft_mean=most,
         grpo_prompt=limit,
         grpo_mean_prompt=limit,
         completion=new,
