@@ -11,6 +11,7 @@ import click
 from grouper.cli.launch import is_follower
 from grouper.config import Recipe
 from grouper.errors import ConfigError
+from grouper.local_models import local_model
 from grouper.recipe import load_recipe, resolved_yaml
 from grouper.recipe_checks import check_recipe
 
@@ -22,6 +23,7 @@ __all__ = [
     "open_recipe",
     "output_console",
     "quiet_option",
+    "read_recipe",
     "recipe_arguments",
     "run_folder_of",
     "show_plan",
@@ -41,10 +43,10 @@ dry_run_option = click.option(
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Only the result, no progress.")
 
 
-def recipe_arguments(command: Command) -> Command:
+def recipe_arguments(command: Command, *, required: bool = True) -> Command:
     """RECIPE and any number of section.key=value."""
     command = click.argument("overrides", nargs=-1, metavar="[section.key=value]...")(command)
-    return click.argument("recipe", metavar="RECIPE")(command)
+    return click.argument("recipe", metavar="RECIPE", required=required)(command)
 
 
 def open_recipe(name: str, overrides: Sequence[str], *, runs_here: bool = True) -> Recipe:
@@ -52,17 +54,25 @@ def open_recipe(name: str, overrides: Sequence[str], *, runs_here: bool = True) 
 
     Args:
         name: a shipped name, a YAML file, or a run folder, whose own recipe is meant.
-        overrides: `section.key=value`.
+        overrides: `section.key=value`. A model in ./models or ./.models comes before the Hub.
         runs_here: refuse what needs a file or library that this machine lacks.
 
     Raises:
         ConfigError: every problem at once.
     """
-    folder = run_folder_of(name)
-    recipe = load_recipe(name if folder is None else folder / RECIPE_FILE, overrides)
+    recipe = read_recipe(name, overrides)
+    local = local_model(recipe.model.path or "")
+    if local != (recipe.model.path or ""):
+        recipe = read_recipe(name, (*overrides, f"model.path={local}", "model.revision=null"))
     for text in check_recipe(recipe, runs_here=runs_here):
         warn(text)
     return recipe
+
+
+def read_recipe(name: str, overrides: Sequence[str]) -> Recipe:
+    """Load a recipe with overrides, from wherever `name` says (see `open_recipe`)."""
+    folder = run_folder_of(name)
+    return load_recipe(name if folder is None else folder / RECIPE_FILE, overrides)
 
 
 def run_folder_of(name: str) -> Path | None:

@@ -14,9 +14,11 @@ from grouper.cli.options import (
     open_recipe,
     output_console,
     quiet_option,
+    read_recipe,
     recipe_arguments,
     show_plan,
 )
+from grouper.cli.spellings import add_flags, spelled_out
 from grouper.config import Recipe
 
 if TYPE_CHECKING:
@@ -25,10 +27,17 @@ if TYPE_CHECKING:
 __all__ = ["grpo_command", "run_command", "sft_command"]
 
 
+def _dashes(name: str) -> str:
+    """`--max_steps` is `--max-steps`, as people type it who come from other trainers."""
+    return name.replace("_", "-")
+
+
+SETTINGS = {"token_normalize_func": _dashes}
+
+
 def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
-        click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps of each phase."),
-        click.option("--learning-rate", type=float, help="Learning rate of each phase."),
+        click.option("--config", metavar="FILE", help="Another way to name RECIPE."),
         click.option("--resume", is_flag=True, help="Continue the run in the folder, if any."),
         click.option(
             "--allow-changes",
@@ -43,9 +52,10 @@ def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Processes on this machine, one a GPU; several machines: torchrun -m grouper.",
         ),
     ]
+    command = dry_run_option(quiet_option(command))
     for option in reversed(options):
         command = option(command)
-    return recipe_arguments(dry_run_option(quiet_option(command)))
+    return recipe_arguments(add_flags(command), required=False)
 
 
 RUN_EXAMPLES = """\b
@@ -54,7 +64,9 @@ Examples:
   grouper run demo --dry-run                       check everything, load nothing
   grouper run demo seed=1 name=demo-1 grpo.steps=20
   grouper run ./mine.yaml --resume
-  grouper run ./mine.yaml --nproc 4                one process a GPU
+  grouper run --config mine.yaml --nproc 4         one process a GPU
+  grouper run gsm8k-lite --model ./models/mine --max-steps 20 --tracker wandb --project maths
+  grouper run r1-zero-numina --rewards accuracy,format --logging-steps 1 --save-steps 50
 """
 SFT_EXAMPLES = """\b
 Example:
@@ -66,12 +78,17 @@ Example:
 """
 
 
-@click.command("run", epilog=RUN_EXAMPLES)
+@click.command("run", epilog=RUN_EXAMPLES, context_settings=SETTINGS)
 @click.option("--skip-sft", is_flag=True, help="Start GRPO from the run's sft/final (or the base).")
 @click.option("--skip-grpo", is_flag=True, help="Stop after SFT.")
 @_launch_options
 def run_command(
-    recipe: str, overrides: tuple[str, ...], *, skip_sft: bool, skip_grpo: bool, **options: Any
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    *,
+    skip_sft: bool,
+    skip_grpo: bool,
+    **options: Any,
 ) -> None:
     """Run RECIPE: measure the base model, SFT, GRPO, and compare them on the same problems.
 
@@ -86,9 +103,9 @@ def run_command(
     _start(recipe, overrides, ("sft", "grpo"), switches, **options)
 
 
-@click.command("sft", epilog=SFT_EXAMPLES)
+@click.command("sft", epilog=SFT_EXAMPLES, context_settings=SETTINGS)
 @_launch_options
-def sft_command(recipe: str, overrides: tuple[str, ...], **options: Any) -> None:
+def sft_command(recipe: str | None, overrides: tuple[str, ...], **options: Any) -> None:
     """Run only the SFT phase of RECIPE: `grouper run RECIPE --skip-grpo`.
 
     The trained model lies in <output_dir>/<name>/sft/final; `grouper grpo RECIPE --resume` goes
@@ -97,9 +114,9 @@ def sft_command(recipe: str, overrides: tuple[str, ...], **options: Any) -> None
     _start(recipe, overrides, ("sft",), {"skip_grpo": True}, **options)
 
 
-@click.command("grpo", epilog=GRPO_EXAMPLES)
+@click.command("grpo", epilog=GRPO_EXAMPLES, context_settings=SETTINGS)
 @_launch_options
-def grpo_command(recipe: str, overrides: tuple[str, ...], **options: Any) -> None:
+def grpo_command(recipe: str | None, overrides: tuple[str, ...], **options: Any) -> None:
     """Run only the GRPO phase of RECIPE: `grouper run RECIPE --skip-sft`.
 
     Starts from `grpo.start_from` where the recipe names one, else from the run's sft/final, else
@@ -109,19 +126,19 @@ def grpo_command(recipe: str, overrides: tuple[str, ...], **options: Any) -> Non
 
 
 def _start(
-    name: str,
+    name: str | None,
     overrides: tuple[str, ...],
     phases: tuple[str, ...],
     switches: dict[str, bool],
     *,
-    steps: int | None,
-    learning_rate: float | None,
+    config: str | None,
     resume: bool,
     allow_changes: bool,
     overwrite: bool,
     nproc: int,
     dry_run: bool,
     quiet: bool,
+    **flags: Any,
 ) -> None:
     """Flags are spellings of overrides, so that the resolved recipe shows them."""
     if resume and overwrite:
@@ -129,12 +146,9 @@ def _start(
     if allow_changes and not resume:
         raise click.UsageError("--allow-changes is about a run that is continued: add --resume.")
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
+    name, overrides = _named(name, config, overrides)
     spelled = [f"{key}=true" for key, value in switches.items() if value]
-    for phase in phases:
-        if steps is not None:
-            spelled.append(f"{phase}.steps={steps}")
-        if learning_rate is not None:
-            spelled.append(f"{phase}.optimizer.learning_rate={learning_rate!r}")
+    spelled += spelled_out(flags, lambda: read_recipe(name, overrides), phases)
     recipe = open_recipe(name, (*overrides, *spelled))
     if nproc > 1 and not dry_run:
         arguments = click.get_current_context().find_root().obj
@@ -143,6 +157,21 @@ def _start(
         _dry_run(recipe, intent)
     else:
         _train(recipe, intent, quiet=quiet)
+
+
+def _named(
+    name: str | None, config: str | None, overrides: tuple[str, ...]
+) -> tuple[str, tuple[str, ...]]:
+    """The recipe and the overrides; with --config the first argument is an override, too."""
+    if config is not None:
+        given = overrides if name is None else (name, *overrides)
+        extra = next((text for text in given if "=" not in text), None)
+        if extra is not None:
+            raise click.UsageError(f"--config names the recipe, and so does {extra!r}: give one.")
+        return config if "/" in config else f"./{config}", given
+    if name is None:
+        raise click.UsageError("Missing argument 'RECIPE': a name from `grouper recipes`, or FILE.")
+    return name, overrides
 
 
 def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
