@@ -36,3 +36,27 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("the shared problem sets are not beside this checkout")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def lora_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of an adapter: SFT, GRPO, and what it handed over in `handed-over` beside it.
+
+    Tests read it and write nothing into it.
+    """
+    from tiny_runs import TINY_RUN, data_from, write_problems
+
+    from grouper import load_recipe, prepare, train
+
+    folder = tmp_path_factory.mktemp("lora-run")
+    write_problems(folder)
+    recipe = load_recipe("demo", [*TINY_RUN, *data_from(str(folder))]).override(
+        "model.lora={rank: 4}",
+        "sft.steps=4",
+        "grpo.steps=2",
+        name="run",
+        output_dir=str(folder),
+        save_path=str(folder / "handed-over"),
+    )
+    with prepare(recipe) as setup:
+        return train(setup).path

@@ -1,9 +1,11 @@
 """Grouper trains small language models to solve maths problems, and says honestly how well.
 
-    from grouper import Session, load_recipe, train
+    import grouper
 
-    with Session(load_recipe("demo"), resume=True) as session:
-        result = train(session)
+    run = grouper.load_recipe("demo").override("grpo.steps=20", name="short")
+    setup = grouper.prepare(run)
+    print(setup)
+    result = grouper.train(setup)
 
 Names are imported when they are first used: `import grouper` loads no torch.
 """
@@ -20,12 +22,14 @@ if TYPE_CHECKING:
     from grouper.evaluation.compare import Comparison, compare
     from grouper.evaluation.evaluate import evaluate
     from grouper.evaluation.result import EvaluationResult
+    from grouper.generation import Generator, Solution, append_jsonl, load_generator, solve
     from grouper.grading import grade
     from grouper.prompts import PromptFormat, make_format
     from grouper.recipe import load_recipe
     from grouper.rewards import RewardStack, build_rewards
+    from grouper.setup import Setup, prepare, train
     from grouper.tracking.run_folder import RunFolder
-    from grouper.training.run import RunResult, train
+    from grouper.training.run import RunResult
     from grouper.training.session import Session
     from grouper.training.workbench import Workbench
     from grouper.types import (
@@ -47,6 +51,7 @@ __all__ = [
     "Comparison",
     "Completion",
     "EvaluationResult",
+    "Generator",
     "Grade",
     "GrouperError",
     "Problem",
@@ -62,15 +67,21 @@ __all__ = [
     "RunResult",
     "SamplingParams",
     "Session",
+    "Setup",
+    "Solution",
     "Workbench",
     "__version__",
+    "append_jsonl",
     "build_rewards",
     "compare",
     "evaluate",
     "grade",
+    "load_generator",
     "load_problems",
     "load_recipe",
     "make_format",
+    "prepare",
+    "solve",
     "train",
 ]
 
@@ -81,12 +92,14 @@ _HOMES = {
     "evaluation.compare": ("Comparison", "compare"),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.result": ("EvaluationResult",),
+    "generation": ("Generator", "Solution", "append_jsonl", "load_generator", "solve"),
     "grading": ("grade",),
     "prompts": ("PromptFormat", "make_format"),
     "recipe": ("load_recipe",),
     "rewards": ("RewardStack", "build_rewards"),
+    "setup": ("Setup", "prepare", "train"),
     "tracking.run_folder": ("RunFolder",),
-    "training.run": ("RunResult", "train"),
+    "training.run": ("RunResult",),
     "training.session": ("Session",),
     "training.workbench": ("Workbench",),
     "types": (

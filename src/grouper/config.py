@@ -221,6 +221,9 @@ class Recipe(Section):
     reading: str = Field("", description="printed at the end: what the result is and is not")
     seed: NonNegative = 0
     output_dir: str = "outputs"
+    save_path: str | None = Field(
+        None, description="a folder for what was trained, the adapter alone where there is one"
+    )
     threads: Positive | None = Field(None, description="CPU threads; left out: PyTorch's choice")
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     parallel: Literal["ddp", "fsdp"] = Field(

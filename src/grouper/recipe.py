@@ -31,6 +31,7 @@ __all__ = [
 # What may differ between two runs of the same experiment.
 NOT_THE_EXPERIMENT = (
     "output_dir",
+    "save_path",
     "description",
     "reading",
     "threads",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from grouper.cli.evaluate import trained_model
 from grouper.cli.options import open_recipe, quiet_option, recipe_arguments, run_folder_of
 from grouper.config import Recipe
+from grouper.model_place import trained_model
 
 __all__ = ["difficulty_command"]
 

@@ -26,6 +26,7 @@ from grouper.config import Recipe
 from grouper.data import ProblemSet
 from grouper.errors import ConfigError
 from grouper.evaluation.result import EvaluationResult
+from grouper.model_place import trained_model
 from grouper.recipe import load_recipe, recipe_hash, resolved_yaml
 from grouper.rewards import build_rewards
 from grouper.tracking.files import write_atomic
@@ -34,7 +35,7 @@ from grouper.tracking.run_folder import RunFolder
 if TYPE_CHECKING:
     from grouper.tracking.live import Progress
 
-__all__ = ["eval_command", "trained_model"]
+__all__ = ["eval_command"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,22 +116,6 @@ def eval_command(
     _show([*recorded, *fresh], opened.evaluation.confidence)
     for subject in subjects:
         click.echo(f"Items of {subject.label}: {subject.folder / 'evaluations'}")
-
-
-def trained_model(recipe: Recipe, run: Path) -> str:
-    """What the run has trained, else the recipe's own model."""
-    for phase in ("grpo", "sft"):
-        final = run / phase / "final"
-        if final.is_dir():
-            return str(final)
-    base = recipe.model.path or str(run / "base")
-    if recipe.model.path is None and not Path(base).is_dir():
-        raise ConfigError(
-            "there is nothing to measure: the recipe makes a new model, and has not been run yet",
-            where=str(run),
-            fix="Name a model with --model, or train one with `grouper run`.",
-        )
-    return base
 
 
 def _subjects(models: Sequence[str], target: Path) -> list[_Subject]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from grouper.cli.evaluate import trained_model
 from grouper.cli.options import run_folder_of
+from grouper.model_place import trained_model
 from grouper.recipe import load_recipe
 
 __all__ = ["export_command"]

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from grouper.cli.options import RECIPE_FILE, dry_run_option, open_recipe, quiet_option, show_plan
-from grouper.config import DataConfig, ModelConfig, PromptConfig, Recipe, SourceConfig
+from grouper.cli.options import dry_run_option, open_recipe, quiet_option, show_plan
+from grouper.config import Recipe
 from grouper.data.rows import find_file, read_files
-from grouper.errors import ConfigError, DataError, RunFolderError, did_you_mean
+from grouper.errors import DataError, RunFolderError
 from grouper.grading import extract
-from grouper.prompts import FORMATS
-from grouper.recipe import load_recipe
-from grouper.types import Completion, Problem, Prompt, SamplingParams
+from grouper.model_place import model_in, recipe_for, with_sampling
+from grouper.types import Completion
 
 if TYPE_CHECKING:
-    from grouper.sampling.base import Sampler
+    from grouper.generation import Generator
     from grouper.tracking.live import Progress
-    from grouper.training.workbench import Workbench
 
 __all__ = ["generate_command"]
 
@@ -91,8 +89,14 @@ def generate_command(
         raise click.UsageError("--output belongs to --input.")
     if question is not None and not question.strip():
         raise click.UsageError("--question is empty.")
-    opened = _settings(
-        _find_recipe(model, recipe, format_name), temperature, max_new_tokens, samples, seed
+    model = model_in(model)
+    named = None if recipe is None else open_recipe(recipe, ())
+    opened = with_sampling(
+        recipe_for(model, named, format_name),
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        samples=samples,
+        seed=seed,
     )
     rows = None if input_file is None else _read_questions(input_file)
     if output_file is not None:
@@ -107,79 +111,6 @@ def generate_command(
             answerer.answer_rows(rows, output_file)
         else:
             answerer.converse()
-
-
-def _find_recipe(model: str, name: str | None, format_name: str | None) -> Recipe:
-    """The recipe that was named, else that of the run MODEL lies in, with another format if told.
-
-    Raises:
-        ConfigError: neither is there, and no format was given.
-    """
-    if format_name is not None and format_name not in FORMATS:
-        raise ConfigError(
-            f"there is no prompt format {format_name!r}",
-            where="--format",
-            fix=did_you_mean(format_name, FORMATS),
-        )
-    found = _recipe_beside(Path(model).expanduser())
-    if name is not None:
-        recipe = open_recipe(name, ())
-    elif found is not None:
-        recipe = load_recipe(found)
-    elif format_name is not None:
-        recipe = Recipe(
-            name="generate",
-            model=ModelConfig(path=model),
-            data=DataConfig(train=SourceConfig(source="arithmetic")),
-        )
-    else:
-        raise ConfigError(
-            "it is not known how this model is to be asked: it does not lie in a run folder",
-            where=model,
-            fix="Give --recipe, or --format with one of " + ", ".join(FORMATS) + ".",
-        )
-    if format_name is None:
-        return recipe
-    return recipe.model_copy(update={"prompt": PromptConfig(format=format_name)})
-
-
-def _recipe_beside(model: Path) -> Path | None:
-    """`<run>/recipe.yaml` for `<run>`, `<run>/base`, `<run>/grpo/final`, ..."""
-    if not model.is_dir():
-        return None
-    folder = model.resolve()
-    places = (folder, *list(folder.parents)[:2])
-    return next((p / RECIPE_FILE for p in places if (p / RECIPE_FILE).is_file()), None)
-
-
-def _what_total_leaves(recipe: Recipe) -> int | None:
-    """Room behind the longest prompt allowed; the training data, which tell more, are not read."""
-    total = recipe.sampling.max_total_tokens
-    return None if total is None else max(1, total - recipe.prompt.max_prompt_tokens)
-
-
-def _settings(
-    recipe: Recipe,
-    temperature: float | None,
-    max_new_tokens: int | None,
-    samples: int,
-    seed: int | None,
-) -> Recipe:
-    """Put what the command line says into the recipe's evaluation section."""
-    if max_new_tokens is None and recipe.evaluation.max_new_tokens is None:
-        max_new_tokens = _what_total_leaves(recipe)
-    given = {"temperature": temperature, "max_new_tokens": max_new_tokens, "samples": samples}
-    evaluation = recipe.evaluation.model_copy(
-        update={name: value for name, value in given.items() if value is not None}
-    )
-    if samples > 1 and evaluation.temperature == 0:
-        raise ConfigError(
-            f"{samples} samples at temperature 0 would all be the same",
-            where="--samples",
-            fix="Add --temperature 1.0.",
-        )
-    changes = {"evaluation": evaluation, "seed": recipe.seed if seed is None else seed}
-    return recipe.model_copy(update=changes)
 
 
 def _read_questions(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
@@ -245,50 +176,36 @@ def _dry_run(recipe: Recipe, model: str, rows: Sequence[object] | None) -> None:
 
 
 class _Answerer:
-    """A loaded model that answers questions."""
+    """A loaded model that answers questions on standard output or into a file."""
 
     def __init__(self, recipe: Recipe, model: str, *, quiet: bool) -> None:
-        from grouper.model_files import context_length, require_model_folder
+        from grouper.generation import Generator
         from grouper.tracking.live import Progress, setup_logging
-        from grouper.training.workbench import Workbench
 
         self.recipe = recipe
         self.progress: Progress = Progress(quiet=quiet)
         setup_logging(None, console=self.progress.console)
-        require_model_folder(model, where="MODEL")
-        self.bench: Workbench = Workbench(recipe, model)
-        policy = self.bench.load(model)
-        self.sampler: Sampler = self.bench.sampler(policy)
-        self.params: SamplingParams = self.bench.evaluation_params()
-        limit = context_length(policy)
-        self.room = None if limit is None else limit - self.params.max_new_tokens
-        """Tokens that a prompt may have."""
+        self.generator: Generator = Generator(recipe, model)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.bench.__exit__()
+        self.generator.close()
 
     def show(self, question: str) -> None:
         """Answer one question on standard output."""
-        prompt = self._prompt(question, 0)
-        if not self._fits(prompt):
-            raise DataError(
-                f"the question has {len(prompt.token_ids)} tokens, and the model's context leaves "
-                f"room for {self.room}",
-                where="the question",
-                fix="Shorten it, or lower --max-new-tokens.",
-            )
-        for _, completion in sorted(self._draw([prompt]), key=lambda drawn: drawn[0]):
-            found = extract(completion.text, self.bench.format.contract)
-            click.echo(prompt.prefix + completion.text)
-            if found.answer is None:
-                click.echo(click.style(f"No answer: {found.reason}.", fg="yellow"))
+        prompt = self.generator.prompt(question)
+        self.generator.require_fitting(prompt)
+        for _, completion in sorted(self.generator.draw([prompt]), key=lambda drawn: drawn[0]):
+            solution = self.generator.solution(question, prompt, completion)
+            click.echo(prompt.prefix + solution.response)
+            if solution.answer is None:
+                click.echo(click.style(f"No answer: {solution.reason}.", fg="yellow"))
             else:
-                click.echo(click.style(f"Answer: {found.answer}", fg="green", bold=True))
+                click.echo(click.style(f"Answer: {solution.answer}", fg="green", bold=True))
             if completion.truncated:
-                limit = self.params.max_new_tokens
+                limit = self.generator.params.max_new_tokens
                 click.echo(f"(cut off after {limit} tokens; see --max-new-tokens)")
 
     def answer_rows(
@@ -297,8 +214,10 @@ class _Answerer:
         """Answer all rows, in order, one line a row and sample; whole or not at all."""
         from grouper.tracking.files import dumps, write_atomic
 
-        prompts = [self._prompt(question, number) for number, (question, _) in enumerate(rows)]
-        fitting = [number for number, prompt in enumerate(prompts) if self._fits(prompt)]
+        prompts = [
+            self.generator.prompt(question, number) for number, (question, _) in enumerate(rows)
+        ]
+        fitting = [number for number, prompt in enumerate(prompts) if self.generator.fits(prompt)]
         if len(fitting) < len(prompts):
             log.warning(
                 "%d questions are too long for the model; their response is null.",
@@ -307,7 +226,7 @@ class _Answerer:
         k = self.recipe.evaluation.samples
         drawn: dict[tuple[int, int], Completion] = {}
         with self.progress.track("answering", len(fitting) * k) as task:
-            for index, completion in self._draw([prompts[number] for number in fitting]):
+            for index, completion in self.generator.draw([prompts[number] for number in fitting]):
                 drawn[fitting[index // k], index % k] = completion
                 task.advance()
         lines = [
@@ -330,37 +249,13 @@ class _Answerer:
             except DataError as error:  # a question that is too long ends nothing
                 click.echo(error.paragraph(), err=True)
 
-    def _prompt(self, question: str, number: int) -> Prompt:
-        # The reference is not known here, and rendering does not look at it.
-        problem = Problem(id=f"question/{number}", question=question, answer="?", source="generate")
-        return self.bench.format.render(problem, self.bench.tokenizer)
-
-    def _fits(self, prompt: Prompt) -> bool:
-        return self.room is None or len(prompt.token_ids) <= self.room
-
-    def _draw(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Completion]]:
-        from grouper.sampling.base import SampleRequest, address
-
-        seed, k = self.recipe.seed, self.recipe.evaluation.samples
-        # Addressed by the text: the answer to a question does not depend on its neighbours.
-        requests = [
-            SampleRequest(
-                prompt=prompt,
-                params=self.params,
-                key=address(seed, "generate", prompt.text, sample),
-            )
-            for prompt in prompts
-            for sample in range(k)
-        ]
-        return self.sampler.sample(requests)
-
     def _columns(self, completion: Completion | None, sample: int) -> dict[str, Any]:
         number = {"sample": sample} if self.recipe.evaluation.samples > 1 else {}
         if completion is None:
             return {"response": None, "extracted": None, "finish_reason": "too_long", **number}
         return {
             "response": completion.text,
-            "extracted": extract(completion.text, self.bench.format.contract).answer,
+            "extracted": extract(completion.text, self.generator.bench.format.contract).answer,
             "finish_reason": completion.finish_reason.value,
             **number,
         }

@@ -204,11 +204,13 @@ def metrics_line(result: EvaluationResult) -> str | None:
     found = metrics_of(result)
     if found is None:
         return None
+    length = found.reasoning_length
+    shown = "" if math.isnan(length) else f" ({length:.0f} characters)"
     return (
         f"{result.name}: format {_percent(found.format_accuracy)} %, "
         f"answers {_percent(found.answer_accuracy)} %, "
-        f"reasoning {_percent(found.with_reasoning)} % "
-        f"({_number(found.reasoning_length, 0)} characters), reward {_number(found.reward, 3)}"
+        f"reasoning {_percent(found.with_reasoning)} %{shown}, "
+        f"reward {_number(found.reward, 3)}"
     )
 
 

@@ -24,6 +24,7 @@ from grouper.training.checkpoint import (
 )
 from grouper.training.disk_space import check_room_for_run
 from grouper.training.grpo import GRPOPhase
+from grouper.training.handing_over import check_save_path, hand_over
 from grouper.training.loop import Phase, run_phase, tidy
 from grouper.training.preflight import check_lengths, check_stopping
 from grouper.training.rehearsal import rehearse
@@ -55,10 +56,15 @@ def train(session: Session) -> RunResult:
     """
     prefer_expandable_segments()
     recipe = session.recipe
+    session.team.lead(lambda: check_save_path(recipe, session.path))
     policy = _measure_base(session)
     if not recipe.skip_sft:
         policy = _sft(session, policy)
     if not recipe.skip_grpo:
+        if recipe.grpo.start_from is not None:
+            # What SFT left goes before another model comes, not after.
+            policy = None
+            session.forget_policy()
         policy = _grpo(session, policy)
     names = ("base", "sft", "grpo")
     results = tuple(r for name in names if (r := session.recorded(name)) is not None)
@@ -66,6 +72,9 @@ def train(session: Session) -> RunResult:
     if len(results) > 1:
         comparison = compare(results, confidence=recipe.evaluation.confidence)
     session.team.lead(lambda: draw_curves(session.folder, session.path / "curves.png"))
+    saved = session.team.lead(lambda: hand_over(recipe, session.path))
+    if saved is not None:
+        session.display.say(saved)
     return RunResult(path=session.path, results=results, comparison=comparison)
 
 

@@ -217,6 +217,13 @@ class Session(Workbench):
             self._replica = make_replica(policy, self.team, self.recipe.parallel)
         return self._replica
 
+    def forget_policy(self) -> None:
+        """Let go of the policy that was trained last, and of the sampler's copy of it."""
+        self.forget_sampler()
+        self._replica = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
     def evaluate(self, policy: Policy, *, phase: str, step: int, split: str) -> EvaluationResult:
         """Measure a policy on the test or validation problems and record it."""
         name = phase if split == "test" else f"validation-{phase}-{step:06d}"

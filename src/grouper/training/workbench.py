@@ -89,6 +89,10 @@ class Workbench:
             self._sampler = (policy, self._make_sampler(policy))
         return self._sampler[1]
 
+    def forget_sampler(self) -> None:
+        """Let the sampler go, and with it its policy and its copy of the weights."""
+        self._sampler = None
+
     def _make_sampler(self, policy: Policy) -> NativeSampler:
         dtype = {"same": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
         return NativeSampler(

@@ -1,0 +1,74 @@
+"""Answers from Python: asked as in training, the same each time, and kept line by line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from grouper.errors import ConfigError, DataError, ModelError, RunFolderError
+from grouper.generation import append_jsonl, load_generator, solve
+from grouper.recipe import load_recipe
+from grouper.tracking.run_folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def generator(lora_run):
+    with load_generator(lora_run) as opened:
+        yield opened
+
+
+def test_the_answer_is_what_the_evaluation_of_the_run_recorded(lora_run, generator):
+    result = RunFolder(lora_run).read_evaluation("grpo")
+    assert result is not None
+    for item in result.items:
+        question = item.prompt.removeprefix("<|user|>").removesuffix("<|assistant|>")
+        solution = solve(question, generator)
+        assert (solution.prompt, solution.response) == (item.prompt, item.completion)
+        assert (solution.answer, solution.finish_reason) == (item.extracted, item.finish_reason)
+        assert solution.tokens == item.tokens
+
+
+def test_an_adapter_finds_its_base_and_how_it_is_asked(lora_run, generator):
+    """The folder of `save_path`: base + adapter give the answers of the run's own final folder."""
+    handed = lora_run.parent / "handed-over"
+    question = "Pick 305."
+    expected = solve(question, generator)
+    for path in (handed, lora_run / "grpo" / "final"):
+        with load_generator(path) as opened:
+            assert opened.bench.device == generator.bench.device
+            assert solve(question, opened) == expected
+
+
+def test_settings_that_are_given_win(lora_run):
+    with load_generator(lora_run / "sft" / "final", max_new_tokens=2, seed=5) as opened:
+        assert opened.params.max_new_tokens == 2
+        assert opened.recipe.seed == 5
+        assert solve("Pick 1.", opened).tokens <= 2
+    recipe = load_recipe(lora_run / "recipe.yaml").override("sampling.max_new_tokens=3")
+    with load_generator(lora_run / "base", recipe=recipe, temperature=1.0) as opened:
+        assert (opened.params.max_new_tokens, opened.params.temperature) == (3, 1.0)
+
+
+def test_what_cannot_be_loaded_or_asked(lora_run, generator, tmp_path):
+    with pytest.raises(ModelError, match="no folder"):
+        load_generator(tmp_path / "none", format="xml")
+    with pytest.raises(ConfigError, match="not known how"):
+        load_generator("someone/a-model")
+    with pytest.raises(ConfigError, match="no prompt format 'xlm'"):
+        load_generator(lora_run, format="xlm")
+    with pytest.raises(DataError, match="empty"):
+        solve("  ", generator)
+    with pytest.raises(DataError, match="leaves room for"):
+        solve("word " * 3000, generator)
+
+
+def test_lines_are_added_whole_and_nothing_is_overwritten(generator, tmp_path):
+    file = tmp_path / "answers.jsonl"
+    for question in ("Pick 1.", "Pick é 2."):
+        append_jsonl(file, solve(question, generator))
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [row["question"] for row in rows] == ["Pick 1.", "Pick é 2."]
+    assert all(row["prompt"].startswith("<|user|>Pick") and "response" in row for row in rows)
+    with pytest.raises(RunFolderError):
+        append_jsonl(tmp_path / "no" / "answers.jsonl", solve("Pick 1.", generator))

@@ -1,0 +1,94 @@
+"""A run in two calls: what `prepare` shows is what `train` uses, also inside a running loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tiny_runs import TINY_RUN, data_from, write_problems
+
+from grouper import Session, load_generator, load_recipe, prepare, solve, train
+from grouper.errors import ConfigError, RewardError
+from grouper.policy import Policy
+
+ASYNC_REWARD = """
+import asyncio
+
+async def patient(*, completions, **_):
+    await asyncio.sleep(0)
+    return [float(len(text[0]["content"] if text and not isinstance(text, str) else text) % 3)
+            for text in completions]
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    write_problems(tmp_path)
+    overrides = [*TINY_RUN, *data_from(str(tmp_path)), f"output_dir={tmp_path}/outputs"]
+    return load_recipe("demo", overrides).override("sft.steps=2", "grpo.steps=1")
+
+
+def test_everything_is_there_to_look_at_and_nothing_is_written(tiny, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    with prepare(tiny) as setup:
+        assert [len(part) for part in (setup.train, setup.validation, setup.test)] == [12, 4, 4]
+        assert setup.problems[0].question == "Pick 100."
+        assert setup.prompt.text == "<|user|>Pick 100.<|assistant|>"
+        assert setup.bench.tokenizer.decode(setup.prompt.token_ids) == setup.prompt.text
+        assert len(setup.demonstrations) > 10
+        assert setup.rewards.names == ("correctness", "format", "tag_count")
+        assert setup.sampling.max_new_tokens == 16
+        assert setup.settings["grpo.group_size"] == 4
+        assert setup.settings["data.train.source"] == "file"
+        assert "model" not in vars(setup)
+        assert isinstance(setup.model, Policy)
+        good = setup.reward("<reasoning>it</reasoning><answer>0</answer>")
+        assert good.total == pytest.approx(1.2)
+        assert setup.reward("<reasoning>it</reasoning><answer>1</answer>").total == (
+            pytest.approx(0.2)
+        )
+        assert setup.reward("").total == 0
+        for text in ("demo: sft then grpo", "12 to train on", "'Pick 100.' -> '0'", "format"):
+            assert text in repr(setup)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_notebook_runs_it_whole_inside_its_loop(tiny, tmp_path):
+    """A cell of a notebook is called from a running event loop; async rewards are awaited."""
+    file = tmp_path / "patient.py"
+    file.write_text(ASYNC_REWARD)
+    recipe = tiny.override(name="cell", rewards=[{"name": f"{file}:patient"}])
+
+    async def cell():
+        setup = prepare(recipe)
+        prepare(recipe).close()  # running a cell twice is no mistake
+        first = setup.bench.format.render(setup.problems[0], setup.bench.tokenizer)
+        result = train(setup)
+        setup.close()
+        with load_generator(result.path) as generator:
+            return setup, first, result, solve("Pick 100.", generator)
+
+    setup, first, result, solution = asyncio.run(cell())
+    assert [r.name for r in result.results] == ["base", "sft", "grpo"]
+    assert solution.prompt == first.text == setup.prompt.text
+    # What the run made is what was prepared.
+    folder = result.path / "base"
+    assert folder.is_dir()
+    with pytest.raises(Exception, match="already holds a run"):
+        train(setup)
+
+
+def test_a_session_is_taken_as_before_and_keeps_its_own_switches(tiny):
+    with Session(tiny.override(name="old", skip_grpo=True, skip_sft=True)) as session:
+        with pytest.raises(ValueError, match="to the Session"):
+            train(session, resume=True)
+        result = train(session)
+    assert [r.name for r in result.results] == ["base"]
+
+
+def test_mistakes_are_told_before_anything_is_made(tiny, tmp_path):
+    with pytest.raises(RewardError, match="no reward 'corectness'"):
+        prepare(tiny.override(rewards=[{"name": "corectness"}]))
+    with pytest.raises(ConfigError, match="no recipe 'dmo'"):
+        prepare("dmo")
+    assert not (tmp_path / "outputs").exists()

@@ -1,0 +1,102 @@
+"""What one phase leaves behind for the next: the weights, and nothing else."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from tiny_runs import TINY_RUN, data_from, write_problems
+
+from grouper.policy import Policy
+from grouper.recipe import load_recipe
+from grouper.setup import prepare, train
+from grouper.training.grpo import GRPOPhase
+from grouper.training.sft import SFTPhase
+
+
+def tiny_recipe(folder, *overrides):
+    write_problems(folder)
+    return load_recipe(
+        "demo",
+        [*TINY_RUN, *data_from(str(folder)), f"output_dir={folder}", "name=run", *overrides],
+    )
+
+
+class Seen:
+    """What SFT holds, and which of it is still there when GRPO takes its first step."""
+
+    def __init__(self, monkeypatch):
+        self.held: dict[str, weakref.ref] = {}
+        self.alive: list[str] | None = None
+        self.policies = 0
+        self.trained: dict[str, torch.Tensor] = {}
+        self.started: dict[str, torch.Tensor] = {}
+        sft_step, grpo_step = SFTPhase.step, GRPOPhase.step
+
+        def step_of_sft(phase):
+            report = sft_step(phase)
+            moments = [
+                value
+                for part in phase.state.optimizer.state_dict()
+                for entry in part["state"].values()
+                for value in entry.values()
+                if isinstance(value, torch.Tensor) and value.numel() > 1
+            ]
+            assert moments
+            self.held = {
+                "phase": weakref.ref(phase),
+                "optimizer": weakref.ref(phase.state.optimizer),
+                "moments": weakref.ref(moments[0]),
+                "policy": weakref.ref(phase.state.policy),
+            }
+            self.trained = phase.state.policy.snapshot()
+            return report
+
+        def step_of_grpo(phase):
+            if self.alive is None:
+                self.alive = [name for name, ref in self.held.items() if ref() is not None]
+                self.policies = sum(type(o) is Policy for o in gc.get_objects())
+                self.started = phase.state.policy.snapshot()
+            return grpo_step(phase)
+
+        monkeypatch.setattr(SFTPhase, "step", step_of_sft)
+        monkeypatch.setattr(GRPOPhase, "step", step_of_grpo)
+
+
+@pytest.mark.parametrize("lora", ["{rank: 4}", pytest.param("null", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of what torch shows the collector
+def test_what_sft_held_is_gone_when_grpo_takes_its_first_step(monkeypatch, tmp_path, lora):
+    gc.collect()
+    before = sum(type(o) is Policy for o in gc.get_objects())
+    seen = Seen(monkeypatch)
+    recipe = tiny_recipe(
+        tmp_path, f"model.lora={lora}", "sft.steps=2", "grpo.steps=1", "sampling.dtype=bfloat16"
+    )
+    with prepare(recipe) as setup:
+        train(setup)
+    # The policy is handed on, and with it the sampler's one copy of its weights; nothing else.
+    assert seen.alive == ["policy"]
+    assert seen.policies - before == 2
+    # The weights (the adapter, where there is one) go on as SFT left them.
+    assert seen.started.keys() == seen.trained.keys()
+    assert all(torch.equal(seen.started[name], seen.trained[name]) for name in seen.started)
+    assert all("lora_" in name for name in seen.started) is (lora != "null")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of what torch shows the collector
+def test_another_model_to_start_from_finds_the_memory_free(monkeypatch, tmp_path):
+    first = tiny_recipe(tmp_path, "sft.steps=1", "skip_grpo=true", "name=first")
+    with prepare(first) as setup:
+        other = train(setup).path / "sft" / "final"
+    gc.collect()
+    before = sum(type(o) is Policy for o in gc.get_objects())
+    seen = Seen(monkeypatch)
+    with prepare(
+        tiny_recipe(tmp_path, "sft.steps=2", "grpo.steps=1", f"grpo.start_from={other}")
+    ) as setup:
+        train(setup)
+    assert seen.alive == []
+    assert seen.policies - before == 1
