@@ -24,6 +24,7 @@ COMMANDS = {
     "sft": ("grouper.cli.train", "Only the SFT phase of a recipe."),
     "grpo": ("grouper.cli.train", "Only the GRPO phase of a recipe."),
     "eval": ("grouper.cli.evaluate", "Measure a model on a recipe's problems."),
+    "preview": ("grouper.cli.preview", "A few samples as GRPO draws them; why rewards are alike."),
     "generate": ("grouper.cli.generate", "Answer one question, a JSONL file, or a conversation."),
     "export": ("grouper.cli.export", "A trained model as one folder, its adapter merged in."),
     "recipes": ("grouper.cli.recipes", "List the recipes; show one, its fields, formats, sources."),

@@ -1,0 +1,198 @@
+"""`grouper preview`: a few samples as GRPO would draw them, and why their rewards are all alike."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from grouper.cli.options import (
+    dry_run_option,
+    open_recipe,
+    quiet_option,
+    recipe_arguments,
+    run_folder_of,
+    show_plan,
+)
+from grouper.config import Recipe
+from grouper.errors import ConfigError
+
+if TYPE_CHECKING:
+    from grouper.prompts import PromptFormat
+    from grouper.training.preview import Preview
+    from grouper.types import Rollout, SamplingParams
+
+__all__ = ["preview_command"]
+
+EXAMPLES = """\b
+Examples:
+  grouper preview outputs/demo                        what its GRPO starts from
+  grouper preview demo --model ./my-model --problems 16
+  grouper preview outputs/demo sampling.temperature=1.2
+"""
+
+
+@click.command("preview", epilog=EXAMPLES)
+@click.option(
+    "--model",
+    metavar="PATH",
+    help="A model folder, adapter folder or Hub name. Left out: what GRPO would start from.",
+)
+@click.option("--samples", type=click.IntRange(min=2), default=5, show_default=True)
+@click.option(
+    "--problems", type=click.IntRange(min=1), default=1, show_default=True, help="Of data.train."
+)
+@dry_run_option
+@quiet_option
+@recipe_arguments
+def preview_command(
+    recipe: str,
+    overrides: tuple[str, ...],
+    *,
+    model: str | None,
+    samples: int,
+    problems: int,
+    dry_run: bool,
+    quiet: bool,
+) -> int:
+    """Show a few samples drawn with the GRPO settings of RECIPE (a recipe or a run folder): their
+    texts, tags, rewards, and how different they are.
+
+    Where they give GRPO nothing to learn from, the cause is named: a temperature that is
+    too low, a model too certain, tags that are missing after SFT, samples cut off, or a tokenizer
+    that cannot write the tags, the stop token or the prefix. The exit code is then 1, else 0.
+    """
+    opened = open_recipe(recipe, overrides)
+    run = run_folder_of(recipe) or Path(opened.output_dir).expanduser() / opened.name
+    subject = model or _start_of_grpo(opened, run)
+    if dry_run:
+        _dry_run(opened, subject, samples, problems)
+        return 0
+    return _preview(opened, subject, samples, problems, quiet=quiet)
+
+
+def _start_of_grpo(recipe: Recipe, run: Path) -> str:
+    final = run / "sft" / "final"
+    found = recipe.grpo.start_from or (str(final) if final.is_dir() else recipe.model.path)
+    base = run / "base"
+    if found is None and not base.is_dir():
+        raise ConfigError(
+            "there is no model to sample from: the recipe makes a new one, and was not run yet",
+            where=str(run),
+            fix="Name a model with --model, or run SFT first with `grouper sft`.",
+        )
+    return found or str(base)
+
+
+def _dry_run(recipe: Recipe, model: str, samples: int, problems: int) -> None:
+    from grouper.model_files import require_model_folder
+
+    require_model_folder(model, where="--model")
+    show_plan(recipe, [f"{model}: {problems} problems x {samples} samples"])
+
+
+def _preview(recipe: Recipe, model: str, samples: int, problems: int, *, quiet: bool) -> int:
+    from grouper.model_files import require_model_folder
+    from grouper.rewards import build_rewards
+    from grouper.tracking.live import Progress, setup_logging
+    from grouper.training.preview import preview
+    from grouper.training.problem_sets import load_part
+    from grouper.training.workbench import Workbench
+
+    progress = Progress(quiet=quiet)
+    setup_logging(None, console=progress.console)
+    require_model_folder(model, where="--model")
+    train = load_part(recipe, "train")
+    assert train is not None, "every recipe has training problems"
+    with Workbench(recipe, model) as bench:
+        # The completion budget may follow from all of them, so all are rendered.
+        items = bench.render(train.problems, "train")
+        bench.settle_budget(items)
+        policy = bench.load(model)
+        with progress.track("sampling", samples * min(problems, len(items))) as task:
+            seen = preview(
+                items[:problems],
+                samples=samples,
+                fmt=bench.format,
+                tokenizer=bench.tokenizer,
+                stop_tokens=bench.stop_tokens,
+                vocabulary=policy.model.get_input_embeddings().weight.shape[0],
+                sampler=bench.sampler(policy),
+                grader=bench.grader,
+                rewards=build_rewards(recipe.rewards, bench.format.layout),
+                config=recipe.grpo,
+                params=bench.training_params(),
+                seed=recipe.seed,
+                progress=task,
+            )
+        _show(seen, bench.format, model)
+    return 1 if seen.causes else 0
+
+
+def _show(seen: Preview, fmt: PromptFormat, model: str) -> None:
+    click.echo(f"Model:     {model}")
+    click.echo(f"Sampling:  {_sampling(seen.groups[0].params)}")
+    for group in seen.groups:
+        click.echo()
+        click.echo(click.style(f"Problem {group.problem.id}", bold=True))
+        click.echo(f"{group.problem.question}\nReference: {group.problem.answer}")
+        for number, rollout in enumerate(group.rollouts, start=1):
+            click.echo()
+            _show_rollout(rollout, fmt, f"{number} of {len(group.rollouts)}")
+    click.echo()
+    _summarise(seen)
+
+
+def _sampling(params: SamplingParams) -> str:
+    shown = {name: value for name, value in asdict(params).items() if name != "include_stop"}
+    off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "min_new_tokens": 0, "stop": ()}
+    return ", ".join(
+        f"{name} {', '.join(map(repr, value)) if name == 'stop' else format(value, 'g')}"
+        for name, value in shown.items()
+        if off.get(name) != value
+    )
+
+
+def _show_rollout(rollout: Rollout, fmt: PromptFormat, place: str) -> None:
+    from grouper.training.preview import tags_in
+
+    completion, grade, reward = rollout.completion, rollout.grade, rollout.reward
+    parts = ", ".join(
+        f"{name} {'not scored' if value is None else format(value, 'g')}"
+        for name, value in reward.components.items()
+    )
+    total = "not scored" if reward.total is None else f"{reward.total:.3f}"
+    found = tags_in(completion.text, fmt)
+    missing = [tag for tag, there in found.items() if not there]
+    click.echo(click.style(f"[{place}] ", fg="cyan") + f"reward {total} ({parts})")
+    click.echo(f"answer {grade.extracted or 'none'}: {grade.verdict.value} ({grade.reason})")
+    click.echo(
+        f"tags {len(found) - len(missing)} of {len(found)}"
+        + (f", missing {', '.join(missing)}" if missing else "")
+        + f"; {len(completion.token_ids)} tokens, ended by {completion.finish_reason.value}"
+    )
+    click.echo(click.style(fmt.prefix, dim=True) + completion.text)
+
+
+def _summarise(seen: Preview) -> None:
+    count = len(seen.rollouts)
+    right = sum(rollout.grade.correct for rollout in seen.rollouts)
+    click.echo(f"Right:     {right} of {count} samples")
+    click.echo(
+        f"Diversity: {seen.diversity:.2f} (0: all the same, 1: no two the same); tokens drawn with "
+        f"a mean probability of {seen.certainty:.2f}"
+    )
+    click.echo(
+        f"Rewards:   mean variance {seen.reward_variance:.4f}; something to learn from on "
+        f"{sum(seen.signal)} of {len(seen.groups)} problems"
+    )
+    for cause in seen.causes:
+        click.echo(click.style(f"Cause ({cause.name}): ", fg="red", bold=True) + f"{cause.what}.")
+        click.echo(cause.fix)
+    if not seen.causes:
+        click.echo(
+            click.style("Nothing stands in the way: ", fg="green", bold=True)
+            + "rewards differ, and tags, stop token and prefix survive the tokenizer."
+        )

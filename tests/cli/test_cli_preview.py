@@ -1,0 +1,43 @@
+"""`grouper preview`: what GRPO would start from, sample by sample; 1 where it cannot learn."""
+
+from __future__ import annotations
+
+
+def test_samples_of_what_grpo_starts_from(grouper, finished_run):
+    called = grouper("preview", finished_run, "--quiet", "grpo.shaping_needs_a_correct=false")
+    assert called.code in (0, 1), called.err
+    assert f"Model:     {finished_run / 'sft' / 'final'}" in called.out
+    assert "temperature 1, max_new_tokens 48" in called.out
+    assert called.out.count("] reward ") == 5
+    assert "Diversity: " in called.out
+    assert ("Cause (" in called.out) == (called.code == 1)
+    again = grouper("preview", finished_run, "--quiet", "grpo.shaping_needs_a_correct=false")
+    assert again.out == called.out
+
+
+def test_a_temperature_that_is_too_low_is_named_with_code_1(grouper, finished_run):
+    called = grouper(
+        "preview",
+        finished_run,
+        "-q",
+        "--problems",
+        "2",
+        "--samples",
+        "3",
+        "sampling.temperature=1e-6",
+    )
+    assert called.code == 1
+    assert called.out.count("] reward ") == 6
+    assert "Cause (cut off)" in called.out or "Cause (temperature)" in called.out
+    assert "0 of 2 problems" in called.out
+
+
+def test_mistakes_and_a_dry_run(grouper, finished_run, tmp_path):
+    called = grouper("preview", "demo", f"output_dir={tmp_path}")
+    called.refused("no model to sample from", "--model")
+    called = grouper("preview", finished_run, "--model", "./none")
+    called.refused("there is no folder", "--model")
+    called = grouper("preview", finished_run, "--dry-run")
+    assert called.code == 0
+    assert "1 problems x 5 samples" in called.out
+    assert grouper("preview", finished_run, "--samples", "1").code == 2

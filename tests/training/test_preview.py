@@ -1,0 +1,169 @@
+"""The cause of equal rewards is named, each from samples that show it and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+from grouper.config import GRPOConfig, RewardConfig
+from grouper.grading import grade
+from grouper.prompts import FORMATS, StopTokens
+from grouper.rewards import build_rewards
+from grouper.sampling.scripted import ScriptedSampler
+from grouper.training.preview import preview, tags_in, tokenisation_causes
+from grouper.types import Problem, Prompt, SamplingParams
+
+TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>
+STOP = StopTokens(trained=0, all=(0,))
+
+
+class Codes:
+    """Every character is its code point; what stands in `lost` is written as a question mark."""
+
+    bos_token_id = None
+    eos_token_id = 0
+    chat_template = None
+
+    def __init__(self, lost: str = "") -> None:
+        self.lost = lost
+
+    def encode(self, text, *, add_special_tokens=True):
+        return [ord("?") if c in self.lost else ord(c) for c in text]
+
+    def decode(self, token_ids, *, skip_special_tokens=False):
+        return "".join(map(chr, token_ids))
+
+    def get_added_vocab(self):
+        return {}
+
+
+class RealGrader:
+    def submit(self, text, reference):
+        future: Future = Future()
+        future.set_result(grade(text, reference, TAGS.contract))
+        return future
+
+
+def answer(value, working="w"):
+    return f"{working}<end_working_out><SOLUTION>{value}</SOLUTION>"
+
+
+def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), **params):
+    tokenizer = tokenizer or Codes()
+    problem = Problem(id="p/0", question="2+2?", answer="4", source="p")
+    text = TAGS.plain_text(problem.question)
+    prompt = Prompt(
+        problem_id="p/0", text=text, token_ids=tuple(map(ord, text)), prefix=TAGS.prefix
+    )
+    given = itertools.cycle(texts)
+    return preview(
+        [(problem, prompt)],
+        samples=len(texts),
+        fmt=TAGS,
+        tokenizer=tokenizer,
+        stop_tokens=STOP,
+        vocabulary=2000,
+        sampler=ScriptedSampler(lambda request, index: next(given)),
+        grader=RealGrader(),
+        rewards=build_rewards([RewardConfig(name=name) for name in rewards], TAGS.layout),
+        config=config or GRPOConfig(),
+        params=SamplingParams(**{"temperature": 1.0, **params}),
+        seed=0,
+    )
+
+
+def named(seen):
+    return [cause.name for cause in seen.causes]
+
+
+def test_nothing_stands_in_the_way():
+    seen = looked_at([answer(4), answer(5), answer(4, "x"), answer(4)])
+    assert named(seen) == []
+    assert seen.signal == (True,)
+    assert seen.reward_variance == pytest.approx(3 / 16)
+    assert seen.diversity == pytest.approx(2 / 3)
+    assert seen.certainty == pytest.approx(0.3679, abs=1e-4)
+
+
+SAME = [answer(5)] * 3
+SHORT = {"max_new_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("texts", "params", "name", "told"),
+    [
+        (SAME, {"temperature": 0.1}, "temperature", "too low"),
+        (SAME, {"temperature": 1.0}, "certain", "mean probability of 0.368"),
+        (SAME, {"temperature": 1.0, "top_k": 1}, "temperature", "leave no choice"),
+        (["I say 4", "I say 5", "4!"], {}, "tags", "<end_working_out>, <SOLUTION>, </SOLUTION>"),
+        ([answer(4), answer(4, "x")], {}, "equal rewards", "every sample is right"),
+        ([answer(5), answer(6)], {}, "equal rewards", "every sample is wrong"),
+        ([answer(5), answer(6)], SHORT, "cut off", "all 2 samples are cut off at 4 tokens"),
+    ],
+)
+def test_the_cause_of_equal_rewards_is_named(texts, params, name, told):
+    seen = looked_at(texts, **params)
+    assert named(seen) == [name]
+    assert told in seen.causes[0].what
+    assert seen.causes[0].fix
+    assert seen.signal == (False,)
+    assert seen.reward_variance == 0
+
+
+def test_a_difference_that_teaches_nothing_is_none():
+    """Rewards for the format differ, but no sample is right and only then they count."""
+    texts = [answer(5), "no tags", answer(6) + "?"]
+    seen = looked_at(texts, rewards=("correctness", "format"))
+    assert seen.reward_variance > 0
+    assert named(seen) == ["equal rewards"]
+    assert "shaping_needs_a_correct" in seen.causes[0].what
+    free = GRPOConfig(shaping_needs_a_correct=False)
+    assert named(looked_at(texts, rewards=("correctness", "format"), config=free)) == []
+
+
+def test_right_and_wrong_paid_alike_points_at_the_rewards():
+    seen = looked_at([answer(4), answer(5)], rewards=("format",))
+    assert "right and wrong samples are paid alike" in seen.causes[0].what
+
+
+def test_a_broken_tokenizer_is_told_even_where_rewards_differ():
+    seen = looked_at([answer(4), answer(5)], tokenizer=Codes(lost="_"))
+    assert named(seen) == ["tokenisation"]
+    assert "does not survive" in seen.causes[0].what
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"stop_tokens": StopTokens(trained=ord("S"), all=(ord("S"),))}, "holds a stop token"),
+        ({"stop_tokens": StopTokens(trained=5000, all=(5000,))}, "outside the model's 2000"),
+        ({"prompt": Prompt(problem_id="p", text="q", token_ids=(81,), prefix=TAGS.prefix)}, "ends"),
+        ({"tokenizer": Codes(lost="<")}, "'<start_working_out>' does not survive"),
+    ],
+)
+def test_what_a_tokenizer_cannot_do(changes, told):
+    text = TAGS.plain_text("q")
+    usual = {
+        "tokenizer": Codes(),
+        "stop_tokens": STOP,
+        "prompt": Prompt(
+            problem_id="p", text=text, token_ids=tuple(map(ord, text)), prefix=TAGS.prefix
+        ),
+    }
+    assert tokenisation_causes(TAGS, vocabulary=2000, **usual) == ()
+    (cause,) = tokenisation_causes(TAGS, vocabulary=2000, **{**usual, **changes})
+    assert told in cause.what
+
+
+def test_tags_that_the_prompt_opens_count_and_boxes_are_looked_for():
+    assert tags_in("x</SOLUTION>", TAGS) == {
+        "<start_working_out>": True,
+        "<end_working_out>": False,
+        "<SOLUTION>": False,
+        "</SOLUTION>": True,
+    }
+    assert tags_in(r"\boxed{4}", FORMATS["boxed"]) == {"\\boxed": True}
+    assert not any(tags_in("", replace(TAGS, prefix="")).values())
