@@ -5,7 +5,8 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import click
 from pydantic import BaseModel
@@ -23,6 +24,7 @@ Examples:
   grouper recipes show demo > mine.yaml && grouper run ./mine.yaml
   grouper recipes show demo grpo.beta=0.01       with a setting changed
   grouper recipes fields grpo                    every setting of one section
+  grouper recipes from-trl grpo.yaml -o mine.yaml
 """
 
 
@@ -62,6 +64,40 @@ def fields_command(section: str | None) -> None:
                 f"there is no section {section!r}", fix=did_you_mean(section, Recipe.model_fields)
             )
     _table(rows)
+
+
+@recipes_command.command("from-trl", short_help="Turn a TRL file into a recipe.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Write it there.")
+@click.option("--as", "phase", type=click.Choice(["sft", "grpo"]), help="Whose settings they are.")
+@click.option(
+    "--nproc",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Processes the file was written for; TRL's batch sizes are those of one.",
+)
+def from_trl_command(
+    file: Path, output: Path | None, phase: Literal["sft", "grpo"] | None, nproc: int
+) -> None:
+    """Print a recipe for FILE, a YAML or JSON of TRL's GRPOConfig or SFTConfig.
+
+    Names of ModelConfig and ScriptArguments may stand in FILE, too. What has no counterpart is
+    listed at the top of the recipe with the reason; what FILE leaves out gets TRL's default. What
+    cannot be trained (num_generations 1) is refused.
+    """
+    from grouper.tracking.files import write_atomic
+    from grouper.trl_import import import_trl
+
+    imported = import_trl(file, phase=phase, nproc=nproc)
+    if output is None:
+        click.echo(imported.text, nl=False)
+    else:
+        write_atomic(output, imported.text.encode())
+    for name, why in imported.left_out.items():
+        click.echo(f"{name}: {why}", err=True)
+    if output is not None:
+        shown = f"./{output}" if "/" not in str(output) else str(output)
+        click.echo(f"Written to {output}: grouper run {shown} --dry-run", err=True)
 
 
 @recipes_command.command("formats")

@@ -1,0 +1,54 @@
+"""Our table of TRL's names against TRL itself: every field, every default.
+
+It skips where TRL is not installed (`pip install -e ".[trl]"`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+trl = pytest.importorskip("trl", reason="TRL is not installed (pip install -e '.[trl]')")
+pytestmark = pytest.mark.slow
+
+from trl import rewards
+from trl.scripts.grpo import GRPOScriptArguments
+
+from grouper.trl_import.converting import REWARD_NAMES
+from grouper.trl_import.settings import names
+
+CLASSES = {
+    "grpo": (trl.GRPOConfig, trl.ModelConfig, GRPOScriptArguments),
+    "sft": (trl.SFTConfig, trl.ModelConfig, trl.ScriptArguments),
+}
+
+
+def fields(phase: str) -> dict[str, Any]:
+    return {field.name: field for cls in CLASSES[phase] for field in dataclasses.fields(cls)}
+
+
+def default_of(field: Any) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return getattr(field.default, "value", field.default)
+    made = field.default_factory is not dataclasses.MISSING
+    return field.default_factory() if made else None
+
+
+@pytest.mark.parametrize("phase", CLASSES)
+def test_the_table_has_exactly_trls_names(phase: str) -> None:
+    ours = {name for name, row in names().items() if phase in row["default"]}
+    assert ours == set(fields(phase))
+
+
+@pytest.mark.parametrize("phase", CLASSES)
+def test_the_defaults_are_trls(phase: str) -> None:
+    ours = {name: row["default"][phase] for name, row in names().items() if phase in row["default"]}
+    theirs = {name: default_of(field) for name, field in fields(phase).items()}
+    assert ours == theirs
+
+
+def test_the_rewards_of_trls_script_are_there() -> None:
+    for name in REWARD_NAMES:
+        assert hasattr(rewards, name)

@@ -1,0 +1,229 @@
+"""TRL's files become recipes of the same run; the rest is listed, and nonsense refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grouper.config import Recipe
+from grouper.errors import ConfigError
+from grouper.recipe import load_recipe
+from grouper.trl_import import ImportedRecipe, import_trl
+
+# As somebody's own, whose batch is 4 prompts x 16 completions.
+GRPO: dict[str, Any] = {
+    "model_name_or_path": "Qwen/Qwen2.5-1.5B-Instruct",
+    "dataset_name": "openai/gsm8k",
+    "output_dir": "outputs/Qwen-1.5B-GRPO",
+    "reward_funcs": ["accuracy_reward", "think_format_reward"],
+    "learning_rate": "LEARNING_RATE",
+    "per_device_train_batch_size": 16,
+    "gradient_accumulation_steps": 4,
+    "num_generations": 16,
+    "max_completion_length": 786,
+    "max_grad_norm": 0.1,
+    "save_steps": 100,
+}
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Any:
+    def call(settings: dict[str, Any], **options: Any) -> ImportedRecipe:
+        path = tmp_path / "trl.yaml"
+        path.write_text(yaml.safe_dump(settings).replace("LEARNING_RATE", "5e-6"))
+        found = import_trl(path, **options)
+        copy = tmp_path / "ours.yaml"
+        copy.write_text(found.text)
+        assert load_recipe(copy) == found.recipe
+        return found
+
+    return call
+
+
+def changed(**settings: Any) -> dict[str, Any]:
+    return {**GRPO, **settings}
+
+
+def test_a_grpo_file_becomes_the_same_run(imported):
+    found = imported(GRPO)
+    recipe: Recipe = found.recipe
+    assert found.left_out == {}
+    assert (recipe.name, recipe.output_dir) == ("Qwen-1.5B-GRPO", "outputs")
+    assert recipe.skip_sft
+    assert recipe.data.train.source == "gsm8k"
+    g = recipe.grpo
+    assert (g.prompts_per_step, g.group_size, g.updates_per_batch) == (4, 16, 1)
+    assert (g.optimizer.learning_rate, g.optimizer.max_grad_norm) == (5e-6, 0.1)
+    assert [r.name for r in recipe.rewards] == ["accuracy", "format"]
+    assert recipe.sampling.max_new_tokens == 786
+    assert g.checkpoint_every == 100
+
+
+def test_what_the_file_does_not_set_has_trls_default(imported):
+    recipe = imported(GRPO).recipe
+    g = recipe.grpo
+    assert (g.clip_low, g.clip_high, g.beta, g.weighting) == (0.2, 0.2, 0.0, "token_mean")
+    assert (g.epochs, g.optimizer.schedule, recipe.seed) == (3.0, "linear", 42)
+    assert not g.shaping_needs_a_correct
+    assert recipe.tracking.show_every == 10
+    assert recipe.model.compute_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"loss_type": "grpo"}, {"grpo.weighting": "sequence_mean"}),
+        ({"loss_type": "dr_grpo", "scale_rewards": False}, {"grpo.advantage": "centred"}),
+        (
+            {"loss_type": "cispo", "epsilon_high": 5.0},
+            {"grpo.surrogate": "cispo", "grpo.clip_high": 4.0, "grpo.clip_low": 1.0},
+        ),
+        ({"epsilon_high": 0.28, "delta": 3.0}, {"grpo.clip_high": 0.28, "grpo.dual_clip": 3.0}),
+        ({"steps_per_generation": 16}, {"grpo.prompts_per_step": 16, "grpo.updates_per_batch": 4}),
+        ({"steps_per_generation": 1}, {"grpo.prompts_per_step": 4, "grpo.updates_per_batch": 1}),
+        (
+            {"steps_per_generation": 8, "num_iterations": 2, "max_steps": 40, "save_steps": 8},
+            {"grpo.steps": 10, "grpo.checkpoint_every": 2, "grpo.passes_per_batch": 2},
+        ),
+        ({"top_p": 0.95}, {"sampling.top_p": 0.95, "sampling.allow_truncated": True}),
+        ({"warmup_ratio": 0.1}, {"grpo.optimizer.warmup_ratio": 0.1}),
+        ({"warmup_steps": 5}, {"grpo.optimizer.warmup_steps": 5}),
+        ({"max_grad_norm": 0}, {"grpo.optimizer.max_grad_norm": None}),
+        (
+            {
+                "lr_scheduler_type": "cosine_with_min_lr",
+                "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
+            },
+            {"grpo.optimizer.schedule": "cosine", "grpo.optimizer.final_ratio": 0.1},
+        ),
+        ({"torch_dtype": "bfloat16"}, {"model.dtype": "bfloat16"}),
+        ({"use_peft": True, "lora_r": 8}, {"model.lora.rank": 8, "model.lora.alpha": 32}),
+        ({"save_strategy": "no"}, {"grpo.checkpoint_every": 0}),
+        (
+            {"eval_strategy": "steps", "eval_steps": 20, "dataset_test_split": "test"},
+            {"grpo.evaluate_every": 20, "data.validation.split": "test"},
+        ),
+        (
+            {"report_to": ["wandb", "trackio"], "project": "p", "run_name": "r"},
+            {"tracking.trackers.1.name": "trackio", "tracking.trackers.0.project": "p"},
+        ),
+        ({"reward_funcs": ["cosine"], "cosine_max_len": 500}, {"rewards.0.params.scale": 500}),
+        ({"reward_funcs": "my.rewards.brevity"}, {"rewards.0.name": "my.rewards:brevity"}),
+        ({"dataset_name": "./mine.jsonl"}, {"data.train.source": "file"}),
+        ({"dataset_name": "a/b", "dataset_config": "c"}, {"data.train.subset": "c"}),
+        ({"deepspeed": "zero3.json"}, {"parallel": "fsdp"}),
+        ({"mask_truncated_completions": True}, {"grpo.overlong": "mask"}),
+    ],
+    ids=str,
+)
+def test_settings_and_what_they_become(imported, settings, expected):
+    found = imported(changed(**settings))
+    assert found.left_out == {}
+    data = found.recipe.model_dump(mode="json")
+    for key, value in expected.items():
+        node = data
+        for part in key.split("."):
+            node = node[int(part)] if part.isdecimal() else node[part]
+        assert node == value, key
+
+
+def test_a_dr_grpo_constant_is_the_completion_length(imported):
+    recipe = imported(changed(loss_type="dr_grpo")).recipe
+    assert (recipe.grpo.weighting, recipe.grpo.weighting_constant) == ("constant", None)
+
+
+def test_batches_are_those_of_as_many_processes(imported):
+    small = changed(per_device_train_batch_size=4, gradient_accumulation_steps=1)
+    with pytest.raises(ConfigError, match="--nproc"):
+        imported(small)
+    assert imported(small, nproc=8).recipe.grpo.prompts_per_step == 2
+
+
+def test_an_sft_file(imported):
+    found = imported(
+        {
+            "dataset_name": "open-r1/OpenR1-Math-220k",
+            "max_length": 2048,
+            "per_device_train_batch_size": 16,
+            "gradient_accumulation_steps": 8,
+            "optim": "adamw_8bit",
+            "packing": True,
+        }
+    )
+    recipe = found.recipe
+    assert recipe.skip_grpo
+    assert (recipe.sft.batch_size, recipe.sft.max_tokens) == (128, 2048)
+    assert (recipe.sft.optimizer.name, recipe.sft.optimizer.learning_rate) == ("adamw_8bit", 2e-5)
+    assert list(found.left_out) == ["packing"]
+    assert "Qwen/Qwen2.5-0.5B-Instruct until you change it" in found.text
+
+
+def test_a_json_file_is_read_as_well(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(changed(learning_rate=1e-6), indent="\t"))
+    assert import_trl(path).recipe.grpo.optimizer.learning_rate == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "why"),
+    [
+        ({"num_generatoins": 8}, "num_generatoins", "Did you mean 'num_generations'"),
+        ({"packing": True}, "packing", "a setting of SFTConfig"),
+        ({"use_vllm": True}, "use_vllm", "its own engine"),
+        ({"loss_type": "sapo"}, "loss_type", "there is no sapo"),
+        ({"scale_rewards": "batch"}, "scale_rewards", "keeps its default"),
+        ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type", "keeps its default"),
+        ({"report_to": "mlflow"}, "report_to", "there is no 'mlflow'"),
+        ({"reward_funcs": ["code", "accuracy"]}, "reward_funcs", "code"),
+        ({"save_steps": 0.1}, "save_steps", "give their number"),
+        ({"lora_r": 8}, "lora_r", "use_peft is not set"),
+        ({"fp16": True}, "fp16", "float16 needs loss scaling"),
+    ],
+    ids=str,
+)
+def test_what_has_no_counterpart_is_listed_with_the_reason(imported, settings, name, why):
+    found = imported(changed(**settings))
+    assert list(found.left_out) == [name]
+    assert why in found.left_out[name]
+    assert f"#   {name}: " in found.text
+
+
+def test_trls_own_defaults_are_not_worth_a_word(imported):
+    assert imported(changed(use_vllm=False, log_completions=False)).left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_generations": 1}, "compared with the others of its group"),
+        ({"num_generations": 7}, "cannot be cut into groups"),
+        ({"num_generations": "many"}, "not a whole number"),
+        ({"steps_per_generation": 4, "generation_batch_size": 64}, "say the same"),
+        ({"steps_per_generation": 6}, "cannot be cut into groups"),
+        ({"reward_weights": [1.0]}, "not one weight for each of 2"),
+        ({"loss_type": "cispo", "epsilon_high": 0.5}, "bounds every ratio below 1"),
+        ({"temperature": 0.0}, r"sampling\.temperature"),
+        ({"learning_rate": "fast"}, r"grpo\.optimizer\.learning_rate"),
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused_with_the_reason(imported, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        imported(changed(**settings))
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "a: [", "\x00"])
+def test_a_file_without_settings_is_one_sentence(tmp_path, text):
+    path = tmp_path / "trl.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"trl\.yaml"):
+        import_trl(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        import_trl(tmp_path / "none.yaml")
+    (tmp_path / "trl.json").write_text("{")
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        import_trl(tmp_path / "trl.json")

@@ -1,0 +1,48 @@
+"""The table of names: every row says one thing, and says it about a setting that exists."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pydantic import BaseModel
+
+from grouper.config import Recipe
+from grouper.trl_import.settings import names, others
+
+ROWS = {**names(), **others()}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_says_one_thing(name):
+    assert len(ROWS[name].keys() & {"to", "computed", "why", "now"}) == 1
+
+
+@pytest.mark.parametrize("name", [n for n, row in ROWS.items() if {"to", "computed"} & row.keys()])
+def test_our_side_of_a_row_is_a_setting(name):
+    row = ROWS[name]
+    for key in re.split(r", ", row.get("to") or row["computed"]):
+        for phase in ("sft", "grpo"):
+            assert is_setting(key.format(phase=phase)), key
+
+
+def is_setting(key: str) -> bool:
+    model: object = Recipe
+    for part in key.replace("[]", "").split("."):
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return True  # inside of params or columns
+        if part not in model.model_fields:
+            return False
+        model = section_of(model.model_fields[part].annotation)
+    return True
+
+
+def section_of(annotation: object) -> object:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = (section_of(part) for part in getattr(annotation, "__args__", ()))
+    return next((part for part in inner if part is not None), None)
+
+
+def test_what_has_another_name_now_has_a_row_under_it():
+    assert all(row["now"] in names() for row in others().values() if "now" in row)
