@@ -101,7 +101,8 @@ def _check_place(where: str, source: RowsConfig) -> None:
         raise ConfigError(
             f"there is no file or folder {source.path!r}",
             where=f"{where}.path",
-            fix=did_you_mean(source.path, near),
+            fix=did_you_mean(source.path, near)
+            or f"Put it there (seen from {Path.cwd()}), or set {where}.path.",
         )
 
 
