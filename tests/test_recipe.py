@@ -261,6 +261,10 @@ def test_a_target_needs_something_to_measure_it_on() -> None:
     wanted = ["grpo.stop_at_accuracy=0.9", "grpo.evaluate_every=5"]
     with pytest.raises(ConfigError, match=r"grpo\.stop_at_accuracy: there are no validation"):
         check_recipe(load_recipe("demo", [*wanted, "data.validation=null"]))
+    by_epoch = ["grpo.stop_at_accuracy=0.9", "grpo.evaluate_every=epoch"]
+    assert load_recipe("demo", by_epoch).grpo.evaluate_every == "epoch"
     with pytest.raises(ConfigError, match="evaluate_every"):
         load_recipe("demo", ["grpo.stop_at_accuracy=0.9", "grpo.evaluate_every=0"])
+    with pytest.raises(ConfigError, match="evaluate_every"):
+        load_recipe("demo", ["grpo.evaluate_every=epochs"])
     check_recipe(load_recipe("demo", wanted))

@@ -76,7 +76,9 @@ class PhaseConfig(Section):
         description="only for weighting: constant; what each sequence's sum is divided by "
         "(GRPO, left out: sampling.max_new_tokens)",
     )
-    evaluate_every: NonNegative = Field(0, description="steps; 0: only at the end")
+    evaluate_every: NonNegative | Literal["epoch"] = Field(
+        0, description="steps between looks at data.validation, or epoch; 0: never"
+    )
     stop_at_accuracy: Fraction | None = Field(
         None, description="end the phase once validation accuracy has reached this"
     )

@@ -62,6 +62,15 @@ def test_without_keep_best_only_the_newest_stay(tmp_path: Path) -> None:
     assert saved(tmp_path) == {4: "o"}
 
 
+def test_validation_by_epoch_and_off(tmp_path: Path) -> None:
+    """Ten items and four a step: epochs end within steps 3 and 5."""
+    accuracies = {0: 0.0, 3: 0.4, 5: 0.3, 6: 0.2}  # any other step would not be found
+    run(tmp_path / "on", session={"accuracies": accuracies}, evaluate_every="epoch")
+    assert saved(tmp_path / "on") == {3: "b"}
+    run(tmp_path / "off", session={"accuracies": {}}, evaluate_every=0)
+    assert saved(tmp_path / "off") == {}
+
+
 def test_an_interrupt_saves_where_it_stopped(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         run(tmp_path, session={"stop_at": 3}, checkpoint_every=2)

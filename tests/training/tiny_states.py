@@ -19,6 +19,7 @@ from grouper.tracking.run_folder import RunFolder
 from grouper.training.checkpoint import TrainState
 from grouper.training.optimizers import make_optimizer
 from grouper.training.replica import Replica
+from grouper.training.stream import evaluation_is_due
 from grouper.types import StepReport, Tally
 
 HASH = "0123456789abcdef"
@@ -134,6 +135,12 @@ class TinyPhase:
         self.state = state
         self.config = config
         self._session = session
+
+    def evaluation_is_due(self) -> bool:
+        """Ten items, four a step."""
+        return evaluation_is_due(
+            self.config, self.state.step, total=self.total, size=10, per_step=4
+        )
 
     def step(self) -> StepReport:
         take_step(self.state)

@@ -22,7 +22,7 @@ from grouper.training.resampling import Resampled, resample
 from grouper.training.rollouts import Collected, collect
 from grouper.training.scoring import Scorer
 from grouper.training.session import Session
-from grouper.training.stream import ProblemStream, total_steps
+from grouper.training.stream import ProblemStream, evaluation_is_due, total_steps
 from grouper.training.update import UpdateResult, update
 from grouper.types import Problem, Prompt, RolloutGroup, StepReport, Tally, Verdict, merge_tallies
 
@@ -51,10 +51,20 @@ class GRPOPhase:
         self._sampler = session.sampler(state.policy)
         self._scorer = Scorer(state.replica, self.config.tokens_per_micro_batch, reference)
         self._objective = grpo_objective(self.config)
-        size = len(session.inputs.train)
+        self._size = size = len(session.inputs.train)
         per_step = self.config.prompts_per_step
         self.total = total_steps(self.config, size=size, per_step=per_step)
         self._stream = ProblemStream(size=size, per_step=per_step, seed=self._seed, phase=self.name)
+
+    def evaluation_is_due(self) -> bool:
+        """By steps or by epoch, as the recipe says."""
+        return evaluation_is_due(
+            self.config,
+            self.state.step,
+            total=self.total,
+            size=self._size,
+            per_step=self.config.prompts_per_step,
+        )
 
     def step(self) -> StepReport:
         """One rollout batch and the optimizer steps it has a signal for."""

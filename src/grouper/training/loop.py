@@ -32,6 +32,10 @@ class Phase(Protocol):
     @property
     def config(self) -> PhaseConfig: ...
 
+    def evaluation_is_due(self) -> bool:
+        """Whether the validation problems are looked at now, after `state.step` steps."""
+        ...
+
     def step(self) -> StepReport:
         """Do step `state.step` and count it."""
         ...
@@ -83,9 +87,7 @@ def _due(every: int, step: int) -> bool:
 def _evaluate_if_due(session: Session, phase: Phase) -> bool:
     """Measure the policy on the validation problems; whether it is better than ever before."""
     step = phase.state.step
-    if not session.inputs.validation or not phase.config.evaluate_every:
-        return False
-    if not (_due(phase.config.evaluate_every, step) or step == phase.total):
+    if not session.inputs.validation or not phase.evaluation_is_due():
         return False
     result = session.recorded(f"validation-{phase.name}-{step:06d}")
     if result is None:

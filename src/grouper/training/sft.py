@@ -11,7 +11,7 @@ from grouper.training.checkpoint import TrainState
 from grouper.training.objectives import sft_objective
 from grouper.training.optimizers import schedule
 from grouper.training.session import Session
-from grouper.training.stream import ProblemStream, total_steps
+from grouper.training.stream import ProblemStream, evaluation_is_due, total_steps
 from grouper.training.update import update
 from grouper.types import StepReport, Tally
 
@@ -28,10 +28,20 @@ class SFTPhase:
         self.state = state
         self._seed = session.recipe.seed
         self._demonstrations = session.inputs.demonstrations
-        size = len(self._demonstrations)
+        self._size = size = len(self._demonstrations)
         self.total = total_steps(self.config, size=size, per_step=self.config.batch_size)
         self._stream = ProblemStream(
             size=size, per_step=self.config.batch_size, seed=self._seed, phase=self.name
+        )
+
+    def evaluation_is_due(self) -> bool:
+        """By steps or by epoch, as the recipe says."""
+        return evaluation_is_due(
+            self.config,
+            self.state.step,
+            total=self.total,
+            size=self._size,
+            per_step=self.config.batch_size,
         )
 
     def step(self) -> StepReport:

@@ -9,7 +9,7 @@ import numpy as np
 from grouper.config import PhaseConfig
 from grouper.sampling.base import address
 
-__all__ = ["ProblemStream", "total_steps"]
+__all__ = ["ProblemStream", "evaluation_is_due", "total_steps"]
 
 
 class ProblemStream:
@@ -93,3 +93,25 @@ def total_steps(config: PhaseConfig, *, size: int, per_step: int) -> int:
     if config.steps is not None:
         return config.steps
     return max(1, -(-int(config.epochs * size) // per_step))
+
+
+def evaluation_is_due(
+    config: PhaseConfig, step: int, *, total: int, size: int, per_step: int
+) -> bool:
+    """Whether the validation problems are looked at after `step` steps: also at 0 and `total`.
+
+    By epoch: after each step that finishes one.
+
+    >>> from grouper.config import SFTConfig
+    >>> config = SFTConfig(evaluate_every="epoch")
+    >>> [s for s in range(9) if evaluation_is_due(config, s, total=8, size=10, per_step=4)]
+    [0, 3, 5, 8]
+    """
+    every = config.evaluate_every
+    if every == 0:
+        return False
+    if step in (0, total):
+        return True
+    if every == "epoch":
+        return step * per_step // size > (step - 1) * per_step // size
+    return step % every == 0
