@@ -25,6 +25,8 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
     (["--reward-funcs", "stack:default"], {"rewards.2.name": "tag_count"}),
     (["--unique-examples", "128"], {"data.sft.unique": 128, "data.train.unique": "all"}),
     (["--unique-examples", "all"], {"data.sft.unique": "all"}),
+    (["--dataset", "svamp"], {"data.train.source": "svamp", "data.sft.source": "arithmetic"}),
+    (["--save-path", "adapter"], {"save_path": "adapter"}),
     (["--bf16"], {"model.compute_dtype": "bfloat16"}),
     (["--no-bf16"], {"model.compute_dtype": None, "model.dtype": "float32"}),
     (["--attn_implementation", "flash_attention_2"], {"model.attention": "flash_attention_2"}),

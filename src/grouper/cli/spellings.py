@@ -84,6 +84,13 @@ def _unique(value: str, recipe: Callable[[], Recipe], phases: Phases) -> list[st
     return [f"data.{part}.unique={value}"]
 
 
+def _dataset(value: str, recipe: Callable[[], Recipe], phases: Phases) -> list[str]:
+    from grouper.data.naming import source_named
+
+    part = "sft" if phases == ("sft",) and recipe().data.sft is not None else "train"
+    return [f"data.{part}={_value(source_named(value))}"]
+
+
 def _rewards(value: str, recipe: Callable[[], Recipe], _phases: Phases) -> list[str]:
     """In this order; weight and parameters as in the recipe, where it has one of that name."""
     known = {r.name: r.model_dump(mode="json", exclude_defaults=True) for r in recipe().rewards}
@@ -126,6 +133,12 @@ FLAGS: tuple[Flag, ...] = (
         options={"metavar": "A,B,..."},
     ),
     Flag(
+        names=("--dataset", "--dataset-name"),
+        spell=_dataset,
+        help="Source, Hub name or path that GRPO trains on (grouper sft: SFT).",
+        options={"metavar": "NAME"},
+    ),
+    Flag(
         names=("--unique-examples",),
         spell=_unique,
         help="Of what SFT trains on (grouper grpo: GRPO).",
@@ -159,6 +172,12 @@ FLAGS: tuple[Flag, ...] = (
         names=("--output-dir",),
         spell=_sets("output_dir"),
         help="Where runs lie.",
+        options={"metavar": "DIR"},
+    ),
+    Flag(
+        names=("--save-path",),
+        spell=_sets("save_path"),
+        help="A further folder for the result; with LoRA the adapter alone.",
         options={"metavar": "DIR"},
     ),
     Flag(

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from grouper.config import Recipe
-from grouper.data import SOURCES
+from grouper.data.naming import source_named
 from grouper.overrides import as_json
 from grouper.rewards import REWARDS
 from grouper.tracking_config import TRACKER_PACKAGES
@@ -147,19 +147,13 @@ def _data(s: Settings) -> None:
         s.notes.append(f"The file names no data set: data.train is {DATA} until you change it.")
         s.put("data.train", {"source": DATA})
         return
-    known = {source.hub: key for key, source in SOURCES.items() if source.hub}
-    if name in known:
-        source: dict[str, Any] = {"source": known[name]}
-    elif str(name).startswith((".", "/", "~")) or Path(str(name)).exists():
-        source = {"source": "file", "path": str(name)}
-    else:
-        source = {"source": "hub", "path": str(name)}
+    source = source_named(str(name))
     if s.get("dataset_config") is not None:
         source["subset"] = s.get("dataset_config")
     if "dataset_prompt_column" in s.given:
         source["columns"] = {"question": s.get("dataset_prompt_column")}
     # A source of ours knows which split is for training, where the file does not say.
-    named = name not in known or "dataset_train_split" in s.given
+    named = source["source"] in ("hub", "file") or "dataset_train_split" in s.given
     s.put("data.train", {**source, **({"split": s.get("dataset_train_split")} if named else {})})
     if s.get("eval_strategy") == "steps":
         s.put("data.validation", {**source, "split": s.get("dataset_test_split")})
