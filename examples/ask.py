@@ -1,0 +1,11 @@
+"""Ask a trained model and keep the answer. `python ask.py outputs/demo "What is 3 + 4?"`."""
+
+import sys
+
+import grouper
+
+with grouper.load_generator(sys.argv[1]) as generator:
+    for question in sys.argv[2:]:
+        solution = grouper.solve(question, generator)
+        print(solution.response, "->", solution.answer)
+        grouper.append_jsonl("answers.jsonl", solution)

@@ -1,0 +1,18 @@
+"""Train with a reward of your own, this file's. `python own_reward.py demo name=brief`."""
+
+import sys
+
+
+def brevity(completion_ids, **_):
+    """One where a completion has fewer than 30 tokens."""
+    return [1.0 if len(ids) < 30 else 0.0 for ids in completion_ids]
+
+
+if __name__ == "__main__":
+    import grouper
+
+    rewards = [{"name": "correctness"}, {"name": f"{__file__}:brevity", "weight": 0.1}]
+    run = grouper.load_recipe(sys.argv[1]).override(*sys.argv[2:], rewards=rewards)
+    setup = grouper.prepare(run)
+    for measured in grouper.train(setup).results:
+        print(f"{measured.name}: {measured.accuracy:.1%}")
