@@ -7,6 +7,7 @@ docs/memory.md.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +107,12 @@ class ModelMemory:
         self._device = device
         self._shape: Any = policy.model.config.get_text_config()
         self._policy = policy
-        self._tracer = Tracer(policy, device)
+        tracer = Tracer(policy, device)
+        # A plan asks for the same rows several times, and a trace takes seconds.
+        self._traced = functools.cache(
+            lambda rows, accumulated: tracer.update(rows, accumulated=accumulated)
+        )
+        self._prefilled = functools.cache(tracer.forward)
         self.parameters = sum(p.numel() for p in policy.parameters())
         self.trainable = sum(p.numel() for p in policy.trainable().values())
         self._trainable_bytes = _bytes(policy.trainable().values())
@@ -136,7 +142,7 @@ class ModelMemory:
             accumulated: whether earlier slices of the step have left their gradient.
             reference: whether a frozen copy of the trainable weights is held.
         """
-        trace = self._tracer.update(rows, accumulated=accumulated)
+        trace = self._traced(rows, accumulated)
         gradients = self._trainable_bytes
         peak = trace.peak + (gradients if accumulated else 0)
         if self._config.activation_offload and self._device != "cpu":
@@ -184,7 +190,7 @@ class ModelMemory:
             optimizer: bytes of optimizer states that lie there meanwhile.
             reference: as in `update`.
         """
-        prefill = self._tracer.forward(Rows(prompt=prompt, completion=1, count=prompts))
+        prefill = self._prefilled(Rows(prompt=prompt, completion=1, count=prompts))
         vocabulary = int(self._shape.vocab_size)
         drawing = DRAW_COPIES * slots * vocabulary * 4
         return Memory(
