@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -38,6 +39,15 @@ def test_an_adapter_finds_its_base_and_how_it_is_asked(lora_run, generator):
         with load_generator(path) as opened:
             assert opened.bench.device == generator.bench.device
             assert solve(question, opened) == expected
+
+
+def test_an_adapter_without_its_base_says_so(lora_run, tmp_path):
+    alone = shutil.copytree(lora_run.parent / "handed-over", tmp_path / "alone")
+    config = json.loads((alone / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = str(tmp_path / "gone")
+    (alone / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"base model of the adapter .* there is no folder"):
+        load_generator(alone)
 
 
 def test_settings_that_are_given_win(lora_run):

@@ -434,6 +434,8 @@ def context_length_of(path: str, revision: str | None = None) -> int | None:
     """The same of a model or adapter folder or Hub name, without loading its weights."""
     adapter = _read_adapter(path)
     base = path if adapter is None else _base_of(path, adapter)
+    if adapter is not None:
+        require_model_folder(base, where=f"the base model of the adapter {path}")
     return _context(_load(AutoConfig, base, revision=revision))
 
 

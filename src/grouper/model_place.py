@@ -9,7 +9,7 @@ from grouper.errors import ConfigError, did_you_mean
 from grouper.prompts import FORMATS
 from grouper.recipe import load_recipe
 
-__all__ = ["model_in", "recipe_for", "trained_model", "with_sampling"]
+__all__ = ["is_model", "model_in", "recipe_for", "trained_model", "with_sampling"]
 
 RECIPE_FILE = "recipe.yaml"
 """What a run folder, and a folder made by `save_path`, keep the resolved recipe in."""
@@ -64,18 +64,24 @@ def model_in(path: str) -> str:
         ConfigError: the run has trained nothing yet.
     """
     folder = Path(path).expanduser()
-    is_run = (folder / RECIPE_FILE).is_file() and not any(
-        (folder / name).is_file() for name in MODEL_FILES
-    )
-    return trained_model(load_recipe(folder / RECIPE_FILE), folder) if is_run else path
+    if not (folder / RECIPE_FILE).is_file() or is_model(folder):
+        return path
+    return trained_model(load_recipe(folder / RECIPE_FILE), folder)
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds a model or an adapter itself, as one that was handed over does."""
+    return any((folder / name).is_file() for name in MODEL_FILES)
 
 
 def trained_model(recipe: Recipe, run: Path) -> str:
-    """What the run has trained, else the recipe's own model.
+    """What the run has trained, else the recipe's own model; a model folder is meant itself.
 
     Raises:
         ConfigError: the recipe makes a new model, and there is no run yet.
     """
+    if is_model(run):
+        return str(run)
     for phase in ("grpo", "sft"):
         final = run / phase / "final"
         if final.is_dir():

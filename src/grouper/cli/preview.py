@@ -18,6 +18,7 @@ from grouper.cli.options import (
 )
 from grouper.config import Recipe
 from grouper.errors import ConfigError
+from grouper.model_place import is_model
 
 if TYPE_CHECKING:
     from grouper.prompts import PromptFormat
@@ -74,6 +75,8 @@ def preview_command(
 
 
 def _start_of_grpo(recipe: Recipe, run: Path) -> str:
+    if is_model(run):
+        return str(run)
     final = run / "sft" / "final"
     found = recipe.grpo.start_from or (str(final) if final.is_dir() else recipe.model.path)
     base = run / "base"

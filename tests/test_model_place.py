@@ -1,0 +1,35 @@
+"""Which model a folder means: a model folder itself, a run folder what it has trained."""
+
+from __future__ import annotations
+
+import pytest
+
+from grouper.errors import ConfigError
+from grouper.model_place import model_in, recipe_for, trained_model
+from grouper.recipe import load_recipe, resolved_yaml
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(resolved_yaml(load_recipe("demo")))
+    return tmp_path
+
+
+def test_a_run_means_what_it_trained_last(run):
+    recipe = load_recipe("demo")
+    with pytest.raises(ConfigError, match="has not been run yet"):
+        trained_model(recipe, run)
+    for made in ("base", "sft/final", "grpo/final"):
+        (run / made).mkdir(parents=True)
+        assert model_in(str(run)) == trained_model(recipe, run) == str(run / made)
+    elsewhere = recipe.override("model.new=null", "model.path=owner/model")
+    assert trained_model(elsewhere, run / "empty") == "owner/model"
+
+
+@pytest.mark.parametrize("file", ["config.json", "adapter_config.json"])
+def test_a_folder_that_holds_a_model_means_itself(run, file):
+    (run / "sft" / "final").mkdir(parents=True)
+    (run / file).write_text("{}")
+    assert model_in(str(run)) == trained_model(load_recipe("demo"), run) == str(run)
+    assert recipe_for(str(run)).name == "demo"
+    assert model_in("owner/model") == "owner/model"
