@@ -10,6 +10,7 @@ import click
 import pytest
 import yaml
 
+import grouper as grouper_package
 from grouper.cli.main import cli
 from grouper.config import Recipe
 from grouper.recipe import load_recipe
@@ -118,6 +119,12 @@ def test_trls_names_are_trls():
     known = {**names(), **others()}
     # What else stands there in code: the values of loss_type.
     assert [w for w in sorted(words) if w not in known and w not in ("dapo", "dr_grpo")] == []
+
+
+def test_what_is_named_of_the_package_is_public():
+    named = {w for cell in OURS for w in re.findall(r"`grouper\.([a-z_]+)`", cell)}
+    assert len(named) >= 4
+    assert named <= set(grouper_package.__all__)
 
 
 def test_rewards_and_the_tracker_sections_are_valid():

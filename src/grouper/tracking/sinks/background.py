@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 CAPACITY = 1000
 """Records that may wait for a tracker; what comes on top is not delivered."""
 
-CLOSING_SECONDS = 15.0
+CLOSING_SECONDS = 10.0
 """How long the end of a run waits for all its trackers together."""
 
 Record = Step | EvaluationResult
@@ -41,6 +41,7 @@ class Background:
         self._waiting: queue.Queue[Record | None] = queue.Queue(capacity)
         self._lost = 0
         self._failures = 0
+        self._left_behind = False
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
@@ -72,6 +73,7 @@ class Background:
         """Wait for the end, but no longer than this; tells what was not delivered."""
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
+            self._left_behind = True
             log.warning(
                 "The tracker %s has not finished in time and is left behind; %d records wait for "
                 "it. The run folder has everything.",
@@ -109,7 +111,7 @@ class Background:
             return action()
         except BaseException as error:  # noqa: BLE001 - whatever a tracker raises ends here
             self._failures += 1
-            if self._failures == 1:
+            if self._failures == 1 and not self._left_behind:
                 log.warning(
                     "The tracker %s failed, and the run goes on without minding it (told once): "
                     "%s: %s",

@@ -20,6 +20,9 @@ __all__ = ["WandbSink"]
 
 log = logging.getLogger(__name__)
 
+INIT_SECONDS = 30.0
+"""How long a server may take to answer at the start; the run goes on meanwhile."""
+
 
 class WandbSink:
     """Metrics as `<phase>/<metric>` over `<phase>/step`, rewards as histograms, recipe as config.
@@ -49,7 +52,9 @@ class WandbSink:
         folder = run.path / "trackers"
         folder.mkdir(parents=True, exist_ok=True)  # else it would write to a temporary one
         mode = "online" if run.online else os.environ.get("WANDB_MODE", "offline")
-        wanted = {"silent": True, "console": "off", "finish_timeout": CLOSING_SECONDS}
+        # A process that ends waits for W&B's own clean-up, which waits for these.
+        limits = {"init_timeout": INIT_SECONDS, "finish_timeout": CLOSING_SECONDS}
+        wanted = {"silent": True, "console": "off", **limits}
         known = self._wandb.Settings.model_fields
         settings = {name: value for name, value in wanted.items() if name in known}
         opened = self._wandb.init(
