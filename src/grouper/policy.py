@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from grouper import attention
 from grouper.batching import TrainBatch
 from grouper.errors import ModelError
+from grouper.heap import trim_between_layers
 from grouper.recomputation import checkpoint_layers, offloaded_activations
 from grouper.token_scores import LogitScaling, fused_token_scores, plain_token_scores
 
@@ -96,6 +97,7 @@ class Policy(nn.Module):
             )
         if gradient_checkpointing:
             checkpoint_layers(model, self._as_now)
+        trim_between_layers(model)
         self.eval()  # dropout is off unless `training.update` turns LoRA's on
 
     @property

@@ -54,11 +54,7 @@ def planned(changes: dict[str, Any], rows: dict[str, int], slices: int, device: 
 
 
 def measured(changes: dict[str, Any], rows: dict[str, int], slices: int, device: str) -> int:
-    """The peak of a process of its own.
-
-    The C library keeps what it is given back below a threshold that grows up to 32 MiB, and
-    mostly cannot use the holes again; with a fixed threshold the process holds what it uses.
-    """
+    """The peak of a process of its own."""
     case = {
         "device": device,
         "model": {"path": "x", **changes},
@@ -71,7 +67,7 @@ def measured(changes: dict[str, Any], rows: dict[str, int], slices: int, device:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     return int(json.loads(done.stdout.splitlines()[-1])["peak"])

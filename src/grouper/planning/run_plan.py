@@ -272,11 +272,6 @@ class _Planner:
                 "The data or the tokenizer are not on this machine: rows are taken to be as long "
                 "as the recipe allows, which they rarely are."
             )
-        if self.device == "cpu":
-            notes.append(
-                "On the CPU the C library keeps freed blocks of less than 32 MiB, and the process "
-                "may hold up to half as much again; MALLOC_MMAP_THRESHOLD_=65536 gives them back."
-            )
         if not self.policy.native:
             notes.append("Without native attention the cache is counted as if it did not grow.")
         return notes
