@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from typing import Any
@@ -13,6 +14,8 @@ from grouper.config import PromptConfig, Recipe
 from grouper.prompts import make_format
 from grouper.recipe import load_recipe, resolved_yaml
 from grouper.rewards import build_rewards
+from grouper.rewards.registry import find_reward
+from grouper.types import Problem
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "gsm8k-xml": {
@@ -301,3 +304,51 @@ def test_our_own_rates_fit_what_is_trained(name: str, rate: float) -> None:
     assert recipe.rewards[0].name == "correctness"
     assert sum(r.weight for r in recipe.rewards[1:]) <= 0.2
     assert recipe.data.validation_share > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("gsm8k-xml", 4.0, 2.0),
+        ("math-r1-zero", 1.0, 0.0),
+        ("gsm8k-lite", 1.2, 0.2),
+        ("openmath-dapo", 12.5, 3.0 + 1.5 - 2.0 - 1.5),
+        ("gsm8k", 1.2, 0.2),
+        ("math", 1.0, 0.0),
+    ],
+)
+def test_what_the_format_of_a_recipe_earns(name: str, right: float, wrong: float) -> None:
+    """Prompt and rewards of a recipe belong together: its own demonstration earns the most."""
+    recipe = load_recipe(name)
+    fmt = make_format(recipe.prompt)
+    total = {}
+    for answer in ("72", "500"):
+        shown = Problem(
+            id="a/0", question="q", answer=answer, source="a", solution="Well.\nSo it is."
+        )
+        text = fmt.completion_text(shown)
+        values = [
+            find_reward(reward, fmt.layout)(
+                prompts=["q"], completions=[text], reference_answer=["72"]
+            )[0]
+            for reward in recipe.rewards
+        ]
+        weights = [reward.weight for reward in recipe.rewards]
+        total[answer] = sum(w * v for w, v in zip(weights, values, strict=True) if v is not None)
+    assert total == pytest.approx({"72": right, "500": wrong})
+
+
+def test_the_rewards_of_r1_zero_numina_by_hand() -> None:
+    """Right, in the format, three steps, at no length: 1 + 1 + 1 + cosine, nothing repeated."""
+    recipe = load_recipe("r1-zero-numina")
+    fmt = make_format(recipe.prompt)
+    text = "<think>\nStep 1: look. Next, add. Finally done.\n</think>\n\n<answer>\n72\n</answer>"
+    values = [
+        find_reward(reward, fmt.layout)(prompts=["q"], completions=[text], reference_answer=["72"])[
+            0
+        ]
+        for reward in recipe.rewards
+    ]
+    progress = len(text) / 1000
+    cosine = 0.8 + 0.2 * (1 + math.cos(math.pi * progress)) / 2
+    assert values == pytest.approx([1.0, 1.0, 1.0, cosine, 0.0])
