@@ -31,7 +31,8 @@ def test_a_run_folder_measures_what_it_trained_as_training_did(grouper, run):
     assert (result.phase, result.step, result.split) == ("grpo", 2, "test")
     assert result.card["model"].endswith("grpo/final")
     assert (folder / "recipe.yaml").read_text() == (run / "recipe.yaml").read_text()
-    for text in ("accuracy % [95 %]", "no answer", "cut off", "subject", "level", "2 steps"):
+    parts = ("subject", "level", "2 steps", "reasoning %", f"rewards of {label}", "tag_count")
+    for text in ("accuracy % [95 %]", "no answer", "cut off", *parts):
         assert text in called.out
     # What was measured afterwards does not disturb the run.
     names = [r.name for r in RunFolder(run).read_evaluations()]

@@ -185,7 +185,7 @@ def _summarise(seen: Preview) -> None:
     click.echo(f"Right:     {right} of {count} samples")
     click.echo(
         f"Diversity: {seen.diversity:.2f} (0: all the same, 1: no two the same); tokens drawn with "
-        f"a mean probability of {seen.certainty:.2f}"
+        f"a mean probability of {seen.certainty:.3f}"
     )
     click.echo(
         f"Rewards:   mean variance {seen.reward_variance:.4f}; something to learn from on "
