@@ -14,7 +14,6 @@ from grouper.errors import ConfigError, GrouperError, did_you_mean, raise_all
 from grouper.extras import require_extra
 from grouper.prompts import make_format, warn_about_system
 from grouper.rewards import build_rewards
-from grouper.tracking_config import check_tracker
 
 __all__ = ["LORA_RATES", "check_recipe"]
 
@@ -53,7 +52,6 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
             for name, source in _sources(recipe)
         ),
         *(lambda need=need: need() for need in _needed_packages(recipe)),
-        *(partial(check_tracker, tracker) for tracker in recipe.tracking.trackers),
     ]
     problems, missing = _problems(checks), _problems(of_machine)
     raise_all([*problems, *(missing if runs_here else ())])

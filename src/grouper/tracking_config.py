@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from grouper.errors import ConfigError, did_you_mean
+from grouper.errors import ConfigError, did_you_mean, raise_all
 from grouper.extras import require_extra
 from grouper.section import Positive, Section
 from grouper.user_code import load_user_object
 
-__all__ = ["TRACKER_PACKAGES", "TrackerConfig", "TrackingConfig", "check_tracker"]
+__all__ = ["TRACKER_PACKAGES", "TrackerConfig", "TrackingConfig", "check_trackers"]
 
 TRACKER_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 """Built-in tracker -> the package it needs, which is also the name of the optional extra."""
@@ -53,18 +53,29 @@ class TrackingConfig(Section):
         return self
 
 
-def check_tracker(tracker: TrackerConfig) -> None:
-    """Make sure that a tracker is there, without opening it.
+def check_trackers(tracking: TrackingConfig) -> None:
+    """Make sure that every tracker is there, without opening any. Only training needs them.
 
     Raises:
-        ConfigError: no tracker of that name, its package is not installed, or the user's own
-            cannot be loaded.
+        ConfigError: every problem at once: no tracker of that name, its package is not installed,
+            or the user's own cannot be loaded.
     """
+    problems: list[ConfigError] = []
+    for tracker in tracking.trackers:
+        try:
+            _check_tracker(tracker)
+        except ConfigError as error:
+            problems.append(error)
+    raise_all(problems)
+
+
+def _check_tracker(tracker: TrackerConfig) -> None:
     where = "tracking.trackers"
     if ":" in tracker.name:
         load_user_object(tracker.name, kind="tracker", where=where, error=ConfigError)
     elif tracker.name in TRACKER_PACKAGES:
-        require_extra(TRACKER_PACKAGES[tracker.name], tracker.name, where=where)
+        package = TRACKER_PACKAGES[tracker.name]
+        require_extra(package, tracker.name, where=where, instead="none (--no-trackers)")
     else:
         raise ConfigError(
             f"there is no tracker {tracker.name!r}",

@@ -91,13 +91,12 @@ def from_trl_command(
     imported = import_trl(file, phase=phase, nproc=nproc)
     if output is None:
         click.echo(imported.text, nl=False)
-    else:
-        write_atomic(output, imported.text.encode())
+        return
+    write_atomic(output, imported.text.encode())
     for name, why in imported.left_out.items():
         click.echo(f"{name}: {why}", err=True)
-    if output is not None:
-        shown = f"./{output}" if "/" not in str(output) else str(output)
-        click.echo(f"Written to {output}: grouper run {shown} --dry-run", err=True)
+    shown = f"./{output}" if "/" not in str(output) else str(output)
+    click.echo(f"Written to {output}: grouper run {shown} --dry-run", err=True)
 
 
 @recipes_command.command("formats")

@@ -20,6 +20,7 @@ from grouper.cli.options import (
 )
 from grouper.cli.spellings import add_flags, spelled_out
 from grouper.config import Recipe
+from grouper.tracking_config import check_trackers
 
 if TYPE_CHECKING:
     from grouper.training.run import RunResult
@@ -150,6 +151,7 @@ def _start(
     spelled = [f"{key}=true" for key, value in switches.items() if value]
     spelled += spelled_out(flags, lambda: read_recipe(name, overrides), phases)
     recipe = open_recipe(name, (*overrides, *spelled))
+    check_trackers(recipe.tracking)
     if nproc > 1 and not dry_run:
         arguments = click.get_current_context().find_root().obj
         sys.exit(launch(nproc, without_nproc(arguments)))

@@ -16,7 +16,7 @@ from grouper.tracking.identity import recipe_changes
 from grouper.tracking.run_folder import RunFolder
 from grouper.tracking.sinks.base import Step, TrackedRun
 from grouper.tracking.sinks.wandb import WandbSink
-from grouper.tracking_config import TRACKER_PACKAGES, TrackerConfig, check_tracker
+from grouper.tracking_config import TRACKER_PACKAGES, TrackerConfig, TrackingConfig, check_trackers
 from grouper.training.run import train
 from grouper.training.session import Session
 from grouper.types import StepReport, Tally
@@ -217,10 +217,10 @@ def test_trackers_are_no_part_of_the_experiment():
 )
 def test_a_tracker_that_is_not_there_is_told_at_once(name, message):
     with pytest.raises(ConfigError, match=message):
-        check_tracker(TrackerConfig(name=name))
+        check_trackers(TrackingConfig(trackers=(TrackerConfig(name=name),)))
 
 
 def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch):
     monkeypatch.setitem(TRACKER_PACKAGES, "wandb", "no_such_package_here")
     with pytest.raises(ConfigError, match=r'pip install "grouper\[wandb\]"'):
-        check_tracker(TrackerConfig(name="wandb"))
+        check_trackers(TrackingConfig(trackers=(TrackerConfig(name="wandb"),)))
