@@ -182,6 +182,9 @@ class EvaluationConfig(Section):
     max_new_tokens: Positive | None = Field(None, description="left out: as in sampling")
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     base: bool = Field(True, description="also measure the model before training")
+    rewards: bool = Field(
+        True, description="also format, reasoning and `rewards` of each completion"
+    )
 
     @model_validator(mode="after")
     def _samples_differ(self) -> EvaluationConfig:

@@ -40,6 +40,14 @@ def test_a_run_folder_measures_what_it_trained_as_training_did(grouper, run):
     assert label not in names
 
 
+def test_rewards_are_left_out_where_they_are_not_wanted(grouper, run, tmp_path):
+    called = grouper("eval", run, "evaluation.rewards=false", "--output-dir", tmp_path / "plain")
+    assert called.code == 0, called.err
+    assert "tag_count" not in called.out
+    (summary,) = (tmp_path / "plain").rglob("evaluations/*.json")
+    assert json.loads(summary.read_text())["metrics"] is None
+
+
 def test_without_a_grpo_model_it_is_sft_and_then_the_recipe_s_own(grouper, run):
     shutil.rmtree(run / "grpo")
     assert "demo-sft-final" in grouper("eval", run).out

@@ -236,6 +236,8 @@ def _measure(
     phase, step = _training_of(subject.model)
     with Workbench(recipe, subject.model) as bench:
         items = bench.render(problems.problems, split)
+        layout = bench.format.layout
+        rewards = build_rewards(recipe.rewards, layout)
         total = len(items) * recipe.evaluation.samples
         with progress.track(f"evaluating {subject.label}", total) as task:
             result = evaluate(
@@ -251,9 +253,7 @@ def _measure(
                 seed=recipe.seed,
                 confidence=recipe.evaluation.confidence,
                 progress=task,
-                behaviour=Behaviour(
-                    bench.format.layout, build_rewards(recipe.rewards, bench.format.layout)
-                ),
+                behaviour=Behaviour.where_wanted(recipe, layout, rewards),
                 card={
                     "recipe_hash": recipe_hash(recipe),
                     "model": subject.model,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.table import Table
 
+from grouper.config import Recipe
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.grading import extract
 from grouper.rewards import RewardLayout, RewardStack
@@ -69,6 +70,13 @@ class Behaviour:
     def __init__(self, layout: RewardLayout, rewards: RewardStack) -> None:
         self._layout = layout
         self._rewards = rewards.for_measuring()
+
+    @classmethod
+    def where_wanted(
+        cls, recipe: Recipe, layout: RewardLayout, rewards: RewardStack
+    ) -> Behaviour | None:
+        """None where `evaluation.rewards` is off."""
+        return cls(layout, rewards) if recipe.evaluation.rewards else None
 
     def observe(
         self, items: Sequence[tuple[Problem, Prompt]], drawn: Sequence[Drawn], samples: int

@@ -250,9 +250,11 @@ class Session(Workbench):
                 progress=progress,
                 card={"recipe_hash": self.hash, **self._loss_card(policy, phase, split)},
                 team=self.team,
-                behaviour=Behaviour(self.format.layout, self.rewards),
+                behaviour=Behaviour.where_wanted(self.recipe, self.format.layout, self.rewards),
             )
-        self.display.say(metrics_line(result) or f"{name}: nothing could be observed")
+        line = metrics_line(result)
+        if line is not None:
+            self.display.say(line)
         self.folder.write_evaluation(result)
         return result
 
