@@ -55,7 +55,7 @@ def export_model(source: str, target: Path, *, dtype: str = "float32") -> Export
         ModelError: nothing loadable there, the target exists, or the two disagree; then nothing
             is left behind.
     """
-    require_model_folder(source)
+    require_model_folder(source, where="SOURCE")
     if target.exists():
         raise ModelError(
             f"{target} exists already", where="export", fix="Name a folder that does not exist."

@@ -123,13 +123,14 @@ def _load(loader: Any, path: str, **options: Any) -> Any:
         if "gated repo" in str(error):
             raise ModelError(
                 f"{path!r} is gated: its owner asks you to accept terms first",
-                where="model.path",
+                where="the model",
                 fix="Accept them on the model's page on the Hub, then run `hf auth login`; or "
                 "name another model.",
             ) from error
+        here = "" if _looks_local(path) else "there is no such folder here, and "
         raise ModelError(
-            f"{path!r} cannot be loaded: {lines[0]}",
-            where="model.path",
+            f"{here}{path!r} cannot be loaded: {lines[0]}",
+            where="the model",
             fix="Check the name; a gated model needs `hf auth login`, and without a network the "
             "model must be a local folder or in the Hub cache already.",
         ) from error

@@ -212,3 +212,19 @@ def test_a_checkpoint_that_finds_no_room_does_not_end_the_run(grouper, small, tm
     assert "final" in left
     assert "checkpoint-1" not in left
     assert not [name for name in left if name.endswith(".tmp") or name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("command", "where"),
+    [
+        (("export", "./nowhere", "{out}"), "SOURCE"),
+        (("data", "difficulty", "demo", "--model", "./nowhere"), "--model"),
+        (("export", "nowhere", "{out}"), "there is no such folder here"),
+    ],
+)
+def test_a_model_that_is_not_there_is_named_by_where_it_was_asked_for(
+    grouper, tmp_path, command, where
+):
+    called = grouper(*(part.format(out=tmp_path / "out") for part in command))
+    called.refused(where, "nowhere")
+    assert "model.path" not in called.err

@@ -29,3 +29,10 @@ def test_times_of_an_earlier_run(grouper, finished_run):
 
 def test_a_model_that_is_not_here_is_one_paragraph(grouper):
     grouper("plan", "demo", "model.new=null", "model.path=no/such-model").refused("no/such-model")
+
+
+def test_times_of_something_that_is_no_run_are_refused(grouper, tmp_path):
+    grouper("plan", "demo", *SMALL, "--like", tmp_path / "nowhere").refused("nowhere")
+    (tmp_path / "run.json").write_text("{}")
+    called = grouper("plan", "demo", *SMALL, "--like", tmp_path)
+    called.refused(str(tmp_path), "not finished a step", "--tokens-per-second")

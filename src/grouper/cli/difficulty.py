@@ -46,8 +46,12 @@ def difficulty_command(
     """Sample each training problem of RECIPE several times, as GRPO would, and write how often it
     is solved. A stopped measurement goes on where it was; `grpo.difficulty.file` reads the file.
     """
+    from grouper.model_files import require_model_folder
+
     opened = open_recipe(recipe, overrides)
     run = run_folder_of(recipe) or Path(opened.output_dir).expanduser() / opened.name
+    if model is not None:
+        require_model_folder(model, where="--model")
     subject = model or trained_model(opened, run)
     path = (output or run / "pass_rates.jsonl").expanduser()
     rates = _measure(opened, subject, path, samples, quiet=quiet)

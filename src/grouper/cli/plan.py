@@ -67,11 +67,24 @@ def plan_command(
 
 
 def _measured(run: str) -> Speed:
-    """Seconds of one step of each phase of a run."""
+    """Seconds of one step of each phase of a run.
+
+    Raises:
+        RunFolderError: it is none, or has not finished a step.
+    """
+    from grouper.errors import RunFolderError
     from grouper.planning.run_plan import Speed
     from grouper.tracking.run_folder import RunFolder
 
-    reports = RunFolder(Path(run).expanduser()).read_metrics()
+    folder = RunFolder(Path(run).expanduser())
+    folder.read_info()
+    reports = folder.read_metrics()
+    if not reports:
+        raise RunFolderError(
+            "there is nothing to take times from: the run has not finished a step",
+            where=run,
+            fix="Name another run, or give --tokens-per-second.",
+        )
     seconds: dict[str, list[float]] = {}
     for report in reports:
         seconds.setdefault(report.phase, []).append(report.mean("time.step"))
