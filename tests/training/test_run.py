@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 
 import pytest
@@ -100,3 +101,21 @@ def test_another_model_to_start_from_finds_the_memory_free(monkeypatch, tmp_path
         train(setup)
     assert seen.alive == []
     assert seen.policies - before == 1
+
+
+def test_validation_says_five_numbers_at_step_0_and_at_the_end(lora_run):
+    said = (lora_run / "training.log").read_text()
+    for phase, last in (("sft", 4), ("grpo", 2)):
+        for step in (0, last):
+            name = f"validation-{phase}-{step:06d}"
+            assert f"{name}: format " in said
+            summary = json.loads((lora_run / "evaluations" / f"{name}.json").read_text())
+            assert summary["metrics"].keys() == {
+                "format_accuracy",
+                "answer_accuracy",
+                "with_reasoning",
+                "reasoning_length",
+                "reward",
+                "rewards",
+            }
+            assert summary["metrics"]["answer_accuracy"] == summary["accuracy"]
