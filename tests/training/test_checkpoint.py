@@ -15,7 +15,7 @@ from grouper.config import AlarmsConfig, DifficultyConfig, PromptConfig, RewardC
 from grouper.errors import CheckpointError, RunFolderError
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
-from grouper.training import disk_space
+from grouper.training import checkpoint, disk_space
 from grouper.training.alarms import Alarms
 from grouper.training.checkpoint import (
     OPTIMIZER_FILE,
@@ -248,6 +248,35 @@ def test_a_save_without_room_leaves_everything_as_it_was(
         save(tmp_path, state)
     assert (tmp_path / "grpo" / "checkpoint-3" / "model.safetensors").read_bytes() == before
     assert newest(tmp_path) == "checkpoint-3"
+
+
+def test_a_split_optimizer_state_that_is_not_saved_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shards wait beside the checkpoint until the rest of it is written."""
+    state = tiny_state()
+    take_step(state)
+    state.replica.split = True
+    written = []
+
+    def save_shards(optimizer: object, folder: Path, team: object) -> None:
+        written.append(folder)
+        folder.mkdir(parents=True)
+        (folder / "shard").write_bytes(b"x")
+
+    def no_room(*args: object) -> None:
+        raise RunFolderError("the disk is full")
+
+    monkeypatch.setattr(checkpoint, "save_shards", save_shards)
+    monkeypatch.setattr(checkpoint, "save_policy", no_room)
+    with pytest.raises(RunFolderError, match="full"):
+        save(tmp_path, state)
+    assert [folder.exists() for folder in written] == [False]
+    assert list((tmp_path / "grpo").iterdir()) == []
+    monkeypatch.setattr(checkpoint, "require_room", no_room)
+    with pytest.raises(RunFolderError, match="full"):
+        save(tmp_path, state)
+    assert len(written) == 1, "no shard is written where there is no room"
 
 
 def test_a_checkpoint_is_whole_whether_it_still_is_the_best_one_or_not(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Checkpoints: whole or absent. The folder appears under its name only when all of it is on disk.
 
     <run>/<phase>/checkpoint-<step>/   weights or adapter, tokenizer, template, generation config,
-                                       optimizer.pt, trainer_state.json; best.json in the best one
-    <run>/<phase>/final/               the same without optimizer.pt
+                                       optimizer.pt, trainer_state.json; best.json in the best one;
+                                       optimizer-shards/ where the weights were split over processes
+    <run>/<phase>/final/               the same without the optimizer
 
 `trainer_state.json` is written last, is the mark that the folder is complete, and holds the
 checksums by which a damaged one is found.
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection
+import shutil
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -25,6 +27,7 @@ from grouper.errors import CheckpointError, RunFolderError
 from grouper.model_files import save_policy
 from grouper.policy import Policy
 from grouper.rewards import RewardStack
+from grouper.team import Team
 from grouper.tracking.files import whole_folder, write_atomic
 from grouper.training.alarms import Alarms
 from grouper.training.difficulty import DifficultyBand
@@ -106,7 +109,8 @@ def save_checkpoint(
 ) -> Path:
     """Save `checkpoint-<step>` of a phase.
 
-    Every process of a team calls it; rank 0 writes, in the same form as a run of one process.
+    Every process of a team calls it. Rank 0 writes, in the same form as a run of one process; only
+    an optimizer state that is split over processes is written by each of them.
 
     Args:
         run: the run folder.
@@ -121,13 +125,21 @@ def save_checkpoint(
     """
     folder = run / state.phase / f"checkpoint-{state.step}"
     record = {**_readable(state, recipe_hash), **_counters(state)}
-    optimizer = shards = None
-    if resumable and state.replica.split:
-        optimizer, shards = [], folder.with_name(f".{SHARDS_FOLDER}.tmp")
+    if not resumable:
+        _save(folder, state, tokenizer, record)
+        return folder
+    needed = weight_bytes(state.policy) + optimizer_bytes(state.policy, state.optimizer)
+    _together(state.replica.team, lambda: require_room(folder, needed))
+    if not state.replica.split:
+        _save(folder, state, tokenizer, record, optimizer=state.optimizer.state_dict())
+        return folder
+    shards = folder.with_name(f".{SHARDS_FOLDER}.tmp")
+    try:
         save_shards(state.optimizer, shards, state.replica.team)
-    elif resumable:
-        optimizer = state.optimizer.state_dict()
-    _save(folder, state, tokenizer, record, optimizer=optimizer, shards=shards)
+        _save(folder, state, tokenizer, record, optimizer=[], shards=shards)
+    finally:
+        if state.replica.team.rank == 0:
+            shutil.rmtree(shards, ignore_errors=True)
     return folder
 
 
@@ -152,28 +164,34 @@ def _save(
     shards: Path | None = None,
 ) -> None:
     weights = state.replica.whole_weights()
-    needed = weight_bytes(state.policy)
-    if optimizer is not None:
-        needed += optimizer_bytes(state.policy, state.optimizer)
 
-    def write() -> RunFolderError | None:
+    def write() -> None:
+        if optimizer is None:
+            require_room(target, weight_bytes(state.policy))
+        with whole_folder(target) as folder:
+            save_policy(state.policy, tokenizer, folder, weights)
+            if optimizer is not None:
+                torch.save(optimizer, folder / OPTIMIZER_FILE)
+            if shards is not None:
+                shards.rename(folder / SHARDS_FOLDER)
+            if state.best.step == state.step:
+                crown(folder, state.best)
+            _mark(folder, {**record, "files": contents(folder)})
+
+    _together(state.replica.team, write)
+
+
+def _together(team: Team, act: Callable[[], None]) -> None:
+    """Do something on rank 0; what the disk refuses is raised on all, so that all can go on."""
+
+    def attempt() -> RunFolderError | None:
         try:
-            require_room(target, needed)
-            with whole_folder(target) as folder:
-                save_policy(state.policy, tokenizer, folder, weights)
-                if optimizer is not None:
-                    torch.save(optimizer, folder / OPTIMIZER_FILE)
-                if shards is not None:
-                    shards.rename(folder / SHARDS_FOLDER)
-                if state.best.step == state.step:
-                    crown(folder, state.best)
-                _mark(folder, {**record, "files": contents(folder)})
+            act()
         except RunFolderError as error:
             return error
         return None
 
-    # What fails on rank 0 is told to all, so that they can go on together.
-    problem = state.replica.team.lead(write)
+    problem = team.lead(attempt)
     if problem is not None:
         raise problem
 

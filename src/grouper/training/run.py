@@ -167,7 +167,8 @@ def _starting_policy(session: Session, policy: Policy | None) -> tuple[Policy, s
     if start is not None:
         session.display.say(f"GRPO starts from {start}.")
         return session.load_start(start), start
-    if _is_there(session, "sft"):
+    # What this session has just trained or looked through needs no second look.
+    if not session.recipe.skip_sft or _is_there(session, "sft"):
         session.display.say(f"GRPO starts from {sft}.")
         trained = policy if not session.recipe.skip_sft else None
         return trained or session.load(str(sft)), str(sft)
