@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from grouper.config import PromptConfig, Recipe
+from grouper.data import load_problems, loading
 from grouper.prompts import make_format
 from grouper.recipe import load_recipe, resolved_yaml
 from grouper.rewards import build_rewards
@@ -214,6 +216,11 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 """What `reference-systems.md` says of each, what it marks as (c) included."""
 
 OURS = ("gsm8k", "math")
+SUBJECTS = {
+    *("Algebra", "Counting & Probability", "Geometry", "Intermediate Algebra"),
+    *("Number Theory", "Prealgebra", "Precalculus"),
+}
+"""Of MATH, whose files are sorted by them."""
 
 
 @cache
@@ -266,6 +273,33 @@ def test_the_prompts_ask_for_the_layouts_of_the_systems() -> None:
     r1_zero = make_format(load_recipe("math-r1-zero").prompt)
     assert r1_zero.plain_text("q").endswith("Assistant: <think>")
     assert r1_zero.stop == ("</answer>",)
+
+
+def test_all_subjects_of_math_are_measured(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first thousand rows of the file hold two; validation and test share no row."""
+    # Whether the references can be graded is another question, and takes seconds.
+    monkeypatch.setattr(loading, "check_references", lambda answers: {})
+    folder = shared_data / "math"
+    recipe = load_recipe(
+        "math-r1-zero", [f"data.{part}.path={folder}" for part in ("validation", "test")]
+    )
+    parts = [recipe.data.validation, recipe.data.test]
+    loaded = [load_problems(part, seed=recipe.seed).problems for part in parts if part is not None]
+    assert [len(problems) for problems in loaded] == [1000, 4000]
+    assert [{p.subject for p in problems} for problems in loaded] == [SUBJECTS, SUBJECTS]
+    assert not set.intersection(*({p.id for p in problems} for problems in loaded))
+
+
+@pytest.mark.parametrize("name", [*SYSTEMS, *OURS])
+def test_a_part_of_a_sorted_file_is_drawn_from_all_of_it(name: str) -> None:
+    """`limit` and `offset` cut what `shuffle` has mixed, by one seed for all parts of a file."""
+    data = load_recipe(name).data
+    parts = [part for part in (data.sft, data.train, data.validation, data.test) if part]
+    cut = [part for part in parts if part.limit or part.offset]
+    assert all(part.shuffle is not None for part in cut)
+    assert len({part.shuffle for part in cut}) <= 1
 
 
 def test_one_generation_a_prompt_is_refused() -> None:
