@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+from grouper.tracking.run_folder import RunFolder
+
 
 def test_samples_of_what_grpo_starts_from(grouper, finished_run):
     called = grouper("preview", finished_run, "--quiet", "grpo.shaping_needs_a_correct=false")
@@ -13,6 +17,15 @@ def test_samples_of_what_grpo_starts_from(grouper, finished_run):
     assert ("Cause (" in called.out) == (called.code == 1)
     again = grouper("preview", finished_run, "--quiet", "grpo.shaping_needs_a_correct=false")
     assert again.out == called.out
+
+
+def test_the_problems_are_those_that_grpo_meets_first(grouper, finished_run):
+    """Not the first of the file, which may be sorted by subject."""
+    called = grouper("preview", finished_run, "-q", "--problems", "4", "--samples", "2")
+    shown = re.findall(r"^Problem (.+)$", called.out, re.MULTILINE)
+    met = {row["problem_id"] for row in RunFolder(finished_run).read_rollouts("grpo", 1)}
+    assert set(shown) == met
+    assert len(shown) == 4
 
 
 def test_a_temperature_that_is_too_low_is_named_with_code_1(grouper, finished_run):

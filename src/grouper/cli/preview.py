@@ -43,7 +43,11 @@ Examples:
 )
 @click.option("--samples", type=click.IntRange(min=2), default=5, show_default=True)
 @click.option(
-    "--problems", type=click.IntRange(min=1), default=1, show_default=True, help="Of data.train."
+    "--problems",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Of data.train: those GRPO meets first.",
 )
 @dry_run_option
 @quiet_option
@@ -102,6 +106,7 @@ def _preview(recipe: Recipe, model: str, samples: int, problems: int, *, quiet: 
     from grouper.tracking.live import Progress, setup_logging
     from grouper.training.preview import preview
     from grouper.training.problem_sets import load_part
+    from grouper.training.stream import first_met
     from grouper.training.workbench import Workbench
 
     progress = Progress(quiet=quiet)
@@ -116,7 +121,7 @@ def _preview(recipe: Recipe, model: str, samples: int, problems: int, *, quiet: 
         policy = bench.load(model)
         with progress.track("sampling", samples * min(problems, len(items))) as task:
             seen = preview(
-                items[:problems],
+                [items[i] for i in first_met(len(items), problems, seed=recipe.seed)],
                 samples=samples,
                 fmt=bench.format,
                 tokenizer=bench.tokenizer,

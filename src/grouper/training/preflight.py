@@ -12,6 +12,8 @@ from grouper.model_files import context_length
 from grouper.policy import Policy
 from grouper.sampling.base import SampleRequest, address
 from grouper.training.session import Session
+from grouper.training.stream import first_met
+from grouper.training.workbench import Items
 from grouper.types import Completion
 
 __all__ = ["LengthReport", "check_lengths", "check_stopping", "length_report"]
@@ -63,10 +65,15 @@ def length_report(lengths: Sequence[int], ended: Sequence[bool], budget: int) ->
     )
 
 
+def _items(session: Session, count: int) -> Items:
+    train = session.inputs.train
+    return tuple(train[i] for i in first_met(len(train), count, seed=session.recipe.seed))
+
+
 def _sample(
     session: Session, policy: Policy, count: int, limit: int, purpose: str
 ) -> list[Completion]:
-    items = session.inputs.train[:count]
+    items = _items(session, count)
     params = session.training_params(max_new_tokens=limit)
     requests = [
         SampleRequest(
@@ -92,7 +99,7 @@ def check_lengths(session: Session, policy: Policy) -> None:
     config, budget = session.recipe.grpo, session.recipe.sampling.max_new_tokens
     if config.preflight_prompts == 0:
         return
-    items = session.inputs.train[: config.preflight_prompts]
+    items = _items(session, config.preflight_prompts)
     longest = max(len(prompt.token_ids) for _, prompt in items)
     sampler_limit = context_length(policy)
     room = STRETCH * budget if sampler_limit is None else sampler_limit - longest

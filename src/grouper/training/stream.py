@@ -9,7 +9,7 @@ import numpy as np
 from grouper.config import PhaseConfig
 from grouper.sampling.base import address
 
-__all__ = ["ProblemStream", "evaluation_is_due", "total_steps"]
+__all__ = ["ProblemStream", "evaluation_is_due", "first_met", "total_steps"]
 
 
 class ProblemStream:
@@ -81,6 +81,17 @@ class ProblemStream:
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) <= 1}
             self._orders[epoch] = np.random.default_rng(key).permutation(self._size).tolist()
         return self._orders[epoch][place]
+
+
+def first_met(size: int, count: int, *, seed: int) -> list[int]:
+    """Indices of the problems that GRPO meets first, each once: a fair sample of all of them.
+
+    The first of a file are not: many sets are sorted by subject or by level.
+
+    >>> sorted(first_met(3, 5, seed=0))
+    [0, 1, 2]
+    """
+    return ProblemStream(size=size, per_step=min(count, size), seed=seed, phase="grpo").at(0)
 
 
 def total_steps(config: PhaseConfig, *, size: int, per_step: int) -> int:
