@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
-import json
 import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -23,11 +17,20 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import logging as transformers_logging
 
+from grouper.adapters import check_adapter
 from grouper.config import LoraConfig, ModelConfig
 from grouper.errors import ModelError
 from grouper.extras import require_extra
+from grouper.model_folders import (
+    ADAPTER_FILE,
+    base_of,
+    load_from,
+    looks_local,
+    quiet,
+    read_adapter,
+    require_model_folder,
+)
 from grouper.policy import Policy
 
 __all__ = [
@@ -46,94 +49,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-ADAPTER_FILE = "adapter_config.json"
-SHAPE = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-)
-"""What two models must share for an adapter of one to say anything about the other."""
-
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No bars for files that take no time, no warnings about calls between other libraries."""
-    was_on = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            # PEFT asks transformers in a way that transformers will drop; neither is ours.
-            warnings.simplefilter("ignore", FutureWarning)
-            yield
-    finally:
-        if was_on:
-            transformers_logging.enable_progress_bar()
-
-
-def _looks_local(path: str) -> bool:
-    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
-
-
-def require_model_folder(path: str, *, where: str = "model.path") -> None:
-    """Check without loading anything that a local `path` is a model or adapter folder.
-
-    Raises:
-        ModelError: the folder is missing or holds no model. Hub names pass.
-    """
-    if not _looks_local(path):
-        return
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise ModelError(
-            f"there is no folder {path!r}",
-            where=where,
-            fix=f"{_nearest_folder(folder)}Give a local folder or a Hub name (owner/model).",
-        )
-    if not any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE)):
-        raise ModelError(
-            f"{path!r} holds neither a model (config.json) nor an adapter ({ADAPTER_FILE})",
-            where=where,
-            fix="Give the folder that `save_pretrained` wrote, for example <run>/sft/final.",
-        )
-
-
-def _nearest_folder(folder: Path) -> str:
-    parent = folder.parent
-    if not parent.is_dir():
-        return ""
-    names = [entry.name for entry in parent.iterdir() if entry.is_dir()]
-    near = difflib.get_close_matches(folder.name, names, n=1)
-    return f"Did you mean {str(parent / near[0])!r}? " if near else ""
-
-
-def _load(loader: Any, path: str, **options: Any) -> Any:
-    """Call `loader.from_pretrained`, telling what went wrong in one paragraph."""
-    source = str(Path(path).expanduser()) if _looks_local(path) else path
-    try:
-        with quiet():
-            return loader.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        if "gated repo" in str(error):
-            raise ModelError(
-                f"{path!r} is gated: its owner asks you to accept terms first",
-                where="the model",
-                fix="Accept them on the model's page on the Hub, then run `hf auth login`; or "
-                "name another model.",
-            ) from error
-        here = "" if _looks_local(path) else "there is no such folder here, and "
-        raise ModelError(
-            f"{here}{path!r} cannot be loaded: {lines[0]}",
-            where="the model",
-            fix="Check the name; a gated model needs `hf auth login`, and without a network the "
-            "model must be a local folder or in the Hub cache already.",
-        ) from error
 
 
 def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
@@ -143,30 +59,12 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
         ModelError: it cannot be loaded.
     """
     require_model_folder(path)
-    return _load(AutoTokenizer, path, revision=revision)
-
-
-def _read_adapter(path: str) -> dict[str, Any] | None:
-    """The adapter configuration of a local folder, or None for a whole model."""
-    file = Path(path).expanduser() / ADAPTER_FILE
-    if not file.is_file():
-        return None
-    config: dict[str, Any] = json.loads(file.read_text())
-    return config
-
-
-def _base_of(path: str, adapter_config: dict[str, Any]) -> str:
-    """The base model of an adapter: as it was recorded, else the `base` of a run that was moved."""
-    recorded = str(adapter_config["base_model_name_or_path"])
-    if not _looks_local(recorded) or Path(recorded).is_dir():
-        return recorded
-    moved = (parent / "base" for parent in Path(path).expanduser().resolve().parents)
-    return next((str(folder) for folder in moved if (folder / "config.json").is_file()), recorded)
+    return load_from(AutoTokenizer, path, revision=revision)
 
 
 def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> PreTrainedModel:
     attention = "sdpa" if config.attention == "native" else config.attention
-    model: PreTrainedModel = _load(
+    model: PreTrainedModel = load_from(
         AutoModelForCausalLM,
         path,
         revision=config.revision if path == config.path else None,
@@ -205,13 +103,18 @@ def _quantised(config: ModelConfig, device: str | torch.device) -> dict[str, Any
 
 def _supported(path: str, attention: str, config: ModelConfig) -> str:
     """SDPA drops Gemma 2's soft-capping, so models that have it are loaded with eager."""
-    loaded = _load(AutoConfig, path, revision=config.revision if path == config.path else None)
+    loaded = load_from(AutoConfig, path, revision=config.revision if path == config.path else None)
     capped = getattr(loaded.get_text_config(), "attn_logit_softcapping", None)
     return "eager" if attention == "sdpa" and capped else attention
 
 
 def load_policy(
-    config: ModelConfig, path: str, *, seed: int, device: str | torch.device = "cpu"
+    config: ModelConfig,
+    path: str,
+    *,
+    seed: int,
+    device: str | torch.device = "cpu",
+    where: str = "model.path",
 ) -> Policy:
     """Load a model folder, Hub name or adapter folder as the policy to train.
 
@@ -223,17 +126,16 @@ def load_policy(
         path: what to load; `config.path`, a phase's `final/`, or a checkpoint.
         seed: of a new adapter's random half.
         device: where to put it.
+        where: the setting that names it, for what is told.
 
     Raises:
         ModelError: nothing loadable there, or the model cannot be run as asked.
         ConfigError: a library that a setting needs is not installed.
     """
     require_model_folder(path)
-    adapter_config = _read_adapter(path)
-    base = path if adapter_config is None else _base_of(path, adapter_config)
-    if adapter_config is not None:
-        require_model_folder(base, where=f"the base model of the adapter {path}")
-        _check_base(path, base, config)
+    adapter_config = read_adapter(path)
+    base = path if adapter_config is None else base_of(path, adapter_config)
+    check_adapter(config, path, where=where)
     model = _load_model(base, config, device)
     adapter: Any = None
     if adapter_config is not None:
@@ -264,32 +166,6 @@ def load_policy(
     policy.to(device)
     policy.check_native_attention()
     return policy
-
-
-def _check_base(path: str, base: str, config: ModelConfig) -> None:
-    """An adapter brings its own base model: that must be the recipe's, or one of its shape.
-
-    Raises:
-        ModelError: it is a model of another shape.
-    """
-    if config.path is None:
-        return
-    own = _read_adapter(config.path)
-    wanted = config.path if own is None else _base_of(config.path, own)
-    if Path(wanted).expanduser().resolve() == Path(base).expanduser().resolve():
-        return
-    theirs, ours = (_load(AutoConfig, name).get_text_config() for name in (base, wanted))
-    differ = [name for name in SHAPE if getattr(theirs, name, None) != getattr(ours, name, None)]
-    if differ:
-        raise ModelError(
-            f"the adapter {path!r} was trained on {base!r}, which is another model than "
-            f"{wanted!r} ({', '.join(differ)} differ)",
-            where="model.path",
-            fix=f"Set model.path={base}, or start from an adapter of {wanted!r}.",
-        )
-    log.warning(
-        "The adapter %s was trained on %s, which is used in place of %s.", path, base, wanted
-    )
 
 
 def weightless_policy(config: ModelConfig, shape: PretrainedConfig) -> Policy:
@@ -328,9 +204,9 @@ def shape_of(path: str, revision: str | None = None) -> PretrainedConfig:
     Raises:
         ModelError: it is not on this machine.
     """
-    adapter = _read_adapter(path)
-    base = path if adapter is None else _base_of(path, adapter)
-    loaded: PretrainedConfig = _load(AutoConfig, base, revision=revision, local_files_only=True)
+    adapter = read_adapter(path)
+    base = path if adapter is None else base_of(path, adapter)
+    loaded: PretrainedConfig = load_from(AutoConfig, base, revision=revision, local_files_only=True)
     return loaded
 
 
@@ -346,7 +222,8 @@ def _attach(model: PreTrainedModel, path: str, *, keep: bool) -> Any:
 
     try:
         with quiet():
-            return PeftModel.from_pretrained(model, path, is_trainable=keep)
+            folder = str(Path(path).expanduser())
+            return PeftModel.from_pretrained(model, folder, is_trainable=keep)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(
             f"the adapter {path!r} does not fit its base model: {str(error).splitlines()[0]}",
@@ -416,7 +293,7 @@ def save_policy(
 
 def stop_ids_of(path: str, revision: str | None = None) -> list[int]:
     """The end ids of a model's generation config; nothing else of it is ever used."""
-    source = str(Path(path).expanduser()) if _looks_local(path) else path
+    source = str(Path(path).expanduser()) if looks_local(path) else path
     try:
         ids = GenerationConfig.from_pretrained(source, revision=revision).eos_token_id
     except OSError:  # a model without a generation config
@@ -433,11 +310,11 @@ def context_length(policy: Policy) -> int | None:
 
 def context_length_of(path: str, revision: str | None = None) -> int | None:
     """The same of a model or adapter folder or Hub name, without loading its weights."""
-    adapter = _read_adapter(path)
-    base = path if adapter is None else _base_of(path, adapter)
+    adapter = read_adapter(path)
+    base = path if adapter is None else base_of(path, adapter)
     if adapter is not None:
         require_model_folder(base, where=f"the base model of the adapter {path}")
-    return _context(_load(AutoConfig, base, revision=revision))
+    return _context(load_from(AutoConfig, base, revision=revision))
 
 
 def _context(config: Any) -> int | None:

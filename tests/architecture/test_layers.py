@@ -28,7 +28,7 @@ LAYER_2_MAY_IMPORT = {
 MACHINERY = (
     ("tracking.files", "team"),  # how any file is written; who works together
     ("attention", "heap", "policy", "recomputation", "token_scores"),
-    ("model_files", "new_model", "exporting"),
+    ("model_folders", "adapters", "model_files", "new_model", "exporting"),
     ("sampling",),
     ("evaluation",),
     ("tracking", "report"),

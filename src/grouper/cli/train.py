@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -181,6 +182,11 @@ def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
     from grouper.tracking.live import Progress, setup_logging
 
     setup_logging(None, console=Progress().console)
+    if recipe.grpo.start_from is not None:  # else torch is not needed for this
+        from grouper.training.session import check_models
+
+        run = Path(recipe.output_dir).expanduser() / recipe.name
+        check_models(recipe, run, resume=intent["resume"])
     plan = make_plan(recipe, **intent)
     show_plan(recipe, plan.sizes, plan.warnings)
 

@@ -166,7 +166,7 @@ def _starting_policy(session: Session, policy: Policy | None) -> tuple[Policy, s
     sft = session.path / "sft" / "final"
     if start is not None:
         session.display.say(f"GRPO starts from {start}.")
-        return session.load_start(start), start
+        return session.load(start), start
     # What this session has just trained or looked through needs no second look.
     if not session.recipe.skip_sft or _is_there(session, "sft"):
         session.display.say(f"GRPO starts from {sft}.")

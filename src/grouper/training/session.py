@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 
+from grouper.adapters import check_adapter
 from grouper.config import Recipe
 from grouper.errors import GrouperError, Interrupted, ModelError
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
@@ -29,6 +30,7 @@ from grouper.tracking.sinks.tracked_folder import TrackedFolder
 from grouper.training.banner import opening_lines, preview_demonstration
 from grouper.training.distributed import join_team, leave_team
 from grouper.training.inputs import describe_versions, prepare_inputs
+from grouper.training.integrity import STATE_FILE
 from grouper.training.problem_sets import ProblemSets, load_problem_sets, quarantine_lines
 from grouper.training.replica import Replica, make_replica
 from grouper.training.sizes import leak_warnings
@@ -36,7 +38,7 @@ from grouper.training.validation_loss import validation_loss
 from grouper.training.watchdog import Watchdog
 from grouper.training.workbench import Workbench
 
-__all__ = ["Session"]
+__all__ = ["Session", "check_models"]
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +69,10 @@ class Session(Workbench):
         self.display = display = display or Progress(log_every=recipe.tracking.show_every)
         self.team = join_team()
         self.hash = recipe_hash(recipe)
-        if recipe.model.path is not None:
-            require_model_folder(recipe.model.path)
+        path = Path(recipe.output_dir).expanduser() / recipe.name
+        check_models(recipe, path, resume=resume)
         with display.track("reading the data"):
             sets = load_problem_sets(recipe)
-        path = Path(recipe.output_dir).expanduser() / recipe.name
         # What is there already, and may it be continued or deleted?
         intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
         was_there = self.team.lead(
@@ -133,6 +134,8 @@ class Session(Workbench):
         for text in leak_warnings(sets):
             log.warning(text)
         super().__init__(recipe, self.base_path)
+        if _needs_start(recipe, self.path):
+            self._check_start(str(recipe.grpo.start_from))
         self.grader.start()
         self.inputs = prepare_inputs(recipe, sets, self)
         if self.inputs.budget is not None:
@@ -169,13 +172,8 @@ class Session(Workbench):
             return recipe.grpo.start_from
         return self._new_model(recipe, sets)
 
-    def load_start(self, path: str) -> Policy:
-        """Load the model GRPO starts from, made sure that it reads this run's tokens.
-
-        Raises:
-            ModelError: its tokenizer is another one.
-        """
-        require_model_folder(path, where="grpo.start_from")
+    def _check_start(self, path: str) -> None:
+        """The model GRPO starts from reads this run's tokens. Raises `ModelError`."""
         theirs = load_tokenizer(path)
         if theirs.get_vocab() != self.tokenizer.get_vocab():
             raise ModelError(
@@ -184,7 +182,6 @@ class Session(Workbench):
                 where="grpo.start_from",
                 fix="Start from a model that was trained from this recipe's model.path.",
             )
-        return self.load(path)
 
     def _new_model(self, recipe: Recipe, sets: ProblemSets) -> str:
         """The folder of the recipe's random model, made on the first use."""
@@ -319,3 +316,30 @@ class Session(Workbench):
         if not any(raised):
             # After an error the others may never come here, and must not be waited for.
             leave_team(self._replica)
+
+
+def _needs_start(recipe: Recipe, run: Path) -> bool:
+    """Whether the run will load `grpo.start_from`: GRPO has not begun, or measures its KL."""
+    begun = any((run / "grpo").glob(f"*/{STATE_FILE}"))
+    wanted = recipe.grpo.start_from is not None and not recipe.skip_grpo
+    return wanted and (not begun or recipe.grpo.beta > 0)
+
+
+def check_models(recipe: Recipe, run: Path, *, resume: bool) -> None:
+    """Look, before anything is trained or measured, at the models that a run will load.
+
+    Args:
+        recipe: names them.
+        run: the run folder.
+        resume: the run that is there is continued.
+
+    Raises:
+        ModelError: one is not there, or is an adapter of another base model.
+    """
+    named = {"model.path": recipe.model.path}
+    if not resume or _needs_start(recipe, run):
+        named["grpo.start_from"] = None if recipe.skip_grpo else recipe.grpo.start_from
+    for where, path in named.items():
+        if path is not None:
+            require_model_folder(path, where=where)
+            check_adapter(recipe.model, path, where=where)

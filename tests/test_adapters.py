@@ -1,0 +1,115 @@
+"""An adapter of another base model is refused by its configuration and names alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_models import tiny_model
+
+from grouper.adapters import check_adapter
+from grouper.config import LoraConfig, ModelConfig
+from grouper.errors import ModelError
+from grouper.model_files import load_policy, quiet, save_policy
+
+
+class NoTokenizer:
+    def save_pretrained(self, folder: Path) -> None:
+        """Nothing to write: these tests load no tokenizer."""
+
+
+Change = Callable[[Path, str], None]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    with quiet():
+        tiny_model().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def adapter(base: Path) -> Path:
+    # By name: all-linear is saved as the full name of each layer, which says how many there are.
+    lora = LoraConfig(rank=4, alpha=8, target_modules=("q_proj", "down_proj"))
+    config = ModelConfig(path=str(base), lora=lora)
+    folder = base.parent / "adapter"
+    save_policy(load_policy(config, str(base), seed=0), NoTokenizer(), folder)
+    return folder
+
+
+def set_base(adapter: Path, base: object) -> None:
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": base}))
+
+
+def test_what_fits_passes(base: Path, adapter: Path) -> None:
+    config = ModelConfig(path=str(base))
+    for path in (adapter, base, "owner/model"):
+        check_adapter(config, str(path))
+    check_adapter(ModelConfig(path=str(adapter)), str(adapter))
+
+
+def test_another_base_than_the_recipes(base: Path, adapter: Path) -> None:
+    with quiet():
+        tiny_model(intermediate_size=96).save_pretrained(base.parent / "other")
+    config = ModelConfig(path=str(base.parent / "other"))
+    with pytest.raises(ModelError) as caught:
+        check_adapter(config, str(adapter), where="grpo.start_from")
+    assert caught.value.where == "grpo.start_from"
+    assert "(intermediate_size differ)" in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"hidden_size": 48}, r"lora_B.weight is 32 x 4 in the adapter, is 48 x 4 for this base"),
+        ({"num_hidden_layers": 1}, r"layers\.1\.\S+ is 4 x \d+ in the adapter, is not there for"),
+        ({"num_hidden_layers": 3}, r"layers\.2\.\S+ is not there in the adapter, is 4 x \d+ for"),
+    ],
+)
+def test_a_base_that_was_exchanged(
+    adapter: Path, change: dict[str, int], told: str, tmp_path: Path
+) -> None:
+    """PEFT refuses the first at the last moment, and takes the others without a word."""
+    with quiet():
+        tiny_model(**change).save_pretrained(tmp_path / "exchanged")  # type: ignore[arg-type]
+    set_base(adapter, str(tmp_path / "exchanged"))
+    with pytest.raises(ModelError, match=told):
+        check_adapter(ModelConfig(path=str(adapter)), str(adapter))
+
+
+def test_layers_that_the_base_does_not_have(adapter: Path, tmp_path: Path) -> None:
+    with quiet():
+        tiny_model("gpt2").save_pretrained(tmp_path / "gpt2")
+    set_base(adapter, str(tmp_path / "gpt2"))
+    with pytest.raises(ModelError, match="does not fit its base model"):
+        check_adapter(ModelConfig(path=str(adapter)), str(adapter))
+
+
+def _cut(adapter: Path, base: str) -> None:
+    del base
+    file = adapter / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _no_json(adapter: Path, base: str) -> None:
+    del base
+    (adapter / "adapter_config.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_cut, r"adapter_model.safetensors' cannot be read"),
+        (_no_json, r"adapter_config.json' cannot be read"),
+        (lambda adapter, _: set_base(adapter, None), "does not say which base model"),
+        (lambda adapter, base: set_base(adapter, base + "-gone"), "there is no folder"),
+    ],
+)
+def test_damage_is_one_paragraph(base: Path, adapter: Path, change: Change, told: str) -> None:
+    change(adapter, str(base))
+    with pytest.raises(ModelError, match=told):
+        check_adapter(ModelConfig(path=str(base)), str(adapter))

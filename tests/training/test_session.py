@@ -1,0 +1,64 @@
+"""A session looks at every model that the run will load before anything is trained or measured."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_models import tiny_model
+from transformers import AutoTokenizer
+
+from grouper.config import Recipe
+from grouper.errors import ModelError
+from grouper.model_files import quiet
+from grouper.recipe import load_recipe
+from grouper.tracking.live import Progress
+from grouper.training.session import Session, check_models
+
+
+@pytest.fixture
+def recipe(lora_run: Path, tmp_path: Path) -> Recipe:
+    """SFT of the run's base again, GRPO from what the run has handed over."""
+    return load_recipe(lora_run / "recipe.yaml").override(
+        f"model={{path: {lora_run / 'base'}}}",
+        f"grpo.start_from={lora_run.parent / 'handed-over'}",
+        f"output_dir={tmp_path}",
+        "name=again",
+        "save_path=null",
+    )
+
+
+def refused(recipe: Recipe, match: str) -> None:
+    with pytest.raises(ModelError, match=match) as caught:
+        Session(recipe, Progress(quiet=True))
+    assert caught.value.where == "grpo.start_from"
+    assert not (Path(recipe.output_dir) / recipe.name).exists()
+
+
+def test_an_adapter_of_another_base_is_refused_at_the_start(recipe: Recipe, tmp_path: Path) -> None:
+    with quiet():
+        tiny_model().save_pretrained(tmp_path / "other")
+    other = recipe.override(f"model.path={tmp_path / 'other'}")
+    refused(other, "was trained on .* which is another model than")
+    # What is not loaded is not looked at.
+    check_models(other.override(skip_grpo=True), tmp_path, resume=False)
+
+
+def test_another_tokenizer_is_refused_at_the_start(recipe: Recipe, tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    shutil.copytree(str(recipe.grpo.start_from), start)
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    tokenizer.add_tokens(["<one-more>"])
+    tokenizer.save_pretrained(start)
+    refused(recipe.override(f"grpo.start_from={start}"), "would read other tokens")
+
+
+def test_a_run_that_goes_on_needs_its_start_no_more(recipe: Recipe, lora_run: Path) -> None:
+    gone = recipe.override("grpo.start_from=./gone")
+    check_models(gone, lora_run, resume=True)  # its GRPO is finished
+    for run, resume in ((lora_run, False), (lora_run / "none", True)):
+        with pytest.raises(ModelError, match="there is no folder"):
+            check_models(gone, run, resume=resume)
+    with pytest.raises(ModelError, match="there is no folder"):  # the reference
+        check_models(gone.override("grpo.beta=0.1"), lora_run, resume=True)
