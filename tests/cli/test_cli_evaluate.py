@@ -130,3 +130,16 @@ def test_a_model_can_be_measured_before_anything_is_trained(grouper, small, fini
     assert called.code == 0, called.err
     assert (tmp_path / "demo" / "eval_runs").is_dir()
     assert grouper("run", *arguments, "--dry-run").code == 0
+
+
+def test_nothing_is_written_into_a_folder_that_was_handed_over(grouper, run, tmp_path):
+    """The next run with its `save_path` replaces it."""
+    handed = tmp_path / "handed-over"
+    shutil.copytree(run / "grpo" / "final", handed)
+    shutil.copyfile(run / "recipe.yaml", handed / "recipe.yaml")
+    before = sorted(handed.iterdir())
+    called = grouper("eval", handed, f"output_dir={tmp_path / 'elsewhere'}")
+    assert called.code == 0, called.err
+    assert sorted(handed.iterdir()) == before
+    found = RunFolder(tmp_path / "elsewhere" / "demo" / "eval_runs" / "handed-over")
+    assert found.read_evaluation("handed-over") is not None

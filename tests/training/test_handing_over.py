@@ -86,3 +86,15 @@ def test_somebody_elses_folder_is_refused_and_a_place_in_the_run_is_not(lora_run
     with pytest.raises(RunFolderError, match="something else"):
         check_save_path(recipe.override(save_path=str(thesis)), lora_run)
     check_save_path(recipe.override(save_path=str(lora_run / "adapter")), lora_run)
+
+
+def test_a_folder_in_it_is_not_deleted(lora_run, recipe, tmp_path):
+    """Nothing that is handed over is a folder: measurements, say, that somebody put there."""
+    again = recipe.override(save_path=str(tmp_path / "adapter"))
+    hand_over(again, lora_run)
+    precious = tmp_path / "adapter" / "eval_runs" / "mine"
+    precious.mkdir(parents=True)
+    for attempt in (check_save_path, hand_over):
+        with pytest.raises(RunFolderError, match="eval_runs in this folder is from elsewhere"):
+            attempt(again, lora_run)
+    assert precious.is_dir()

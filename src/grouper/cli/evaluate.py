@@ -26,7 +26,7 @@ from grouper.config import Recipe
 from grouper.data import ProblemSet
 from grouper.errors import ConfigError
 from grouper.evaluation.result import EvaluationResult
-from grouper.model_place import trained_model
+from grouper.model_place import is_model, trained_model
 from grouper.recipe import load_recipe, recipe_hash, resolved_yaml
 from grouper.rewards import build_rewards
 from grouper.tracking.files import write_atomic
@@ -103,7 +103,7 @@ def eval_command(
     """
     opened = open_recipe(recipe, overrides)
     run = run_folder_of(recipe) or Path(opened.output_dir).expanduser() / opened.name
-    target = (output_dir or run / "eval_runs").expanduser()
+    target = (output_dir or _home(opened, run) / "eval_runs").expanduser()
     recorded = [result for path in others for result in _recorded(Path(path), split)]
     measured = [path for path in others if not _has_evaluations(Path(path))]
     subjects = _subjects([*measured, *(models or [trained_model(opened, run)])], target)
@@ -116,6 +116,11 @@ def eval_command(
     _show([*recorded, *fresh], opened.evaluation.confidence)
     for subject in subjects:
         click.echo(f"Items of {subject.label}: {subject.folder / 'evaluations'}")
+
+
+def _home(recipe: Recipe, run: Path) -> Path:
+    """Where evaluations lie: never in a folder that was handed over, which a later run replaces."""
+    return Path(recipe.output_dir).expanduser() / recipe.name if is_model(run) else run
 
 
 def _subjects(models: Sequence[str], target: Path) -> list[_Subject]:

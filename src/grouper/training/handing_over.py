@@ -44,15 +44,23 @@ def check_save_path(recipe: Recipe, run: Path) -> None:
             fix="Name a folder of its own.",
         )
     try:
-        content = {entry.name for entry in target.iterdir()} if target.exists() else set()
+        entries = list(target.iterdir()) if target.exists() else []
     except OSError as error:
         refused(error, target)
+    content = {entry.name for entry in entries}
+    folders = sorted(entry.name for entry in entries if entry.is_dir())
     if content and not ({RECIPE_FILE} < content and content & {ADAPTER_FILE, "config.json"}):
         raise RunFolderError(
             "this folder holds something else than a model that a run has handed over, and would "
             "be replaced",
             where=f"save_path: {recipe.save_path}",
             fix="Name a new folder, or empty this one.",
+        )
+    if folders:
+        raise RunFolderError(
+            f"{', '.join(folders)} in this folder is from elsewhere, and would be deleted with it",
+            where=f"save_path: {recipe.save_path}",
+            fix="Move it, or name a new folder.",
         )
 
 
