@@ -41,7 +41,7 @@ def test_a_temperature_that_is_too_low_is_named_with_code_1(grouper, finished_ru
     )
     assert called.code == 1
     assert called.out.count("] reward ") == 6
-    assert "Cause (cut off)" in called.out or "Cause (temperature)" in called.out
+    assert "Cause (temperature): the temperature is too low" in called.out
     assert "0 of 2 problems" in called.out
 
 

@@ -101,7 +101,12 @@ SHORT = {"max_new_tokens": 4}
         (["I say 4", "I say 5", "4!"], {}, "tags", "<end_working_out>, <SOLUTION>, </SOLUTION>"),
         ([answer(4), answer(4, "x")], {}, "equal rewards", "every sample is right"),
         ([answer(5), answer(6)], {}, "equal rewards", "every sample is wrong"),
-        ([answer(5), answer(6)], SHORT, "cut off", "all 2 samples are cut off at 4 tokens"),
+        (
+            [answer(5, "abcd"), answer(6, "efgh")],
+            SHORT,
+            "cut off",
+            "all 2 samples are cut off at 4 tokens",
+        ),
     ],
 )
 def test_the_cause_of_equal_rewards_is_named(texts, params, name, told):
@@ -111,6 +116,12 @@ def test_the_cause_of_equal_rewards_is_named(texts, params, name, told):
     assert seen.causes[0].fix
     assert seen.signal == (False,)
     assert seen.reward_variance == 0
+
+
+def test_a_low_temperature_is_named_where_all_samples_are_cut_off_too():
+    """More room alone would not make them differ."""
+    seen = looked_at(SAME, temperature=0.1, **SHORT)
+    assert named(seen) == ["cut off", "temperature"]
 
 
 def test_a_difference_that_teaches_nothing_is_none():

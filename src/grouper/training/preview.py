@@ -203,8 +203,9 @@ def tokenisation_causes(
 
 
 def _silent(seen: Preview, fmt: PromptFormat) -> tuple[Cause, ...]:
-    """The first cause that explains why no rewards differ."""
-    return next((cause,) for look in _LOOKS if (cause := look(seen, fmt)) is not None)
+    """What explains why no rewards differ. Equal samples that are all cut off have two causes."""
+    plain = tuple(cause for look in _PLAIN if (cause := look(seen, fmt)) is not None)
+    return plain or next((cause,) for look in _LOOKS if (cause := look(seen, fmt)) is not None)
 
 
 def _cut_off(seen: Preview, fmt: PromptFormat) -> Cause | None:
@@ -289,10 +290,7 @@ def _equal(seen: Preview, fmt: PromptFormat) -> Cause:
     )
 
 
-_LOOKS: tuple[Callable[[Preview, PromptFormat], Cause | None], ...] = (
-    _cut_off,
-    _same,
-    _no_tags,
-    _equal,
-)
+_PLAIN = (_cut_off, _same)
+"""Each is enough by itself."""
+_LOOKS: tuple[Callable[[Preview, PromptFormat], Cause | None], ...] = (_no_tags, _equal)
 """From what explains the others to what is left; the last always finds something."""
