@@ -302,6 +302,14 @@ def test_a_part_of_a_sorted_file_is_drawn_from_all_of_it(name: str) -> None:
     assert len({part.shuffle for part in cut}) <= 1
 
 
+@pytest.mark.parametrize("name", [*SYSTEMS, *OURS])
+def test_a_run_of_hours_is_not_lost_to_a_kill(name: str) -> None:
+    """GRPO saves on the way; so does SFT where it has more than a few steps (D's has some 118)."""
+    recipe = load_recipe(name)
+    assert 0 < recipe.grpo.checkpoint_every <= 100
+    assert recipe.skip_sft or recipe.sft.checkpoint_every or recipe.sft.batch_size == 128
+
+
 def test_one_generation_a_prompt_is_refused() -> None:
     """The original of openmath-dapo allows it; nothing would be learned."""
     with pytest.raises(Exception, match="group_size 1 leaves advantage: standardised nothing"):
