@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from grouper.config import Recipe
@@ -22,3 +24,19 @@ def test_places_types_and_nearest_names():
     assert "outer.grpo.advantage: should be 'standardised'" in told
     assert len(told.splitlines()) == 4
     assert "pydantic" not in told
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("evaluate_every", -1, "should be greater than or equal to 0, or 'epoch' (got -1)"),
+        ("evaluate_every", "x", "should be a valid integer, or 'epoch' (got 'x')"),
+        ("rehearse", "maybe", "should be 'auto', or a valid boolean (got 'maybe')"),
+    ],
+)
+def test_a_value_of_several_kinds_is_one_mistake(key: str, value: object, told: str) -> None:
+    data = {"name": "x", "model": {"path": "m"}, "data": {"train": {"source": "gsm8k"}}}
+    text = json.dumps({**data, "sft": {key: value}})
+    with pytest.raises(ConfigError) as caught:
+        validate_json(Recipe, text, where="r.yaml")
+    assert str(caught.value) == f"r.yaml: sft.{key}: {told}."

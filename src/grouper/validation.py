@@ -39,14 +39,34 @@ def raise_as_config_error(
     error: ValidationError, model: type[BaseModel], *, where: str, place: Sequence[str] = ()
 ) -> NoReturn:
     """Raise one `ConfigError` that carries every problem of `error`."""
-    problems = []
+    told: dict[str, list[tuple[str, str]]] = {}
     for detail in error.errors(include_url=False):
         location = tuple(part for part in detail["loc"] if not _is_union_tag(part))
         key = ".".join([*place, *(str(part) for part in location)])
-        what, fix = _explain(detail["type"], detail["msg"], detail.get("input"), model, location)
-        problems.append(ConfigError(what, where=f"{where}: {key}" if key else where, fix=fix))
-    raise_all(problems)
+        said = _explain(detail["type"], detail["msg"], detail.get("input"), model, location)
+        told.setdefault(key, []).append(said)
+    raise_all(
+        [
+            ConfigError(what, where=f"{where}: {key}" if key else where, fix=fix)
+            for key, said in told.items()
+            for what, fix in _as_one(said)
+        ]
+    )
     raise AssertionError("a ValidationError has at least one problem")
+
+
+def _as_one(said: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+    """Each member of a union complains of the same value; that is one mistake.
+
+    >>> _as_one([("should be 1 or more (got 0)", ""), ("should be 'all' (got 0)", "")])
+    [("should be 1 or more, or 'all' (got 0)", '')]
+    """
+    cut = [(*what.rpartition(" (got "), fix) for what, fix in said]
+    wishes = [what.removeprefix("should be ") for what, *_ in cut]
+    same = len({got for _, _, got, _ in cut}) == 1
+    if not same or wishes == [what for what, *_ in cut]:
+        return said
+    return [(f"should be {', or '.join(dict.fromkeys(wishes))} (got {cut[0][2]}", cut[0][3])]
 
 
 def _explain(
@@ -65,8 +85,10 @@ def _explain(
 
 
 def _is_union_tag(part: int | str) -> bool:
-    # pydantic adds the union member's name to the location: 'literal[...]' or 'tuple[...]'.
-    return isinstance(part, str) and "[" in part
+    # pydantic adds the union member's name to the location: 'literal[...]', 'constrained-int'.
+    if not isinstance(part, str):
+        return False
+    return "[" in part or part.startswith("constrained-") or part in ("bool", "int", "float", "str")
 
 
 def _model_at(model: type[BaseModel], location: Sequence[int | str]) -> type[BaseModel] | None:
