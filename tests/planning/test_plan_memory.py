@@ -83,13 +83,17 @@ def test_optimizer_states_are_those_that_are_made(name: str) -> None:
 def test_the_cache_is_the_one_that_is_made(compute: str | None) -> None:
     model = tiny_model("qwen3", num_key_value_heads=2, head_dim=8)
     dtype = None if compute is None else torch.bfloat16
-    engine = SlotEngine(Policy(model, compute_dtype=dtype), slots=3, capacity=17)
-    engine.prefill([make_prompt(0).token_ids], [0, 1, 2], [0, 0, 0])
-    layers = engine._cache.layers.values()
-    made = sum(t.numel() * t.element_size() for pair in layers for t in pair)
+    engine = SlotEngine(Policy(model, compute_dtype=dtype), slots=3, prompt=7, completion=10)
+    engine.prefill([make_prompt(0).token_ids, make_prompt(1).token_ids], [0, 1, 2], [0, 0, 1])
+    engine.decode(torch.tensor([1, 1, 1]), torch.tensor([5, 5, 5]))
+    made = sum(
+        store.data.numel() * store.data.element_size()
+        for layer in engine._cache.layers.values()
+        for store in (*layer.prompts, *layer.own)
+    )
     config = ModelConfig(path="x", compute_dtype=compute)  # type: ignore[arg-type]
     memory = ModelMemory(config, weightless_policy(config, model.config), "cpu")
-    part = memory.sampling("sample", slots=3, prompts=1, prompt=7, completion=10)
+    part = memory.sampling("sample", slots=3, prompts=2, prompt=7, completion=10)
     assert part.cache == made
 
 

@@ -174,6 +174,7 @@ class ModelMemory:
         prompts: int,
         prompt: int,
         completion: int,
+        held: int | None = None,
         copy: torch.dtype | None = None,
         optimizer: int = 0,
         reference: bool = False,
@@ -183,9 +184,10 @@ class ModelMemory:
         Args:
             name: of the part.
             slots: sequences at the same time.
-            prompts: different prompts among them.
+            prompts: different prompts that are run at once.
             prompt: tokens of the longest.
             completion: tokens that may be drawn.
+            held: prompts that are remembered at the same time; None: those that are run at once.
             copy: dtype of the sampler's own weights; None samples the training weights.
             optimizer: bytes of optimizer states that lie there meanwhile.
             reference: as in `update`.
@@ -200,7 +202,7 @@ class ModelMemory:
             optimizer=optimizer,
             activations=max(prefill, drawing) + self._dequantised,
             logits_chunk=slots * vocabulary * 4,
-            cache=slots * (prompt + completion) * self.cache_bytes_per_token,
+            cache=((held or prompts) * prompt + slots * completion) * self.cache_bytes_per_token,
             sampling_copy=0 if copy is None else self._base_parameters * copy.itemsize,
         )
 
@@ -216,14 +218,13 @@ class ModelMemory:
 
     @property
     def cache_bytes_per_token(self) -> int:
-        """Keys and values of all layers; under autocast rotary embeddings leave keys in float32."""
+        """Keys and values of all layers, in the dtype of matrix products."""
         shape = self._shape
         width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
         heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-        key = torch.float32 if self._config.dtype == "float32" else torch.bfloat16
         low = "bfloat16" in (self._config.compute_dtype, self._config.dtype)
-        value = torch.bfloat16 if low else torch.float32
-        return int(self._layers * heads * width * (key.itemsize + value.itemsize))
+        dtype = torch.bfloat16 if low else torch.float32
+        return int(2 * self._layers * heads * width * dtype.itemsize)
 
 
 def _bytes(tensors: Any) -> int:

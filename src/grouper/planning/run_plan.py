@@ -205,10 +205,13 @@ class _Planner:
             most = recipe.grpo.prompts_per_step * samples
             completion = lengths.completion
         slots = min(slots, most)
+        prompts = -(-slots // samples)
         return self.model.sampling(
             name,
             slots=slots,
-            prompts=-(-slots // samples),
+            prompts=prompts,
+            # Slots that are refilled one by one end up with a prompt each.
+            held=prompts if slots == most else min(slots, -(-most // samples)),
             prompt=lengths.grpo_prompt,
             completion=completion,
             copy=copy,

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from grouper.policy import Policy
-from grouper.sampling.slots import Decode, Prefill, SlotCache
+from grouper.sampling.layouts import Decode, Groups, Prefill
+from grouper.sampling.slots import SlotCache
 
 __all__ = ["Engine", "PlainEngine", "SlotEngine"]
 
@@ -31,36 +32,115 @@ class Engine(Protocol):
         """Append tokens [rows] at columns [rows] of the first slots; logits [rows, V]."""
         ...
 
-    def keep(self, slots: Sequence[int], columns: int) -> None:
-        """Move these slots to the front, in order; the others are gone."""
+    def close(self, slot: int) -> None:
+        """What this slot holds is finished; until the slot is filled or goes, it runs along."""
+        ...
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """Move these slots to the front, in order; the others and their room are gone."""
         ...
 
 
+CLOSED = -1
+
+
 class SlotEngine:
-    """The model's own code over our slot cache: no padding, prompts run once, slots refilled."""
+    """The model's own code over our slot cache: no padding, prompts run once, slots refilled.
+
+    Args:
+        policy: the model.
+        slots: sequences at the same time.
+        prompt: tokens of the longest prompt.
+        completion: tokens of the longest completion.
+    """
 
     refills = True
 
-    def __init__(self, policy: Policy, *, slots: int, capacity: int) -> None:
+    def __init__(self, policy: Policy, *, slots: int, prompt: int, completion: int) -> None:
         self._policy = policy
-        self._cache = SlotCache(slots, capacity)
+        self._cache = SlotCache(slots, prompt, completion)
+        self._prompts: list[tuple[int, ...] | None] = []
+        """By place in the cache; None: free."""
+        self._last: dict[int, Tensor] = {}
+        """Place -> hidden state [H] of the prompt's last token."""
+        self._owners: list[int] = []
+        """The place of each slot's prompt."""
+        self._lengths: list[int] = []
+        """Completion tokens each slot has written; `CLOSED` once nobody reads it."""
+        self._groups: Groups | None = None
 
     def prefill(
         self, prompts: list[tuple[int, ...]], slots: Sequence[int], owners: Sequence[int]
     ) -> Tensor:
         device = self._policy.device
-        owner = torch.tensor(owners, device=device)
-        layout = Prefill(self._cache, prompts, torch.tensor(slots, device=device), owner)
+        places = self._place(prompts, set(slots))
+        self._run(
+            [
+                (p, place)
+                for p, place in zip(prompts, places, strict=True)
+                if place not in self._last
+            ]
+        )
+        missing = max(slots) + 1 - len(self._owners)
+        self._owners += [places[0]] * missing
+        self._lengths += [0] * missing
+        for slot, owner in zip(slots, owners, strict=True):
+            self._owners[slot], self._lengths[slot] = places[owner], 0
+        self._groups = None
+        hidden = torch.stack([self._last[place] for place in places])
+        return self._policy.logits(hidden)[torch.tensor(owners, device=device)]
+
+    def _place(self, prompts: list[tuple[int, ...]], slots: set[int]) -> list[int]:
+        """Where each prompt lies, or is to be put: where nobody reads any more, or behind all."""
+        read = {owner for slot, owner in enumerate(self._owners) if slot not in slots}
+        known = {p: i for i, p in enumerate(self._prompts) if p is not None}
+        wanted = {known[p] for p in prompts if p in known}
+        free = [i for i in range(len(self._prompts)) if i not in read | wanted]
+        for prompt in prompts:
+            if prompt in known:
+                continue
+            place = free.pop() if free else len(self._prompts)
+            if place == len(self._prompts):
+                self._prompts.append(None)
+            self._prompts[place] = prompt
+            self._last.pop(place, None)
+            known[prompt] = place
+        return [known[p] for p in prompts]
+
+    def _run(self, fresh: list[tuple[tuple[int, ...], int]]) -> None:
+        if not fresh:
+            return
+        self._cache.make_room(len(self._prompts))
+        places = torch.tensor([place for _, place in fresh], device=self._policy.device)
+        layout = Prefill(self._cache, [prompt for prompt, _ in fresh], places)
         hidden = self._policy.hidden_states(layout, layout.token_ids, layout.position_ids)
-        return self._policy.logits(hidden[layout.last])[owner]
+        self._last |= {place: hidden[i] for (_, place), i in zip(fresh, layout.last, strict=True)}
 
     def decode(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        layout = Decode(self._cache, positions)
+        device = self._policy.device
+        self._cache.turn(max(self._lengths))
+        self._lengths = [n if n == CLOSED else n + 1 for n in self._lengths]
+        if self._groups is None:
+            self._groups = Groups(self._owners, len(self._prompts), device)
+        sizes = [len(prompt or ()) for prompt in self._prompts]
+        # A closed row sees what it writes itself: a softmax over nothing would not be finite.
+        lengths = [max(n, 1) for n in self._lengths]
+        layout = Decode(self._cache, self._groups, lengths, sizes, device)
         hidden = self._policy.hidden_states(layout, tokens[None], positions[None])
         return self._policy.logits(hidden)
 
-    def keep(self, slots: Sequence[int], columns: int) -> None:
-        self._cache.keep(torch.tensor(slots, device=self._policy.device), columns)
+    def close(self, slot: int) -> None:
+        self._lengths[slot] = CLOSED
+
+    def keep(self, slots: Sequence[int]) -> None:
+        self._owners = [self._owners[slot] for slot in slots]
+        self._lengths = [self._lengths[slot] for slot in slots]
+        places = sorted(set(self._owners))
+        self._prompts = [self._prompts[place] for place in places]
+        self._last = {}
+        self._owners = [places.index(owner) for owner in self._owners]
+        self._groups = None
+        self._cache.keep(slots, places, max(self._lengths))
 
 
 class PlainEngine:
@@ -94,8 +174,10 @@ class PlainEngine:
         self._mask = torch.cat([self._mask, self._mask.new_ones(tokens.shape[0], 1)], dim=1)
         return self._forward(tokens[:, None], positions[:, None])
 
-    def keep(self, slots: Sequence[int], columns: int) -> None:
-        del columns
+    def close(self, slot: int) -> None:
+        """Its row runs along."""
+
+    def keep(self, slots: Sequence[int]) -> None:
         index = torch.tensor(slots, device=self._mask.device)
         self._cache.batch_select_indices(index)
         self._mask = self._mask[index]

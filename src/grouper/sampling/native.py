@@ -89,12 +89,14 @@ class NativeSampler:
         policy = self._weights.current()
         version = policy.version
         slots = min(self._max_slots, len(requests))
-        capacity = max(len(r.prompt.token_ids) + r.params.max_new_tokens for r in requests)
-        engine: Engine = (
-            SlotEngine(policy, slots=slots, capacity=capacity)
-            if policy.native
-            else PlainEngine(policy)
-        )
+        engine: Engine = PlainEngine(policy)
+        if policy.native:
+            engine = SlotEngine(
+                policy,
+                slots=slots,
+                prompt=max(len(r.prompt.token_ids) for r in requests),
+                completion=max(r.params.max_new_tokens for r in requests),
+            )
         queue = deque(_Sequence(i, request) for i, request in enumerate(requests))
         live: list[_Sequence | None] = []
         logits = torch.empty(0, device=policy.device)
@@ -104,6 +106,7 @@ class NativeSampler:
             for slot, sequence in enumerate(live):
                 if sequence is not None and (reason := self._finished(sequence)) is not None:
                     live[slot] = None
+                    engine.close(slot)
                     yield sequence.index, self._completion(sequence, reason, version)
             live, logits = self._advance(engine, live, queue, policy.device)
 
@@ -226,9 +229,8 @@ class NativeSampler:
             return [], torch.empty(0, device=device)
         refill = bool(queue) and engine.refills
         if not refill and len(live) - len(kept) >= COMPACT_SHARE * len(live):
-            sequences = [live[slot] for slot in kept]
-            engine.keep(kept, max(s.position for s in sequences if s is not None))
-            live = sequences
+            engine.keep(kept)
+            live = [live[slot] for slot in kept]
         # A closed slot that is still in the way repeats token 0 at column 0; nobody reads it.
         tokens = [0 if s is None else s.ids[-1] for s in live]
         positions = [0 if s is None else s.position for s in live]
