@@ -206,3 +206,12 @@ def test_micro_batches_add_up_to_the_step_of_training(divisor, weighting):
             constant=divisor,
         )
     torch.testing.assert_close(parts.grad, whole.grad)
+
+
+def test_a_row_of_advantages_is_refused():
+    """With as many tokens as responses it would broadcast the wrong way round."""
+    square = LOG_PROBS[:, :2]
+    with pytest.raises(ValueError, match=r"are \[2\], and .* column: \[2, 1\]"):
+        pieces.naive_policy_gradient_loss(ADVANTAGES.flatten(), square)
+    with pytest.raises(ValueError, match="as a column"):
+        pieces.grpo_clip_loss(ADVANTAGES.flatten(), square, OLD[:, :2])

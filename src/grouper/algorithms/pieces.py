@@ -181,9 +181,13 @@ def naive_policy_gradient_loss(rewards_or_advantages: Tensor, log_probs: Tensor)
     Returns:
         [B, T].
 
+    Raises:
+        ValueError: the rewards or advantages are no column.
+
     >>> naive_policy_gradient_loss(torch.tensor([[2.0]]), torch.tensor([[-1.0, -3.0]])).tolist()
     [[2.0, 6.0]]
     """
+    _check_column(rewards_or_advantages, log_probs)
     return policy_gradient(log_probs, log_probs, rewards_or_advantages, Bounds())
 
 
@@ -201,16 +205,29 @@ def grpo_clip_loss(
     Returns:
         The loss [B, T], and `clipped` [B, T] bool: where the bound has taken effect.
 
+    Raises:
+        ValueError: the advantages are no column.
+
     >>> old, new = torch.zeros(1, 2), torch.tensor([[2.0, 1.1]]).log()
     >>> loss, parts = grpo_clip_loss(torch.tensor([[1.0]]), new, old)
     >>> [round(v, 2) for v in loss[0].tolist()], parts["clipped"].tolist()
     ([-1.2, -1.1], [[True, False]])
     """
+    _check_column(advantages, log_probs)
     ratios = log_ratio(log_probs, old_log_probs)
     bounds = Bounds(low=clip_range, high=clip_range)
     loss = clipped(ratios, log_probs, advantages, bounds)
     free = -ratios.exp() * advantages
     return loss, {"clipped": loss > free}
+
+
+def _check_column(values: Tensor, log_probs: Tensor) -> None:
+    """A row [B] would go to the tokens in place of the responses, in silence where B is T."""
+    if values.shape != (len(log_probs), 1):
+        raise ValueError(
+            f"rewards or advantages are {list(values.shape)}, and one a response is needed, as a "
+            f"column: [{len(log_probs)}, 1]; `.unsqueeze(1)` makes one of a row"
+        )
 
 
 def policy_gradient_loss(
