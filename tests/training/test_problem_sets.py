@@ -54,6 +54,21 @@ def test_demonstrations_of_the_same_set_lose_the_held_out_questions():
     assert leak_warnings(sets) == []
 
 
+def test_what_settings_are_chosen_on_is_not_the_test_set(tmp_path):
+    """Two parts of one file, mixed by two seeds, share problems."""
+    file = tmp_path / "all.jsonl"
+    rows = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(20)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = f"source: file, path: {file}, shuffle: 0"
+    parts = [f"data.validation={{{source}, limit: 8}}", f"data.test={{{source}, offset: 8}}"]
+    apart = load_recipe("demo", [*HELD_OUT[2:4], *parts])
+    assert leak_warnings(load_problem_sets(apart)) == []
+    mixed = apart.override("data.test.shuffle=1")
+    (warning,) = leak_warnings(load_problem_sets(mixed))
+    assert "problems are in data.validation, too" in warning
+    assert "the same `shuffle`" in warning
+
+
 def test_without_demonstrations_of_its_own_sft_has_the_rest():
     recipe = load_recipe("demo", [*HELD_OUT, "data.sft=null"])
     sets = load_problem_sets(recipe)

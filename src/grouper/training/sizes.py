@@ -58,4 +58,13 @@ def leak_warnings(sets: ProblemSets) -> list[str]:
                 f"{found[0].held_out_id}, as {found[0].trained_id}. What is measured on them says "
                 "nothing about new problems."
             )
+    if sets.validation is not None and sets.test is not None:
+        chosen_on = {problem.id for problem in sets.validation.problems}
+        both = sum(problem.id in chosen_on for problem in sets.test.problems)
+        if both:
+            warnings.append(
+                f"data.test: {both} problems are in data.validation, too, which settings are "
+                "chosen on. Parts of one file need the same `shuffle`, and offset and limit that "
+                "keep them apart."
+            )
     return warnings
