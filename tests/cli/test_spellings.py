@@ -17,6 +17,8 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
     (["--save-steps", "5"], {"sft.checkpoint_every": 5, "grpo.checkpoint_every": 5}),
     (["--save_total_limit=3"], {"grpo.keep_checkpoints": 3}),
     (["--eval-steps", "0"], {"grpo.evaluate_every": 0}),
+    (["--eval-steps", "epoch"], {"sft.evaluate_every": "epoch", "grpo.evaluate_every": "epoch"}),
+    (["--eval_steps=off"], {"sft.evaluate_every": 0, "grpo.evaluate_every": 0}),
     (["--logging-steps", "10"], {"tracking.show_every": 10}),
     (
         ["--rewards", "tag_count, correctness"],
@@ -33,6 +35,11 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
     (["--gradient-checkpointing"], {"model.gradient_checkpointing": True}),
     (["--seed", "3", "--run-name", "x"], {"seed": 3, "name": "x"}),
     (["--skip-sft", "--start-from", "out"], {"grpo.start_from": "out", "skip_sft": True}),
+    (["--report_to", "math:sqrt,math:sin"], {"tracking.trackers.1.name": "math:sin"}),
+    (
+        ["tracking.trackers=[{name: 'math:sin'}]", "--report-to", "none"],
+        {"tracking.trackers": []},
+    ),
     (["--tracker", "math:sqrt", "--project", "p"], {"tracking.trackers.0.project": "p"}),
     (
         ["tracking.trackers=[{name: 'math:sqrt', tags: [a]}, {name: 'math:sin'}]", "--online"],
@@ -125,6 +132,7 @@ def test_config_names_the_recipe(resolved, grouper, tmp_path, monkeypatch):
     arguments = ["--config", "mine.yaml", "sft.steps=3", "--output-dir", "here"]
     recipe = resolved("run", *arguments)
     assert (recipe["sft"]["steps"], recipe["output_dir"]) == (3, "here")
+    assert resolved("run", "--config", "demo")["name"] == "demo"
 
 
 @pytest.mark.parametrize(
@@ -134,6 +142,10 @@ def test_config_names_the_recipe(resolved, grouper, tmp_path, monkeypatch):
         (["run", "demo", "--config", "x.yaml"], "and so does 'demo'"),
         (["run", "demo", "--no-trackers", "--tracker", "wandb"], "contradict"),
         (["run", "demo", "--project", "p"], "--project: the recipe has no trackers"),
+        (["run", "demo", "--tracker", "none", "--tracker", "wandb"], "contradict"),
+        (["run", "demo", "--eval-steps", "often"], "neither a number of steps, 'epoch' nor 'off'"),
+        (["run", "--config", "demos"], "Did you mean 'demo'"),
+        (["run", "--config", "demos.yaml"], "./demos.yaml: there is no recipe file"),
         (["run", "demo", "--unique-examples", "some"], "neither a number of examples nor 'all'"),
         (["run", "demo", "--rewards", "corectness"], "Did you mean 'correctness'"),
         (["run", "demo", "--tracker", "wanbd"], "Did you mean 'wandb'"),

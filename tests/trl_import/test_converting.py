@@ -108,6 +108,16 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
             {"grpo.evaluate_every": 20, "data.validation.split": "test"},
         ),
         (
+            {"eval_strategy": "epoch", "dataset_test_split": "test"},
+            {"grpo.evaluate_every": "epoch", "data.validation.split": "test"},
+        ),
+        ({"eval_strategy": False, "save_strategy": False}, {"grpo.checkpoint_every": 0}),
+        ({"num_generations": "8", "learning_rate": "2e-6"}, {"grpo.optimizer.learning_rate": 2e-6}),
+        (
+            {"training": {"beta": 0.04, "seed": 7}, "logs": {"logging_steps": 5}},
+            {"grpo.beta": 0.04, "seed": 7, "tracking.show_every": 5},
+        ),
+        (
             {"report_to": ["wandb", "trackio"], "project": "p", "run_name": "r"},
             {"tracking.trackers.1.name": "trackio", "tracking.trackers.0.project": "p"},
         ),
@@ -206,6 +216,7 @@ def test_trls_own_defaults_are_not_worth_a_word(imported):
         ({"steps_per_generation": 6}, "cannot be cut into groups"),
         ({"reward_weights": [1.0]}, "not one weight for each of 2"),
         ({"loss_type": "cispo", "epsilon_high": 0.5}, "bounds every ratio below 1"),
+        ({"dtype": "float32", "torch_dtype": "bfloat16"}, "dtype is set twice"),
         ({"temperature": 0.0}, r"sampling\.temperature"),
         ({"learning_rate": "fast"}, r"grpo\.optimizer\.learning_rate"),
     ],
@@ -214,6 +225,15 @@ def test_trls_own_defaults_are_not_worth_a_word(imported):
 def test_nonsense_is_refused_with_the_reason(imported, settings, message):
     with pytest.raises(ConfigError, match=message):
         imported(changed(**settings))
+
+
+def test_headings_are_told_of(imported):
+    assert "Headings of the file were left away: training." in imported({"training": GRPO}).text
+
+
+def test_a_file_of_another_trainer_is_refused(imported):
+    with pytest.raises(ConfigError, match="none of its names is TRL's: actor, data"):
+        imported({"actor": {"rollout": {"n": 8}}, "data": {"files": "x"}})
 
 
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "a: [", "\x00"])

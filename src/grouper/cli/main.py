@@ -73,6 +73,18 @@ def _while_somebody_reads() -> Iterator[None]:
 class LazyGroup(NamingGroup):
     """A group that imports a command's module when the command is called."""
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS:
+            from grouper.recipe import list_recipes
+
+            if args[0] in dict(list_recipes()) or args[0].endswith((".yaml", ".yml")):
+                ctx.fail(f"{args[0]} is a recipe. Give the command, too: grouper run {args[0]}")
+            if args[0] == "train":
+                ctx.fail("Training is `grouper run RECIPE`: SFT, GRPO, and both measured.")
+        return super().resolve_command(ctx, args)
+
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _while_somebody_reads():  # --help is printed here
             return super().make_context(*args, **kwargs)

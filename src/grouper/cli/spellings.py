@@ -91,17 +91,30 @@ def _dataset(value: str, recipe: Callable[[], Recipe], phases: Phases) -> list[s
     return [f"data.{part}={_value(source_named(value))}"]
 
 
+def _names(value: str) -> list[str]:
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
 def _rewards(value: str, recipe: Callable[[], Recipe], _phases: Phases) -> list[str]:
     """In this order; weight and parameters as in the recipe, where it has one of that name."""
     known = {r.name: r.model_dump(mode="json", exclude_defaults=True) for r in recipe().rewards}
-    names = [name.strip() for name in value.split(",") if name.strip()]
-    return [f"rewards={_value([known.get(name, {'name': name}) for name in names])}"]
+    return [f"rewards={_value([known.get(name, {'name': name}) for name in _names(value)])}"]
 
 
 def _number_or_all(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> Any:
     if value is None or value == "all" or (value.isdecimal() and int(value) > 0):
         return value
     raise click.BadParameter(f"{value!r} is neither a number of examples nor 'all'.")
+
+
+def _steps_or_epoch(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> Any:
+    if value is None or value == "epoch":
+        return value
+    if value in ("off", "no"):
+        return 0
+    if value.isdecimal():
+        return int(value)
+    raise click.BadParameter(f"{value!r} is neither a number of steps, 'epoch' nor 'off'.")
 
 
 _COUNT = {"type": click.IntRange(min=1), "metavar": "N"}
@@ -129,7 +142,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         names=("--rewards", "--reward-funcs"),
         spell=_rewards,
-        help="By name, in this order, with commas between them.",
+        help="By name, in this order, with commas or blanks between them.",
         options={"metavar": "A,B,..."},
     ),
     Flag(
@@ -201,8 +214,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         names=("--eval-steps",),
         spell=_of_each_phase("evaluate_every"),
-        help="Steps between evaluations; 0: none while training.",
-        options=_COUNT_OR_NONE,
+        help="Steps between evaluations, or each epoch; 0 or off: none while training.",
+        options={"metavar": "N|epoch|off", "callback": _steps_or_epoch},
     ),
     Flag(
         names=("--bf16/--no-bf16",),
@@ -214,7 +227,7 @@ FLAGS: tuple[Flag, ...] = (
         names=("--attention", "--attn-implementation"),
         spell=_sets("model.attention"),
         help="native is Grouper's own.",
-        options={"type": click.Choice(ATTENTIONS)},
+        options={"type": click.Choice(ATTENTIONS), "metavar": "|".join(ATTENTIONS)},
     ),
     Flag(
         names=("--gradient-checkpointing/--no-gradient-checkpointing",),
@@ -240,7 +253,7 @@ def _tracker_flags(command: Command) -> Command:
             "tracker",
             multiple=True,
             metavar="NAME",
-            help="tensorboard, wandb, trackio or file.py:function; may be repeated.",
+            help="tensorboard, wandb, trackio or file.py:function, several with commas; or none.",
         ),
         click.option("--no-trackers", is_flag=True, help="None, whatever the recipe says."),
         click.option("--project", metavar="NAME", help="Of all trackers."),
@@ -276,20 +289,23 @@ def spelled_out(
 
 def _trackers(given: Mapping[str, Any], recipe: Callable[[], Recipe]) -> list[str]:
     """The trackers that are named, or the recipe's, with what the flags say about them all."""
-    if given["no_trackers"]:
-        if given["tracker"]:
+    asked = [name for text in given["tracker"] for name in _names(text)]
+    none = given["no_trackers"] or "none" in asked
+    asked = [name for name in asked if name != "none"]
+    if none:
+        if asked:
             raise click.UsageError("--no-trackers and --tracker contradict each other: give one.")
         return ["tracking.trackers=[]"]
     about = {"project": given["project"], "entity": given["entity"]}
     about = {name: value for name, value in about.items() if value is not None}
     if given["online"]:
         about["mode"] = "online"
-    if not given["tracker"] and not about:
+    if not asked and not about:
         return []
     rows = [t.model_dump(mode="json", exclude_defaults=True) for t in recipe().tracking.trackers]
-    if given["tracker"]:
+    if asked:
         known = {row["name"]: row for row in rows}
-        rows = [known.get(name, {"name": name}) for name in given["tracker"]]
+        rows = [known.get(name, {"name": name}) for name in asked]
     if not rows:
         names = ", ".join(f"--{'online' if name == 'mode' else name}" for name in about)
         raise click.UsageError(f"{names}: the recipe has no trackers; add --tracker NAME.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from grouper.cli.habits import TrainingCommand
 from grouper.cli.launch import is_follower, launch, stop_with_the_launcher, without_nproc
 from grouper.cli.options import (
     dry_run_option,
@@ -39,7 +40,9 @@ SETTINGS = {"token_normalize_func": _dashes}
 
 def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
-        click.option("--config", metavar="FILE", help="Another way to name RECIPE."),
+        click.option(
+            "--config", metavar="FILE", help="Another way to name RECIPE: a file, or a name."
+        ),
         click.option("--resume", is_flag=True, help="Continue the run in the folder, if any."),
         click.option(
             "--allow-changes",
@@ -80,7 +83,7 @@ Example:
 """
 
 
-@click.command("run", epilog=RUN_EXAMPLES, context_settings=SETTINGS)
+@click.command("run", cls=TrainingCommand, epilog=RUN_EXAMPLES, context_settings=SETTINGS)
 @click.option("--skip-sft", is_flag=True, help="Start GRPO from the run's sft/final (or the base).")
 @click.option("--skip-grpo", is_flag=True, help="Stop after SFT.")
 @_launch_options
@@ -105,7 +108,7 @@ def run_command(
     _start(recipe, overrides, ("sft", "grpo"), switches, **options)
 
 
-@click.command("sft", epilog=SFT_EXAMPLES, context_settings=SETTINGS)
+@click.command("sft", cls=TrainingCommand, epilog=SFT_EXAMPLES, context_settings=SETTINGS)
 @_launch_options
 def sft_command(recipe: str | None, overrides: tuple[str, ...], **options: Any) -> None:
     """Run only the SFT phase of RECIPE: `grouper run RECIPE --skip-grpo`.
@@ -116,7 +119,7 @@ def sft_command(recipe: str | None, overrides: tuple[str, ...], **options: Any) 
     _start(recipe, overrides, ("sft",), {"skip_grpo": True}, **options)
 
 
-@click.command("grpo", epilog=GRPO_EXAMPLES, context_settings=SETTINGS)
+@click.command("grpo", cls=TrainingCommand, epilog=GRPO_EXAMPLES, context_settings=SETTINGS)
 @_launch_options
 def grpo_command(recipe: str | None, overrides: tuple[str, ...], **options: Any) -> None:
     """Run only the GRPO phase of RECIPE: `grouper run RECIPE --skip-sft`.
@@ -171,10 +174,16 @@ def _named(
         extra = next((text for text in given if "=" not in text), None)
         if extra is not None:
             raise click.UsageError(f"--config names the recipe, and so does {extra!r}: give one.")
-        return config if "/" in config else f"./{config}", given
+        return _recipe_of(config), given
     if name is None:
         raise click.UsageError("Missing argument 'RECIPE': a name from `grouper recipes`, or FILE.")
     return name, overrides
+
+
+def _recipe_of(config: str) -> str:
+    """A file, first of all; a shipped recipe's name does as well."""
+    is_name = "/" not in config and not Path(config).suffix and not Path(config).exists()
+    return config if is_name or "/" in config else f"./{config}"
 
 
 def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:

@@ -85,8 +85,11 @@ def import_trl(path: str | Path, *, phase: Phase | None = None, nproc: int = 1) 
         ConfigError: it cannot be read, or says what cannot be trained.
     """
     path = Path(path).expanduser()
-    given = read_file(path)
+    file = read_file(path)
+    given = file.settings
     s = Settings(given, phase or phase_of(given) or "grpo", str(path))
+    if file.groups:
+        s.notes.append(f"Headings of the file were left away: {', '.join(file.groups)}.")
     if phase is None and phase_of(given) is None:
         s.notes.append("Nothing in the file tells GRPO from SFT: it was read as GRPO (--as sft).")
     _name(s, path)
@@ -155,10 +158,10 @@ def _data(s: Settings) -> None:
     # A source of ours knows which split is for training, where the file does not say.
     named = source["source"] in ("hub", "file") or "dataset_train_split" in s.given
     s.put("data.train", {**source, **({"split": s.get("dataset_train_split")} if named else {})})
-    if s.get("eval_strategy") == "steps":
+    if s.get("eval_strategy") in ("steps", "epoch"):
         s.put("data.validation", {**source, "split": s.get("dataset_test_split")})
     else:
-        s.leave_out("dataset_test_split", "eval_strategy is not steps: nothing is evaluated on it")
+        s.leave_out("dataset_test_split", "eval_strategy is no: nothing is evaluated on it")
 
 
 def _optimizer(s: Settings) -> None:
@@ -309,8 +312,10 @@ def _times(s: Settings, updates: int) -> None:
     if s.get("eval_strategy") == "steps":
         name = "eval_steps" if s.get("eval_steps") else "logging_steps"
         s.put("{phase}.evaluate_every", _steps(s, name, updates) or 0)
+    elif s.get("eval_strategy") == "epoch":
+        s.put("{phase}.evaluate_every", "epoch")
     elif s.get("eval_strategy") != "no":
-        s.leave_out("eval_strategy", f"give steps: {s.phase}.evaluate_every")
+        s.leave_out("eval_strategy", f"steps, epoch or no: {s.phase}.evaluate_every")
 
 
 def _steps(s: Settings, name: str, updates: int) -> int | None:

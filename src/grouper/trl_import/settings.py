@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import json
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +13,13 @@ from typing import Any, Literal
 from grouper.errors import ConfigError, did_you_mean
 from grouper.overrides import parse_yaml
 
-__all__ = ["Settings", "names", "others", "phase_of", "read_file"]
+__all__ = ["Settings", "TRLFile", "names", "others", "phase_of", "read_file"]
 
 Phase = Literal["sft", "grpo"]
+
+
+SHORT = 6
+"""Letters of a name for which no other one is proposed."""
 
 
 @cache
@@ -39,11 +45,21 @@ def others() -> dict[str, dict[str, Any]]:
     return table
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """The settings of a YAML or JSON file by their names in TRL 1.16 where they have one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TRLFile:
+    """What a file says."""
+
+    settings: dict[str, Any]
+    """By their names in TRL 1.16 where they have one."""
+    groups: tuple[str, ...]
+    """Headings in the file whose settings were taken out of them."""
+
+
+def read_file(path: Path) -> TRLFile:
+    """Read a YAML or JSON file; settings may stand under headings of the file's own.
 
     Raises:
-        ConfigError: it cannot be read, or holds no names.
+        ConfigError: it cannot be read, says something twice, or holds no name of TRL.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -56,7 +72,50 @@ def read_file(path: Path) -> dict[str, Any]:
             where=str(path),
             fix="Give the YAML or JSON file of a GRPOConfig or SFTConfig, one `name: value` each.",
         )
-    return {_name_now(str(name)): value for name, value in data.items()}
+    rows, groups = _flat(data)
+    settings: dict[str, Any] = {}
+    for name, value in rows:
+        meant = _as_meant(name, value)
+        if settings.setdefault(name, meant) != meant:
+            raise ConfigError(f"{name} is set twice, to different values", where=str(path))
+    if not any(map(_is_known, settings)):
+        raise ConfigError(
+            f"none of its names is TRL's: {', '.join(list(settings)[:5])}",
+            where=str(path),
+            fix="Files of other trainers are not read: docs/migrating.md has the names here.",
+        )
+    return TRLFile(settings=settings, groups=groups)
+
+
+def _flat(data: dict[Any, Any]) -> tuple[list[tuple[str, Any]], tuple[str, ...]]:
+    """(name, value) of every setting, and the headings: unknown names over known ones."""
+    rows: list[tuple[str, Any]] = []
+    groups = []
+    for name, value in data.items():
+        now = _name_now(str(name))
+        inside = {_name_now(str(n)): v for n, v in value.items()} if isinstance(value, dict) else {}
+        if not _is_known(now) and any(map(_is_known, inside)):
+            groups.append(str(name))
+            rows += inside.items()
+        else:
+            rows.append((now, value))
+    return rows, tuple(groups)
+
+
+def _is_known(name: str) -> bool:
+    return name in names() or name in others()
+
+
+def _as_meant(name: str, value: Any) -> Any:
+    """A number in quotes, where TRL has one; and a strategy `no`, which YAML reads as false."""
+    if value is False and name.endswith("_strategy"):
+        return "no"
+    defaults = names().get(name, {}).get("default", {}).values()
+    if isinstance(value, str) and any(type(d) in (int, float) for d in defaults):
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
+                return kind(value)
+    return value
 
 
 def _parsed(text: str, path: Path) -> Any:
@@ -66,7 +125,9 @@ def _parsed(text: str, path: Path) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(
-            f"this is not valid JSON: {error.msg}", where=f"{path}, line {error.lineno}"
+            f"this is not valid JSON: {error.msg}",
+            where=f"{path}, line {error.lineno}",
+            fix="JSON has no comments, and no comma before a closing bracket.",
         ) from error
 
 
@@ -181,12 +242,13 @@ class Settings:
     def _check_name(self, name: str) -> None:
         known = {**names(), **others()}
         if name not in known:
-            self.leave_out(name, f"no name of TRL 1.16 that is known here. {_nearest(name, known)}")
+            self.leave_out(name, f"no name of TRL 1.16 {_nearest(name, known)}".strip())
         elif self.phase not in known[name].get("default", {self.phase: None}):
             other = "SFTConfig" if self.phase == "grpo" else "GRPOConfig"
             self.leave_out(name, f"a setting of {other}, which this file is not")
 
 
 def _nearest(name: str, known: dict[str, Any]) -> str:
+    """A name that a typo may have made of it; a short name is near to too many."""
     near = did_you_mean(name, known)
-    return near if near.startswith("Did") else ""
+    return f"({near})" if near.startswith("Did") and len(name) > SHORT else ""
