@@ -3,6 +3,9 @@
 A slice whose backward broke off has left part of its gradient behind, so the whole gradient of
 the step is thrown away and made anew; that needs no second copy of it. Slices add up to the same
 gradient however the step is cut, so nothing but time and the last bits of a sum changes.
+
+Several processes agree on it before the slice that brings their gradients together: until then
+none of them waits for another.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from grouper.errors import ModelError
 from grouper.planning.advice import memory_advice
 from grouper.planning.rows import Rows
 from grouper.policy import Policy
+from grouper.team import Team
+from grouper.training.replica import Replica
 
 __all__ = ["is_out_of_memory", "split_event", "with_enough_memory"]
 
@@ -36,57 +41,104 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def with_enough_memory(
-    policy: Policy,
+    replica: Replica,
     batch: TrainBatch,
     token_budget: int,
-    run: Callable[[Sequence[TrainBatch]], Result],
-    *,
-    retry: bool = True,
+    run: Callable[[Sequence[TrainBatch], Callable[[], None]], Result],
 ) -> Result:
     """Run a step over its slices; where memory runs out, again over smaller ones.
 
     The budget that fits is kept in `policy.token_limit`, so that later steps start from it.
 
     Args:
-        policy: whose memory it is.
+        replica: whose memory it is; every process of its team calls this for the same step.
         batch: the step.
         token_budget: tokens in one slice, before anything has been learnt.
-        run: does the whole step from the beginning, whatever an earlier try left behind.
-        retry: False where other processes take part in the step: they cannot know of it.
+        run: does the whole step from the beginning, whatever an earlier try left behind. It gets
+            the slices and what it has to call once, where processes begin to wait for each other.
 
     Raises:
-        ModelError: a slice of one row is too large.
+        ModelError: a slice of one row is too large; or memory ran out where other processes are
+            waiting: in any slice of weights that are split, else in the last one of a process.
     """
+    policy, team = replica.policy, replica.team
     while True:
         budget = min(token_budget, policy.token_limit or token_budget)
-        watch = _Watch(micro_batches(batch, budget, shared_prompts=policy.native))
+        watch = _Watch(micro_batches(batch, budget, shared_prompts=policy.native), replica)
         try:
-            return run(watch)
+            return run(watch, watch.meet)
+        except _AnotherLimitError as told:
+            limit, reason = told.limit, ""
         except RuntimeError as error:
-            if not (retry and is_out_of_memory(error)) or watch.current is None:
+            if not is_out_of_memory(error) or watch.current is None:
                 raise
-            reason = str(error).splitlines()[0]
+            limit, reason = None, str(error).splitlines()[0]
+            if not watch.may_be_repeated:
+                raise _while_others_wait(watch.current, policy, reason) from error
         # Outside the handler: the traceback would keep the tensors of the broken try alive.
         policy.zero_grad(set_to_none=True)
         _release(policy.device)
-        if watch.current.rows == 1:
-            raise _too_large(watch.current, policy, reason)
-        policy.token_limit = max(1, _tokens(watch.current, shared=policy.native) // 2)
-        log.warning(
-            "Out of memory in a slice of %d rows (%s). The step is run again with at most %d "
-            "tokens a slice, and so are later ones; the gradient is the same.",
-            watch.current.rows,
-            reason,
-            policy.token_limit,
-        )
+        policy.token_limit = limit or _agreed(team, _smaller(watch.current, policy, reason))
+
+
+def _smaller(part: TrainBatch | None, policy: Policy, reason: str) -> int | ModelError:
+    """Half the tokens of a slice that did not fit."""
+    assert part is not None, "memory ran out in a slice"
+    if part.rows == 1:
+        return _too_large(part, policy, reason)
+    limit = max(1, _tokens(part, shared=policy.native) // 2)
+    log.warning(
+        "Out of memory in a slice of %d rows (%s). The step is run again with at most %d "
+        "tokens a slice, and so are later ones; the gradient is the same.",
+        part.rows,
+        reason,
+        limit,
+    )
+    return limit
+
+
+def _agreed(team: Team, mine: int | ModelError | None) -> int | None:
+    """The least limit that a process of the team asks for, or None.
+
+    Raises:
+        ModelError: on every process: one of them cannot go on.
+    """
+    told = team.gather(mine)
+    for problem in told:
+        if isinstance(problem, ModelError):
+            raise problem
+    return min((limit for limit in told if isinstance(limit, int)), default=None)
+
+
+class _AnotherLimitError(Exception):
+    """Memory ran out on another process."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.limit = limit
 
 
 class _Watch(Sequence[TrainBatch]):
     """Slices in order, knowing which one was handed out last."""
 
-    def __init__(self, parts: Sequence[TrainBatch]) -> None:
+    def __init__(self, parts: Sequence[TrainBatch], replica: Replica) -> None:
         self._parts = parts
+        self._team = replica.team
         self.current: TrainBatch | None = None
+        self.may_be_repeated = replica.team.size == 1 or not replica.split
+        """False where other processes may be waiting in the middle of what this one does."""
+
+    def meet(self) -> None:
+        """All processes have come here; from now on they wait for each other.
+
+        Raises:
+            _AnotherLimitError: memory has run out on one of them.
+        """
+        if self.may_be_repeated:
+            limit = _agreed(self._team, None)
+            if limit is not None:
+                raise _AnotherLimitError(limit)
+        self.may_be_repeated = self._team.size == 1
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -118,6 +170,17 @@ def split_event(before: int | None, after: int | None) -> tuple[str, ...]:
     if before == after:
         return ()
     return (f"nondeterministic_event: memory split, at most {after} tokens a slice from now on",)
+
+
+def _while_others_wait(part: TrainBatch, policy: Policy, reason: str) -> ModelError:
+    half = max(1, _tokens(part, shared=policy.native) // 2)
+    return ModelError(
+        f"memory ran out in a slice of {part.rows} rows while other processes waited for it, so "
+        f"the step cannot be run again: {reason}",
+        where="tokens_per_micro_batch",
+        fix=f"Set it to {half} and go on with --resume --allow-changes; `grouper plan` says what "
+        "a slice takes.",
+    )
 
 
 def _too_large(part: TrainBatch, policy: Policy, reason: str) -> ModelError:

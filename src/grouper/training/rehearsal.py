@@ -52,6 +52,7 @@ def rehearse(session: Session, phase: Phase) -> None:
                 sft_objective,
                 token_budget=budget,
                 replica=state.replica,
+                together=False,
             )
     policy.zero_grad(set_to_none=True)
     session.display.say(

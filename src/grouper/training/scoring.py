@@ -56,7 +56,7 @@ class Scorer:
         place = torch.zeros(int(batch.sequence_ids.max()) + 1, dtype=torch.int64)
         place[batch.sequence_ids] = torch.arange(batch.rows)
 
-        def whole(parts: Sequence[TrainBatch]) -> tuple[Tensor, ...]:
+        def whole(parts: Sequence[TrainBatch], meet: Callable[[], None]) -> tuple[Tensor, ...]:
             grids = tuple(batch.weights.new_zeros(batch.mask.shape) for _ in range(count))
             for part in replica.share(parts):
                 scores = score(part.batch.to(policy.device))
@@ -64,14 +64,9 @@ class Scorer:
                 for grid, values in zip(grids, scores, strict=True):
                     if part.own:
                         grid[rows, : values.shape[1]] = values.to(grid)
+            meet()
             return grids
 
-        grids = with_enough_memory(
-            policy,
-            batch,
-            replica.token_budget(batch, self._budget),
-            whole,
-            retry=replica.team.size == 1,
-        )
+        grids = with_enough_memory(replica, batch, replica.token_budget(batch, self._budget), whole)
         # What one process has scored is zero on the others.
         return tuple(replica.team.sum_(grid) for grid in grids)

@@ -42,6 +42,7 @@ def accumulate_gradient(
     token_budget: int,
     dropout_seed: Callable[[int], int] | None = None,
     replica: Replica | None = None,
+    together: bool = True,
 ) -> tuple[float, dict[str, Tally]]:
     """Give the parameters the gradient of the whole step, made slice by slice.
 
@@ -54,6 +55,7 @@ def accumulate_gradient(
         token_budget: tokens in one forward and backward; changes nothing but time and memory.
         dropout_seed: micro-batch number -> seed of LoRA's dropout; None: no dropout.
         replica: the policy as this process runs it; left out: alone.
+        together: False where nobody wants the gradient: every process keeps its part of it.
 
     Returns:
         The loss of the step and the merged tallies of its slices, the same on every process.
@@ -61,14 +63,19 @@ def accumulate_gradient(
     replica = replica or Replica(policy)
     size = replica.team.size
 
-    def whole_step(parts: Sequence[TrainBatch]) -> tuple[float, dict[str, Tally]]:
+    def whole_step(
+        parts: Sequence[TrainBatch], meet: Callable[[], None]
+    ) -> tuple[float, dict[str, Tally]]:
         policy.zero_grad(set_to_none=True)
         total, reports = 0.0, []
         for part in replica.share(parts):
+            bringing = part.last and (together or replica.split)
+            if bringing:
+                meet()
             piece = part.batch.to(policy.device)
             with (
                 _dropout(policy, None if dropout_seed is None else dropout_seed(part.number)),
-                replica.accumulating(last=part.last),
+                replica.accumulating(last=bringing),
             ):
                 outputs = replica(piece, entropy_gradient=objective.entropy_gradient)
                 per_token, tallies = objective(outputs, piece)
@@ -77,10 +84,12 @@ def accumulate_gradient(
                 (loss * size).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             total += float(loss.detach())
             reports += [tallies] if part.own else []
+        if not (together or replica.split):
+            meet()
         return total, merge_tallies(reports)
 
     budget = replica.token_budget(batch, token_budget)
-    total, tallies = with_enough_memory(policy, batch, budget, whole_step, retry=size == 1)
+    total, tallies = with_enough_memory(replica, batch, budget, whole_step)
     told = replica.team.gather((total, tallies))
     # Not `fsum`, which refuses infinities of both signs; the step is skipped with a NaN.
     return sum(loss for loss, _ in told), merge_tallies([report for _, report in told])
