@@ -103,3 +103,14 @@ def test_the_entropy_bonus_raises_entropy() -> None:
         entropies.append(result.tallies["policy/entropy"].mean)
     assert entropies == sorted(entropies)
     assert entropies[-1] > entropies[0] + 0.01
+
+
+def test_log_probs_and_entropy_of_the_responses_are_told() -> None:
+    """System B logs both; the mean is over sampled tokens alone."""
+    batch = make_batch()
+    outputs = outputs_of(batch)
+    _, tallies = grpo_objective(config())(outputs, batch)
+    assert outputs.entropies is not None
+    for name, values in (("logprob", outputs.logprobs.detach()), ("entropy", outputs.entropies)):
+        wanted = float(values[batch.mask].double().mean())
+        assert tallies[f"policy/{name}"].mean == pytest.approx(wanted)

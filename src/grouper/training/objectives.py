@@ -94,6 +94,7 @@ def _surrogate(config: GRPOConfig) -> Term:
         advantages = batch.advantages[:, None].to(ratios.dtype)
         loss = surrogate(ratios, logprobs, advantages, bounds)
         tallies["policy/entropy"] = _tally(outputs.entropies, mask)
+        tallies["policy/logprob"] = _tally(logprobs, mask)
         if not on_policy:
             ratio = ratios.detach().exp()
             tallies["policy/ratio"] = _tally(ratio, mask)
