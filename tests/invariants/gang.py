@@ -27,6 +27,7 @@ from grouper.algorithms.weighting import sequence_mean
 from grouper.batching import TrainBatch, rollout_batch
 from grouper.cli.main import main
 from grouper.config import GradingConfig, GRPOConfig
+from grouper.errors import ModelError
 from grouper.grading import Grader
 from grouper.policy import Policy
 from grouper.sampling.base import SampleRequest, address
@@ -159,6 +160,47 @@ def gradients() -> dict[str, float]:
     return worst
 
 
+def run_short_of_memory(policy: Policy, *, at: int) -> list[int]:
+    """Let forward number `at` fail; the rows of every forward are noted."""
+    rows: list[int] = []
+
+    def before(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        rows.append(arguments[0].rows)
+        if len(rows) - 1 == at:
+            raise torch.OutOfMemoryError("injected")
+
+    policy.register_forward_pre_hook(before)
+    return rows
+
+
+def shortage(engine: str, at: int, budget: int, *, together: bool) -> dict[str, Any]:
+    """One step of which the last process runs out of memory in its forward number `at`."""
+    team = join_team()
+    alone = Replica(policy_of("qwen3", lora=False), Solo())
+    batch, objective = step_batch(), grpo_objective(GRPOConfig())
+    accumulate_gradient(alone.policy, batch, objective, token_budget=10_000)
+    replica = make_replica(policy_of("qwen3", lora=False), team, engine)
+    rows = run_short_of_memory(replica.policy, at=at if team.rank == team.size - 1 else -1)
+    try:
+        accumulate_gradient(
+            replica.policy,
+            batch,
+            objective,
+            token_budget=budget,
+            replica=replica,
+            together=together,
+        )
+    except ModelError as error:
+        return {"told": str(error)}
+    gaps = [
+        float((replica.whole(p.grad) - q.grad).norm() / q.grad.norm().clamp(min=1e-300))
+        for p, q in zip(replica.policy.parameters(), alone.policy.parameters(), strict=True)
+        if q.grad is not None and p.grad is not None
+    ]
+    leave_team()
+    return {"gap": max(gaps), "limit": replica.policy.token_limit, "forwards": len(rows)}
+
+
 class CountingGrader:
     """Counts what it is asked to grade."""
 
@@ -204,6 +246,9 @@ JOBS: dict[str, Callable[..., Any]] = {
     "sharing": lambda size: {
         str(count): fork_all(size, lambda count=count: sharing(count)) for count in (1, 3, 8)
     },
+    "shortage": lambda size, engine, at, budget, *apart: fork_all(
+        size, lambda: shortage(engine, int(at), int(budget), together=not apart)
+    ),
     "run": lambda size, *arguments: fork_all(size, lambda: main(list(arguments))),
     "runs": lambda _, plan: [
         fork_all(size, lambda arguments=arguments: main(arguments))

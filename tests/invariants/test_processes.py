@@ -80,6 +80,38 @@ def test_the_gradient_is_that_of_one_process(size: int) -> None:
         assert max(worst.values()) < 1e-12, worst
 
 
+ALL = "10000"
+"""More tokens than the step has: two slices a process, the second of which brings gradients
+together."""
+
+
+@pytest.mark.slow  # 4 s each
+@pytest.mark.parametrize(
+    ("at", "budget", "apart"),
+    [("0", "30", []), ("1", "30", []), ("1", ALL, ["apart"])],
+    ids=["first", "second", "rehearsal"],
+)
+def test_memory_that_runs_out_on_one_process_is_split_on_all(
+    at: str, budget: str, apart: list[str]
+) -> None:
+    """All cut the step alike and start it again, and the gradient stays that of one process."""
+    by_rank = gang("shortage", 2, "ddp", at, budget, *apart)
+    assert len({found["limit"] for found in by_rank}) == 1
+    assert 0 < by_rank[0]["limit"] < int(budget)
+    assert min(found["forwards"] for found in by_rank) > 2
+    if not apart:  # else every process has its own part of the gradient
+        assert max(found["gap"] for found in by_rank) < 1e-12
+
+
+@pytest.mark.slow  # 4 s each
+@pytest.mark.parametrize(("engine", "at"), [("fsdp", "0"), ("ddp", "1")])
+def test_memory_that_runs_out_while_others_wait_ends_all_with_advice(engine: str, at: str) -> None:
+    first, last = gang("shortage", 2, engine, at, ALL)
+    assert "while other processes waited" in last["told"]
+    assert "tokens_per_micro_batch" in last["told"]
+    assert first["exit"] != 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_everything_is_drawn_and_graded_exactly_once(size: int) -> None:
