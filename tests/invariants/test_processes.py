@@ -88,7 +88,7 @@ together."""
 @pytest.mark.slow  # 4 s each
 @pytest.mark.parametrize(
     ("at", "budget", "apart"),
-    [("0", "30", []), ("1", "30", []), ("1", ALL, ["apart"])],
+    [("0", "30", []), ("1", "30", []), ("0", ALL, ["apart"])],
     ids=["first", "second", "rehearsal"],
 )
 def test_memory_that_runs_out_on_one_process_is_split_on_all(
@@ -207,6 +207,34 @@ def test_split_optimizer_state_is_read_by_any_number_of_processes(tmp_path: Path
     assert gang("runs", 1, json.dumps(plan), cwd=tmp_path) == [[{"exit": 0}]]
     assert "Resuming grpo at step 2" in (split / "training.log").read_text()
     same_run(tmp_path / "out" / "one", split)
+
+
+@pytest.mark.slow  # 25 s
+def test_a_killed_run_of_two_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    run = ["run", "demo", *SMALL, "grpo.steps=7", "output_dir=out", "-q"]
+    assert gang("runs", 1, json.dumps([(2, [*run, "name=whole"])]), cwd=tmp_path) == [
+        [{"exit": 0}] * 2
+    ]
+    killed = tmp_path / "out" / "killed"
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "grouper", *run, "name=killed", "--nproc", "2"],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 90
+    checkpoint = killed / "grpo" / "checkpoint-2" / "trainer_state.json"
+    while time.monotonic() < deadline and not checkpoint.exists():
+        time.sleep(0.05)
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    time.sleep(1.0)  # the processes die with their launcher
+    assert not (killed / "grpo" / "final").exists(), "the kill came too late"
+    again = [(2, [*run, "name=killed", "--resume"])]
+    assert gang("runs", 1, json.dumps(again), cwd=tmp_path) == [[{"exit": 0}] * 2]
+    assert "Resuming grpo at step" in (killed / "training.log").read_text()
+    same_run(tmp_path / "out" / "whole", killed)
 
 
 @pytest.mark.slow
