@@ -1,4 +1,4 @@
-"""Ask a trained model and keep the answer. `python ask.py outputs/demo "What is 3 + 4?"`."""
+"""Ask a trained model and keep the answers. `python ask.py outputs/demo "A question?"`."""
 
 import sys
 

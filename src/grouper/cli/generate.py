@@ -33,7 +33,8 @@ ADDED = ("response", "extracted", "finish_reason", "sample")
 
 EXAMPLES = """\b
 Examples:
-  grouper generate outputs/demo/grpo/final --question "Tom has 3 pens and buys 4. How many?"
+  grouper generate outputs/demo/grpo/final --question \\
+      "Vera has 9 shells, drops 2 and then sells 3. How many shells does Vera have?"
   grouper generate outputs/demo/grpo/final                 an interactive prompt
   grouper generate ./my-model --format boxed --input in.jsonl --output out.jsonl
 """

@@ -125,7 +125,7 @@ class EvaluationResult:
     """Optimizer steps of that phase the model had seen."""
     split: str
     """The set of problems: `test` or `validation`."""
-    items: tuple[EvaluationItem, ...]
+    items: tuple[EvaluationItem, ...] = field(repr=False)
     """In the order of the problems, then of the samples; each exactly once."""
     samples: int
     """Completions per problem."""

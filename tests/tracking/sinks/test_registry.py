@@ -6,6 +6,7 @@ import sqlite3
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -70,13 +71,56 @@ def test_wandb_writes_an_offline_run(tmp_path, monkeypatch):
         assert text in content
 
 
-def test_trackio_writes_its_local_database(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("said", "project", "name"),
+    [("", "from-env", "run-of-env"), (", project: maths, run_name: one", "maths", "one")],
+)
+def test_wandb_s_own_variables_stand_behind_the_recipe(tmp_path, monkeypatch, said, project, name):
+    monkeypatch.setenv("WANDB_PROJECT", "from-env")
+    monkeypatch.setenv("WANDB_NAME", "run-of-env")
+    recipe = load_recipe("demo", [f"tracking.trackers=[{{name: wandb{said}}}, {{name: trackio}}]"])
+    builders = find_trackers(recipe, tmp_path, started="today")
+    runs = [builders[tracker].args[2] for tracker in ("wandb", "trackio")]  # type: ignore[attr-defined]  # partials
+    assert [(run.project, run.name) for run in runs] == [(project, name), ("grouper", "demo")]
+
+
+def chatty_trackio() -> ModuleType:
+    module = ModuleType("trackio")
+    code = """
+class Run:
+    def finish(self):
+        print("done")
+
+def init(**_):
+    print("hello")
+    return Run()
+"""
+    exec(code, vars(module))
+    return module
+
+
+def test_trackio_prints_nothing_between_the_results(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "trackio", chatty_trackio())
+    made("trackio", tmp_path).close()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("place", ["space_id", "server_url"])
+def test_trackio_sends_nothing_elsewhere_offline(tmp_path, monkeypatch, place):
+    monkeypatch.setitem(sys.modules, "trackio", chatty_trackio())
+    recipe = load_recipe("demo", [f"tracking.trackers=[{{name: trackio, params: {{{place}: x}}}}]"])
+    with pytest.raises(ValueError, match=f"{place} sends to another machine"):
+        find_trackers(recipe, tmp_path, started="today")["trackio"]()
+
+
+def test_trackio_writes_its_local_database(tmp_path, monkeypatch, capsys):
     trackio = pytest.importorskip("trackio", reason="pip install -e '.[trackio]'")
     monkeypatch.setattr(trackio.utils, "TRACKIO_DIR", tmp_path)
     monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path, raising=False)
     sink = made("trackio", tmp_path)
     sink.step(STEP)
     sink.close()
+    assert capsys.readouterr().out == ""
     (file,) = tmp_path.glob("*.db")
     with sqlite3.connect(file) as database:
         ((logged,),) = database.execute("select metrics from metrics").fetchall()

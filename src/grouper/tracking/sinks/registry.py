@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -44,12 +45,16 @@ def find_trackers(recipe: Recipe, folder: Path, *, started: str) -> dict[str, Ca
     }
 
 
+ENVIRONMENT = {("wandb", "project"): "WANDB_PROJECT", ("wandb", "run_name"): "WANDB_NAME"}
+"""Where a tracker's users say elsewhere what a recipe may say."""
+
+
 def _run(
     tracker: TrackerConfig, name: str, folder: Path, mark: str, as_json: dict[str, Any]
 ) -> TrackedRun:
     return TrackedRun(
-        name=tracker.run_name or name,
-        project=tracker.project or "grouper",
+        name=_said(tracker, "run_name") or name,
+        project=_said(tracker, "project") or "grouper",
         entity=tracker.entity,
         tags=tracker.tags,
         online=tracker.mode == "online",
@@ -57,6 +62,12 @@ def _run(
         mark=mark,
         recipe=frozen(as_json),
     )
+
+
+def _said(tracker: TrackerConfig, key: str) -> str | None:
+    """What the recipe says, else the environment."""
+    variable = ENVIRONMENT.get((tracker.name, key), "")
+    return getattr(tracker, key) or os.environ.get(variable)
 
 
 def _builder(tracker: TrackerConfig, run: TrackedRun) -> Callable[[], Sink]:

@@ -27,9 +27,8 @@ INIT_SECONDS = 30.0
 class WandbSink:
     """Metrics as `<phase>/<metric>` over `<phase>/step`, rewards as histograms, recipe as config.
 
-    Offline runs lie in `<run>/trackers/wandb` and are sent later with `wandb sync`. What the
-    environment says (`WANDB_MODE`, `WANDB_PROJECT`, ...) is the user's own word and wins over the
-    defaults, not over the recipe.
+    Offline runs lie in `<run>/trackers/wandb` and are sent later with `wandb sync`. Where the
+    recipe does not say `online`, `WANDB_MODE` of the environment is the user's own word.
 
     Args:
         run: becomes the run of that name, project and entity.
