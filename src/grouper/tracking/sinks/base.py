@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +12,15 @@ from grouper.evaluation.metrics import metrics_of
 from grouper.evaluation.result import EvaluationResult
 from grouper.types import StepReport
 
-__all__ = ["Sink", "Step", "TrackedRun", "evaluation_numbers", "frozen", "placed", "step_numbers"]
+__all__ = [
+    "LoggedRun",
+    "Sink",
+    "Step",
+    "TrackedRun",
+    "evaluation_numbers",
+    "frozen",
+    "step_numbers",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +61,35 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+class LoggedRun:
+    """A tracker that takes mappings: metrics as `<phase>/<metric>`, rewards as histograms.
+
+    Args:
+        log: takes one mapping.
+        histogram: makes a value of that tracker from a list of numbers.
+    """
+
+    def __init__(
+        self,
+        log: Callable[[dict[str, Any]], Any],
+        histogram: Callable[[list[float]], Any],
+    ) -> None:
+        self._log = log
+        self._histogram = histogram
+
+    def step(self, step: Step) -> None:
+        histograms = {
+            f"rewards/{name}": self._histogram(list(values))
+            for name, values in step.rewards.items()
+            if values
+        }
+        values = {**step_numbers(step.report), **histograms}
+        self._log(_placed(step.report.phase, step.report.step, values))
+
+    def evaluation(self, result: EvaluationResult) -> None:
+        self._log(_placed(result.phase, result.step, evaluation_numbers(result)))
+
+
 def step_numbers(report: StepReport) -> dict[str, float]:
     """The mean of each metric that has one.
 
@@ -90,10 +127,10 @@ def frozen(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return MappingProxyType(dict(values))
 
 
-def placed(phase: str, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+def _placed(phase: str, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values under their phase, with the step that they belong to.
 
-    >>> placed("sft", 3, {"loss": 0.5})
+    >>> _placed("sft", 3, {"loss": 0.5})
     {'sft/step': 3, 'sft/loss': 0.5}
     """
     return {f"{phase}/{name}": value for name, value in {"step": step, **values}.items()}

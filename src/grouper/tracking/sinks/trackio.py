@@ -6,14 +6,7 @@ import logging
 import sys
 from typing import Any
 
-from grouper.evaluation.result import EvaluationResult
-from grouper.tracking.sinks.base import (
-    Step,
-    TrackedRun,
-    evaluation_numbers,
-    placed,
-    step_numbers,
-)
+from grouper.tracking.sinks.base import LoggedRun, TrackedRun
 
 __all__ = ["TrackioSink"]
 
@@ -23,7 +16,7 @@ ELSEWHERE = ("space_id", "server_url", "bucket_id", "dataset_id", "webhook_url")
 """Arguments of `trackio.init` that send something to another machine."""
 
 
-class TrackioSink:
+class TrackioSink(LoggedRun):
     """Metrics as `<phase>/<metric>`, rewards as histograms, the recipe as config.
 
     Everything stays in Trackio's own folder on this machine (`TRACKIO_DIR`), unless `params` names
@@ -45,7 +38,6 @@ class TrackioSink:
             if params.get(name) and not run.online:
                 raise ValueError(f"{name} sends to another machine: add mode: online")
         _keep_from_printing()
-        self._trackio = trackio
         self._run = trackio.init(
             **{
                 "project": run.project,
@@ -58,21 +50,8 @@ class TrackioSink:
                 **params,
             }
         )
-
+        super().__init__(self._run.log, trackio.Histogram)
         log.info("Trackio shows this run with `trackio show --project %s`.", run.project)
-
-    def step(self, step: Step) -> None:
-        report = step.report
-        histograms = {
-            f"rewards/{name}": self._trackio.Histogram(list(values))
-            for name, values in step.rewards.items()
-            if values
-        }
-        values = {**step_numbers(report), **histograms}
-        self._run.log(placed(report.phase, report.step, values))
-
-    def evaluation(self, result: EvaluationResult) -> None:
-        self._run.log(placed(result.phase, result.step, evaluation_numbers(result)))
 
     def close(self) -> None:
         self._run.finish()

@@ -6,15 +6,8 @@ import logging
 import os
 from typing import Any
 
-from grouper.evaluation.result import EvaluationResult
 from grouper.tracking.sinks.background import CLOSING_SECONDS
-from grouper.tracking.sinks.base import (
-    Step,
-    TrackedRun,
-    evaluation_numbers,
-    placed,
-    step_numbers,
-)
+from grouper.tracking.sinks.base import LoggedRun, TrackedRun
 
 __all__ = ["WandbSink"]
 
@@ -24,7 +17,7 @@ INIT_SECONDS = 30.0
 """How long a server may take to answer at the start; the run goes on meanwhile."""
 
 
-class WandbSink:
+class WandbSink(LoggedRun):
     """Metrics as `<phase>/<metric>` over `<phase>/step`, rewards as histograms, recipe as config.
 
     Offline runs lie in `<run>/trackers/wandb` and are sent later with `wandb sync`. Where the
@@ -43,6 +36,7 @@ class WandbSink:
         self._run = wandb.run or self._open(run, params)
         if not self._is_ours:
             self._run.config.update({"grouper": dict(run.recipe)}, allow_val_change=True)
+        super().__init__(self._run.log, wandb.Histogram)
         for phase in ("base", "sft", "grpo"):
             self._run.define_metric(f"{phase}/step", hidden=True)
             self._run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
@@ -74,19 +68,6 @@ class WandbSink:
         if mode == "offline":
             log.info("Weights & Biases writes to %s; send it with `wandb sync`.", folder / "wandb")
         return opened
-
-    def step(self, step: Step) -> None:
-        report = step.report
-        histograms = {
-            f"rewards/{name}": self._wandb.Histogram(list(values))
-            for name, values in step.rewards.items()
-            if values
-        }
-        values = {**step_numbers(report), **histograms}
-        self._run.log(placed(report.phase, report.step, values))
-
-    def evaluation(self, result: EvaluationResult) -> None:
-        self._run.log(placed(result.phase, result.step, evaluation_numbers(result)))
 
     def close(self) -> None:
         if self._is_ours:
