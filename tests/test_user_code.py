@@ -37,3 +37,11 @@ def test_a_file_is_loaded_once_and_a_module_by_its_name(places):
     first = load_user_object(name, kind="tracker", where="")
     assert first is load_user_object(name, kind="tracker", where="")
     assert load_user_object("json:dumps", kind="tracker", where="")({}) == "{}"
+
+
+def test_a_file_that_was_edited_is_loaded_again(places):
+    """In a notebook the same process goes on after an edit."""
+    name = f"{places['file']}:told"
+    assert load_user_object(name, kind="reward", where="")(1) == 1
+    Path(places["file"]).write_text("def told(record):\n    return -10 * record\n")
+    assert load_user_object(name, kind="reward", where="")(1) == -10

@@ -13,6 +13,9 @@ from grouper.errors import GrouperError, did_you_mean
 
 __all__ = ["load_user_object"]
 
+_AS_READ: dict[str, tuple[int, int]] = {}
+"""Module -> modification time and size of its file when it was loaded."""
+
 
 def load_user_object(
     full_name: str, *, kind: str, where: str, error: type[GrouperError] = GrouperError
@@ -68,15 +71,18 @@ def _told(raised: BaseException) -> str:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise _NoFileError
-    # A stable name, so that a file that is named twice is loaded once.
+    # A stable name, so that a file that is named twice is loaded once, until it is edited.
     label = f"grouper_user_code.{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
-    if label in sys.modules:
+    stat = path.stat()
+    as_read = (stat.st_mtime_ns, stat.st_size)
+    if label in sys.modules and _AS_READ.get(label) == as_read:
         return sys.modules[label]
     spec = importlib.util.spec_from_file_location(label, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[label] = module
+    _AS_READ[label] = as_read
     try:
         spec.loader.exec_module(module)
     except BaseException:  # a half-loaded module is forgotten, whatever stopped it

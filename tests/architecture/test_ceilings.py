@@ -29,6 +29,7 @@ OTHER_NAMES = {
     # Two tests of one name cannot be collected together.
     "test_plan_rows.py": "rows.py",
     "test_plan_memory.py": "memory.py",
+    "test_sink_registry.py": "registry.py",
 }
 
 # Spelled in pieces, so that this file does not hold them itself.
@@ -160,6 +161,12 @@ def test_tests_mirror_the_source() -> None:
         if not tested.is_file() and not tested.with_suffix("").is_dir():
             strays.append(short(path))
     assert not strays, f"no source file is tested by {strays}"
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """Pytest imports them by name alone, and collects only the first one."""
+    names = [path.name for path in TESTS.rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
 def test_no_package_index_is_named() -> None:

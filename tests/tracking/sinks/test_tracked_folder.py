@@ -179,7 +179,8 @@ def test_the_users_own_see_each_record_and_can_change_none(tmp_path, caplog):
         f"{{name: '{tmp_path}/mine.py:Whole'}}",
         "{name: 'math:sqrt'}",
     )
-    module = next(m for n, m in sys.modules.items() if n.endswith("mine_py"))
+    file = str(tmp_path / "mine.py")
+    module = next(m for m in [*sys.modules.values()] if getattr(m, "__file__", None) == file)
     assert {"p-sft", "p-grpo"} <= {seen for seen in module.seen if isinstance(seen, str)}
     assert module.seen.count("closed") == 1
     (made,) = (seen for seen in module.seen if not isinstance(seen, str))
