@@ -117,6 +117,15 @@ def test_slots_and_refills_change_nothing(slots: int) -> None:
     assert [c.token_ids for c in refilled] == [c.token_ids for c in everything_at_once]
 
 
+def test_all_stopping_at_once_leaves_room_for_fewer() -> None:
+    policy = Policy(tiny_model())
+    wanted = requests(5, 1, min_new_tokens=4, max_new_tokens=4)
+    at_once = draw_all(make_sampler(policy, slots=64), wanted)
+    in_turns = draw_all(make_sampler(policy, slots=3), wanted)
+    assert [c.token_ids for c in in_turns] == [c.token_ids for c in at_once]
+    assert {len(c.token_ids) for c in at_once} == {4}
+
+
 def test_the_order_and_company_of_requests_change_nothing() -> None:
     sampler = make_sampler(Policy(tiny_model()))
     wanted = requests()

@@ -118,6 +118,9 @@ class SlotEngine:
 
     def decode(self, tokens: Tensor, positions: Tensor) -> Tensor:
         device = self._policy.device
+        if len(self._owners) > len(tokens):  # all had finished, and fewer were left to begin
+            self._owners, self._lengths = self._owners[: len(tokens)], self._lengths[: len(tokens)]
+            self._groups = None
         self._cache.turn(max(self._lengths))
         self._lengths = [n if n == CLOSED else n + 1 for n in self._lengths]
         if self._groups is None:
