@@ -4,8 +4,9 @@ import sys
 
 import grouper
 
-with grouper.load_generator(sys.argv[1]) as generator:
-    for question in sys.argv[2:]:
+path, *questions = sys.argv[1:] or ["outputs/demo", "What is 3 + 4?"]
+with grouper.load_generator(path) as generator:
+    for question in questions:
         solution = grouper.solve(question, generator)
         print(solution.response, "->", solution.answer)
         grouper.append_jsonl("answers.jsonl", solution)

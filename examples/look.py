@@ -4,7 +4,8 @@ import sys
 
 import grouper
 
-run = grouper.load_recipe(sys.argv[1]).override(*sys.argv[2:])
+name, *overrides = sys.argv[1:] or ["demo"]
+run = grouper.load_recipe(name).override(*overrides)
 with grouper.prepare(run) as setup:
     print(setup)
     print(setup.settings["grpo.group_size"], "samples a problem")

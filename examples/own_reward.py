@@ -12,7 +12,8 @@ if __name__ == "__main__":
     import grouper
 
     rewards = [{"name": "correctness"}, {"name": f"{__file__}:brevity", "weight": 0.1}]
-    run = grouper.load_recipe(sys.argv[1]).override(*sys.argv[2:], rewards=rewards)
+    name, *overrides = sys.argv[1:] or ["demo", "name=brief"]
+    run = grouper.load_recipe(name).override(*overrides, rewards=rewards)
     setup = grouper.prepare(run)
     for measured in grouper.train(setup).results:
         print(f"{measured.name}: {measured.accuracy:.1%}")

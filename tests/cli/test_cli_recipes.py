@@ -63,6 +63,9 @@ def test_a_trl_file_becomes_a_recipe_that_can_be_run(grouper, tmp_path):
     assert called.code == 0, called.err
     assert "use_vllm: Grouper samples with its own engine" in called.err
     assert grouper("recipes", "show", ours).code == 0
-    assert grouper("recipes", "from-trl", theirs).out == ours.read_text()
+    before = ours.read_text()
+    assert grouper("recipes", "from-trl", theirs).out == before
+    grouper("recipes", "from-trl", theirs, "-o", ours).refused(str(ours), "exists already")
+    assert ours.read_text() == before
     theirs.write_text("num_generations: 1\n")
     grouper("recipes", "from-trl", theirs).refused("num_generations is 1", "8 is usual")

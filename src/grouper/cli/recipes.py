@@ -88,6 +88,12 @@ def from_trl_command(
     from grouper.tracking.files import write_atomic
     from grouper.trl_import import import_trl
 
+    if output is not None and output.exists():
+        raise ConfigError(
+            f"{output} exists already",
+            where="--output",
+            fix="Name another file, or move this one away.",
+        )
     imported = import_trl(file, phase=phase, nproc=nproc)
     if output is None:
         click.echo(imported.text, nl=False)
