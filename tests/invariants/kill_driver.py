@@ -107,7 +107,7 @@ POINTS: dict[str, tuple[Any, str, Callable[..., str], Honest | None]] = {
     "evaluation": (session, "evaluate", lambda **settings: settings["name"], half_the_items),
     "remove": (retention, "remove_folder", of_path(0), half_the_folder),
     "unlink": (Path, "unlink", of_path(0), None),
-    "cut": (run_folder, "_delete", of_path(0), None),
+    "cut": (run_folder, "delete", of_path(0), None),
     "info": (run_folder.RunFolder, "_write_info", lambda folder, _: str(folder.path), None),
     "update": (Optimizer, "step", lambda *_: "", None),
 }
