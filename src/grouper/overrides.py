@@ -147,10 +147,9 @@ def _plain(value: Any) -> Any:
 
 def _fill_in_preset(data: dict[str, Any]) -> None:
     """The parts of `grpo.algorithm` that the recipe does not set; a wrong name is found later."""
-    section = data.get("grpo")
-    name = section.get("algorithm") if isinstance(section, dict) else None
-    if isinstance(section, dict) and isinstance(name, str) and name in PRESETS:
-        data["grpo"] = {**PRESETS[name], **section}
+    name = _algorithm(data)
+    if name in PRESETS:
+        data["grpo"] = {**PRESETS[name], **data["grpo"]}
 
 
 def apply(data: dict[str, Any], override: str) -> None:

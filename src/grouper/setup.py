@@ -19,14 +19,14 @@ from typing import Any, Self
 
 from grouper.config import Recipe
 from grouper.model_files import require_model_folder
-from grouper.new_model import make_new_model, save_new_model
 from grouper.policy import Policy
-from grouper.prompts import make_format
 from grouper.recipe import load_recipe
 from grouper.recipe_checks import check_recipe
 from grouper.rewards import RewardStack, build_rewards
+from grouper.tracking.identity import flat_settings
 from grouper.tracking.live import Progress
 from grouper.training import run
+from grouper.training.base_model import make_base, named_base
 from grouper.training.inputs import prepare_inputs
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 from grouper.training.session import Session
@@ -78,20 +78,14 @@ class Setup:
             self.rewards.check(problem=problem, prompt=prompt)
 
     def _base(self, recipe: Recipe, sets: ProblemSets) -> str:
-        path = recipe.model.path
-        if path is None and recipe.skip_sft and recipe.grpo.start_from is not None:
-            path = recipe.grpo.start_from
-        if path is not None:
-            require_model_folder(path)
-            return path
-        assert recipe.model.new is not None, "a recipe has a path or a new model"
-        # The run makes the same one again: the same arguments give the same weights.
+        named = named_base(recipe)
+        if named is not None:
+            require_model_folder(named)
+            return named
+        # The run makes the same one again, in its own folder.
         self._folder = tempfile.TemporaryDirectory(prefix="grouper-setup-")
         target = Path(self._folder.name) / "base"
-        model, tokenizer = make_new_model(
-            recipe.model.new, sets.for_fitting, make_format(recipe.prompt), seed=recipe.seed
-        )
-        save_new_model(target, model, tokenizer)
+        make_base(recipe, sets, target)
         return str(target)
 
     @property
@@ -132,7 +126,7 @@ class Setup:
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting by its dotted key, as it would be written on the command line."""
-        return dict(_flat(self.recipe.model_dump(mode="json")))
+        return dict(flat_settings(self.recipe.model_dump(mode="json")))
 
     @cached_property
     def model(self) -> Policy:
@@ -202,14 +196,6 @@ class Setup:
                 f"sampling:       {self.sampling}",
             ]
         )
-
-
-def _flat(section: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for name, value in section.items():
-        key = f"{prefix}{name}"
-        pairs += _flat(value, f"{key}.") if isinstance(value, dict) and value else [(key, value)]
-    return pairs
 
 
 def prepare(recipe: Recipe | str | Path) -> Setup:

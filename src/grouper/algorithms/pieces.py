@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from grouper.algorithms.advantages import centred, standardised
 from grouper.algorithms.losses import Bounds, clipped, log_ratio, nll, policy_gradient
 
 __all__ = [
@@ -154,13 +155,8 @@ def group_normalized_rewards(
         raise ValueError(f"{len(responses)} responses are no whole groups of {group_size}")
     scores = [reward(*pair) for pair in zip(responses, ground_truths, strict=True)]
     raw = torch.tensor([score["reward"] for score in scores], dtype=torch.float32)
-    groups = raw.double().view(-1, group_size)
-    deviations = groups - groups.mean(1, keepdim=True)
-    if divide_by_std and group_size > 1:
-        deviations = deviations / (groups.std(1, keepdim=True) + eps)
-    # Decided on the rewards themselves: float noise in a mean must not become a gradient.
-    flat = (groups == groups[:, :1]).all(1, keepdim=True)
-    advantages = torch.where(flat, 0.0, deviations)
+    groups = torch.arange(len(raw)) // group_size
+    advantages = standardised(raw, groups, eps) if divide_by_std else centred(raw, groups)
     metadata = {name: sum(s[name] for s in scores) / len(scores) for name in scores[0]}
     metadata |= {
         "reward_mean": float(raw.mean()),
@@ -168,7 +164,7 @@ def group_normalized_rewards(
         "reward_min": float(raw.min()),
         "reward_max": float(raw.max()),
     }
-    return advantages.flatten().float(), raw, metadata
+    return advantages.float(), raw, metadata
 
 
 def naive_policy_gradient_loss(rewards_or_advantages: Tensor, log_probs: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ __all__ = [
     "data_changes",
     "describe_changes",
     "entries_of_change",
+    "flat_settings",
     "host",
     "recipe_changes",
     "refuse_changed_data",
@@ -36,7 +37,7 @@ def recipe_changes(before: str, now: str) -> Changes:
     >>> recipe_changes("grpo: {steps: 6, beta: 0.0}", "grpo: {steps: 8, beta: 0.0}")
     {'grpo.steps': [6, 8]}
     """
-    old, new = dict(_flat(yaml.safe_load(before))), dict(_flat(yaml.safe_load(now)))
+    old, new = dict(flat_settings(yaml.safe_load(before))), dict(flat_settings(yaml.safe_load(now)))
     keys = [key for key in {**old, **new} if not _is_no_matter(key)]
     return {
         key: [old.get(key, NOT_THERE), new.get(key, NOT_THERE)]
@@ -49,13 +50,18 @@ def _is_no_matter(key: str) -> bool:
     return any(f"{key}.".startswith(f"{name}.") for name in NOT_THE_EXPERIMENT)
 
 
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat_settings(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting by its dotted key; `rewards.0.weight` where a list holds sections.
+
+    >>> list(flat_settings({"seed": 0, "rewards": [{"name": "correctness"}]}))
+    [('seed', 0), ('rewards.0.name', 'correctness')]
+    """
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+            yield from flat_settings(inner, f"{prefix}.{key}" if prefix else str(key))
     elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
         for index, inner in enumerate(value):
-            yield from _flat(inner, f"{prefix}.{index}")
+            yield from flat_settings(inner, f"{prefix}.{index}")
     else:
         yield prefix, value
 

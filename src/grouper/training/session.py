@@ -17,9 +17,7 @@ from grouper.errors import GrouperError, Interrupted, ModelError
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
 from grouper.evaluation.metrics import Behaviour, metrics_line
 from grouper.model_files import load_tokenizer, require_model_folder
-from grouper.new_model import make_new_model, save_new_model
 from grouper.policy import Policy
-from grouper.prompts import make_format
 from grouper.recipe import recipe_hash, resolved_yaml
 from grouper.rewards import build_rewards
 from grouper.tracking.live import Progress, setup_logging
@@ -28,6 +26,7 @@ from grouper.tracking.onlooker import Onlooker
 from grouper.tracking.run_folder import RunFolder
 from grouper.tracking.sinks.tracked_folder import TrackedFolder
 from grouper.training.banner import opening_lines, preview_demonstration
+from grouper.training.base_model import make_base, named_base
 from grouper.training.distributed import join_team, leave_team
 from grouper.training.inputs import describe_versions, prepare_inputs
 from grouper.training.integrity import STATE_FILE
@@ -164,13 +163,18 @@ class Session(Workbench):
             return super().load(path)
 
     def _base(self, recipe: Recipe, sets: ProblemSets) -> str:
-        """The model before training, whose tokenizer the whole run uses."""
-        if recipe.model.path is not None:
-            return recipe.model.path
-        if recipe.skip_sft and recipe.grpo.start_from is not None:
-            # A new model would bring a new tokenizer, which the starting model cannot read.
-            return recipe.grpo.start_from
-        return self._new_model(recipe, sets)
+        """The model before training, whose tokenizer the whole run uses; a new one is made once."""
+        named = named_base(recipe)
+        if named is not None:
+            return named
+        target = self.path / "base"
+
+        def make() -> None:
+            if not target.exists():
+                self.display.say(make_base(recipe, sets, target))
+
+        self.team.lead(make)
+        return str(target)
 
     def _check_start(self, path: str) -> None:
         """The model GRPO starts from reads this run's tokens. Raises `ModelError`."""
@@ -181,27 +185,6 @@ class Session(Workbench):
                 "other tokens than it was trained on",
                 where="grpo.start_from",
                 fix="Start from a model that was trained from this recipe's model.path.",
-            )
-
-    def _new_model(self, recipe: Recipe, sets: ProblemSets) -> str:
-        """The folder of the recipe's random model, made on the first use."""
-        assert recipe.model.new is not None
-        target = self.path / "base"
-        self.team.lead(lambda: self._make_base(recipe, sets, target))
-        return str(target)
-
-    def _make_base(self, recipe: Recipe, sets: ProblemSets, target: Path) -> None:
-        assert recipe.model.new is not None
-        if not target.exists():
-            fmt = make_format(recipe.prompt)
-            model, tokenizer = make_new_model(
-                recipe.model.new, sets.for_fitting, fmt, seed=recipe.seed
-            )
-            save_new_model(target, model, tokenizer)
-            count = sum(p.numel() for p in model.parameters())
-            self.display.say(
-                f"New random {recipe.model.new.architecture} model: {count:,} parameters, "
-                f"{len(tokenizer)} tokens."
             )
 
     def replica(self, policy: Policy) -> Replica:

@@ -62,6 +62,7 @@ def accumulate_gradient(
     """
     replica = replica or Replica(policy)
     size = replica.team.size
+    together = together or replica.split  # split weights cannot be kept apart
 
     def whole_step(
         parts: Sequence[TrainBatch], meet: Callable[[], None]
@@ -69,7 +70,7 @@ def accumulate_gradient(
         policy.zero_grad(set_to_none=True)
         total, reports = 0.0, []
         for part in replica.share(parts):
-            bringing = part.last and (together or replica.split)
+            bringing = part.last and together
             if bringing:
                 meet()
             piece = part.batch.to(policy.device)
@@ -84,7 +85,7 @@ def accumulate_gradient(
                 (loss * size).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             total += float(loss.detach())
             reports += [tallies] if part.own else []
-        if not (together or replica.split):
+        if not together:
             meet()
         return total, merge_tallies(reports)
 
