@@ -19,6 +19,7 @@ from grouper.sampling.base import SampleRequest
 from grouper.sampling.draw import DrawSettings, draw, uniforms
 from grouper.sampling.engines import Engine, PlainEngine, SlotEngine
 from grouper.sampling.stops import StopStrings
+from grouper.sampling.times import SampleTimes
 from grouper.sampling.weights import SamplingWeights
 from grouper.types import Completion, FinishReason
 
@@ -76,6 +77,7 @@ class NativeSampler:
         self._max_slots = max_slots
         self._max_length = max_length
         self._watchers: dict[tuple[str, ...], StopStrings] = {}
+        self.times = SampleTimes()
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
         """Yield (request index, completion) as each finishes. Zero requests yield nothing.
@@ -144,7 +146,8 @@ class NativeSampler:
         newcomers = [queue.popleft() for _ in free]
         prompts: dict[tuple[int, ...], int] = {}
         owners = [prompts.setdefault(s.request.prompt.token_ids, len(prompts)) for s in newcomers]
-        fresh = engine.prefill(list(prompts), free, owners)
+        with self.times.prefill(logits.device):
+            fresh = engine.prefill(list(prompts), free, owners)
         live += [None] * (max(free) + 1 - len(live))
         for slot, sequence in zip(free, newcomers, strict=True):
             live[slot] = sequence
