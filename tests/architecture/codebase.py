@@ -41,6 +41,7 @@ LAYER_1 = (
     "prompts",
     "grading",
     "rewards",
+    "model_flops",
     "evaluation.statistics",
     "evaluation.result",
 )

@@ -23,10 +23,15 @@ GRPO = {
     "completion/tokens": Tally.of([20, 24]),
     "policy/entropy": Tally.of([0.5]),
     "grad_norm": Tally.of([0.123]),
-    "time.sample": Tally.of([0.6]),
+    "time.prefill": Tally.of([0.1]),
+    "time.decode": Tally.of([0.5]),
     "time.grade": Tally.of([0.1]),
-    "time.update": Tally.of([0.3]),
+    "time.update": Tally.of([0.26]),
+    "time.other": Tally.of([0.04]),
     "time.step": Tally.of([1.0]),
+    "time.sampled_tokens_per_second": Tally.of([7000.4]),
+    "time.trained_tokens_per_second": Tally.of([12345.0]),
+    "time.mfu": Tally.of([0.314]),
 }
 
 
@@ -62,7 +67,8 @@ def log(tmp_path):
 def test_the_line_says_everything():
     assert format_step(make_report(), 60) == (
         "grpo 3/60 learning | solved 75% | mixed 50 right 50 wrong 0% | cut off 25% | 22 tok | "
-        "entropy 0.50 | grad 0.12 | 1.00s (sample 60 grade 10 update 30%)"
+        "entropy 0.50 | grad 0.12 | sampled 7,000, trained 12,345 tok/s | MFU 31.4% | "
+        "1.00s (prefill 10 decode 50 grade 10 update 26 other 4%)"
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Semaphore
 
 from tiny_models import make_prompt
 
@@ -12,7 +14,7 @@ from grouper.rewards import build_rewards
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.scripted import ScriptedSampler
 from grouper.training.rollouts import collect
-from grouper.types import Grade, Problem, SamplingParams, Verdict
+from grouper.types import Completion, Grade, Problem, SamplingParams, Verdict
 
 
 class InstantGrader:
@@ -55,3 +57,47 @@ def test_groups_keep_their_problem_and_draws_their_address() -> None:
     # A problem that comes twice in a step is drawn anew: its occurrence is in the address.
     assert len(set(keys)) == 6
     assert grader.seen[:2] == [("wrong", "3"), ("3", "3")]
+
+
+class ThreadGrader:
+    """Grades in a thread of its own, and says how many it has."""
+
+    def __init__(self) -> None:
+        self._worker = ThreadPoolExecutor(max_workers=1)
+        self.graded = Semaphore(0)
+
+    def submit(self, text: str, reference: str) -> Future[Grade]:
+        return self._worker.submit(self._grade, text, reference)
+
+    def _grade(self, text: str, reference: str) -> Grade:
+        self.graded.release()
+        verdict = Verdict.CORRECT if text == reference else Verdict.INCORRECT
+        return Grade(verdict=verdict, extracted=text, rung="text", reason="")
+
+
+class PatientSampler:
+    """Draws the next completion only once the one before it has been graded."""
+
+    def __init__(self, grader: ThreadGrader) -> None:
+        self._grader = grader
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        for index, completion in ScriptedSampler(lambda *_: "1").sample(requests):
+            yield index, completion
+            assert self._grader.graded.acquire(timeout=10), "grading waits for the last completion"
+
+
+def test_grading_goes_on_while_the_next_completions_are_drawn() -> None:
+    grader = ThreadGrader()
+    collected = collect(
+        [(Problem(id="p/1", question="q", answer="1", source="s"), make_prompt(1))],
+        sampler=PatientSampler(grader),
+        grader=grader,
+        rewards=build_rewards(
+            [RewardConfig(name="correctness")], make_format(PromptConfig()).layout
+        ),
+        params=SamplingParams(max_new_tokens=20),
+        group_size=4,
+        key=(0, "grpo", 1),
+    )
+    assert collected.groups[0].solved == 4

@@ -19,7 +19,6 @@ from grouper.tracking.run_folder import RunFolder
 from grouper.training.checkpoint import TrainState
 from grouper.training.optimizers import make_optimizer
 from grouper.training.replica import Replica
-from grouper.training.stream import evaluation_is_due
 from grouper.types import StepReport, Tally
 
 HASH = "0123456789abcdef"
@@ -132,15 +131,10 @@ class TinyPhase:
     def __init__(self, session: TinySession, state: TrainState, config: Any, total: int) -> None:
         self.name = state.phase
         self.total = total
+        self.size, self.per_step = 10, 4
         self.state = state
         self.config = config
         self._session = session
-
-    def evaluation_is_due(self) -> bool:
-        """Ten items, four a step."""
-        return evaluation_is_due(
-            self.config, self.state.step, total=self.total, size=10, per_step=4
-        )
 
     def step(self) -> StepReport:
         take_step(self.state)

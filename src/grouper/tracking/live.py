@@ -26,12 +26,14 @@ from rich.text import Text
 from grouper.tracking.files import refused
 from grouper.types import StepReport
 
-__all__ = ["Progress", "Task", "format_step", "setup_logging"]
+__all__ = ["TIME_PARTS", "Progress", "Task", "format_step", "setup_logging"]
 
 logger = logging.getLogger(__name__)
 
 PLAIN_SECONDS = 15.0
 """Without a terminal, a long part that prints nothing else says how far it is this often."""
+TIME_PARTS = ("prefill", "decode", "grade", "update", "other")
+"""`time.*` metrics that add up to `time.step`, in the order in which they happen."""
 
 
 def format_step(report: StepReport, total: int | None = None) -> str:
@@ -74,16 +76,26 @@ def _seconds(report: StepReport) -> str:
     whole = _mean(report, "time.step")
     if not whole:
         return ""
-    found = [(word, _mean(report, f"time.{word}")) for word in ("sample", "grade", "update")]
+    found = [(word, _mean(report, f"time.{word}")) for word in TIME_PARTS]
     split = [f"{word} {100 * part / whole:.0f}" for word, part in found if part is not None]
     return f"{whole:.2f}s" + (f" ({' '.join(split)}%)" if split else "")
 
 
+def _utilisation(report: StepReport) -> str:
+    mean = _mean(report, "time.mfu")
+    return "" if mean is None else f"MFU {100 * mean:.1f}%"
+
+
 def _speed(report: StepReport) -> str:
     tokens, seconds = report.tallies.get("tokens"), _mean(report, "time.step")
-    return f"{tokens.sum / seconds:,.0f} tok/s" if tokens and seconds else ""
+    if tokens and seconds:
+        return f"{tokens.sum / seconds:,.0f} tok/s"
+    found = [(word, _mean(report, f"time.{word}_tokens_per_second")) for word in _DONE]
+    shown = [f"{word} {mean:,.0f}" for word, mean in found if mean is not None]
+    return f"{', '.join(shown)} tok/s" if shown else ""
 
 
+_DONE = ("sampled", "trained")
 _GROUPS = [("mixed", "groups/mixed"), ("right", "groups/all_right"), ("wrong", "groups/all_wrong")]
 _PARTS: tuple[Callable[[StepReport], str], ...] = (
     _value("loss", "loss {:.4f}"),
@@ -95,6 +107,7 @@ _PARTS: tuple[Callable[[StepReport], str], ...] = (
     _value("grad_norm", "grad {:.2g}"),
     _value("learning_rate", "lr {:.1e}"),
     _speed,
+    _utilisation,
     _seconds,
 )
 

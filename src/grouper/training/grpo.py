@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -22,7 +21,8 @@ from grouper.training.resampling import Resampled, resample
 from grouper.training.rollouts import Collected, collect
 from grouper.training.scoring import Scorer
 from grouper.training.session import Session
-from grouper.training.stream import ProblemStream, evaluation_is_due, total_steps
+from grouper.training.step_times import StepTimes
+from grouper.training.stream import ProblemStream, total_steps
 from grouper.training.update import UpdateResult, update
 from grouper.types import Problem, Prompt, RolloutGroup, StepReport, Tally, Verdict, merge_tallies
 
@@ -49,39 +49,30 @@ class GRPOPhase:
         self._seed = session.recipe.seed
         assert self.config.beta == 0 or reference is not None, "a KL term needs its reference"
         self._sampler = session.sampler(state.policy)
-        self._scorer = Scorer(state.replica, self.config.tokens_per_micro_batch, reference)
+        self._times = StepTimes(state.policy, session.team.size)
+        budget = self.config.tokens_per_micro_batch
+        self._scorer = Scorer(state.replica, budget, reference, told=self._times.scored)
         self._objective = grpo_objective(self.config)
-        self._size = size = len(session.inputs.train)
-        per_step = self.config.prompts_per_step
+        self.size = size = len(session.inputs.train)
+        self.per_step = per_step = self.config.prompts_per_step
         self.total = total_steps(self.config, size=size, per_step=per_step)
         self._stream = ProblemStream(size=size, per_step=per_step, seed=self._seed, phase=self.name)
 
-    def evaluation_is_due(self) -> bool:
-        """By steps or by epoch, as the recipe says."""
-        return evaluation_is_due(
-            self.config,
-            self.state.step,
-            total=self.total,
-            size=self._size,
-            per_step=self.config.prompts_per_step,
-        )
-
     def step(self) -> StepReport:
         """One rollout batch and the optimizer steps it has a signal for."""
-        started = time.perf_counter()
+        self._times.begin()
         number = self.state.step
         epoch = self._stream.epoch(self.state.position)
         found, position = self._collect(number)
         groups = self._credited(found.groups, number)
-        update_started = time.perf_counter()
-        experience = make_experience(
-            groups,
-            self.config,
-            self._scorer,
-            max_new_tokens=self._session.recipe.sampling.max_new_tokens,
-        )
-        results = self._update(experience, number)
-        finished = time.perf_counter()
+        with self._times.updating():
+            experience = make_experience(
+                groups,
+                self.config,
+                self._scorer,
+                max_new_tokens=self._session.recipe.sampling.max_new_tokens,
+            )
+            results = self._update(experience, number)
         self._count(found, results, position, epoch)
         self._record(found, groups, experience.advantages)
         failed = self._session.rewards.take_events()
@@ -94,10 +85,7 @@ class GRPOPhase:
             "updates": Tally.of([sum(result.applied for result in results)]),
             "rewards/failed": Tally.of([len(failed)]),
             "learning_rate": Tally.of([scale * self.config.optimizer.learning_rate]),
-            "time.sample": Tally.of([found.sample_seconds]),
-            "time.grade": Tally.of([found.grade_seconds]),
-            "time.update": Tally.of([finished - update_started]),
-            "time.step": Tally.of([finished - started]),
+            **self._times.tallies(),
         }
         return StepReport(
             phase=self.name,
@@ -114,6 +102,7 @@ class GRPOPhase:
     def _collect(self, number: int) -> tuple[Resampled, int]:
         """The groups of the step, and the position of the problem stream behind them."""
         position, seen = self.state.position, Counter[str]()
+        self._sampler.times.take()  # what an evaluation took is no part of the step
 
         def draw(count: int) -> Collected:
             nonlocal position
@@ -122,6 +111,11 @@ class GRPOPhase:
 
         found = resample(
             draw, wanted=self.config.prompts_per_step, rounds=self.config.max_resample_rounds
+        )
+        prefill = self._sampler.times.take()
+        self._times.sampled((*found.groups, *found.replaced))
+        self._times.took(
+            prefill=prefill, decode=found.sample_seconds - prefill, grade=found.grade_seconds
         )
         return found, position
 
@@ -169,6 +163,7 @@ class GRPOPhase:
 
     def _one_update(self, batch: TrainBatch, number: int) -> UpdateResult:
         config = self.config
+        self._times.trained(batch)
         return update(
             self.state.policy,
             batch,

@@ -14,6 +14,7 @@ from grouper.training.checkpoint import TrainState, save_checkpoint
 from grouper.training.incident import write_incident
 from grouper.training.retention import BestScore, thin_out
 from grouper.training.session import Session
+from grouper.training.stream import evaluation_is_due
 from grouper.types import StepReport
 
 __all__ = ["Phase", "run_phase", "tidy"]
@@ -27,14 +28,14 @@ class Phase(Protocol):
     name: str
     total: int
     """Steps of the whole phase."""
+    size: int
+    """Problems or demonstrations in one epoch."""
+    per_step: int
+    """How many of them one step takes."""
     state: TrainState
 
     @property
     def config(self) -> PhaseConfig: ...
-
-    def evaluation_is_due(self) -> bool:
-        """Whether the validation problems are looked at now, after `state.step` steps."""
-        ...
 
     def step(self) -> StepReport:
         """Do step `state.step` and count it."""
@@ -87,7 +88,10 @@ def _due(every: int, step: int) -> bool:
 def _evaluate_if_due(session: Session, phase: Phase) -> bool:
     """Measure the policy on the validation problems; whether it is better than ever before."""
     step = phase.state.step
-    if not session.inputs.validation or not phase.evaluation_is_due():
+    due = evaluation_is_due(
+        phase.config, step, total=phase.total, size=phase.size, per_step=phase.per_step
+    )
+    if not session.inputs.validation or not due:
         return False
     result = session.recorded(f"validation-{phase.name}-{step:06d}")
     if result is None:

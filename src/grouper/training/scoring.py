@@ -23,14 +23,21 @@ class Scorer:
         replica: the policy being trained, as this process runs it.
         token_budget: tokens in one forward.
         reference: the weights a KL term holds on to, as the replica holds its own; or None.
+        told: called with each batch that is scored.
     """
 
     def __init__(
-        self, replica: Replica, token_budget: int, reference: dict[str, Tensor] | None = None
+        self,
+        replica: Replica,
+        token_budget: int,
+        reference: dict[str, Tensor] | None = None,
+        *,
+        told: Callable[[TrainBatch], None] | None = None,
     ) -> None:
         self._replica = replica
         self._budget = token_budget
         self._reference = reference
+        self._told = told
 
     def current(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [R, T] of the policy as it is now."""
@@ -53,6 +60,8 @@ class Scorer:
     def _grids(self, batch: TrainBatch, score: Score, count: int) -> tuple[Tensor, ...]:
         """`count` grids [R, T], filled slice by slice; rows are found by their sequence id."""
         replica, policy = self._replica, self._replica.policy
+        if self._told is not None:
+            self._told(batch)
         place = torch.zeros(int(batch.sequence_ids.max()) + 1, dtype=torch.int64)
         place[batch.sequence_ids] = torch.arange(batch.rows)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.batching import demonstration_batch
 from grouper.sampling.base import address
@@ -11,7 +9,8 @@ from grouper.training.checkpoint import TrainState
 from grouper.training.objectives import sft_objective
 from grouper.training.optimizers import schedule
 from grouper.training.session import Session
-from grouper.training.stream import ProblemStream, evaluation_is_due, total_steps
+from grouper.training.step_times import StepTimes
+from grouper.training.stream import ProblemStream, total_steps
 from grouper.training.update import update
 from grouper.types import StepReport, Tally
 
@@ -28,25 +27,15 @@ class SFTPhase:
         self.state = state
         self._seed = session.recipe.seed
         self._demonstrations = session.inputs.demonstrations
-        self._size = size = len(self._demonstrations)
-        self.total = total_steps(self.config, size=size, per_step=self.config.batch_size)
-        self._stream = ProblemStream(
-            size=size, per_step=self.config.batch_size, seed=self._seed, phase=self.name
-        )
-
-    def evaluation_is_due(self) -> bool:
-        """By steps or by epoch, as the recipe says."""
-        return evaluation_is_due(
-            self.config,
-            self.state.step,
-            total=self.total,
-            size=self._size,
-            per_step=self.config.batch_size,
-        )
+        self.size = size = len(self._demonstrations)
+        self.per_step = per_step = self.config.batch_size
+        self.total = total_steps(self.config, size=size, per_step=per_step)
+        self._stream = ProblemStream(size=size, per_step=per_step, seed=self._seed, phase=self.name)
+        self._times = StepTimes(state.policy, session.team.size)
 
     def step(self) -> StepReport:
         """One optimizer step."""
-        started = time.perf_counter()
+        self._times.begin()
         number, config, state = self.state.step, self.config, self.state
         batch = demonstration_batch(
             [self._demonstrations[i] for i in self._stream.at(number)],
@@ -54,24 +43,26 @@ class SFTPhase:
             weighting_constant=config.weighting_constant or 0.0,
         )
         scale = schedule(config.optimizer, number, self.total)
-        result = update(
-            state.policy,
-            batch,
-            sft_objective,
-            state.optimizer,
-            scale=scale,
-            max_grad_norm=config.optimizer.max_grad_norm,
-            token_budget=config.tokens_per_micro_batch,
-            dropout_seed=lambda micro: address(self._seed, "dropout", number, micro),
-            replica=state.replica,
-        )
+        with self._times.updating():
+            self._times.trained(batch)
+            result = update(
+                state.policy,
+                batch,
+                sft_objective,
+                state.optimizer,
+                scale=scale,
+                max_grad_norm=config.optimizer.max_grad_norm,
+                token_budget=config.tokens_per_micro_batch,
+                dropout_seed=lambda micro: address(self._seed, "dropout", number, micro),
+                replica=state.replica,
+            )
         state.step += 1
         state.count_update(applied=result.applied, batch=result.batch)
         tallies = {
             **result.tallies,
             "learning_rate": Tally.of([scale * config.optimizer.learning_rate]),
             "tokens": Tally.of([batch.target_tokens]),
-            "time.step": Tally.of([time.perf_counter() - started]),
+            **self._times.tallies(),
         }
         return StepReport(
             phase=self.name,

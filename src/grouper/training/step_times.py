@@ -1,0 +1,205 @@
+"""Where the seconds of a step go, and how much of the device's arithmetic they use: `time.*`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from grouper.batching import TrainBatch
+from grouper.model_flops import ModelShape, Row, forward_flops, sampling_flops, update_flops
+from grouper.policy import Policy
+from grouper.types import RolloutGroup, Tally
+
+__all__ = ["StepTimes", "matrix_rate", "shape_of", "wait_for_device"]
+
+_WAIT: dict[str, Callable[[], None]] = {
+    "cuda": torch.cuda.synchronize,
+    "mps": torch.mps.synchronize,
+}
+_LARGEST = 4096
+"""Rows of the largest matrix that is tried: it must fit beside a model that fills a GPU."""
+_MEASURED_SECONDS = 0.1
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Where configurations of a mixture of experts say how many there are."""
+
+
+def wait_for_device(device: torch.device) -> None:
+    """Return once a device has done what it was given; the CPU always has."""
+    _WAIT.get(device.type, lambda: None)()
+
+
+class StepTimes:
+    """Collects what one step did and turns it into metrics.
+
+    Args:
+        policy: whose model FLOPs are counted.
+        processes: that share the step out, each with a device of its own.
+    """
+
+    def __init__(self, policy: Policy, processes: int = 1) -> None:
+        self._device = policy.device
+        self._shape = shape_of(policy)
+        dtype = policy.compute_dtype or policy.model.dtype
+        self._rate = processes * matrix_rate(self._device, dtype, torch.get_num_threads())
+        self.begin()
+
+    def begin(self) -> None:
+        """A new step begins."""
+        self._started = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+        self._flops = {"sample": 0, "update": 0}
+        self._tokens = {"sample": 0, "update": 0}
+
+    def took(self, **seconds: float) -> None:
+        """Seconds of one or more parts of the step, named as the metrics are."""
+        for name, value in seconds.items():
+            self._seconds[name] = self._seconds.get(name, 0.0) + value
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """What happens inside this block is the update."""
+        started = time.perf_counter()
+        yield
+        wait_for_device(self._device)
+        self.took(update=time.perf_counter() - started)
+
+    def sampled(self, groups: Sequence[RolloutGroup]) -> None:
+        """These rollouts were drawn."""
+        rows: list[Row] = [
+            (len(g.prompt.token_ids), [len(r.completion.token_ids) for r in g.rollouts])
+            for g in groups
+        ]
+        self._tokens["sample"] += sum(sum(lengths) for _, lengths in rows)
+        if self._shape is not None:
+            self._flops["sample"] += sampling_flops(self._shape, rows)
+
+    def scored(self, batch: TrainBatch) -> None:
+        """These rows went through a forward."""
+        if self._shape is not None:
+            self._flops["update"] += forward_flops(self._shape, _rows(batch))
+
+    def trained(self, batch: TrainBatch) -> None:
+        """These rows went through a forward and a backward."""
+        self._tokens["update"] += batch.target_tokens
+        if self._shape is not None:
+            self._flops["update"] += update_flops(self._shape, _rows(batch))
+
+    def tallies(self) -> dict[str, Tally]:
+        """The metrics of the step that is over now.
+
+        `time.prefill`, `time.decode`, `time.grade` (waiting for grades and rewards),
+        `time.update` and `time.other` add up to `time.step`; `time.sample` is the first two.
+        """
+        wait_for_device(self._device)
+        whole = time.perf_counter() - self._started
+        split = {**self._seconds, "other": whole - math.fsum(self._seconds.values())}
+        names = {"sample": ("prefill", "decode"), "update": ("update",)}
+        parts = {
+            part: math.fsum(self._seconds[name] for name in split_into)
+            for part, split_into in names.items()
+            if split_into[0] in self._seconds
+        }
+        values = {**split, **parts, "step": whole, **self._speeds(parts, whole)}
+        return {f"time.{name}": Tally.of([value]) for name, value in values.items()}
+
+    def _speeds(self, parts: Mapping[str, float], whole: float) -> dict[str, float]:
+        """Tokens a second and utilisations of what happened in this step at all."""
+        names = {"sample": "sampled_tokens_per_second", "update": "trained_tokens_per_second"}
+        done = {part: s for part, s in parts.items() if s > 0 and self._tokens[part]}
+        found = {names[part]: self._tokens[part] / seconds for part, seconds in done.items()}
+        if self._shape is None or not done:
+            return found
+        for part, seconds in done.items():
+            found[f"mfu_{part}"] = self._flops[part] / (seconds * self._rate)
+        return {**found, "mfu": sum(self._flops.values()) / (whole * self._rate)}
+
+
+def _rows(batch: TrainBatch) -> list[Row]:
+    lengths: dict[int, list[int]] = {}
+    for prompt, length in zip(
+        batch.prompt_index.tolist(), batch.completion_lengths.tolist(), strict=True
+    ):
+        lengths.setdefault(prompt, []).append(length)
+    prompts = batch.prompt_lengths.tolist()
+    return [(prompts[prompt], completions) for prompt, completions in lengths.items()]
+
+
+def shape_of(policy: Policy) -> ModelShape | None:
+    """The shape of a policy's model; None for a mixture of experts, which runs a part of it."""
+    config: Any = policy.model.config.get_text_config()
+    if any(getattr(config, name, None) for name in _EXPERTS):
+        return None
+    sizes = [size for module in policy.decoder.modules() for size in _matrices(module)]
+    head = policy.model.get_output_embeddings()
+    width = int(config.hidden_size)
+    heads = int(config.num_attention_heads)
+    output = width * int(config.vocab_size)
+    return ModelShape(
+        body=sum(size for size, _ in sizes),
+        trained_body=sum(size for size, trained in sizes if trained),
+        head=output,
+        trained_head=output if any(p.requires_grad for p in head.parameters()) else 0,
+        attention=heads * int(getattr(config, "head_dim", None) or width // heads),
+        windows=_windows(config),
+    )
+
+
+def _matrices(module: nn.Module) -> list[tuple[int, bool]]:
+    """(size, whether it is trained) of the matrices a module multiplies with itself."""
+    if isinstance(module, nn.Embedding):
+        return []
+    if isinstance(module, nn.Linear):  # packed weights of quantised ones tell no size
+        return [(module.in_features * module.out_features, module.weight.requires_grad)]
+    own = module.parameters(recurse=False)
+    return [(p.numel(), p.requires_grad) for p in own if p.ndim == 2]
+
+
+def _windows(config: Any) -> tuple[int | None, ...]:
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    layers = int(config.num_hidden_layers)
+    if window is None or kinds is None:
+        return (window,) * layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+@functools.cache
+def matrix_rate(device: torch.device, dtype: torch.dtype, threads: int) -> float:
+    """FLOP/s of a device at matrix products of large square matrices, measured in about 0.1 s.
+
+    Args:
+        device: where.
+        dtype: of the matrices.
+        threads: of the CPU; another number is measured anew.
+    """
+    del threads
+    generator = torch.Generator(device).manual_seed(0)
+    size, seconds = 128, 0.0
+    while seconds < _MEASURED_SECONDS / 20 and size < _LARGEST:
+        size *= 2
+        matrix = torch.randn(size, size, device=device, dtype=dtype, generator=generator)
+        _seconds_of_products(matrix, 1)  # the first of a size prepares things
+        seconds = _seconds_of_products(matrix, 1)
+    several = max(1, round(_MEASURED_SECONDS / 5 / max(seconds, 1e-6)))
+    best, left = math.inf, _MEASURED_SECONDS
+    while left > 0:
+        taken = _seconds_of_products(matrix, several)
+        best, left = min(best, taken / several), left - taken
+    return 2 * size**3 / best
+
+
+def _seconds_of_products(matrix: torch.Tensor, count: int) -> float:
+    with torch.no_grad():
+        wait_for_device(matrix.device)
+        started = time.perf_counter()
+        for _ in range(count):
+            matrix @ matrix
+        wait_for_device(matrix.device)
+        return time.perf_counter() - started
