@@ -1,0 +1,198 @@
+"""Grouper's side of the step comparison: a real session and the trainer's own GRPO step."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from mixed_reward import SEEN, even_share
+from workload import Case, lengths_of, prompts_of, words
+
+from grouper.algorithms.weighting import token_mean
+from grouper.batching import rollout_batch
+from grouper.policy import Policy
+from grouper.recipe import load_recipe
+from grouper.sampling.base import SampleRequest
+from grouper.sampling.native import NativeSampler
+from grouper.tracking.live import Progress
+from grouper.training.group_signal import advantages_of
+from grouper.training.grpo import GRPOPhase
+from grouper.training.objectives import grpo_objective
+from grouper.training.resuming import fresh_state
+from grouper.training.session import Session
+from grouper.training.update import accumulate_gradient
+from grouper.types import (
+    Completion,
+    FinishReason,
+    Grade,
+    Prompt,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    Verdict,
+)
+
+__all__ = ["GrouperSteps"]
+
+HERE = Path(__file__).parent
+
+
+class _AtLengths:
+    """The sampler, whose completions end where they are told to."""
+
+    def __init__(self, sampler: NativeSampler, lengths: Sequence[int]) -> None:
+        self._sampler = sampler
+        self._lengths = lengths
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        cut = [
+            replace(r, params=replace(r.params, min_new_tokens=n, max_new_tokens=n))
+            for r, n in zip(requests, self._lengths, strict=True)
+        ]
+        yield from self._sampler.sample(cut)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+
+class _Session(Session):
+    """A session that trains on the case's prompts as they are."""
+
+    lengths: Sequence[int] | None = None
+
+    def sampler(self, policy: Policy) -> Any:
+        plain = super().sampler(policy)
+        return plain if self.lengths is None else _AtLengths(plain, self.lengths)
+
+
+def _write_recipe(case: Case, model: Path, folder: Path, *, budget: int, threads: int) -> Path:
+    rows = [{"question": words(ids), "answer": "1"} for ids in prompts_of(case)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = {
+        "name": "step",
+        "output_dir": str(folder),
+        "threads": threads,
+        "skip_sft": True,
+        "model": {"path": str(model), "dtype": case.dtype},
+        "prompt": {"format": "compact", "template": "plain"},
+        "data": {"train": {"source": "file", "path": str(folder / "train.jsonl")}},
+        "grading": {"symbolic": False},
+        "rewards": [{"name": f"{HERE / 'mixed_reward.py'}:even_share"}],
+        "sampling": {"max_new_tokens": case.new_tokens, "min_new_tokens": case.new_tokens},
+        "grpo": {
+            "steps": 10_000,
+            "prompts_per_step": case.prompts,
+            "group_size": case.group,
+            "preflight_prompts": 0,
+            "shaping_needs_a_correct": False,
+            "tokens_per_micro_batch": budget,
+        },
+    }
+    file = folder / "step.yaml"
+    file.write_text(json.dumps(recipe))  # JSON is YAML
+    return file
+
+
+class GrouperSteps:
+    """Steps of `grouper run`, one at a time: sampling, grading, rewards, rollout files, update.
+
+    Args:
+        case: what to run.
+        model: the saved model.
+        folder: for the run.
+        budget: `tokens_per_micro_batch`.
+        threads: of PyTorch.
+    """
+
+    def __init__(
+        self, case: Case, model: Path, folder: Path, *, budget: int, threads: int = 2
+    ) -> None:
+        folder.mkdir()
+        recipe = load_recipe(_write_recipe(case, model, folder, budget=budget, threads=threads))
+        self._case = case
+        self._session = _Session(recipe, Progress(quiet=True))
+        torch.set_num_threads(threads)
+        session = self._session
+        session.lengths = lengths_of(case) if case.ragged else None
+        problems = [problem for problem, _ in session.inputs.train]
+        items = tuple(
+            (problem, Prompt(problem_id=problem.id, text=words(ids), token_ids=tuple(ids)))
+            for problem, ids in zip(problems, prompts_of(case), strict=True)
+        )
+        session.inputs = replace(session.inputs, train=items)
+        policy = session.load(str(model))
+        self._phase = GRPOPhase(session, fresh_state(session, "grpo", policy, str(model)))
+
+    def step(self) -> dict[str, Any]:
+        """One step: its seconds, and what there is to compare."""
+        SEEN.clear()
+        started = time.perf_counter()
+        report = self._phase.step()
+        seconds = time.perf_counter() - started
+        assert report.status == "learning", report.status
+        tallies = report.tallies
+        return {
+            "seconds": seconds,
+            "split": {
+                name.removeprefix("time."): round(tally.mean, 3)
+                for name, tally in tallies.items()
+                if name.startswith("time.")
+            },
+            "tokens": int(tallies["completion/tokens"].sum),
+            "grad_norm": tallies["grad_norm"].mean,
+        }
+
+    def gradient_norm(self, prompts: Sequence[str], completions: Sequence[Sequence[int]]) -> float:
+        """Of the policy as it is now, on rollouts that another trainer drew from it."""
+        case, config = self._case, self._session.recipe.grpo
+        known = {prompt.text: (problem, prompt) for problem, prompt in self._session.inputs.train}
+        rewards = even_share(list(prompts), list(completions), [list(c) for c in completions])
+        groups = []
+        for first in range(0, len(prompts), case.group):
+            problem, prompt = known[prompts[first]]
+            part = range(first, first + case.group)
+            assert {prompts[i] for i in part} == {prompt.text}, "groups come one after the other"
+            rollouts = tuple(_rollout(completions[i], rewards[i]) for i in part)
+            groups.append(
+                RolloutGroup(
+                    problem=problem,
+                    prompt=prompt,
+                    params=self._session.training_params(),
+                    rollouts=rollouts,
+                )
+            )
+        batch = rollout_batch(groups, advantages_of(groups, config), token_mean)
+        assert batch is not None
+        policy = self._phase.state.policy
+        accumulate_gradient(
+            policy, batch, grpo_objective(config), token_budget=config.tokens_per_micro_batch
+        )
+        norms = [p.grad.float().norm() for p in policy.parameters() if p.grad is not None]
+        policy.zero_grad(set_to_none=True)
+        return float(torch.stack(norms).norm())
+
+    def __enter__(self) -> Self:
+        self._session.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._session.__exit__(*raised)
+
+
+def _rollout(ids: Sequence[int], reward: float) -> Rollout:
+    return Rollout(
+        completion=Completion(
+            token_ids=tuple(ids),
+            logprobs=(0.0,) * len(ids),
+            text="",
+            finish_reason=FinishReason.LENGTH,
+            policy_version=0,
+        ),
+        grade=Grade(verdict=Verdict.INCORRECT, extracted="", rung="", reason=""),
+        reward=Reward(components={"r": reward}, weights={"r": 1.0}),
+    )

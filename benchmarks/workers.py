@@ -1,0 +1,79 @@
+"""Another engine in a process and an environment of its own, spoken to in JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+__all__ = ["Worker", "serve"]
+
+
+class Worker:
+    """A script that answers every line with one line.
+
+    Args:
+        python: interpreter of the environment that has the engine.
+        script: file beside this one, which ends in `serve(handlers)`.
+        environment: variables on top of this process's own.
+    """
+
+    def __init__(self, python: str, script: str, environment: dict[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            [python, str(Path(__file__).parent / script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+
+    def ask(self, verb: str, **arguments: Any) -> Any:
+        """What the script's handler of that name returns."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([verb, arguments]) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the worker ended with code {self._process.wait()}; see above")
+        return json.loads(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+class Requests:
+    """The other side: lines come in, and what libraries print goes to standard error."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr
+
+    def next(self) -> tuple[str, dict[str, Any]] | None:
+        line = sys.stdin.readline()
+        return tuple(json.loads(line)) if line else None
+
+    def answer(self, value: Any) -> None:
+        self._out.write(json.dumps(value) + "\n")
+        self._out.flush()
+
+
+def serve(handlers: dict[str, Callable[..., Any]]) -> None:
+    """Answer requests until there are no more."""
+    requests = Requests()
+    while (request := requests.next()) is not None:
+        verb, arguments = request
+        requests.answer(handlers[verb](**arguments))
