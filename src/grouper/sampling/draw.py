@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -37,7 +37,10 @@ def uniforms(key: int, count: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class DrawSettings:
-    """The sampling parameters of n rows as tensors [n], so that rows may differ."""
+    """The sampling parameters of n rows as tensors [n], so that rows may differ.
+
+    The flags may be true of more rows than these: they spare work and change no token.
+    """
 
     temperature: Tensor
     top_p: Tensor
@@ -45,6 +48,7 @@ class DrawSettings:
     min_p: Tensor
     truncated: bool
     """Whether any row draws from less than the full distribution."""
+    any_greedy: bool
     all_greedy: bool
 
     @classmethod
@@ -58,14 +62,23 @@ class DrawSettings:
             top_k=column("top_k"),
             min_p=column("min_p").float(),
             truncated=any(p.truncated for p in params),
+            any_greedy=any(p.temperature == 0 for p in params),
             all_greedy=all(p.temperature == 0 for p in params),
         )
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.temperature, self.top_p, self.top_k, self.min_p
+
+    def at(self, rows: slice | Tensor) -> DrawSettings:
+        """The same of some of the rows; a slice shares their memory."""
+        temperature, top_p, top_k, min_p = (column[rows] for column in self.tensors())
+        return replace(self, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
 
 
 def draw(
     logits: Tensor, uniform: Tensor, settings: DrawSettings, banned: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """One token per row.
+    """One token per row; no row's depends on the other rows, on bans of theirs or on the flags.
 
     Args:
         logits: [n, V] float32, untouched.
@@ -79,17 +92,20 @@ def draw(
         rows) over the whole vocabulary, before truncation and bans.
     """
     greedy = settings.temperature == 0
-    scaled = logits / torch.where(greedy, 1.0, settings.temperature)[:, None]
+    divisor = torch.where(greedy, 1.0, settings.temperature) if settings.any_greedy else None
+    scaled = logits / (settings.temperature if divisor is None else divisor)[:, None]
     normalised = scaled.log_softmax(-1)
     allowed = normalised if banned is None else normalised.masked_fill(banned, -torch.inf)
-    best = allowed.argmax(-1)
     if settings.all_greedy:
-        tokens = best
+        tokens = allowed.argmax(-1)
     else:
-        probabilities = allowed.softmax(-1) if banned is not None else allowed.exp()
+        # What is banned leaves a total below 1, of which the inverse takes its share.
+        probabilities = allowed.exp()
         if settings.truncated:
             probabilities = _truncate(probabilities, settings)
-        tokens = torch.where(greedy, best, _inverse_cdf(probabilities, uniform))
+        tokens = _inverse_cdf(probabilities, uniform)
+        if settings.any_greedy:
+            tokens = torch.where(greedy, allowed.argmax(-1), tokens)
     return tokens, normalised.gather(1, tokens[:, None])[:, 0]
 
 
@@ -99,7 +115,9 @@ def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> Tensor:
     total = cumulative[:, -1]
     # Rounding may carry u * total up to the total itself, past the last token that can be drawn.
     threshold = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
+    found = torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
+    # Logits that are no numbers would lead past the vocabulary; a GPU does not survive such an id.
+    return found.clamp_(max=cumulative.shape[1] - 1)
 
 
 def _truncate(probabilities: Tensor, settings: DrawSettings) -> Tensor:
@@ -110,7 +128,8 @@ def _truncate(probabilities: Tensor, settings: DrawSettings) -> Tensor:
     ordered = ordered * keep
     before = ordered.cumsum(-1) - ordered
     mass = ordered.sum(-1, keepdim=True)
-    keep &= before < settings.top_p[:, None] * mass
+    # Rounding may carry the sum of what comes before a token up to the whole.
+    keep &= (before < settings.top_p[:, None] * mass) | (settings.top_p[:, None] >= 1)
     keep &= ordered >= settings.min_p[:, None] * ordered[:, :1]
     keep[:, 0] = True
     return torch.zeros_like(probabilities).scatter(1, order, ordered * keep)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -11,9 +12,13 @@ from transformers import DynamicCache
 
 from grouper.policy import Policy
 from grouper.sampling.layouts import Decode, Groups, Prefill
+from grouper.sampling.rows import Block, Rows
 from grouper.sampling.slots import SlotCache
 
 __all__ = ["Engine", "PlainEngine", "SlotEngine"]
+
+COMPACT_SHARE = 0.125
+"""Finished slots are closed once they are this share of all: moving a cache costs, too."""
 
 
 class Engine(Protocol):
@@ -28,23 +33,59 @@ class Engine(Protocol):
         """Run each prompt once and give it to its slots; logits [len(slots), V]."""
         ...
 
-    def decode(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Append tokens [rows] at columns [rows] of the first slots; logits [rows, V]."""
+    def advance(self, rows: Rows, steps: int, *, early: bool) -> Block:
+        """So many tokens more in every slot in use.
+
+        Args:
+            rows: where the tokens come from and go to.
+            steps: of decoding and drawing.
+            early: whether a sequence may be before its `min_new_tokens`.
+        """
         ...
 
     def close(self, slot: int) -> None:
         """What this slot holds is finished; until the slot is filled or goes, it runs along."""
         ...
 
+    def crowded(self, live: int, slots: int) -> bool:
+        """Whether so many live ones of the slots in use are worth `keep`."""
+        ...
+
     def keep(self, slots: Sequence[int]) -> None:
         """Move these slots to the front, in order; the others and their room are gone."""
         ...
+
+    def release(self) -> None:
+        """Nothing more is asked: give back what sampling alone needs."""
+        ...
+
+
+class Eager(ABC):
+    """Steps one after the other, each op started by the host as it comes."""
+
+    @abstractmethod
+    def decode(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Append tokens [rows] at positions [rows] of the first slots; logits [rows, V]."""
+
+    def advance(self, rows: Rows, steps: int, *, early: bool) -> Block:
+        count = rows.count
+        drawn = [
+            rows.draw(self.decode(rows.tokens[:count], rows.positions(count)), early=early)
+            for _ in range(steps)
+        ]
+        return torch.stack([tokens for tokens, _ in drawn]), torch.stack([p for _, p in drawn])
+
+    def crowded(self, live: int, slots: int) -> bool:
+        return slots - live >= COMPACT_SHARE * slots
+
+    def release(self) -> None:  # noqa: B027 - what an engine holds goes with it
+        """Nothing is held beside the engine itself."""
 
 
 CLOSED = -1
 
 
-class SlotEngine:
+class SlotEngine(Eager):
     """The model's own code over our slot cache: no padding, prompts run once, slots refilled.
 
     Args:
@@ -146,7 +187,7 @@ class SlotEngine:
         self._cache.keep(slots, places, max(self._lengths))
 
 
-class PlainEngine:
+class PlainEngine(Eager):
     """Left-padded rows over transformers' own cache, for models without the interface."""
 
     refills = False

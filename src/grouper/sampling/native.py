@@ -1,7 +1,9 @@
 """The native sampler: continuous batching over the module being trained.
 
-One loop: draw a token for every live slot, hand out what has finished, refill or close finished
-slots, run one decode step. Each verb is a method; the model runs behind an `Engine`.
+One loop: fill free slots from the queue, take a stretch of steps with all slots, hand out what has
+finished. On a CPU a stretch is one token; on a GPU it is several, so that the host looks at what
+was drawn, and waits for it, only every few tokens. The tokens are the same whatever its length.
+The model runs behind an `Engine`.
 """
 
 from __future__ import annotations
@@ -10,41 +12,22 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from grouper.errors import PromptError
+from grouper.policy import Policy
 from grouper.sampling.base import SampleRequest
-from grouper.sampling.draw import DrawSettings, draw, uniforms
 from grouper.sampling.engines import Engine, PlainEngine, SlotEngine
+from grouper.sampling.rows import Block, Journal, Rows
 from grouper.sampling.stops import StopStrings
 from grouper.sampling.times import SampleTimes
 from grouper.sampling.weights import SamplingWeights
-from grouper.types import Completion, FinishReason
+from grouper.types import Completion, FinishReason, SamplingParams
 
 __all__ = ["NativeSampler"]
 
-COMPACT_SHARE = 0.125
-"""Finished slots are closed once they are this share of all: moving a cache costs, too."""
-
-
-class _Sequence:
-    """One completion while it is being written."""
-
-    __slots__ = ("ids", "index", "logprobs", "request", "uniforms")
-
-    def __init__(self, index: int, request: SampleRequest) -> None:
-        self.index = index
-        self.request = request
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.uniforms: np.ndarray = uniforms(request.key, request.params.max_new_tokens)
-
-    @property
-    def position(self) -> int:
-        """The cache column of the last token drawn."""
-        return len(self.request.prompt.token_ids) + len(self.ids) - 1
+STRETCH = {"cuda": 8}
+"""Tokens between two looks of the host at what was drawn, by type of device; elsewhere one."""
 
 
 class NativeSampler:
@@ -56,6 +39,7 @@ class NativeSampler:
         stop_token_ids: ids that end a completion.
         max_slots: sequences decoded at the same time.
         max_length: the longest sequence the model takes (prompt and completion), or None.
+        stretch: tokens drawn between two looks of the host at them; None: what suits the device.
     """
 
     def __init__(
@@ -66,6 +50,7 @@ class NativeSampler:
         stop_token_ids: Sequence[int],
         max_slots: int = 256,
         max_length: int | None = None,
+        stretch: int | None = None,
     ) -> None:
         if not stop_token_ids:
             raise PromptError(
@@ -76,6 +61,7 @@ class NativeSampler:
         self._stop_ids = frozenset(stop_token_ids)
         self._max_slots = max_slots
         self._max_length = max_length
+        self._stretch = stretch
         self._watchers: dict[tuple[str, ...], StopStrings] = {}
         self.times = SampleTimes()
 
@@ -89,28 +75,21 @@ class NativeSampler:
             return
         self._check_lengths(requests)
         policy = self._weights.current()
-        version = policy.version
-        slots = min(self._max_slots, len(requests))
-        engine: Engine = PlainEngine(policy)
-        if policy.native:
-            engine = SlotEngine(
-                policy,
-                slots=slots,
-                prompt=max(len(r.prompt.token_ids) for r in requests),
-                completion=max(r.params.max_new_tokens for r in requests),
-            )
-        queue = deque(_Sequence(i, request) for i, request in enumerate(requests))
-        live: list[_Sequence | None] = []
-        logits = torch.empty(0, device=policy.device)
-        while queue or live:
-            logits = self._admit(engine, queue, live, slots, logits)
-            self._append(live, logits, policy.device)
-            for slot, sequence in enumerate(live):
-                if sequence is not None and (reason := self._finished(sequence)) is not None:
-                    live[slot] = None
-                    engine.close(slot)
-                    yield sequence.index, self._completion(sequence, reason, version)
-            live, logits = self._advance(engine, live, queue, policy.device)
+        run = _Run(
+            policy,
+            requests,
+            slots=min(self._max_slots, len(requests)),
+            stretch=self._stretch or STRETCH.get(policy.device.type, 1),
+            stop_ids=sorted(self._stop_ids),
+            sampler=self,
+        )
+        try:
+            while run.unfinished:
+                for index, ids, logprobs, reason in run.step():
+                    params = requests[index].params
+                    yield index, self._completion(params, ids, logprobs, reason, policy.version)
+        finally:
+            run.engine.release()
 
     def _check_lengths(self, requests: Sequence[SampleRequest]) -> None:
         if self._max_length is None:
@@ -126,117 +105,155 @@ class NativeSampler:
                     fix="Lower sampling.max_new_tokens or prompt.max_prompt_tokens.",
                 )
 
-    @torch.no_grad()
-    def _admit(
+    def _completion(
         self,
-        engine: Engine,
-        queue: deque[_Sequence],
-        live: list[_Sequence | None],
-        slots: int,
-        logits: Tensor,
-    ) -> Tensor:
-        """Fill free slots from the queue; returns the logits [slots, V] of all live slots."""
-        if not queue or (live and not engine.refills):
-            return logits
-        free = [slot for slot, sequence in enumerate(live) if sequence is None]
-        free += list(range(len(live), slots))
-        free = free[: len(queue)]
-        if not free:
-            return logits
-        newcomers = [queue.popleft() for _ in free]
-        prompts: dict[tuple[int, ...], int] = {}
-        owners = [prompts.setdefault(s.request.prompt.token_ids, len(prompts)) for s in newcomers]
-        with self.times.prefill(logits.device):
-            fresh = engine.prefill(list(prompts), free, owners)
-        live += [None] * (max(free) + 1 - len(live))
-        for slot, sequence in zip(free, newcomers, strict=True):
-            live[slot] = sequence
-        merged = fresh.new_zeros(len(live), fresh.shape[1])
-        if logits.numel():
-            merged[: logits.shape[0]] = logits
-        merged[free] = fresh
-        return merged
-
-    @torch.no_grad()
-    def _append(self, live: list[_Sequence | None], logits: Tensor, device: torch.device) -> None:
-        """Draw the next token of every live slot."""
-        rows = [slot for slot, sequence in enumerate(live) if sequence is not None]
-        sequences = [sequence for sequence in live if sequence is not None]
-        params = [s.request.params for s in sequences]
-        uniform = torch.tensor([s.uniforms[len(s.ids)] for s in sequences], device=device)
-        picked = logits if len(rows) == logits.shape[0] else logits[rows]
-        tokens, logprobs = draw(
-            picked,
-            uniform,
-            DrawSettings.of(params, device),
-            self._banned(sequences, logits.shape[1], device),
-        )
-        for sequence, token, logprob in zip(
-            sequences, tokens.tolist(), logprobs.tolist(), strict=True
-        ):
-            sequence.ids.append(token)
-            sequence.logprobs.append(logprob)
-
-    def _banned(
-        self, sequences: list[_Sequence], vocabulary: int, device: torch.device
-    ) -> Tensor | None:
-        """[n, V]: stop tokens of the sequences that have not reached `min_new_tokens`."""
-        early = [len(s.ids) < s.request.params.min_new_tokens for s in sequences]
-        if not any(early):
-            return None
-        stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
-        stops[[i for i in self._stop_ids if i < vocabulary]] = True
-        return torch.tensor(early, device=device)[:, None] & stops
-
-    def _finished(self, sequence: _Sequence) -> FinishReason | None:
-        params = sequence.request.params
-        if sequence.ids[-1] in self._stop_ids:
-            return FinishReason.STOP_TOKEN
-        if params.stop and self._watcher(params.stop).completed(sequence.ids):
-            return FinishReason.STOP_STRING
-        return FinishReason.LENGTH if len(sequence.ids) >= params.max_new_tokens else None
-
-    def _completion(self, sequence: _Sequence, reason: FinishReason, version: int) -> Completion:
-        params = sequence.request.params
-        watcher = self._watcher(params.stop)
-        text = watcher.text(
-            sequence.ids[:-1] if reason is FinishReason.STOP_TOKEN else sequence.ids
-        )
+        params: SamplingParams,
+        ids: list[int],
+        logprobs: list[float],
+        reason: FinishReason,
+        version: int,
+    ) -> Completion:
+        watcher = self.watcher(params.stop)
+        text = watcher.text(ids[:-1] if reason is FinishReason.STOP_TOKEN else ids)
         if reason is FinishReason.STOP_STRING:
             cut = watcher.cut(text, include_stop=params.include_stop)
             text = text if cut is None else cut
         return Completion(
-            token_ids=tuple(sequence.ids),
-            logprobs=tuple(sequence.logprobs),
+            token_ids=tuple(ids),
+            logprobs=tuple(logprobs),
             text=text,
             finish_reason=reason,
             policy_version=version,
         )
 
-    def _watcher(self, stops: tuple[str, ...]) -> StopStrings:
+    def watcher(self, stops: tuple[str, ...]) -> StopStrings:
+        """What finds these stop strings; one for each set of them."""
         if stops not in self._watchers:
             self._watchers[stops] = StopStrings(self._tokenizer, stops)
         return self._watchers[stops]
 
-    @torch.no_grad()
-    def _advance(
+
+class _Run:
+    """One call of `sample`: who is in which slot, and what comes next.
+
+    Args:
+        policy: the model.
+        requests: what to draw.
+        slots: sequences at the same time.
+        stretch: tokens between two looks of the host.
+        stop_ids: ids that end a completion.
+        sampler: knows stop strings and counts times.
+    """
+
+    def __init__(
         self,
-        engine: Engine,
-        live: list[_Sequence | None],
-        queue: deque[_Sequence],
-        device: torch.device,
-    ) -> tuple[list[_Sequence | None], Tensor]:
-        """Close finished slots where it pays, then decode one step; logits [slots, V]."""
-        kept = [slot for slot, sequence in enumerate(live) if sequence is not None]
-        if not kept:
-            return [], torch.empty(0, device=device)
-        refill = bool(queue) and engine.refills
-        if not refill and len(live) - len(kept) >= COMPACT_SHARE * len(live):
-            engine.keep(kept)
-            live = [live[slot] for slot in kept]
-        # A closed slot that is still in the way repeats token 0 at column 0; nobody reads it.
-        tokens = [0 if s is None else s.ids[-1] for s in live]
-        positions = [0 if s is None else s.position for s in live]
-        return live, engine.decode(
-            torch.tensor(tokens, device=device), torch.tensor(positions, device=device)
+        policy: Policy,
+        requests: Sequence[SampleRequest],
+        *,
+        slots: int,
+        stretch: int,
+        stop_ids: Sequence[int],
+        sampler: NativeSampler,
+    ) -> None:
+        longest = max(r.params.max_new_tokens for r in requests)
+        vocabulary = _vocabulary(policy)
+        self._requests = requests
+        self._slots = slots
+        self._stretch = stretch
+        self._times = sampler.times
+        self._device = policy.device
+        self.engine = choose_engine(policy, requests, slots, longest)
+        self._rows = Rows(requests, slots, vocabulary, stop_ids, policy.device)
+        self._journal = Journal(
+            slots=slots,
+            longest=longest,
+            stretch=stretch,
+            vocabulary=vocabulary,
+            stop_ids=stop_ids,
+            watcher=sampler.watcher,
         )
+        # What may take longest begins first, so that the last ones to end are short ones.
+        order = sorted(
+            range(len(requests)), key=lambda i: requests[i].params.max_new_tokens, reverse=True
+        )
+        self._queue = deque(order)
+        self._held: list[int | None] = []
+        """The request that each slot in use holds; None: it is closed."""
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._queue or self._held)
+
+    @torch.no_grad()
+    def step(self) -> list[tuple[int, list[int], list[float], FinishReason]]:
+        """Fill free slots or take a stretch: (request, ids, log-probs, reason) of who finished."""
+        free = self._free()
+        if free:
+            ended = self._journal.write(self._admit(free), free)
+        else:
+            early = self._journal.early()
+            ended = self._journal.write(self.engine.advance(self._rows, self._stretch, early=early))
+        return self._retire(ended) if ended else []
+
+    def _free(self) -> list[int]:
+        """Slots that can be filled now, as many as are asked for."""
+        if not self._queue or (self._held and not self.engine.refills):
+            return []
+        free = [slot for slot, request in enumerate(self._held) if request is None]
+        free += range(len(self._held), self._slots)
+        return free[: len(self._queue)]
+
+    def _admit(self, free: list[int]) -> Block:
+        """Fill these slots from the queue and draw the first token of each."""
+        newcomers = [self._queue.popleft() for _ in free]
+        requests = [self._requests[i] for i in newcomers]
+        prompts: dict[tuple[int, ...], int] = {}
+        owners = [prompts.setdefault(r.prompt.token_ids, len(prompts)) for r in requests]
+        with self._times.prefill(self._device):
+            logits = self.engine.prefill(list(prompts), free, owners)
+        self._rows.fill(free, requests)
+        self._journal.begin(free, requests)
+        self._held += [None] * (max(free) + 1 - len(self._held))
+        for slot, request in zip(free, newcomers, strict=True):
+            self._held[slot] = request
+        places = torch.tensor(free, device=self._device)
+        tokens, logprobs = self._rows.draw(logits, early=self._journal.early(), places=places)
+        return tokens[None], logprobs[None]
+
+    def _retire(
+        self, ended: list[tuple[int, FinishReason]]
+    ) -> list[tuple[int, list[int], list[float], FinishReason]]:
+        """Close the slots of those that have ended, and move the others together if it pays."""
+        finished = []
+        for slot, reason in ended:
+            index = self._held[slot]
+            assert index is not None
+            finished.append((index, *self._journal.written(slot), reason))
+            self._held[slot] = None
+            self.engine.close(slot)
+        self._rows.close([slot for slot, _ in ended])
+        kept = [slot for slot, request in enumerate(self._held) if request is not None]
+        refill = bool(self._queue) and self.engine.refills
+        if not kept or (not refill and self.engine.crowded(len(kept), len(self._held))):
+            if kept:
+                self.engine.keep(kept)
+            self._rows.keep(kept)
+            self._journal.keep(kept)
+            self._held = [self._held[slot] for slot in kept]
+        return finished
+
+
+def choose_engine(
+    policy: Policy, requests: Sequence[SampleRequest], slots: int, longest: int
+) -> Engine:
+    """What runs the model: our slots where its attention goes through us, or a plain cache."""
+    if not policy.native:
+        return PlainEngine(policy)
+    prompt = max(len(r.prompt.token_ids) for r in requests)
+    return SlotEngine(policy, slots=slots, prompt=prompt, completion=longest)
+
+
+def _vocabulary(policy: Policy) -> int:
+    """Number of token ids that the head scores."""
+    head = policy.model.get_output_embeddings()
+    return int(getattr(head, "out_features", 0) or policy.model.config.get_text_config().vocab_size)

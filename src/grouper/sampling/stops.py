@@ -41,6 +41,11 @@ class StopStrings:
             for text in (self.text([token]) for token in range(len(tokenizer)))
         ]
 
+    def candidates(self, vocabulary: int) -> list[bool]:
+        """By token id: whether it may complete a stop string. Ids without a text may."""
+        missing = vocabulary - len(self._candidates)
+        return (self._candidates + [bool(self._stops)] * missing)[:vocabulary]
+
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens kept: nothing the model wrote is hidden."""
         return self._tokenizer.decode(

@@ -1,0 +1,250 @@
+"""What each slot of the sampler needs on the device and on the host while it is being written.
+
+`Rows` lies on the device: tensors that never move, so that a captured step can read and change
+them. `Journal` lies on the host: what has been drawn, and who is finished. Between the two goes
+one block of tokens and log-probs every few steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grouper.sampling.base import SampleRequest
+from grouper.sampling.draw import DrawSettings, draw, uniforms
+from grouper.sampling.stops import StopStrings
+from grouper.types import FinishReason
+
+__all__ = ["Block", "Journal", "Rows"]
+
+Block = tuple[Tensor, Tensor]
+"""Tokens [steps, rows] int64 and their log-probs [steps, rows]."""
+
+
+class Rows:
+    """The slots' side of drawing, all of it on the device.
+
+    A slot that is closed, or was never filled, goes on drawing from whatever it computes; nobody
+    reads it, and it stays at its first token.
+
+    Args:
+        requests: all that will be asked; no more is known of any of them than of a slot.
+        slots: sequences at the same time.
+        vocabulary: number of token ids.
+        stop_ids: what must not be drawn before `min_new_tokens`.
+        device: of the model.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[SampleRequest],
+        slots: int,
+        vocabulary: int,
+        stop_ids: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        params = [request.params for request in requests]
+        longest = max(p.max_new_tokens for p in params)
+        self.count = 0
+        """Slots in use: the first so many, closed ones among them."""
+        self.tokens = torch.zeros(slots, dtype=torch.long, device=device)
+        """[slots]: the token that each has drawn last."""
+        self.drawn = torch.ones_like(self.tokens)
+        """[slots]: tokens that each has drawn; no more than its budget."""
+        self.budgets = torch.ones_like(self.tokens)
+        self.prompts = torch.ones_like(self.tokens)
+        """[slots]: tokens of each prompt."""
+        self._minimums = torch.zeros_like(self.tokens)
+        self._uniforms = torch.zeros(slots, longest, device=device)
+        everything = DrawSettings.of(params, device)
+        self._settings = everything.at(torch.zeros_like(self.tokens))
+        self._stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+        self._stops[[i for i in stop_ids if i < vocabulary]] = True
+
+    def fill(self, slots: Sequence[int], requests: Sequence[SampleRequest]) -> None:
+        """Begin these sequences in these slots."""
+        device = self.tokens.device
+        places = torch.tensor(slots, device=device)
+        params = [request.params for request in requests]
+
+        def column(values: Sequence[int]) -> Tensor:
+            return torch.tensor(values, device=device)
+
+        self.drawn[places] = 0
+        self.budgets[places] = column([p.max_new_tokens for p in params])
+        self.prompts[places] = column([len(r.prompt.token_ids) for r in requests])
+        self._minimums[places] = column([p.min_new_tokens for p in params])
+        streams = np.zeros((len(slots), self._uniforms.shape[1]), dtype=np.float32)
+        for row, request in zip(streams, requests, strict=True):
+            row[: request.params.max_new_tokens] = uniforms(
+                request.key, request.params.max_new_tokens
+            )
+        self._uniforms[places] = torch.from_numpy(streams).to(device)
+        fresh = DrawSettings.of(params, device)
+        for held, given in zip(self._settings.tensors(), fresh.tensors(), strict=True):
+            held[places] = given
+        self.count = max(self.count, max(slots) + 1)
+
+    def close(self, slots: Sequence[int]) -> None:
+        """These are finished."""
+        places = torch.tensor(slots, device=self.tokens.device)
+        self.drawn[places] = 1
+        self.budgets[places] = 1
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """Move these to the front, in order; all others are closed."""
+        places = torch.tensor(slots, dtype=torch.long, device=self.tokens.device)
+        before, self.count = self.count, len(slots)
+        held = (self.tokens, self.drawn, self.budgets, self.prompts, self._minimums)
+        for tensor in (*held, self._uniforms, *self._settings.tensors()):
+            tensor[: self.count] = tensor[places]
+        self.drawn[self.count : before] = 1
+        self.budgets[self.count : before] = 1
+
+    def positions(self, count: int) -> Tensor:
+        """[count]: the position of each slot's last token in its sequence."""
+        return self.prompts[:count] + self.drawn[:count] - 1
+
+    def draw(
+        self, logits: Tensor, *, early: bool, places: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The next token of the first slots, or of those at `places`; [rows] each.
+
+        Args:
+            logits: [rows, V].
+            early: whether a sequence may be before its `min_new_tokens`.
+            places: [rows].
+        """
+        rows = slice(logits.shape[0]) if places is None else places
+        drawn = self.drawn[rows]
+        column = drawn.clamp(max=self._uniforms.shape[1] - 1)[:, None]
+        banned = (drawn < self._minimums[rows])[:, None] & self._stops if early else None
+        tokens, logprobs = draw(
+            logits,
+            self._uniforms[rows].gather(1, column)[:, 0],
+            self._settings.at(rows),
+            banned,
+        )
+        self.tokens[rows] = tokens
+        # A sequence that ends within a stretch of steps writes no further than its budget.
+        self.drawn[rows] = torch.minimum(drawn + 1, self.budgets[rows])
+        return tokens, logprobs
+
+
+class Journal:
+    """What each slot has drawn, and whether that ends it.
+
+    Args:
+        slots: sequences at the same time.
+        longest: tokens of the longest completion.
+        stretch: most tokens of a block.
+        vocabulary: number of token ids.
+        stop_ids: ids that end a completion.
+        watcher: finds stop strings.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        longest: int,
+        stretch: int,
+        vocabulary: int,
+        stop_ids: Sequence[int],
+        watcher: Callable[[tuple[str, ...]], StopStrings],
+    ) -> None:
+        self._tokens = np.zeros((slots, longest + stretch), dtype=np.int64)
+        self._logprobs = np.zeros((slots, longest + stretch), dtype=np.float64)
+        self._counts = np.zeros(slots, dtype=np.int64)
+        self._budgets = np.ones(slots, dtype=np.int64)
+        self._minimums = np.zeros(slots, dtype=np.int64)
+        self._live = np.zeros(slots, dtype=bool)
+        self._stops: list[tuple[str, ...]] = [()] * slots
+        self._watcher = watcher
+        self._stop_ids = frozenset(stop_ids)
+        table = np.zeros(vocabulary, dtype=bool)
+        table[[i for i in stop_ids if i < vocabulary]] = True
+        self._tables = table[None]
+        """[sets of stop strings, V]: tokens that may end a sequence with that set."""
+        self._sets: dict[tuple[str, ...], int] = {(): 0}
+        self._set = np.zeros(slots, dtype=np.int64)
+
+    def begin(self, slots: Sequence[int], requests: Sequence[SampleRequest]) -> None:
+        for slot, request in zip(slots, requests, strict=True):
+            params = request.params
+            self._counts[slot], self._live[slot] = 0, True
+            self._budgets[slot] = params.max_new_tokens
+            self._minimums[slot] = params.min_new_tokens
+            self._stops[slot] = params.stop
+            if params.stop not in self._sets:
+                self._sets[params.stop] = len(self._tables)
+                more = self._watcher(params.stop).candidates(self._tables.shape[1])
+                self._tables = np.vstack([self._tables, self._tables[0] | np.array(more)])
+            self._set[slot] = self._sets[params.stop]
+
+    def early(self) -> bool:
+        """Whether a sequence has not reached its `min_new_tokens`."""
+        return bool((self._live & (self._counts < self._minimums)).any())
+
+    def longest(self) -> int:
+        """Tokens of the longest sequence that is not finished."""
+        return int((self._counts * self._live).max())
+
+    def write(
+        self, block: Block, slots: Sequence[int] | None = None
+    ) -> list[tuple[int, FinishReason]]:
+        """Note what the first slots, or these, have drawn; those that it ends, and why.
+
+        What a sequence drew after its end is thrown away.
+        """
+        tokens, logprobs = (part.cpu().numpy() for part in block)
+        steps, count = tokens.shape
+        places = np.arange(count) if slots is None else np.array(slots)
+        live = self._live[places]
+        columns = self._counts[places] + np.arange(steps)[:, None]
+        # A closed slot's last column is of no interest either.
+        columns[:, ~live] = self._tokens.shape[1] - 1
+        self._tokens[places, columns] = tokens
+        self._logprobs[places, columns] = logprobs
+        ends = columns + 1 >= self._budgets[places]
+        ends |= self._tables[self._set[places], tokens]
+        ends &= live
+        self._counts[places] += steps * live
+        if not ends.any():
+            return []
+        finished = []
+        for row in np.flatnonzero(ends.any(0)):
+            slot = int(places[row])
+            for length in columns[ends[:, row], row] + 1:
+                reason = self._reason(slot, int(length))
+                if reason is not None:
+                    self._counts[slot], self._live[slot] = length, False
+                    finished.append((slot, reason))
+                    break
+        return finished
+
+    def _reason(self, slot: int, length: int) -> FinishReason | None:
+        """What the last of so many tokens ends the sequence with."""
+        if int(self._tokens[slot, length - 1]) in self._stop_ids:
+            return FinishReason.STOP_TOKEN
+        stops = self._stops[slot]
+        if stops and self._watcher(stops).completed(self._tokens[slot, :length].tolist()):
+            return FinishReason.STOP_STRING
+        return FinishReason.LENGTH if length >= self._budgets[slot] else None
+
+    def written(self, slot: int) -> tuple[list[int], list[float]]:
+        """Token ids and log-probs of a slot."""
+        length = self._counts[slot]
+        return self._tokens[slot, :length].tolist(), self._logprobs[slot, :length].tolist()
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """Move these to the front, in order."""
+        count = len(slots)
+        held = (self._tokens, self._logprobs, self._counts, self._budgets, self._minimums)
+        for array in (*held, self._live, self._set):
+            array[:count] = array[list(slots)]
+        self._live[count:] = False
+        self._stops[:count] = [self._stops[slot] for slot in slots]
