@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from grouper.policy import Policy
 from grouper.sampling.layouts import Decode, Groups, Prefill
-from grouper.sampling.rows import Block, Rows
+from grouper.sampling.writing import Block, Rows
 from grouper.sampling.slots import SlotCache
 
 __all__ = ["Engine", "PlainEngine", "SlotEngine"]

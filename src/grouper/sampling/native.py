@@ -18,7 +18,7 @@ from grouper.errors import PromptError
 from grouper.policy import Policy
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.engines import Engine, PlainEngine, SlotEngine
-from grouper.sampling.rows import Block, Journal, Rows
+from grouper.sampling.writing import Block, Journal, Rows
 from grouper.sampling.stops import StopStrings
 from grouper.sampling.times import SampleTimes
 from grouper.sampling.weights import SamplingWeights
