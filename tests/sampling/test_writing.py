@@ -10,9 +10,9 @@ from tiny_models import LetterTokenizer, make_prompt, tiny_model
 from grouper.policy import Policy
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.native import NativeSampler
-from grouper.sampling.writing import Journal, Rows
 from grouper.sampling.stops import StopStrings
 from grouper.sampling.weights import SamplingWeights
+from grouper.sampling.writing import Journal, Rows
 from grouper.types import Completion, FinishReason, SamplingParams
 
 STOPS = (2, 5)

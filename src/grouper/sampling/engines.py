@@ -12,8 +12,8 @@ from transformers import DynamicCache
 
 from grouper.policy import Policy
 from grouper.sampling.layouts import Decode, Groups, Prefill
-from grouper.sampling.writing import Block, Rows
 from grouper.sampling.slots import SlotCache
+from grouper.sampling.writing import Block, Rows
 
 __all__ = ["Engine", "PlainEngine", "SlotEngine"]
 

@@ -18,10 +18,10 @@ from grouper.errors import PromptError
 from grouper.policy import Policy
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.engines import Engine, PlainEngine, SlotEngine
-from grouper.sampling.writing import Block, Journal, Rows
 from grouper.sampling.stops import StopStrings
 from grouper.sampling.times import SampleTimes
 from grouper.sampling.weights import SamplingWeights
+from grouper.sampling.writing import Block, Journal, Rows
 from grouper.types import Completion, FinishReason, SamplingParams
 
 __all__ = ["NativeSampler"]
