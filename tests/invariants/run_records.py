@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 NOT_COMPARED = ("time.", "memory.", "host.")
 
-LEFT_OUT = ("curves.png", "training.log")
+LEFT_OUT = ("curves.png", "times.png", "training.log")
 
 
 def everything(path: Path) -> dict[str, Any]:

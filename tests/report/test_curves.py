@@ -9,6 +9,7 @@ import pytest
 from grouper.evaluation.evaluate import EvaluationItem, EvaluationResult
 from grouper.report import curves
 from grouper.report.curves import draw_curves
+from grouper.report.drawing import Series
 from grouper.tracking.run_folder import RunFolder
 from grouper.types import FinishReason, StepReport, Tally, Verdict
 
@@ -142,10 +143,10 @@ def test_the_running_mean_is_a_mean_and_keeps_constants():
 
     steps = np.arange(1.0, 61.0)
     values = np.sin(steps)
-    smooth = curves._Series(steps, values).smooth
+    smooth = Series(steps, values).smooth
     assert smooth[30] == pytest.approx(values[27:34].mean())
     assert smooth[0] == pytest.approx(values[:4].mean())
-    assert curves._Series(steps, np.ones(60)).smooth == pytest.approx(np.ones(60))
+    assert Series(steps, np.ones(60)).smooth == pytest.approx(np.ones(60))
 
 
 def test_equal_runs_give_equal_pictures_wherever_they_are_written(tmp_path):

@@ -101,8 +101,8 @@ def run_command(
     on the command line as section.key=value; `grouper recipes fields` lists them.
 
     Everything is written to <output_dir>/<name>: the resolved recipe, metrics, every rollout,
-    evaluations with each item, checkpoints, the final models, curves.png. A run that was stopped
-    (Ctrl-C saves first) goes on with --resume.
+    evaluations with each item, checkpoints, the final models, curves.png, times.png. A run that
+    was stopped (Ctrl-C saves first) goes on with --resume.
     """
     switches = {"skip_sft": skip_sft, "skip_grpo": skip_grpo}
     _start(recipe, overrides, ("sft", "grpo"), switches, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,11 +9,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from grouper.evaluation.compare import label
 from grouper.evaluation.evaluate import EvaluationResult
-from grouper.tracking.run_folder import RunFolder, write_atomic
+from grouper.report.drawing import (
+    BLUE,
+    GREEN,
+    GREY,
+    NICE,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    Series,
+    compose,
+    count_steps,
+    draw_line,
+    save,
+)
+from grouper.tracking.run_folder import RunFolder
 from grouper.types import StepReport
 
 if TYPE_CHECKING:
@@ -23,40 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_curves"]
 
-Array = npt.NDArray[np.float64]
-
-# Okabe and Ito's palette: told apart with every common kind of colour blindness.
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#56B4E9",
-    "#6B6B6B",
-)
-_STYLE = {
-    "font.size": 9.5,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#9A9A9A",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.8,
-    "xtick.color": "#444444",
-    "ytick.color": "#444444",
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 2.0,
-    "lines.solid_capstyle": "round",
-}
-_NICE = [1, 2, 5, 10]
-"""Distances between ticks, times a power of ten."""
 _HIGH = 22
 """Points above the panels of the first row, where some have a line of words under the title."""
 SFT_SHARE = 0.36
@@ -73,37 +52,6 @@ class _Story:
     evaluations: Sequence[EvaluationResult]
 
 
-@dataclass(frozen=True, slots=True)
-class _Series:
-    """One metric of one phase."""
-
-    steps: Array
-    values: Array
-
-    @classmethod
-    def of(cls, reports: Sequence[StepReport], name: str) -> _Series:
-        found = [
-            (report.step, report.tallies[name].mean)
-            for report in reports
-            if name in report.tallies and math.isfinite(report.tallies[name].mean)
-        ]
-        table = np.asarray(found, dtype=np.float64).reshape(-1, 2)
-        return cls(table[:, 0], table[:, 1])
-
-    def __bool__(self) -> bool:
-        return len(self.steps) > 0
-
-    @property
-    def smooth(self) -> Array:
-        """Running mean over about a tenth of the steps, narrower at both ends."""
-        half = len(self.values) // 20
-        sums = np.concatenate([[0.0], np.cumsum(self.values)])
-        index = np.arange(len(self.values))
-        low, high = np.maximum(0, index - half), np.minimum(len(self.values), index + half + 1)
-        means: Array = (sums[high] - sums[low]) / (high - low)
-        return means
-
-
 def draw_curves(run: RunFolder, path: Path | None = None) -> Path:
     """Draw what the run folder holds so far; parts that are missing are left out.
 
@@ -117,12 +65,7 @@ def draw_curves(run: RunFolder, path: Path | None = None) -> Path:
     Raises:
         RunFolderError: the run cannot be read or the picture not written.
     """
-    path = path or run.path / "curves.png"
-    picture = io.BytesIO()
-    # Without the version of matplotlib inside, equal runs give equal pictures.
-    _figure(_read(run)).savefig(picture, format="png", dpi=130, metadata={"Software": None})
-    write_atomic(path, picture.getvalue())
-    return path
+    return save(_figure(_read(run)), path or run.path / "curves.png")
 
 
 def _read(run: RunFolder) -> _Story:
@@ -136,25 +79,12 @@ def _read(run: RunFolder) -> _Story:
 
 
 def _figure(story: _Story) -> Figure:
-    # Half a second of imports that only a picture needs; no pyplot, so no global state.
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    panels = [_of(panel, story) for has, panel in _PANELS if has(story)]
+    return compose(panels, _headline(story))
 
-    panels = [panel for has, panel in _PANELS if has(story)]
-    columns = min(3, max(1, len(panels)))
-    rows = max(1, math.ceil(len(panels) / columns))
-    with mpl.rc_context(_STYLE):
-        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.03, hspace=0.04)
-        figure = Figure(figsize=(4.6 * columns + 0.4, 3.3 * rows + 0.7), layout=layout)
-        FigureCanvasAgg(figure)
-        for place, panel in enumerate(panels, start=1):
-            panel(figure.add_subplot(rows, columns, place), story)
-        if not panels:
-            figure.text(0.5, 0.4, "Nothing has been recorded yet.", ha="center")
-        figure.suptitle(_headline(story), x=0.012, ha="left", fontsize=13, fontweight="bold")
-    return figure
+
+def _of(panel: Callable[[Axes, _Story], None], story: _Story) -> Callable[[Axes], None]:
+    return lambda axes: panel(axes, story)
 
 
 def _headline(story: _Story) -> str:
@@ -202,7 +132,7 @@ class _Timeline:
             if not last:
                 continue
             low, high = self.span(phase)
-            locator = MaxNLocator(nbins=3 if high - low < 0.5 else 6, integer=True, steps=_NICE)
+            locator = MaxNLocator(nbins=3 if high - low < 0.5 else 6, integer=True, steps=NICE)
             inside = [int(t) for t in locator.tick_values(0, last) if 0 <= t <= last]
             ticks += [(self.x(phase, t), str(t)) for t in inside if t > 0 or low == 0]
             axes.text(
@@ -285,32 +215,17 @@ def _name_point(axes: Axes, result: EvaluationResult, x: float) -> None:
     )
 
 
-def _line(axes: Axes, series: _Series, color: str, name: str | None = None) -> None:
-    """Every step faintly, their running mean clearly."""
-    axes.plot(series.steps, series.values, color=color, alpha=0.25, linewidth=1)
-    marker = "o" if len(series.steps) == 1 else None
-    axes.plot(series.steps, series.smooth, color=color, label=name, marker=marker)
-
-
-def _steps(axes: Axes, phase: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=_NICE))
-    axes.set_xlabel(f"{label(phase)} step")
-    axes.margins(x=0.02)
-
-
 def _rewards(axes: Axes, story: _Story) -> None:
     names = sorted({name for report in story.grpo for name in report.tallies if "reward/" in name})
     colors = {"reward/total": "#222222", "reward/correctness": GREEN, "reward/format": ORANGE}
     others = iter([BLUE, PURPLE, SKY, RED] * (1 + len(names) // 4))
     for name in sorted(names, key=lambda n: (n == "reward/total", n)):
-        series = _Series.of(story.grpo, name)
+        series = Series.of(story.grpo, name)
         if series:
             color = colors.get(name) or next(others)
             shown = "total (weighted)" if name == "reward/total" else name.removeprefix("reward/")
-            _line(axes, series, color, shown)
-    _steps(axes, "grpo")
+            draw_line(axes, series, color, shown)
+    count_steps(axes, "grpo")
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]) if axes.dataLim.y0 < 0 else 0.0)
     axes.set_ylabel("mean reward of a completion")
     axes.set_title("Reward by component", pad=_HIGH)
@@ -323,7 +238,7 @@ def _groups(axes: Axes, story: _Story) -> None:
         ("mixed: can teach", "groups/mixed", SKY),
         ("all right", "groups/all_right", GREEN),
     ]
-    found = [(name, _Series.of(story.grpo, key), color) for name, key, color in parts]
+    found = [(name, Series.of(story.grpo, key), color) for name, key, color in parts]
     axes.stackplot(
         found[0][1].steps,
         *(100 * series.smooth for _, series, _ in found),
@@ -332,7 +247,7 @@ def _groups(axes: Axes, story: _Story) -> None:
         alpha=0.75,
         linewidth=0,
     )
-    _steps(axes, "grpo")
+    count_steps(axes, "grpo")
     axes.margins(x=0)
     axes.set_ylim(0, 100)
     axes.set_ylabel("prompts of a step (%)")
@@ -342,15 +257,15 @@ def _groups(axes: Axes, story: _Story) -> None:
 
 
 def _lengths(axes: Axes, story: _Story) -> None:
-    lengths = _Series.of(story.grpo, "completion/tokens")
-    cut = _Series.of(story.grpo, "completion/truncated")
-    _line(axes, lengths, PURPLE)
-    _steps(axes, "grpo")
+    lengths = Series.of(story.grpo, "completion/tokens")
+    cut = Series.of(story.grpo, "completion/truncated")
+    draw_line(axes, lengths, PURPLE)
+    count_steps(axes, "grpo")
     axes.set_ylim(bottom=0, top=1.12 * float(np.max(lengths.values)))
     axes.set_ylabel("tokens, mean", color=PURPLE)
     if cut and float(np.max(cut.values)) > 0:
         right = axes.twinx()
-        _line(right, _Series(cut.steps, 100 * cut.values), RED)
+        draw_line(right, Series(cut.steps, 100 * cut.values), RED)
         right.set_ylim(0, max(10.0, 112 * float(np.max(cut.values))))
         right.set_ylabel("cut off (%)", color=RED)
         right.grid(visible=False)
@@ -360,17 +275,17 @@ def _lengths(axes: Axes, story: _Story) -> None:
 
 
 def _entropy(axes: Axes, story: _Story) -> None:
-    series = _Series.of(story.grpo, "policy/entropy")
-    _line(axes, series, BLUE)
-    _steps(axes, "grpo")
+    series = Series.of(story.grpo, "policy/entropy")
+    draw_line(axes, series, BLUE)
+    count_steps(axes, "grpo")
     axes.set_ylim(bottom=0)
     axes.set_ylabel("nats per token")
     axes.set_title("Policy entropy (0: always the same answer)")
 
 
 def _sft_loss(axes: Axes, story: _Story) -> None:
-    _line(axes, _Series.of(story.sft, "loss"), ORANGE)
-    _steps(axes, "sft")
+    draw_line(axes, Series.of(story.sft, "loss"), ORANGE)
+    count_steps(axes, "sft")
     axes.set_ylim(bottom=0)
     axes.set_ylabel("nats per trained token")
     axes.set_title("SFT loss")
@@ -378,12 +293,12 @@ def _sft_loss(axes: Axes, story: _Story) -> None:
 
 def _has_group_mix(story: _Story) -> bool:
     names = ("groups/all_wrong", "groups/mixed", "groups/all_right")
-    lengths = {len(_Series.of(story.grpo, name).steps) for name in names}
+    lengths = {len(Series.of(story.grpo, name).steps) for name in names}
     return len(lengths) == 1 and lengths != {0}
 
 
 def _has(name: str) -> Callable[[_Story], bool]:
-    return lambda story: bool(_Series.of(story.grpo, name))
+    return lambda story: bool(Series.of(story.grpo, name))
 
 
 _PANELS: tuple[tuple[Callable[[_Story], bool], Callable[[Axes, _Story], None]], ...] = (
@@ -392,5 +307,5 @@ _PANELS: tuple[tuple[Callable[[_Story], bool], Callable[[Axes, _Story], None]], 
     (_has_group_mix, _groups),
     (_has("completion/tokens"), _lengths),
     (_has("policy/entropy"), _entropy),
-    (lambda story: bool(_Series.of(story.sft, "loss")), _sft_loss),
+    (lambda story: bool(Series.of(story.sft, "loss")), _sft_loss),
 )

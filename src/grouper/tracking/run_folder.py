@@ -6,15 +6,15 @@
                    metrics.jsonl                   one line a step
                    rollouts/grpo-000001.jsonl.gz   every rollout of a step
                    evaluations/<name>.json         summary; <name>.jsonl.gz beside it: each item
-                   training.log  curves.png
+                   training.log  curves.png  times.png
                    base/                           the recipe's new random model, if it has one
                    {sft,grpo}/checkpoint-<step>/   and final/ (written by training, like base/)
                    incident/<phase>-<step>/        why a run stopped by itself
                    eval_runs/<label>/              what `grouper eval` measured afterwards
                   trackers/                       what TensorBoard or W&B write, where asked for
 
-Two equal runs leave equal bytes in everything but `training.log`, `trackers/`, the `host` part
-of `run.json` and the metrics `time.*`, `memory.*` and `host.*`.
+Two equal runs leave equal bytes in everything but `training.log`, `times.png`, `trackers/`, the
+`host` part of `run.json` and the metrics `time.*`, `memory.*` and `host.*`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 PHASES = ("base", "sft", "grpo")
 """In the order in which they happen; `base` is the model before training."""
 
-_OURS = ("metrics.jsonl", "training.log", "curves.png", "recipe.yaml")
+_OURS = ("metrics.jsonl", "training.log", "curves.png", "times.png", "recipe.yaml")
 _OUR_FOLDERS = (
     "rollouts",
     "evaluations",

@@ -15,6 +15,7 @@ from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.evaluate import EvaluationResult
 from grouper.policy import Policy
 from grouper.report.curves import draw_curves
+from grouper.report.timing import draw_times
 from grouper.training.checkpoint import (
     STATE_FILE,
     TrainState,
@@ -49,7 +50,7 @@ class RunResult:
 
 
 def train(session: Session) -> RunResult:
-    """Run every phase of the recipe that is not finished yet, compare, and draw `curves.png`.
+    """Run every phase of the recipe that is not finished yet, compare, and draw the pictures.
 
     Raises:
         GrouperError: see the phases. Everything finished before stays and `--resume` goes on.
@@ -71,7 +72,7 @@ def train(session: Session) -> RunResult:
     comparison = None
     if len(results) > 1:
         comparison = compare(results, confidence=recipe.evaluation.confidence)
-    session.team.lead(lambda: draw_curves(session.folder, session.path / "curves.png"))
+    session.team.lead(lambda: (draw_curves(session.folder), draw_times(session.folder)))
     saved = session.team.lead(lambda: hand_over(recipe, session.path))
     if saved is not None:
         session.display.say(saved)
