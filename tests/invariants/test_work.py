@@ -1,0 +1,151 @@
+"""How much work a step does, counted: what grows is what must grow, and shared prompts once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tiny_models import LetterTokenizer, make_group, make_prompt, tiny_model
+
+from grouper.algorithms.weighting import token_mean
+from grouper.batching import TrainBatch, micro_batches, rollout_batch
+from grouper.config import GRPOConfig
+from grouper.policy import Policy
+from grouper.sampling.base import SampleRequest, address
+from grouper.sampling.engines import COMPACT_SHARE
+from grouper.sampling.native import NativeSampler
+from grouper.sampling.weights import SamplingWeights
+from grouper.training.objectives import grpo_objective
+from grouper.training.update import accumulate_gradient
+from grouper.types import SamplingParams
+
+
+@contextlib.contextmanager
+def counted(policy: Policy) -> Iterator[Counter[str]]:
+    """Rows that pass through each linear layer of the decoder, and through the head's module."""
+    rows: Counter[str] = Counter()
+
+    def watch(name: str, module: torch.nn.Linear) -> object:
+        def count(_: object, arguments: tuple[torch.Tensor, ...]) -> None:
+            rows[name] += arguments[0].numel() // module.in_features
+
+        return module.register_forward_pre_hook(count)
+
+    handles = [
+        watch(name, module)
+        for name, module in policy.model.named_modules()
+        if name.endswith(("q_proj", "k_proj", "o_proj", "down_proj", "lm_head"))
+    ]
+    yield rows
+    for handle in handles:
+        handle.remove()  # type: ignore[attr-defined]
+
+
+def in_layers(rows: Counter[str]) -> int:
+    """Tokens run: every linear layer of every layer saw as many."""
+    found = {count for name, count in rows.items() if name != "lm_head"}
+    assert len(found) == 1, rows
+    return found.pop()
+
+
+def sampled(
+    policy: Policy, lengths: list[list[int]], prompt: int = 5, slots: int = 64
+) -> Counter[str]:
+    """Rows of sampling completions of these lengths, a list for each prompt."""
+    requests = [
+        SampleRequest(
+            prompt=make_prompt(number, prompt),
+            params=SamplingParams(max_new_tokens=length, min_new_tokens=length),
+            key=address(number, sample),
+        )
+        for number, group in enumerate(lengths)
+        for sample, length in enumerate(group)
+    ]
+    sampler = NativeSampler(
+        SamplingWeights(policy), LetterTokenizer(), stop_token_ids=[2], max_slots=slots
+    )
+    with counted(policy) as rows:
+        drawn = dict(sampler.sample(requests))
+    assert sum(len(c.token_ids) for c in drawn.values()) == sum(map(sum, lengths))
+    return rows
+
+
+SIZES = {
+    "base": (2, 2, 4, 5),
+    "group": (2, 8, 4, 5),
+    "prompts": (8, 2, 4, 5),
+    "completion": (2, 2, 16, 5),
+    "prompt": (2, 2, 4, 20),
+}
+"""What is four times the base -> prompts, group, tokens of a completion, of a prompt."""
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sampling_runs_each_prompt_once_and_each_token_but_the_last(name: str) -> None:
+    prompts, group, new, prompt = SIZES[name]
+    rows = sampled(Policy(tiny_model()), [[new] * group] * prompts, prompt)
+    assert in_layers(rows) == prompts * prompt + prompts * group * (new - 1)
+    assert rows["lm_head"] == prompts + prompts * group * (new - 1), "logits of last tokens only"
+
+
+@pytest.mark.parametrize("slots", [3, 4, 8])
+def test_refills_run_no_prompt_again_while_it_is_read(slots: int) -> None:
+    """Groups come one after the other, so a prompt's slots are filled while others go on."""
+    rows = sampled(Policy(tiny_model()), [[4, 6, 3, 5], [7, 2, 5, 4]], slots=slots)
+    tokens = 2 * 5 + sum((4, 6, 3, 5, 7, 2, 5, 4)) - 8
+    assert in_layers(rows) == tokens
+
+
+def test_finished_rows_are_closed() -> None:
+    """Lengths 1 to 64: rows that ended may run along only while they are few."""
+    lengths = [list(range(1 + 8 * i, 9 + 8 * i)) for i in range(8)]
+    rows = sampled(Policy(tiny_model()), lengths)
+    live = 8 * 5 + sum(map(sum, lengths)) - 64
+    assert in_layers(rows) <= live / (1 - COMPACT_SHARE)
+    longest = 8 * 5 + 64 * 63
+    assert in_layers(rows) < 0.62 * longest, "and not all of them to the end of the longest"
+
+
+def step_batch(prompts: int, group: int, new: int, prompt: int) -> TrainBatch:
+    groups = [
+        make_group(i, [1.0, 0.0] * (group // 2), [new] * group, prompt_length=prompt)
+        for i in range(prompts)
+    ]
+    batch = rollout_batch(groups, [[1.0, -1.0] * (group // 2)] * prompts, token_mean)
+    assert batch is not None
+    return batch
+
+
+def updated(batch: TrainBatch, budget: int) -> int:
+    """Tokens run forward by one update."""
+    policy = Policy(tiny_model())
+    with counted(policy) as rows:
+        accumulate_gradient(policy, batch, grpo_objective(GRPOConfig()), token_budget=budget)
+    return in_layers(rows)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_update_runs_each_prompt_once_and_each_token_but_the_last(name: str) -> None:
+    prompts, group, new, prompt = SIZES[name]
+    tokens = updated(step_batch(prompts, group, new, prompt), 10_000)
+    assert tokens == prompts * prompt + prompts * group * (new - 1)
+
+
+@pytest.mark.parametrize("budget", [40, 100, 300])
+def test_a_slice_repeats_at_most_the_prompt_it_begins_with(budget: int) -> None:
+    batch = step_batch(4, 8, 9, 12)
+    whole = updated(batch, 10_000)
+    slices = len(micro_batches(batch, budget))
+    assert slices > 1
+    assert whole <= updated(batch, budget) <= whole + (slices - 1) * 12
+
+
+def test_groups_without_a_signal_cost_nothing() -> None:
+    groups = [make_group(i, [1.0, 0.0], [6, 8]) for i in range(4)]
+    advantages = [[1.0, -1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+    batch = rollout_batch(groups, advantages, token_mean)
+    assert batch is not None
+    assert updated(batch, 10_000) == 5 + 5 + 7
