@@ -33,7 +33,7 @@ MACHINERY = (
     ("evaluation",),
     ("tracking", "report"),
     ("training", "planning", "diagnosis"),
-    ("generation", "setup"),
+    ("generation", "setup", "benching"),
     ("cli", "__main__"),
 )
 """The order within layer 3, lowest first: a room uses itself and the ones below."""

@@ -31,6 +31,7 @@ COMMANDS = {
     "diagnose": ("grouper.cli.diagnose", "Name what went wrong in a run, from its logs alone."),
     "rewards": ("grouper.cli.rewards", "List the rewards, try them on a text, or attack them."),
     "plan": ("grouper.cli.plan", "Memory, steps and time of a recipe; loads no weights."),
+    "bench": ("grouper.cli.bench", "Measure a few GRPO steps here: seconds, tokens/s, hours."),
     "grade": ("grouper.cli.grade", "Grade one completion, every stage shown."),
     "grade-agreement": ("grouper.cli.grade", "Our grader beside Math-Verify, on a file."),
     "regrade": ("grouper.cli.regrade", "Grade and reward a run's stored completions again."),

@@ -12,6 +12,7 @@ from grouper.cli.launch import is_follower
 from grouper.config import Recipe
 from grouper.errors import ConfigError
 from grouper.local_models import local_model
+from grouper.model_place import is_model
 from grouper.recipe import load_recipe, resolved_yaml
 from grouper.recipe_checks import check_recipe
 
@@ -27,6 +28,7 @@ __all__ = [
     "recipe_arguments",
     "run_folder_of",
     "show_plan",
+    "start_of_grpo",
     "warn",
 ]
 
@@ -91,6 +93,20 @@ def run_folder_of(name: str) -> Path | None:
             fix="Give a shipped recipe, a YAML file, or <output_dir>/<name> of a run.",
         )
     return folder
+
+
+def start_of_grpo(recipe: Recipe, run: Path) -> str | None:
+    """What GRPO would start from in a run folder; None where the recipe makes a new model first.
+
+    Args:
+        recipe: what is run.
+        run: its folder, whether it is there or not; a model folder is meant itself.
+    """
+    if is_model(run):
+        return str(run)
+    final, base = run / "sft" / "final", run / "base"
+    found = recipe.grpo.start_from or (str(final) if final.is_dir() else recipe.model.path)
+    return found or (str(base) if base.is_dir() else None)
 
 
 def warn(text: str) -> None:

@@ -15,10 +15,10 @@ from grouper.cli.options import (
     recipe_arguments,
     run_folder_of,
     show_plan,
+    start_of_grpo,
 )
 from grouper.config import Recipe
 from grouper.errors import ConfigError
-from grouper.model_place import is_model
 
 if TYPE_CHECKING:
     from grouper.prompts import PromptFormat
@@ -79,18 +79,14 @@ def preview_command(
 
 
 def _start_of_grpo(recipe: Recipe, run: Path) -> str:
-    if is_model(run):
-        return str(run)
-    final = run / "sft" / "final"
-    found = recipe.grpo.start_from or (str(final) if final.is_dir() else recipe.model.path)
-    base = run / "base"
-    if found is None and not base.is_dir():
+    found = start_of_grpo(recipe, run)
+    if found is None:
         raise ConfigError(
             "there is no model to sample from: the recipe makes a new one, and was not run yet",
             where=str(run),
             fix="Name a model with --model, or run SFT first with `grouper sft`.",
         )
-    return found or str(base)
+    return found
 
 
 def _dry_run(recipe: Recipe, model: str, samples: int, problems: int) -> None:
