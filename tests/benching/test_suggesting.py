@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from grouper.benching.suggesting import suggestions
 from grouper.benching.measuring import Bench
+from grouper.benching.suggesting import suggestions
 from grouper.recipe import load_recipe
 from grouper.types import StepReport, Tally
 

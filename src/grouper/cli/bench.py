@@ -102,8 +102,8 @@ def bench_command(
     if dry_run:
         _dry_run(opened, subject, warmup, steps)
         return
-    from grouper.benching.suggesting import suggestions
     from grouper.benching.measuring import bench
+    from grouper.benching.suggesting import suggestions
     from grouper.tracking.live import Progress, setup_logging
 
     progress = Progress(quiet=quiet)
