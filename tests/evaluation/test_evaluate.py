@@ -80,13 +80,13 @@ def make_items(answers: Sequence[str]) -> list[tuple[Problem, Prompt]]:
     ]
 
 
-def run(
-    texts: Sequence[str], answers: Sequence[str], *, samples: int = 1, name: str = "base"
-) -> EvaluationResult:
+def run(texts: Sequence[str], answers: Sequence[str], *, samples: int = 1) -> EvaluationResult:
     sampler = ScriptedSampler(lambda request, index: texts[index])
     return evaluate(
-        name=name,
+        name="base",
+        phase="base",
         step=0,
+        split="test",
         items=make_items(answers),
         sampler=sampler,
         grader=FakeGrader(),
@@ -170,7 +170,9 @@ def test_each_item_exactly_once_in_any_finishing_order(problems, samples):
     seen: list[tuple[int, int]] = []
     result = evaluate(
         name="sft",
+        phase="sft",
         step=4,
+        split="test",
         items=make_items(["0"] * problems),
         sampler=sampler,
         grader=grader,
@@ -190,7 +192,9 @@ def test_draws_depend_on_the_seed_problem_and_sample_alone():
         sampler = Shuffled(ScriptedSampler(lambda request, index: "=1"))
         evaluate(
             name=name,
+            phase=name,
             step=len(name),
+            split="test",
             items=make_items(answers),
             sampler=sampler,
             grader=FakeGrader(),
@@ -219,23 +223,20 @@ def test_the_card_says_how_to_measure_again():
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "phase", "split"),
-    [
-        ("base", "base", "test"),
-        ("grpo", "grpo", "test"),
-        ("sft-step-000100", "sft", "validation"),
-        ("validation-grpo-000020", "grpo", "validation"),
-    ],
-)
-def test_phase_and_split_follow_from_the_usual_names(name, phase, split):
-    result = run(["=1"], ["1"], name=name)
-    assert (result.phase, result.split) == (phase, split)
-
-
-def test_an_unusual_name_must_say_its_phase():
-    with pytest.raises(ValueError, match="which phase"):
-        run(["=1"], ["1"], name="mine")
+def test_phase_and_split_are_those_it_is_given():
+    result = evaluate(
+        name="mine",
+        phase="grpo",
+        step=3,
+        split="validation",
+        items=make_items(["1"]),
+        sampler=ScriptedSampler(lambda request, index: "=1"),
+        grader=FakeGrader(),
+        params=SamplingParams(max_new_tokens=5),
+        samples=1,
+        seed=0,
+    )
+    assert (result.name, result.phase, result.split) == ("mine", "grpo", "validation")
 
 
 def test_a_problem_listed_twice_is_refused_before_sampling():
@@ -244,7 +245,9 @@ def test_a_problem_listed_twice_is_refused_before_sampling():
     with pytest.raises(DataError, match=r"listed more than once.*p/0"):
         evaluate(
             name="base",
+            phase="base",
             step=0,
+            split="test",
             items=[*items, items[0]],
             sampler=sampler,
             grader=FakeGrader(),
@@ -275,7 +278,9 @@ def test_a_sampler_that_loses_a_request_is_our_mistake():
     with pytest.raises(AssertionError, match="1 of 2 requests"):
         evaluate(
             name="base",
+            phase="base",
             step=0,
+            split="test",
             items=make_items(["1", "1"]),
             sampler=Forgetful(),
             grader=FakeGrader(),

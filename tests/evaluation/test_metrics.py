@@ -81,7 +81,9 @@ def measured(rewards, texts=(GOOD, WRONG, SILENT, BROKEN)):
     ]
     return evaluate(
         name="validation-grpo-000002",
+        phase="grpo",
         step=2,
+        split="validation",
         items=items,
         sampler=ScriptedSampler(lambda request, index: texts[index]),
         grader=RealGrader(),

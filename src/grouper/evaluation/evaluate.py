@@ -31,7 +31,9 @@ __all__ = [
 def evaluate(
     *,
     name: str,
+    phase: str,
     step: int,
+    split: str,
     items: Sequence[tuple[Problem, Prompt]],
     sampler: Sampler,
     grader: Grader,
@@ -39,8 +41,6 @@ def evaluate(
     samples: int,
     seed: int,
     confidence: float = 0.95,
-    phase: str | None = None,
-    split: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     card: Mapping[str, Any] | None = None,
     team: Team | None = None,
@@ -53,7 +53,9 @@ def evaluate(
 
     Args:
         name: names the files: `base`, `sft`, `grpo`, `validation-grpo-000020`, ...
+        phase: `base`, `sft` or `grpo`.
         step: optimizer steps of the phase the model has seen.
+        split: `test` or `validation`.
         items: problems with their rendered prompts; ids must differ.
         sampler: draws the completions.
         grader: grades each completion once.
@@ -61,8 +63,6 @@ def evaluate(
         samples: completions per problem.
         seed: the run's seed.
         confidence: of the intervals.
-        phase: `base`, `sft` or `grpo`; left out, the one that `name` contains.
-        split: `test` or `validation`; left out, `test` exactly when `name` is just a phase.
         progress: called with (completions drawn, completions in all) after each.
         card: more to record beside the settings: hashes of the model and data, grader version.
         team: the processes that share the problems out; each is measured exactly once.
@@ -84,9 +84,9 @@ def evaluate(
     observed = (team or Solo()).lead(lambda: _observe(behaviour, items, drawn, samples))
     return EvaluationResult(
         name=name,
-        phase=phase or _phase_in(name),
+        phase=phase,
         step=step,
-        split=split or ("test" if name in _PHASES else "validation"),
+        split=split,
         items=tuple(
             _item(*items[index // samples], index % samples, one, observed[index])
             for index, one in enumerate(drawn)
@@ -134,16 +134,6 @@ def _settings(
         "k": samples,
         "seed": seed,
     }
-
-
-_PHASES = ("base", "sft", "grpo")
-
-
-def _phase_in(name: str) -> str:
-    found = [part for part in name.split("-") if part in _PHASES]
-    if len(found) != 1:
-        raise ValueError(f"say which phase the evaluation {name!r} belongs to")
-    return found[0]
 
 
 def _check(name: str, items: Sequence[tuple[Problem, Prompt]]) -> None:

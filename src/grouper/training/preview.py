@@ -17,9 +17,10 @@ from grouper.prompts import PromptFormat, StopTokens
 from grouper.prompts.rendering import encode_completion
 from grouper.prompts.tokenizer import Tokenizer
 from grouper.rewards import RewardStack
-from grouper.sampling.base import Sampler, SampleRequest, address
-from grouper.sampling.graded import Grader, draw_and_grade
+from grouper.sampling.base import Sampler
+from grouper.sampling.graded import Grader
 from grouper.training.group_signal import advantages_of
+from grouper.training.rollouts import collect
 from grouper.types import Problem, Prompt, Rollout, RolloutGroup, SamplingParams, Tally
 
 __all__ = ["Cause", "Preview", "preview", "tags_in", "tokenisation_causes"]
@@ -107,36 +108,19 @@ def preview(
         seed: of the draws.
         progress: called with (samples drawn, samples in all).
     """
-    requests = [
-        SampleRequest(
-            prompt=prompt, params=params, key=address(seed, "preview", problem.id, sample)
-        )
-        for problem, prompt in items
-        for sample in range(samples)
-    ]
-    references = [problem.answer for problem, _ in items for _ in range(samples)]
-    drawn, _ = draw_and_grade(
-        requests, references, sampler=sampler, grader=grader, progress=progress
-    )
-    groups = []
-    for number, (problem, prompt) in enumerate(items):
-        mine = drawn[number * samples : (number + 1) * samples]
-        scored = rewards.for_measuring().score(
-            problem=problem,
-            prompt=prompt,
-            completions=[one.completion for one in mine],
-            grades=[one.grade for one in mine],
-        )
-        rollouts = tuple(
-            Rollout(completion=one.completion, grade=one.grade, reward=reward)
-            for one, reward in zip(mine, scored, strict=True)
-        )
-        groups.append(
-            RolloutGroup(problem=problem, prompt=prompt, params=params, rollouts=rollouts)
-        )
+    groups = collect(
+        items,
+        sampler=sampler,
+        grader=grader,
+        rewards=rewards.for_measuring(),
+        params=params,
+        group_size=samples,
+        key=(seed, "preview"),
+        progress=progress,
+    ).groups
     broken = tokenisation_causes(fmt, tokenizer, stop_tokens, items[0][1], vocabulary)
     signal = tuple(any(values) for values in advantages_of(groups, config))
-    seen = Preview(groups=tuple(groups), signal=signal, causes=())
+    seen = Preview(groups=groups, signal=signal, causes=())
     silent = () if any(signal) else _silent(seen, fmt)
     return replace(seen, causes=(*broken, *silent))
 
