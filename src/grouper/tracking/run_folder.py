@@ -28,7 +28,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationResult
 from grouper.tracking import records
 from grouper.tracking.files import (
@@ -44,14 +43,13 @@ from grouper.tracking.files import (
 from grouper.tracking.identity import (
     Changes,
     data_changes,
-    describe_changes,
     entries_of_change,
     host,
     recipe_changes,
     refuse_changed_data,
 )
-from grouper.tracking.lock import LOCK_FILE
 from grouper.tracking.metrics_file import MetricsFile
+from grouper.tracking.refusals import refuse_another_recipe, refuse_the_run, refuse_unless_ours
 from grouper.types import RolloutGroup, StepReport
 
 __all__ = ["PHASES", "RunFolder", "write_atomic"]
@@ -140,15 +138,21 @@ class RunFolder:
             "host": known.get("host") or host(threads, processes),
             "changes": [*known.get("changes", []), *changes],
         }
-        # A folder with a run.json is a run folder, so it comes last in a new one. In one that is
-        # there the new hash goes before the new recipe: after a kill in between, the new recipe
-        # can go on, and the old one is refused.
-        if known:
-            folder._write_info(info)
-        write_atomic(folder._recipe, recipe_yaml.encode())
-        if not known:
-            folder._write_info(info)
+        folder._begin(info, recipe_yaml, known=bool(known))
         return folder
+
+    def _begin(self, info: Mapping[str, Any], recipe_yaml: str, *, known: bool) -> None:
+        """Write both files that make a folder the folder of a run.
+
+        One with a `run.json` is a run folder, so that comes last in a new one. In one that is
+        known the new hash goes before the new recipe: after a kill in between, the new recipe can
+        go on, and the old one is refused.
+        """
+        if known:
+            self._write_info(info)
+        write_atomic(self._recipe, recipe_yaml.encode())
+        if not known:
+            self._write_info(info)
 
     def _changed(
         self,
@@ -192,12 +196,17 @@ class RunFolder:
         if not content:
             return False
         if not folder._info.exists():
-            folder._refuse_unless_ours(content)
+            refuse_unless_ours(folder.path, content)
             return False
         if not overwrite:
+            there = str(folder.read_info().get("recipe_hash"))
             if not allow_changes:
-                folder._refuse_another_recipe(recipe_hash, recipe_yaml)
-            folder._refuse_unless(resume)
+                before = folder._recipe_text if recipe_yaml else ""
+                refuse_another_recipe(
+                    folder.path, there, recipe_hash, before=before, now=recipe_yaml or ""
+                )
+            if not resume:
+                refuse_the_run(folder.path, there)
         return True
 
     def close(self) -> None:
@@ -346,6 +355,10 @@ class RunFolder:
     def _recipe(self) -> Path:
         return self.path / "recipe.yaml"
 
+    @property
+    def _recipe_text(self) -> str:
+        return self._recipe.read_text(encoding="utf-8") if self._recipe.exists() else ""
+
     def _write_info(self, info: Mapping[str, Any]) -> None:
         write_atomic(self._info, (json.dumps(info, indent=2) + "\n").encode())
 
@@ -365,45 +378,6 @@ class RunFolder:
             return []
         except OSError as error:
             refused(error, self.path)
-
-    def _refuse_another_recipe(self, recipe_hash: str, recipe_yaml: str | None) -> None:
-        there = self.read_info().get("recipe_hash")
-        if there == recipe_hash:
-            return
-        told = ""
-        if recipe_yaml is not None and self._recipe.exists():
-            before = self._recipe.read_text(encoding="utf-8")
-            told = f": {describe_changes(recipe_changes(before, recipe_yaml))}"
-        raise RunFolderError(
-            f"the folder holds a run of another recipe (hash {there}, yours is {recipe_hash})"
-            + told,
-            where=str(self.path),
-            fix="Give this run another name or output_dir, go back to the settings in its "
-            "recipe.yaml, delete it with --overwrite, or continue it all the same with --resume "
-            "--allow-changes.",
-        )
-
-    def _refuse_unless(self, resume: bool) -> None:
-        if not resume:
-            raise RunFolderError(
-                f"the folder already holds a run of this recipe "
-                f"(hash {self.read_info().get('recipe_hash')})",
-                where=str(self.path),
-                fix="Continue it with --resume, start again with --overwrite, or give this run "
-                "another name.",
-            )
-
-    def _refuse_unless_ours(self, content: Sequence[str]) -> None:
-        # A run killed in its first moment leaves only these, and no run.json; a model may be
-        # measured before anything is trained.
-        leftovers = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
-        others = [name for name in content if name not in leftovers and not name.endswith(".tmp")]
-        if others:
-            raise RunFolderError(
-                f"the folder is not empty and not a run of Grouper (it holds {others[0]!r})",
-                where=str(self.path),
-                fix="Choose another name or output_dir for the run.",
-            )
 
     def _clear(self, *, keep: Sequence[str] = ()) -> None:
         try:
