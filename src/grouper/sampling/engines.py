@@ -155,7 +155,8 @@ class SlotEngine(Eager):
         places = torch.tensor([place for _, place in fresh], device=self._policy.device)
         layout = Prefill(self._cache, [prompt for prompt, _ in fresh], places)
         hidden = self._policy.hidden_states(layout, layout.token_ids, layout.position_ids)
-        self._last |= {place: hidden[i] for (_, place), i in zip(fresh, layout.last, strict=True)}
+        last = hidden.index_select(0, layout.last)
+        self._last |= {place: last[i] for i, (_, place) in enumerate(fresh)}
 
     def decode(self, tokens: Tensor, positions: Tensor) -> Tensor:
         device = self._policy.device

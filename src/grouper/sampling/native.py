@@ -9,7 +9,7 @@ The model runs behind an `Engine`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ import torch
 from grouper.errors import PromptError
 from grouper.policy import Policy
 from grouper.sampling.base import SampleRequest
+from grouper.sampling.decode_kernel import has_kernel
 from grouper.sampling.engines import Engine, PlainEngine, SlotEngine
+from grouper.sampling.graphs import StaticEngine
 from grouper.sampling.stops import StopStrings
 from grouper.sampling.times import SampleTimes
 from grouper.sampling.weights import SamplingWeights
@@ -40,6 +42,8 @@ class NativeSampler:
         max_slots: sequences decoded at the same time.
         max_length: the longest sequence the model takes (prompt and completion), or None.
         stretch: tokens drawn between two looks of the host at them; None: what suits the device.
+        engine: makes what runs the model, from the policy, the slots, and the tokens of the longest
+            prompt and completion.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class NativeSampler:
         max_slots: int = 256,
         max_length: int | None = None,
         stretch: int | None = None,
+        engine: Callable[[Policy, int, int, int], Engine] | None = None,
     ) -> None:
         if not stop_token_ids:
             raise PromptError(
@@ -62,6 +67,7 @@ class NativeSampler:
         self._max_slots = max_slots
         self._max_length = max_length
         self._stretch = stretch
+        self.engine = engine or choose_engine
         self._watchers: dict[tuple[str, ...], StopStrings] = {}
         self.times = SampleTimes()
 
@@ -162,7 +168,8 @@ class _Run:
         self._stretch = stretch
         self._times = sampler.times
         self._device = policy.device
-        self.engine = choose_engine(policy, requests, slots, longest)
+        prompt = max(len(r.prompt.token_ids) for r in requests)
+        self.engine = sampler.engine(policy, slots, prompt, longest)
         self._rows = Rows(requests, slots, vocabulary, stop_ids, policy.device)
         self._journal = Journal(
             slots=slots,
@@ -243,14 +250,21 @@ class _Run:
         return finished
 
 
-def choose_engine(
-    policy: Policy, requests: Sequence[SampleRequest], slots: int, longest: int
-) -> Engine:
-    """What runs the model: our slots where its attention goes through us, or a plain cache."""
+def choose_engine(policy: Policy, slots: int, prompt: int, completion: int) -> Engine:
+    """What runs the model: our slots where its attention goes through us, or a plain cache.
+
+    Args:
+        policy: the model.
+        slots: sequences at the same time.
+        prompt: tokens of the longest prompt.
+        completion: tokens of the longest completion.
+    """
     if not policy.native:
         return PlainEngine(policy)
-    prompt = max(len(r.prompt.token_ids) for r in requests)
-    return SlotEngine(policy, slots=slots, prompt=prompt, completion=longest)
+    # A step that can be replayed pays only where there is a kernel for it.
+    kernel = has_kernel(policy.device, next(policy.parameters()).dtype)
+    kind = StaticEngine if kernel else SlotEngine
+    return kind(policy, slots=slots, prompt=prompt, completion=completion)
 
 
 def _vocabulary(policy: Policy) -> int:

@@ -1,0 +1,207 @@
+"""The step that can be replayed draws what the engine over plain slots draws, op by op."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
+
+from tiny_models import LetterTokenizer, make_prompt, tiny_model
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from grouper.policy import Policy
+from grouper.sampling import graphs
+from grouper.sampling.base import SampleRequest, address
+from grouper.sampling.decode_kernel import kernel_decode, plain_decode
+from grouper.sampling.decode_programs import AVAILABLE
+from grouper.sampling.engines import Engine, SlotEngine
+from grouper.sampling.graphs import StaticEngine
+from grouper.sampling.native import NativeSampler, choose_engine
+from grouper.sampling.weights import SamplingWeights
+from grouper.sampling.writing import Rows
+from grouper.types import Completion, SamplingParams
+
+STOPS = (2, 5)
+MODELS = ["qwen2", "qwen2-sliding", "qwen3", "llama", "mistral", "gemma2", "gemma3", "gpt2"]
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+Made = Callable[[Policy, int, int, int], Engine]
+
+
+def plain_slots(policy: Policy, slots: int, prompt: int, completion: int) -> SlotEngine:
+    return SlotEngine(policy, slots=slots, prompt=prompt, completion=completion)
+
+
+def static(policy: Policy, slots: int, prompt: int, completion: int) -> StaticEngine:
+    return StaticEngine(
+        policy,
+        slots=slots,
+        prompt=prompt,
+        completion=completion,
+        attend=plain_decode,
+        graphs=False,
+    )
+
+
+def ask(number: int, sample: int, **params: object) -> SampleRequest:
+    return SampleRequest(
+        prompt=make_prompt(number, 3 + 2 * number),
+        params=SamplingParams(**{"max_new_tokens": 23, **params}),  # type: ignore[arg-type]
+        key=address(0, "static", number, sample),
+    )
+
+
+def mixed() -> list[SampleRequest]:
+    letters = tuple(chr(32 + i) for i in range(10, 90, 4))
+    kinds: list[dict[str, object]] = [
+        {},
+        {"max_new_tokens": 1},
+        {"min_new_tokens": 23},
+        {"stop": letters, "max_new_tokens": 9},
+        {"temperature": 0.0, "min_new_tokens": 4},
+        {"top_p": 0.8},
+    ]
+    return [ask(i % 4, i, **kind) for i, kind in enumerate(kinds * 3)]
+
+
+def draw_all(
+    policy: Policy, wanted: list[SampleRequest], make: Made, *, slots: int, stretch: int
+) -> list[Completion]:
+    sampler = NativeSampler(
+        SamplingWeights(policy),
+        LetterTokenizer(),
+        stop_token_ids=STOPS,
+        max_slots=slots,
+        stretch=stretch,
+        engine=make,
+    )
+    found = dict(sampler.sample(wanted))
+    return [found[i] for i in range(len(wanted))]
+
+
+def assert_same(ours: list[Completion], theirs: list[Completion], tolerance: float = 2e-5) -> None:
+    assert [c.token_ids for c in ours] == [c.token_ids for c in theirs]
+    assert [c.finish_reason for c in ours] == [c.finish_reason for c in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=tolerance)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_it_draws_what_plain_slots_draw(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rings that grow, refills, rows that are moved together, groups of any size."""
+    monkeypatch.setattr(graphs, "FIRST_WIDTH", 5)
+    policy = Policy(tiny_model(family, scale=2.0))
+    wanted = mixed()
+    expected = draw_all(policy, wanted, plain_slots, slots=64, stretch=1)
+    for slots, stretch in ((64, 1), (64, 8), (5, 3)):
+        assert_same(draw_all(policy, wanted, static, slots=slots, stretch=stretch), expected)
+
+
+def test_rings_wrap_while_slots_are_refilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "FIRST_WIDTH", 8)
+    policy = Policy(tiny_model())
+    wanted = [ask(i % 3, i, min_new_tokens=6 + i % 3, max_new_tokens=8) for i in range(24)]
+    expected = draw_all(policy, wanted, plain_slots, slots=64, stretch=1)
+    assert_same(draw_all(policy, wanted, static, slots=4, stretch=4), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not AVAILABLE or torch.cuda.is_available(), reason="Triton's interpreter")
+@pytest.mark.parametrize("family", ["qwen2", "gemma2"])
+def test_the_kernel_draws_it_too(family: str) -> None:
+    policy = Policy(tiny_model(family, scale=2.0))
+    wanted = [ask(i % 2, i, max_new_tokens=4 + i) for i in range(4)]
+
+    def with_kernel(policy: Policy, slots: int, prompt: int, completion: int) -> StaticEngine:
+        sizes = {"slots": slots, "prompt": prompt, "completion": completion}
+        return StaticEngine(policy, **sizes, attend=kernel_decode, graphs=False)
+
+    expected = draw_all(policy, wanted, plain_slots, slots=64, stretch=1)
+    assert_same(draw_all(policy, wanted, with_kernel, slots=3, stretch=8), expected)
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("early", [True, False])
+@torch.no_grad()
+def test_no_op_of_a_step_waits_for_the_device(family: str, early: bool) -> None:
+    """Under fake tensors whoever wants to know a value on the host raises."""
+    policy = Policy(tiny_model(family))
+    wanted = [ask(0, 0), ask(1, 1, temperature=0.0, top_p=0.9)]
+    engine = static(policy, 2, 5, 23)
+    engine.prefill([r.prompt.token_ids for r in wanted], [0, 1], [0, 1])
+    rows = Rows(wanted, 2, 97, STOPS, policy.device)
+    rows.fill([0, 1], wanted)
+    engine.advance(rows, 1, early=early)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        engine._step(rows, early)
+
+
+@torch.no_grad()
+def test_rotary_embeddings_sized_by_the_longest_position_are_not_captured() -> None:
+    assert graphs.allows_capture(tiny_model("llama").config)
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    policy = Policy(tiny_model("llama", rope_parameters=rope))
+    assert not graphs.allows_capture(policy.model.config)
+    engine = static(policy, 1, 5, 23)
+    engine.prefill([make_prompt(0).token_ids], [0], [0])
+    rows = Rows([ask(0, 0)], 1, 97, STOPS, policy.device)
+    rows.fill([0], [ask(0, 0)])
+    engine.advance(rows, 1, early=False)
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.raises(DataDependentOutputException),
+    ):
+        engine._step(rows, False)
+
+
+@torch.no_grad()
+def test_nothing_that_a_step_touches_moves() -> None:
+    policy = Policy(tiny_model())
+    wanted = [ask(i % 2, i) for i in range(8)]
+    engine = static(policy, 8, 5, 23)
+    rows = Rows(wanted, 8, 97, STOPS, policy.device)
+
+    def places() -> list[int]:
+        stores = [
+            s for layer in engine._cache.layers.values() for s in (*layer.prompts, *layer.own)
+        ]
+        tensors = [engine._column, engine._cursor, engine._places, engine._members]
+        tensors += [engine._prompt_lengths, *(engine._block or ()), rows.tokens, rows.drawn]
+        return [t.data_ptr() for t in (*tensors, *(store.data for store in stores))]
+
+    prompts = list(dict.fromkeys(r.prompt.token_ids for r in wanted))
+    engine.prefill(prompts, range(8), [i % 2 for i in range(8)])
+    rows.fill(range(8), wanted)
+    engine.advance(rows, 3, early=False)
+    before = places()
+    engine.close(3)
+    rows.close([3])
+    engine.prefill(prompts[1:], [3], [0])
+    rows.fill([3], wanted[1:2])
+    engine.advance(rows, 3, early=False)
+    engine.keep([2, 5])
+    rows.keep([2, 5])
+    assert engine._bucket == 2
+    engine.advance(rows, 2, early=False)
+    assert places() == before
+
+
+def test_the_static_engine_is_for_devices_with_a_kernel() -> None:
+    assert type(choose_engine(Policy(tiny_model()), 2, 3, 4)) is SlotEngine
+
+
+@CUDA
+@pytest.mark.parametrize("family", MODELS)
+def test_a_captured_step_draws_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "FIRST_WIDTH", 5)
+    policy = Policy(tiny_model(family, scale=2.0).cuda())
+    wanted = mixed()
+    expected = draw_all(policy, wanted, plain_slots, slots=64, stretch=1)
+    for slots in (64, 5):
+        assert_same(draw_all(policy, wanted, choose_engine, slots=slots, stretch=8), expected, 1e-3)
