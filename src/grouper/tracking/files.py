@@ -173,7 +173,11 @@ def dumps(record: Mapping[str, Any]) -> str:
     >>> dumps({"text": "\ud83d"})
     '{"text":"\\ud83d"}'
     """
-    text = json.dumps(_finite(record), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    settings: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
+    try:
+        text = json.dumps(record, **settings, allow_nan=False)
+    except (ValueError, TypeError):  # not finite, or a mapping that is no dict: look everywhere
+        text = json.dumps(_finite(record), **settings, allow_nan=False)
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -119,9 +119,9 @@ def repetition(token_ids: Sequence[int], n: int = 4) -> float:
     """
     if len(token_ids) < n:
         return 0.0
-    windows = np.lib.stride_tricks.sliding_window_view(np.asarray(token_ids), n)
-    distinct = len(np.unique(windows, axis=0))
-    return 1 - distinct / len(windows)
+    # A set of tuples: several times as fast as sorting rows, which is felt in a small model's step.
+    distinct = len(set(zip(*(token_ids[start:] for start in range(n)), strict=False)))
+    return 1 - distinct / (len(token_ids) - n + 1)
 
 
 def _unique(group: RolloutGroup) -> float:
