@@ -68,6 +68,7 @@ def test_what_follows_from_the_steps(measured: Bench) -> None:
     assert measured.hours == pytest.approx(7 * step.median / 3600)
     parts = ("prefill", "decode", "grade", "update", "other")
     assert sum(measured.share(part) for part in parts) == pytest.approx(1)
+    assert all(r.tallies[f"time.{part}"].mean > 0 for r in measured.reports for part in parts)
     assert measured.peak_bytes > 2**26
     told = measured.as_dict()
     assert told["recipe_steps"] == 7

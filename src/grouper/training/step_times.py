@@ -19,9 +19,9 @@ from grouper.types import RolloutGroup, Tally
 
 __all__ = ["StepTimes", "matrix_rate", "shape_of", "wait_for_device"]
 
-_WAIT: dict[str, Callable[[], None]] = {
+_WAIT: dict[str, Callable[[torch.device], None]] = {
     "cuda": torch.cuda.synchronize,
-    "mps": torch.mps.synchronize,
+    "mps": lambda _: torch.mps.synchronize(),
 }
 _LARGEST = 4096
 """Rows of the largest matrix that is tried: it must fit beside a model that fills a GPU."""
@@ -32,7 +32,9 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 def wait_for_device(device: torch.device) -> None:
     """Return once a device has done what it was given; the CPU always has."""
-    _WAIT.get(device.type, lambda: None)()
+    wait = _WAIT.get(device.type)
+    if wait is not None:
+        wait(device)
 
 
 class StepTimes:
