@@ -125,20 +125,7 @@ def kernel_decode(
     partial = query.new_empty((rows, query_heads, splits, dim), dtype=torch.float32)
     weight = query.new_empty((rows, query_heads, splits), dtype=torch.float32)
     ring, shared = own[0].stride(), prompts[0].stride()
-    numbers: dict[str, Any] = {
-        "scaling": spec.scaling,
-        "softcap": spec.softcap or 0.0,
-        "window": spec.window or 0,
-        "HAS_SOFTCAP": spec.softcap is not None,
-        "HAS_WINDOW": spec.window is not None,
-        "SHARE": share,
-        "SPLITS": splits,
-        "DIM": dim,
-        "BLOCK_D": block_d,
-        "BLOCK_N": block_n,
-        "num_warps": 4 if block_d <= 128 else 8,
-        "num_stages": 1 if own[0].element_size() > 2 else 3,
-    }
+    numbers = _numbers(spec, own[0], block_d, block_n) | {"SHARE": share, "SPLITS": splits}
     steps = [stride for t in (query, key, value) for stride in t.stride()[:2]]
     own_part[(rows, heads, own_splits)](
         query,
@@ -176,17 +163,39 @@ def kernel_decode(
         BLOCK_M=lines,
         **numbers,
     )
-    out = query.new_empty((rows, query_heads, dim), dtype=own[0].dtype)
-    merge[(rows, query_heads)](
+    return _merged(partial, weight, own[0].dtype)
+
+
+def _merged(partial: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """[rows, Hq, D] of parts [rows, Hq, splits, D] and their log-sum-exps [rows, Hq, splits]."""
+    rows, heads, splits, dim = partial.shape
+    out = partial.new_empty((rows, heads, dim), dtype=dtype)
+    merge[(rows, heads)](
         partial,
         weight,
         out,
         SPLITS=splits,
         BLOCK_S=max(2, _power_of_two(splits)),
         DIM=dim,
-        BLOCK_D=block_d,
+        BLOCK_D=max(16, _power_of_two(dim)),
     )
     return out
+
+
+def _numbers(spec: AttentionSpec, ring: Tensor, block_d: int, block_n: int) -> dict[str, Any]:
+    """What both parts are told of the layer, and how they are compiled."""
+    return {
+        "scaling": spec.scaling,
+        "softcap": spec.softcap or 0.0,
+        "window": spec.window or 0,
+        "HAS_SOFTCAP": spec.softcap is not None,
+        "HAS_WINDOW": spec.window is not None,
+        "DIM": ring.shape[3],
+        "BLOCK_D": block_d,
+        "BLOCK_N": block_n,
+        "num_warps": 4 if block_d <= 128 else 8,
+        "num_stages": 1 if ring.element_size() > 2 else 3,
+    }
 
 
 def _last_dense(heads: Tensor) -> Tensor:

@@ -49,9 +49,10 @@ class _Layout:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         layer = self._cache.layer(spec.layer, key, value)
-        prompts, own = (tuple(store.data for store in pair) for pair in (layer.prompts, layer.own))
+        (keys, values), (own_keys, own_values) = layer.prompts, layer.own
         query, key, value = (heads[0].transpose(0, 1) for heads in (query, key, value))
-        out = self._attend(query, (key, value), (prompts, own), self._state, spec)  # type: ignore[arg-type]  # pairs
+        cache = ((keys.data, values.data), (own_keys.data, own_values.data))
+        out = self._attend(query, (key, value), cache, self._state, spec)
         return out.transpose(0, 1)[None]
 
 

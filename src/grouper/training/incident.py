@@ -14,7 +14,6 @@ from torch import Tensor
 
 from grouper.batching import TrainBatch
 from grouper.tracking.files import dumps, whole_folder
-from grouper.tracking.records import report_to_json
 from grouper.types import StepReport
 
 __all__ = ["LAST_METRICS", "not_finite", "write_incident"]
@@ -90,6 +89,9 @@ def write_incident(
     Raises:
         RunFolderError: the disk is full or not writable.
     """
+    # Records know of evaluations and recipes, which an update by itself does not need.
+    from grouper.tracking.records import report_to_json
+
     last = reports[-1]
     target = run / "incident" / f"{last.phase}-{last.step:06d}"
     with whole_folder(target) as folder:

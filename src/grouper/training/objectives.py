@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,9 +19,11 @@ from grouper.algorithms.losses import (
     nll,
 )
 from grouper.batching import TrainBatch
-from grouper.config import GRPOConfig
 from grouper.policy import TokenOutputs
 from grouper.types import Tally
+
+if TYPE_CHECKING:
+    from grouper.config import GRPOConfig
 
 __all__ = ["Objective", "grpo_objective", "sft_objective"]
 

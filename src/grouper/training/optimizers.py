@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from grouper.config import OptimizerConfig
 from grouper.extras import require_extra
 from grouper.policy import Policy
+
+if TYPE_CHECKING:
+    from grouper.config import OptimizerConfig
 
 __all__ = ["OPTIMIZERS", "SCHEDULES", "Optimizer", "make_optimizer", "schedule"]
 
@@ -151,6 +153,7 @@ def schedule(config: OptimizerConfig, step: int, total: int) -> float:
     Rises linearly over the warm-up, whose first step is already above 0, then decays to
     `final_ratio`, which the last step reaches.
 
+    >>> from grouper.config import OptimizerConfig
     >>> c = OptimizerConfig(schedule="linear", warmup_ratio=0.5, final_ratio=0.0)
     >>> [round(schedule(c, s, 4), 2) for s in range(4)]
     [0.5, 1.0, 1.0, 0.0]
