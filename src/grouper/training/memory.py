@@ -19,7 +19,6 @@ import torch
 
 from grouper.batching import TrainBatch, micro_batches
 from grouper.errors import ModelError
-from grouper.planning.advice import memory_advice
 from grouper.planning.rows import Rows
 from grouper.policy import Policy
 from grouper.team import Team
@@ -185,6 +184,9 @@ def _while_others_wait(part: TrainBatch, policy: Policy, reason: str) -> ModelEr
 
 def _too_large(part: TrainBatch, policy: Policy, reason: str) -> ModelError:
     tokens = _tokens(part, shared=policy.native)
+    # Only who is out of memory needs to plan, and planning needs recipes.
+    from grouper.planning.advice import memory_advice
+
     rows = Rows(
         prompt=int(part.prompt_lengths.max()),
         completion=int(part.completion_lengths.max()),
