@@ -1,0 +1,400 @@
+"""What the GPU comparisons share: one random model, one step's worth of rollouts, two engines.
+
+The model has the shape of Qwen2.5-0.5B; the work is 16 prompts x 8 completions x 512 new tokens.
+`theirs` is what TRL 1.16's GRPO trainer does by default where no vLLM serves it, rebuilt from its
+parts so that it runs where TRL is not installed: `generate` of transformers; padded rows through
+the model in micro-batches with gradient checkpointing, log-probs and entropies of the completion
+from logits of its positions; AdamW.
+
+Only torch, transformers and Grouper's layers 2 and 3 are imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+from grouper.algorithms.losses import Bounds, clipped
+from grouper.algorithms.weighting import token_mean
+from grouper.batching import TrainBatch, rollout_batch
+from grouper.policy import Policy, TokenOutputs
+from grouper.sampling.base import SampleRequest
+from grouper.sampling.native import NativeSampler
+from grouper.sampling.weights import SamplingWeights
+from grouper.training.objectives import Objective
+from grouper.training.optimizers import Optimizer
+from grouper.training.update import update
+from grouper.types import (
+    Completion,
+    Grade,
+    Problem,
+    Prompt,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    SamplingParams,
+    Tally,
+    Verdict,
+)
+
+__all__ = ["Ours", "Theirs", "Work", "arguments", "make_model", "medians", "save", "seconds_of"]
+
+RESULTS = Path(__file__).parent / "results"
+STOP = 151645
+LEARNING_RATE = 1e-6
+
+QWEN_HALF_BILLION: dict[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1_000_000.0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "eos_token_id": STOP,
+    "bos_token_id": 151643,
+    "pad_token_id": 151643,
+}
+TOY: dict[str, Any] = {
+    **QWEN_HALF_BILLION,
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step's worth of rollouts."""
+
+    shape: dict[str, Any]
+    prompts: int = 16
+    group: int = 8
+    prompt_tokens: int = 256
+    new_tokens: int = 512
+    tries: int = 3
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * self.group
+
+    @property
+    def stop(self) -> int:
+        return int(self.shape["eos_token_id"])
+
+    def prompt_ids(self) -> Tensor:
+        """[prompts, prompt_tokens], the same ones in every run."""
+        chance = torch.Generator().manual_seed(1)
+        shape = (self.prompts, self.prompt_tokens)
+        return torch.randint(6, int(self.shape["vocab_size"]) - 400, shape, generator=chance)
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "prompts": self.prompts,
+            "group": self.group,
+            "prompt_tokens": self.prompt_tokens,
+            "new_tokens": self.new_tokens,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "tries": self.tries,
+        }
+
+
+QUICK = {"prompts": 4, "group": 4, "prompt_tokens": 64, "new_tokens": 64, "tries": 2}
+SMOKE = {"prompts": 2, "group": 2, "prompt_tokens": 9, "new_tokens": 6, "tries": 1}
+
+
+def arguments(doc: str | None) -> tuple[Work, torch.device]:
+    """The work and the device that the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--quick", action="store_true", help="a few seconds of work, no claim")
+    parser.add_argument("--tries", type=int)
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    if device.type == "cuda":
+        sizes: dict[str, Any] = dict(QUICK) if given.quick else {}
+        work = Work(QWEN_HALF_BILLION, **sizes)
+    else:  # only to see that the script runs
+        work = Work(TOY, dtype=torch.float32, **SMOKE)
+    if given.tries:
+        work = Work(**{**vars(work), "tries": given.tries})
+    return work, device
+
+
+def make_model(work: Work, device: torch.device) -> Qwen2ForCausalLM:
+    """Random weights, the same ones every time."""
+    torch.manual_seed(0)
+    with device:
+        model = Qwen2ForCausalLM(Qwen2Config(**work.shape))
+    return model.to(work.dtype)
+
+
+class _Letters:
+    """A tokenizer: nobody reads the texts."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def decode(self, token_ids: Sequence[int], **_: bool) -> str:
+        return "x" * len(token_ids)
+
+    def __len__(self) -> int:
+        return self._size
+
+
+def _on_policy(outputs: TokenOutputs, batch: TrainBatch, _: dict[str, Tally]) -> Tensor:
+    """GRPO's clipped surrogate where old log-probs are the current ones."""
+    ratios = outputs.logprobs - outputs.logprobs.detach()
+    bounds = Bounds(low=0.2, high=0.2)
+    return -clipped(ratios, outputs.logprobs, batch.advantages[:, None], bounds)
+
+
+class Ours:
+    """Grouper's sampler and update over one model."""
+
+    def __init__(self, work: Work, device: torch.device, *, micro_tokens: int = 65536) -> None:
+        self.work = work
+        self._micro_tokens = micro_tokens
+        self.policy = Policy(make_model(work, device))
+        letters = _Letters(int(work.shape["vocab_size"]))
+        self.sampler = NativeSampler(
+            SamplingWeights(self.policy), letters, stop_token_ids=[work.stop]
+        )
+        adam = torch.optim.AdamW(
+            self.policy.parameters(), lr=LEARNING_RATE, fused=device.type == "cuda"
+        )
+        self._optimizer = Optimizer([adam])
+        params = SamplingParams(max_new_tokens=work.new_tokens, min_new_tokens=work.new_tokens)
+        self._prompts = [
+            Prompt(problem_id=str(i), text="", token_ids=tuple(ids))
+            for i, ids in enumerate(work.prompt_ids().tolist())
+        ]
+        self._requests = [
+            SampleRequest(prompt=self._prompts[i // work.group], params=params, key=i)
+            for i in range(work.rows)
+        ]
+
+    def sample(self) -> list[Completion]:
+        drawn = dict(self.sampler.sample(self._requests))
+        assert sum(len(c.token_ids) for c in drawn.values()) == self.work.rows * (
+            self.work.new_tokens
+        )
+        return [drawn[i] for i in range(self.work.rows)]
+
+    def batch(self, drawn: list[Completion]) -> TrainBatch:
+        """Every other completion is right."""
+        size = self.work.group
+        groups = []
+        for number, prompt in enumerate(self._prompts):
+            rollouts = tuple(
+                _rollout(completion, float(i % 2))
+                for i, completion in enumerate(drawn[number * size : (number + 1) * size])
+            )
+            problem = Problem(id=prompt.problem_id, question="q", answer="1", source="benchmark")
+            params = self._requests[0].params
+            groups.append(
+                RolloutGroup(problem=problem, prompt=prompt, params=params, rollouts=rollouts)
+            )
+        advantages = [[float(i % 2) * 2 - 1 for i in range(size)]] * len(groups)
+        batch = rollout_batch(groups, advantages, token_mean)
+        assert batch is not None
+        return batch
+
+    def update(self, batch: TrainBatch) -> None:
+        done = update(
+            self.policy,
+            batch,
+            Objective((_on_policy,)),
+            self._optimizer,
+            scale=1.0,
+            max_grad_norm=1.0,
+            token_budget=self._micro_tokens,
+        )
+        assert done.applied
+
+    def step(self) -> None:
+        self.update(self.batch(self.sample()))
+
+
+def _rollout(completion: Completion, reward: float) -> Rollout:
+    verdict = Verdict.CORRECT if reward else Verdict.INCORRECT
+    return Rollout(
+        completion=completion,
+        grade=Grade(verdict=verdict, extracted="", rung="", reason=""),
+        reward=Reward(components={"r": reward}, weights={"r": 1.0}),
+    )
+
+
+class Theirs:
+    """TRL's default step from its parts.
+
+    Args:
+        work: what to run.
+        device: where.
+        micro_batch: rows of a forward and backward; 8 is TRL's default.
+        checkpointing: TRL's default is on.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        device: torch.device,
+        *,
+        micro_batch: int = 8,
+        checkpointing: bool = True,
+    ) -> None:
+        self.work = work
+        self._device = device
+        self._micro_batch = micro_batch
+        self.model = make_model(work, device)
+        if checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=LEARNING_RATE, fused=device.type == "cuda"
+        )
+        self._ids = work.prompt_ids().repeat_interleave(work.group, 0).to(device)
+        self._settings = GenerationConfig(
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            max_new_tokens=work.new_tokens,
+            min_new_tokens=work.new_tokens,
+            pad_token_id=int(work.shape["pad_token_id"]),
+            eos_token_id=work.stop,
+        )
+
+    @torch.no_grad()
+    def sample(self) -> Tensor:
+        """[rows, prompt + new] token ids."""
+        self.model.eval()
+        ids: Tensor = self.model.generate(
+            input_ids=self._ids,
+            attention_mask=torch.ones_like(self._ids),
+            generation_config=self._settings,
+        )
+        assert ids.shape[1] == self.work.prompt_tokens + self.work.new_tokens
+        return ids
+
+    def update(self, ids: Tensor) -> None:
+        self.model.train()
+        parts = ids.split(self._micro_batch)
+        advantages = (torch.arange(len(ids), device=ids.device) % 2 * 2.0 - 1).split(
+            self._micro_batch
+        )
+        for part, advantage in zip(parts, advantages, strict=True):
+            self._loss(part, advantage).div(len(parts)).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _loss(self, ids: Tensor, advantage: Tensor) -> Tensor:
+        new = self.work.new_tokens
+        out = self.model(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            logits_to_keep=new + 1,
+            use_cache=False,
+        )
+        logits = out.logits[:, :-1]
+        targets = ids[:, -new:]
+        # In half precision TRL goes row by row, with a log-softmax each.
+        logprobs = torch.stack(
+            [
+                row.log_softmax(-1).gather(1, wanted[:, None])[:, 0]
+                for row, wanted in zip(logits, targets, strict=True)
+            ]
+        )
+        with torch.no_grad():  # it logs entropies of every token
+            for row in logits.flatten(0, 1).split(128):
+                shares = row.log_softmax(-1)
+                (shares.exp() * shares).sum(-1)
+        ratio = (logprobs - logprobs.detach()).exp()
+        kept = torch.minimum(ratio * advantage[:, None], ratio.clamp(0.8, 1.2) * advantage[:, None])
+        return -kept.mean()
+
+    def step(self) -> None:
+        self.update(self.sample())
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(run: Callable[[], Any], device: torch.device) -> float:
+    """Wall-clock seconds of a call and all it started."""
+    synchronize(device)
+    started = time.perf_counter()
+    run()
+    synchronize(device)
+    return time.perf_counter() - started
+
+
+def medians(
+    runs: dict[str, Callable[[], Any]], tries: int, device: torch.device
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Median seconds of each, in turns after one round of warming up; and all of them."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for attempt in range(tries + 1):
+        for name, run in runs.items():
+            taken = seconds_of(run, device)
+            if attempt:
+                seconds[name].append(round(taken, 4))
+    return {name: statistics.median(found) for name, found in seconds.items()}, seconds
+
+
+def save(name: str, record: dict[str, Any], work: Work, device: torch.device) -> None:
+    """Write a result of a GPU; anything else was only tried out."""
+    whole = {"machine": _machine(device), "work": work.described(), **record}
+    print(json.dumps(whole, indent=2))
+    if device.type == "cuda":
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=2) + "\n")
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = "unknown"
+    on_gpu = device.type == "cuda"
+    return {
+        "commit": commit,
+        "device": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
