@@ -20,6 +20,7 @@ from grouper import attention
 from grouper.batching import TrainBatch
 from grouper.errors import ModelError
 from grouper.heap import trim_between_layers
+from grouper.kernels import modules as kernels
 from grouper.recomputation import checkpoint_layers, offloaded_activations
 from grouper.token_scores import LogitScaling, fused_token_scores, plain_token_scores
 
@@ -98,6 +99,8 @@ class Policy(nn.Module):
         if gradient_checkpointing:
             checkpoint_layers(model, self._as_now)
         trim_between_layers(model)
+        if self.native and self.device.type in {"cpu", "meta"}:
+            kernels.attach(model)
         self.eval()  # dropout is off unless `training.update` turns LoRA's on
 
     @property
@@ -135,15 +138,20 @@ class Policy(nn.Module):
         """Attention goes through our layouts inside this block, and nowhere else."""
         return self._attention(attention.NAME)
 
-    def _as_now(self) -> contextlib.AbstractContextManager[None]:
-        """The attention of the update, for layers that are run again after it was left."""
-        return self.native_attention() if self.native else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def _as_now(self) -> Iterator[None]:
+        """A pass of ours: our attention and our kernels, for layers that are run again, too."""
+        if not self.native:
+            yield
+            return
+        with self.native_attention(), kernels.running():
+            yield
 
     def hidden_states(
         self, layout: attention.Layout, token_ids: Tensor, positions: Tensor
     ) -> Tensor:
         """Last hidden states [N, H] of flat tokens [1, N] under a layout."""
-        with self.native_attention(), self.autocast():
+        with self._as_now(), self.autocast():
             output = self.decoder(
                 input_ids=token_ids, position_ids=positions, use_cache=False, layout=layout
             )

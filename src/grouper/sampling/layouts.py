@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grouper.attention import AttentionSpec, attend, gather_heads
+from grouper.kernels import ops
 from grouper.sampling.slots import Layer, SlotCache
 
 __all__ = ["Decode", "Groups", "Prefill"]
@@ -148,18 +149,38 @@ class Decode:
         # Grouped query heads are folded into the query length: keys are read once per key head.
         folded = query[0].transpose(0, 1).reshape(rows, heads, -1, dim).to(keys.dtype)
         before, weight = self._over_prompts(folded, layer, spec)
-        scores = _products(folded, keys[:rows])
+        if ops.decode_serves(folded, keys, values, weight):
+            out = ops.decode(
+                *(folded, keys, values, before.contiguous(), weight.contiguous(), self._lengths),
+                column=self._cache.column,
+                window=spec.window,
+                scaling=spec.scaling,
+                softcap=spec.softcap,
+            )
+        else:
+            out = self._over_own(folded, (keys[:rows], values[:rows]), (before, weight), spec)
+        return out.reshape(rows, -1, value.shape[3]).transpose(0, 1)[None]
+
+    def _over_own(
+        self,
+        query: Tensor,
+        own: tuple[Tensor, Tensor],
+        prompts: tuple[Tensor, Tensor],
+        spec: AttentionSpec,
+    ) -> Tensor:
+        """Attention over the rows' own keys and values, merged with that over their prompts."""
+        (keys, values), (before, weight) = own, prompts
+        scores = _products(query, keys)
         accurate = torch.float64 if scores.dtype == torch.float64 else torch.float32
         merged = scores.new_empty((*scores.shape[:3], scores.shape[3] + 1), dtype=accurate)
         merged[..., :1] = weight
-        own = merged[..., 1:]
-        own.copy_(scores).mul_(spec.scaling)
+        rest = merged[..., 1:]
+        rest.copy_(scores).mul_(spec.scaling)
         if spec.softcap is not None:
-            own.div_(spec.softcap).tanh_().mul_(spec.softcap)
-        own.add_(self._own_bias(spec.window, accurate))
+            rest.div_(spec.softcap).tanh_().mul_(spec.softcap)
+        rest.add_(self._own_bias(spec.window, accurate))
         shares = merged.softmax(-1).to(keys.dtype)
-        out = _mixed(shares[..., 1:], values[:rows]).addcmul_(shares[..., :1], before)
-        return out.reshape(rows, -1, value.shape[3]).transpose(0, 1)[None]
+        return _mixed(shares[..., 1:], values).addcmul_(shares[..., :1], before)
 
     def _over_prompts(
         self, query: Tensor, layer: Layer, spec: AttentionSpec

@@ -1,0 +1,360 @@
+// What a model does to its numbers between two matrix products, in one pass over memory each.
+//
+// Every function is called from kernels/ops.py, which checks types, shapes and layouts; nothing is
+// checked here. T is float or bf16; sums are made in float. Rounding to bf16 happens where the
+// model's own code rounds, so that both agree to the last bit or two.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+struct bf16 {
+    uint16_t bits;
+};
+
+inline float load(float x) { return x; }
+inline float load(bf16 x) {
+    const uint32_t wide = static_cast<uint32_t>(x.bits) << 16;
+    float value;
+    std::memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+inline void store(float &place, float value) { place = value; }
+inline void store(bf16 &place, float value) {
+    uint32_t wide;
+    std::memcpy(&wide, &value, sizeof wide);
+    const uint32_t rounded = (wide + 0x7fffu + ((wide >> 16) & 1u)) >> 16;
+    const bool number = (wide & 0x7fffffffu) <= 0x7f800000u;
+    place.bits = static_cast<uint16_t>(number ? rounded : 0x7fc0u);
+}
+
+// The value that storing it in a T leaves.
+template <class T> inline float rounded(float value) {
+    T place;
+    store(place, value);
+    return load(place);
+}
+
+// e^x to 2 units in the last place, written so that compilers turn a loop of it into vector code:
+// e^x = 2^k e^r with |r| <= ln(2)/2, and Taylor's polynomial for e^r.
+inline float exponential(float x) {
+    const float low = x < -80.0f ? -80.0f : x;
+    const float bounded = low > 80.0f ? 80.0f : low;
+    const float k = std::floor(bounded * 1.44269504f + 0.5f);
+    const float r = (bounded - k * 0.693145752f) - k * 1.42860677e-6f;
+    float p = 1.0f / 5040;
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    const int32_t power = (static_cast<int32_t>(k) + 127) * (1 << 23);
+    float scale;
+    std::memcpy(&scale, &power, sizeof scale);
+    return p * scale;  // not a number stays so: p comes from x
+}
+
+// ---- RMS normalisation -------------------------------------------------------------------------
+
+// `ones`: the weight is 1 + w and multiplied before rounding (Gemma); otherwise w, after (Llama).
+template <class X, class W, class Y>
+void rms_norm(const X *x, const W *w, Y *y, float *inverse, int64_t rows, int64_t width, float eps,
+              bool ones, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t row = 0; row < rows; ++row) {
+        const X *in = x + row * width;
+        Y *out = y + row * width;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < width; ++i) sum += load(in[i]) * load(in[i]);
+        const float scale = 1.0f / std::sqrt(sum / static_cast<float>(width) + eps);
+        inverse[row] = scale;
+        if (ones) {
+#pragma omp simd
+            for (int64_t i = 0; i < width; ++i)
+                store(out[i], load(in[i]) * scale * (1.0f + load(w[i])));
+        } else {
+#pragma omp simd
+            for (int64_t i = 0; i < width; ++i)
+                store(out[i], rounded<X>(load(in[i]) * scale) * load(w[i]));
+        }
+    }
+}
+
+// `w_grad`: [threads, width], zeros; thread t adds up rows t * rows / threads onwards.
+template <class X, class W, class Y>
+void rms_norm_backward(const Y *grad, const X *x, const W *w, const float *inverse, X *x_grad,
+                       float *w_grad, int64_t rows, int64_t width, bool ones, int threads) {
+    const float one = ones ? 1.0f : 0.0f;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+    for (int t = 0; t < threads; ++t) {
+        float *own = w_grad + t * width;
+        for (int64_t row = t * rows / threads; row < (t + 1) * rows / threads; ++row) {
+            const X *in = x + row * width;
+            const Y *g = grad + row * width;
+            X *out = x_grad + row * width;
+            const float scale = inverse[row];
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < width; ++i) {
+                const float normed = load(in[i]) * scale;
+                sum += load(g[i]) * (one + load(w[i])) * normed;
+                own[i] += load(g[i]) * normed;
+            }
+            const float mean = sum / static_cast<float>(width);
+#pragma omp simd
+            for (int64_t i = 0; i < width; ++i) {
+                const float normed = load(in[i]) * scale;
+                store(out[i], scale * (load(g[i]) * (one + load(w[i])) - normed * mean));
+            }
+        }
+    }
+}
+
+// ---- rotary embedding --------------------------------------------------------------------------
+
+// x [tokens, heads, dim] with strides, cosine and sine [tokens, dim] -> y contiguous.
+template <class X, class C, class Y>
+void rotate(const X *x, const C *cosine, const C *sine, Y *y, int64_t tokens, int64_t heads,
+            int64_t dim, int64_t token_stride, int64_t head_stride, bool backward, int threads) {
+    const int64_t half = dim / 2;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t token = 0; token < tokens; ++token) {
+        const C *c = cosine + token * dim, *s = sine + token * dim;
+        for (int64_t head = 0; head < heads; ++head) {
+            const X *in = x + token * token_stride + head * head_stride;
+            Y *out = y + (token * heads + head) * dim;
+            if (backward) {
+#pragma omp simd
+                for (int64_t i = 0; i < half; ++i) {
+                    const float a = load(in[i]), b = load(in[i + half]);
+                    store(out[i], a * load(c[i]) + b * load(s[i + half]));
+                    store(out[i + half], b * load(c[i + half]) - a * load(s[i]));
+                }
+            } else {
+#pragma omp simd
+                for (int64_t i = 0; i < half; ++i) {
+                    const float a = load(in[i]), b = load(in[i + half]);
+                    store(out[i], a * load(c[i]) - b * load(s[i]));
+                    store(out[i + half], b * load(c[i + half]) + a * load(s[i + half]));
+                }
+            }
+        }
+    }
+}
+
+// ---- gated activation --------------------------------------------------------------------------
+
+// x * sigmoid(m x + c x^3): SiLU with m = 1, c = 0; GELU's tanh form with m = sqrt(8 / pi) and
+// c = 0.044715 m, since (1 + tanh(z)) / 2 = sigmoid(2 z).
+// Cut by hand: compilers vectorise a plain inner loop, and not always a parallel one.
+constexpr int64_t BLOCK = 4096;
+
+template <class T>
+void gated(const T *__restrict gate, const T *__restrict up, T *__restrict y, int64_t count, float m, float c, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t start = 0; start < count; start += BLOCK) {
+        const int64_t end = start + BLOCK < count ? start + BLOCK : count;
+#pragma omp simd
+        for (int64_t i = start; i < end; ++i) {
+            const float g = load(gate[i]);
+            const float share = 1.0f / (1.0f + exponential(-(m * g + c * g * g * g)));
+            store(y[i], rounded<T>(g * share) * load(up[i]));
+        }
+    }
+}
+
+template <class T>
+void gated_backward(const T *__restrict grad, const T *__restrict gate, const T *__restrict up,
+                    T *__restrict gate_grad, T *__restrict up_grad, int64_t count, float m, float c, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t start = 0; start < count; start += BLOCK) {
+        const int64_t end = start + BLOCK < count ? start + BLOCK : count;
+#pragma omp simd
+        for (int64_t i = start; i < end; ++i) {
+            const float g = load(gate[i]), d = load(grad[i]);
+            const float share = 1.0f / (1.0f + exponential(-(m * g + c * g * g * g)));
+            const float slope = share + g * share * (1.0f - share) * (m + 3.0f * c * g * g);
+            store(gate_grad[i], d * load(up[i]) * slope);
+            store(up_grad[i], d * rounded<T>(g * share));
+        }
+    }
+}
+
+// ---- attention of one new token a row over the columns it has written itself -------------------
+
+// The run of columns that ends at `column`, going backwards round the ring.
+struct Run {
+    int64_t start, count;
+};
+
+inline int64_t runs_of(int64_t column, int64_t width, int64_t length, Run runs[2]) {
+    const int64_t tail = length <= column + 1 ? length : column + 1;
+    runs[0] = {column + 1 - tail, tail};
+    runs[1] = {width - (length - tail), length - tail};
+    return length - tail > 0 ? 2 : 1;
+}
+
+// Dot products of one query with a run of keys, and a weighted sum of a run of values. D is the
+// size of a head where it is a usual one, so that its loops are unrolled and sums stay in
+// registers, and 0 elsewhere.
+template <class T, int64_t D>
+inline void scores_of(const float *query, const T *keys, int64_t count, int64_t dim, float *score) {
+    const int64_t size = D > 0 ? D : dim;
+    for (int64_t k = 0; k < count; ++k) {
+        const T *key = keys + k * size;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t d = 0; d < size; ++d) sum += query[d] * load(key[d]);
+        score[k] = sum;
+    }
+}
+
+template <class T, int64_t D>
+inline void add_values(const float *share, const T *values, int64_t count, int64_t dim,
+                       float *out) {
+    const int64_t size = D > 0 ? D : dim;
+    float held[D > 0 ? D : 1];
+    float *sum = D > 0 ? held : out;
+    if (D > 0) std::memcpy(held, out, sizeof(float) * size);
+    for (int64_t k = 0; k < count; ++k) {
+        const T *value = values + k * size;
+#pragma omp simd
+        for (int64_t d = 0; d < size; ++d) sum[d] += share[k] * load(value[d]);
+    }
+    if (D > 0) std::memcpy(out, held, sizeof(float) * size);
+}
+
+// Scores [count] become shares of a softmax in which `old` takes part as one more score; returns
+// the share of that one.
+inline float softmax(float *score, int64_t count, float old, float softcap) {
+    if (softcap > 0)
+        for (int64_t i = 0; i < count; ++i) score[i] = std::tanh(score[i] / softcap) * softcap;
+    float top = old;
+#pragma omp simd reduction(max : top)
+    for (int64_t i = 0; i < count; ++i) top = score[i] > top ? score[i] : top;
+    const float first = exponential(old - top);
+    float sum = first;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; ++i) {
+        score[i] = exponential(score[i] - top);
+        sum += score[i];
+    }
+    const float whole = 1.0f / sum;
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) score[i] *= whole;
+    return first * whole;
+}
+
+struct Decode {
+    int64_t rows, heads, group, dim, width, column, window;
+    float scaling, softcap;
+};
+
+// Queries [rows, heads, group, dim]; keys, values [>= rows, heads, width, dim]; `before`: the
+// attention over the prompts, as the queries; `weight`: its log-sum-exp [rows, heads, group].
+template <class T, int64_t D>
+void decode(const T *query, const T *keys, const T *values, const T *before, const float *weight,
+            T *y, const int64_t *lengths, const Decode &the, int threads) {
+    const int64_t dim = the.dim, width = the.width;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        float *q = static_cast<float *>(std::malloc(sizeof(float) * (width + 2 * dim)));
+        float *out = q + dim, *score = out + dim;
+        // In turns, since rows that began together are equally long: every thread gets as much.
+#pragma omp for schedule(static, 1)
+        for (int64_t place = 0; place < the.rows * the.heads; ++place) {
+            const int64_t seen = lengths[place / the.heads];
+            Run runs[2];
+            const int64_t parts =
+                runs_of(the.column, width,
+                        the.window > 0 && the.window < seen ? the.window : seen, runs);
+            for (int64_t g = 0; g < the.group; ++g) {
+                const int64_t at = place * the.group + g;
+                for (int64_t d = 0; d < dim; ++d) q[d] = load(query[at * dim + d]) * the.scaling;
+                int64_t found = 0;
+                for (int64_t part = 0; part < parts; found += runs[part++].count)
+                    scores_of<T, D>(q, keys + (place * width + runs[part].start) * dim,
+                                    runs[part].count, dim, score + found);
+                const float share = softmax(score, found, weight[at], the.softcap);
+                for (int64_t d = 0; d < dim; ++d) out[d] = share * load(before[at * dim + d]);
+                found = 0;
+                for (int64_t part = 0; part < parts; found += runs[part++].count)
+                    add_values<T, D>(score + found,
+                                     values + (place * width + runs[part].start) * dim,
+                                     runs[part].count, dim, out);
+                for (int64_t d = 0; d < dim; ++d) store(y[at * dim + d], out[d]);
+            }
+        }
+        std::free(q);
+    }
+}
+
+template <class T>
+void decode_of_size(const T *query, const T *keys, const T *values, const T *before,
+                    const float *weight, T *y, const int64_t *lengths, const Decode &the,
+                    int threads) {
+    const auto kernel = the.dim == 32    ? decode<T, 32>
+                        : the.dim == 64  ? decode<T, 64>
+                        : the.dim == 128 ? decode<T, 128>
+                                         : decode<T, 0>;
+    kernel(query, keys, values, before, weight, y, lengths, the, threads);
+}
+
+}  // namespace
+
+// One name for each combination of types: f is float, b is bf16, in the order of the template.
+#define NORM(NAME, X, W, Y)                                                                       \
+    extern "C" void rms_norm_##NAME(const X *x, const W *w, Y *y, float *inverse, int64_t rows,   \
+                                    int64_t width, float eps, int ones, int threads) {            \
+        rms_norm(x, w, y, inverse, rows, width, eps, ones != 0, threads);                         \
+    }                                                                                             \
+    extern "C" void rms_norm_backward_##NAME(const Y *grad, const X *x, const W *w,               \
+                                             const float *inverse, X *x_grad, float *w_grad,      \
+                                             int64_t rows, int64_t width, int ones,               \
+                                             int threads) {                                       \
+        rms_norm_backward(grad, x, w, inverse, x_grad, w_grad, rows, width, ones != 0, threads);  \
+    }
+#define ROTATE(NAME, X, C, Y)                                                                     \
+    extern "C" void rotate_##NAME(const X *x, const C *cosine, const C *sine, Y *y,               \
+                                  int64_t tokens, int64_t heads, int64_t dim,                     \
+                                  int64_t token_stride, int64_t head_stride, int backward,        \
+                                  int threads) {                                                  \
+        rotate(x, cosine, sine, y, tokens, heads, dim, token_stride, head_stride, backward != 0,  \
+               threads);                                                                          \
+    }
+#define PLAIN(NAME, T)                                                                            \
+    extern "C" void gated_##NAME(const T *gate, const T *up, T *y, int64_t count, float m,        \
+                                 float c, int threads) {                                          \
+        gated(gate, up, y, count, m, c, threads);                                                 \
+    }                                                                                             \
+    extern "C" void gated_backward_##NAME(const T *grad, const T *gate, const T *up,              \
+                                          T *gate_grad, T *up_grad, int64_t count, float m,       \
+                                          float c, int threads) {                                 \
+        gated_backward(grad, gate, up, gate_grad, up_grad, count, m, c, threads);                 \
+    }                                                                                             \
+    extern "C" void decode_##NAME(                                                                \
+        const T *query, const T *keys, const T *values, const T *before, const float *weight,     \
+        T *y, const int64_t *lengths, int64_t rows, int64_t heads, int64_t group, int64_t dim,    \
+        int64_t width, int64_t column, int64_t window, float scaling, float softcap,              \
+        int threads) {                                                                            \
+        const Decode the = {rows, heads, group, dim, width, column, window, scaling, softcap};    \
+        decode_of_size(query, keys, values, before, weight, y, lengths, the, threads);            \
+    }
+
+NORM(fff, float, float, float)
+NORM(bbb, bf16, bf16, bf16)
+NORM(bff, bf16, float, float)
+NORM(bfb, bf16, float, bf16)
+ROTATE(fff, float, float, float)
+ROTATE(bbb, bf16, bf16, bf16)
+ROTATE(bff, bf16, float, float)
+ROTATE(ffb, float, float, bf16)
+PLAIN(f, float)
+PLAIN(b, bf16)

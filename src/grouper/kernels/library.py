@@ -1,0 +1,120 @@
+"""The compiled kernels: built once a machine from `cpu.cpp`, loaded as a plain shared library.
+
+Building takes about two seconds and needs a C++ compiler (`c++`, or what `CXX` names). Where
+there is none, or it fails, everything runs on PyTorch's own operations: slower, the same numbers
+but for rounding. The library depends on the processor it was built for, so it lies in the user's
+cache under a name that holds the source, the compiler, its options and the processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+__all__ = ["OFF", "library"]
+
+log = logging.getLogger(__name__)
+
+OFF = "GROUPER_KERNELS"
+"""Set to 0 in the environment, everything runs on PyTorch's own operations."""
+
+SOURCE = Path(__file__).with_name("cpu.cpp")
+
+# Sums may be reordered, or they would not be vectorised; NaN and infinity stay what they are
+# (-ffast-math would give them up, and switch denormal numbers off for the whole process).
+OPTIONS = (
+    "-std=c++17",
+    "-O3",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-signed-zeros",
+    "-fassociative-math",
+    "-ffp-contract=fast",
+    "-fPIC",
+    "-shared",
+)
+# Tried in turn: Apple's compiler knows neither of the first two lines' options.
+VARIANTS = (
+    ("-march=native", "-mprefer-vector-width=512", "-fopenmp"),
+    ("-march=native", "-fopenmp"),
+    ("-mcpu=native",),
+    (),
+)
+SECONDS = 120
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The kernels, or None where they are switched off or cannot be built."""
+    if os.environ.get(OFF) == "0":
+        return None
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        log.info("No C++ compiler was found: fused kernels are off (slower, nothing else).")
+        return None
+    try:
+        return ctypes.CDLL(str(_built(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("The fused kernels could not be built and stay off: %s", error)
+        return None
+
+
+def _built(compiler: str) -> Path:
+    """The library's file, made if it is not there."""
+    target = _folder() / f"kernels-{_fingerprint(compiler)}.so"
+    if target.exists():
+        return target
+    handle, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=target.parent)
+    os.close(handle)
+    made = Path(name)
+    try:
+        _compile(compiler, made)
+        made.replace(target)  # several processes may do this at the same time
+    finally:
+        made.unlink(missing_ok=True)
+    return target
+
+
+def _compile(compiler: str, target: Path) -> None:
+    for variant in VARIANTS:
+        command = [compiler, *OPTIONS, *variant, str(SOURCE), "-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        if done.returncode == 0:
+            return
+    raise OSError(f"{compiler} failed: {done.stderr.strip()[-500:]}")
+
+
+def _folder() -> Path:
+    """The user's cache, or a folder of this process where that cannot be written."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grouper"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="grouper-kernels-"))
+    return cache if os.access(cache, os.W_OK) else Path(tempfile.mkdtemp(prefix="grouper-kernels-"))
+
+
+def _fingerprint(compiler: str) -> str:
+    """What the compiled code depends on."""
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=SECONDS, check=True
+    )
+    parts = (SOURCE.read_text(encoding="utf-8"), version.stdout, str((OPTIONS, VARIANTS)))
+    return hashlib.blake2b("\0".join((*parts, _processor())).encode(), digest_size=12).hexdigest()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    kinds = ("model name", "flags", "Features", "CPU part")
+    return platform.machine() + "".join(sorted({ln for ln in lines if ln.startswith(kinds)}))

@@ -1,0 +1,202 @@
+"""Which parts of a transformers model run on our kernels, and when.
+
+A model keeps its own code. Its normalisation and MLP layers and the function that rotates its
+queries and keys look first whether a pass of ours is running (`running`) and a kernel takes their
+tensors, and otherwise do what they always did. What a class computes is not guessed from its
+name: a kernel is used only if it gives what the class's own code gives on random numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import cache
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, silu
+
+from grouper.kernels import ops
+from grouper.kernels.library import library
+
+__all__ = ["attach", "running", "switched_off"]
+
+_RUNNING: ContextVar[bool] = ContextVar("running", default=False)
+_OFF: ContextVar[bool] = ContextVar("off", default=False)
+
+ROTARY = "apply_rotary_pos_emb"
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+}
+CLOSE = 1e-5
+
+
+@contextlib.contextmanager
+def running() -> Iterator[None]:
+    """Models that were attached use the kernels inside this block."""
+    before = _RUNNING.set(not _OFF.get())
+    try:
+        yield
+    finally:
+        _RUNNING.reset(before)
+
+
+@contextlib.contextmanager
+def switched_off() -> Iterator[None]:
+    """No `running` inside this block has an effect."""
+    before = _OFF.set(True)
+    try:
+        yield
+    finally:
+        _OFF.reset(before)
+
+
+def attach(model: nn.Module) -> None:
+    """Let this model's layers use the kernels, where there are any; repeating it does nothing."""
+    if library() is None:
+        return
+    for module in model.modules():
+        kind: Any = type(module)
+        if "forward" in vars(module):
+            continue
+        if _looks_like_norm(module):
+            if _norm_ones(kind) is not None:
+                # A bound method and no closure: a copy of the model must run its own weights.
+                module.forward = MethodType(_norm, module)
+        elif _looks_like_mlp(module) and _mlp_is_gated(kind):
+            activation = _activation(module)
+            if activation is not None:
+                vars(module)["fused_activation"] = activation
+                module.forward = MethodType(_mlp, module)
+        _attach_rotary(kind.__module__)
+
+
+def _looks_like_norm(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 1 and _eps(module) is not None
+
+
+def _eps(module: nn.Module) -> float | None:
+    for name in ("variance_epsilon", "eps"):
+        if isinstance(value := getattr(module, name, None), float):
+            return value
+    return None
+
+
+def _random(*shape: int) -> Tensor:
+    # Neither the global generator nor a default device may be touched.
+    generator = torch.Generator().manual_seed(len(shape))
+    return torch.randn(shape, generator=generator, device="cpu")
+
+
+def _agrees(ours: Callable[[], Any], theirs: Callable[[], Any]) -> bool:
+    """Whether two functions give the same tensors; anything unexpected is a no."""
+    try:
+        with torch.no_grad():
+            pairs = zip(ours(), theirs(), strict=True)
+            return all(a.shape == b.shape and bool((a - b).abs().max() < CLOSE) for a, b in pairs)
+    except (TypeError, ValueError, RuntimeError, AttributeError):
+        return False
+
+
+@cache
+def _norm_ones(kind: Any) -> bool | None:
+    """Whether a class of norms multiplies by 1 + weight; None: it is not what our kernel does."""
+    x, weight = _random(3, 8), _random(8)
+
+    def theirs() -> tuple[Tensor]:
+        probe = kind.__new__(kind)
+        nn.Module.__init__(probe)
+        probe.weight = nn.Parameter(weight)
+        probe.variance_epsilon = probe.eps = 1e-3
+        return (kind.forward(probe, x),)
+
+    for ones in (False, True):
+        if _agrees(lambda ones=ones: (ops.rms_norm(x, weight, 1e-3, ones=ones),), theirs):  # type: ignore[misc]  # a default argument in a lambda
+            return ones
+    return None
+
+
+def _norm(module: Any, x: Tensor) -> Tensor:
+    kind: Any = type(module)
+    ones = _norm_ones(kind) or False
+    if _RUNNING.get() and ops.norm_serves(x, module.weight, ones=ones):
+        return ops.rms_norm(x, module.weight, _eps(module) or 0.0, ones=ones)
+    return _as_ever(module, x)
+
+
+def _as_ever(module: Any, x: Tensor) -> Tensor:
+    """What the model's own code does."""
+    out: Tensor = type(module).forward(module, x)
+    return out
+
+
+def _looks_like_mlp(module: nn.Module) -> bool:
+    return all(hasattr(module, n) for n in ("gate_proj", "up_proj", "down_proj", "act_fn"))
+
+
+@cache
+def _mlp_is_gated(kind: Any) -> bool:
+    """Whether a class computes down(act(gate(x)) * up(x)) of its linear layers."""
+    gate, up, down, x = _random(6, 4), _random(4, 6, 1)[..., 0].T, _random(4, 6), _random(2, 4)
+
+    def theirs() -> tuple[Tensor]:
+        probe = kind.__new__(kind)
+        nn.Module.__init__(probe)
+        probe.gate_proj = lambda h: h @ gate.T
+        probe.up_proj = lambda h: h @ up.T
+        probe.down_proj = lambda h: h @ down.T
+        probe.act_fn = torch.tanh
+        return (kind.forward(probe, x),)
+
+    return _agrees(lambda: ((torch.tanh(x @ gate.T) * (x @ up.T)) @ down.T,), theirs)
+
+
+def _activation(module: Any) -> str | None:
+    x = torch.linspace(-6, 6, 33, device="cpu")
+    for name, function in ACTIVATIONS.items():
+        if _agrees(lambda function=function: (function(x),), lambda: (module.act_fn(x),)):  # type: ignore[misc]  # as above
+            return name
+    return None
+
+
+def _mlp(module: Any, x: Tensor) -> Tensor:
+    if not _RUNNING.get():
+        return _as_ever(module, x)
+    gate, up = module.gate_proj(x), module.up_proj(x)
+    if ops.gated_serves(gate, up):
+        inner = ops.gated(gate, up, module.fused_activation)
+    else:
+        inner = module.act_fn(gate) * up
+    out: Tensor = module.down_proj(inner)
+    return out
+
+
+@cache
+def _attach_rotary(name: str) -> None:
+    """Let the rotation of queries and keys in this module of transformers use the kernel."""
+    home = sys.modules.get(name)
+    original = getattr(home, ROTARY, None)
+    if home is None or original is None:
+        return
+    q, k, cosine, sine = _random(1, 4, 5, 8), _random(1, 2, 5, 8), _random(1, 5, 8), _random(5, 8)
+    sine = sine[None]
+
+    def ours(*states: Tensor) -> tuple[Tensor, ...]:
+        return tuple(ops.rotate(x, cosine, sine) for x in states)
+
+    if not _agrees(lambda: ours(q, k), lambda: original(q, k, cosine, sine)):
+        return
+
+    def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        usual = not args and not kwargs and _RUNNING.get()
+        if usual and ops.rotate_serves(q, cos) and ops.rotate_serves(k, cos):
+            return ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
+        return original(q, k, cos, sin, *args, **kwargs)
+
+    setattr(home, ROTARY, rotated)

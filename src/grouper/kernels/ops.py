@@ -1,0 +1,290 @@
+"""The compiled kernels as functions of tensors, with gradients.
+
+Each takes and returns ordinary CPU tensors. `serves` says of which dtypes; callers fall back to
+the model's own code for anything else. On a `FakeTensor`, whose shapes the memory plan counts,
+nothing is computed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor  # torch's own shape engine
+
+from grouper.kernels.library import library
+
+__all__ = [
+    "decode",
+    "decode_serves",
+    "gated",
+    "gated_serves",
+    "norm_serves",
+    "rms_norm",
+    "rotate",
+    "rotate_serves",
+]
+
+_LETTERS = {torch.float32: "f", torch.bfloat16: "b"}
+_SMALL = 1 << 15
+"""Elements below which a second thread costs more than it brings."""
+
+NORMS = {"fff", "bbb", "bff", "bfb"}
+ROTATIONS = {"fff": "fff", "bbb": "bbb", "bff": "ffb"}
+"""Types of a rotation -> types of its backward."""
+
+
+@cache
+def _letters(*dtypes: torch.dtype) -> str:
+    return "".join(_LETTERS.get(dtype, "?") for dtype in dtypes)
+
+
+def norm_serves(x: Tensor, weight: Tensor, *, ones: bool) -> bool:
+    """Whether `rms_norm` takes these."""
+    return (
+        _letters(x.dtype, weight.dtype, _norm_dtype(x, weight, ones=ones)) in NORMS
+        and x.device.type == "cpu" == weight.device.type
+        and x.is_contiguous()
+        and weight.is_contiguous()
+    )
+
+
+def rotate_serves(x: Tensor, cosine: Tensor) -> bool:
+    """Whether `rotate` takes heads [1, H, N, D] and cosines [1, N, D]."""
+    return (
+        x.device.type == "cpu"
+        and x.dim() == 4
+        and cosine.dim() == 3
+        and x.shape[0] == cosine.shape[0] == 1
+        and cosine.shape[-1] == x.shape[-1]
+        and x.shape[-1] % 2 == 0
+        and x.stride(-1) == 1
+        and _letters(x.dtype, cosine.dtype, _wider(x, cosine)) in ROTATIONS
+    )
+
+
+def gated_serves(gate: Tensor, up: Tensor) -> bool:
+    """Whether `gated` takes these."""
+    return _alike(gate, up) and gate.shape == up.shape
+
+
+def decode_serves(query: Tensor, keys: Tensor, values: Tensor, weight: Tensor) -> bool:
+    """Whether `decode` takes these."""
+    return (
+        library() is not None
+        and _alike(query, keys, values)
+        and keys.shape == values.shape
+        and weight.dtype == torch.float32
+    )
+
+
+def _alike(*tensors: Tensor) -> bool:
+    first = tensors[0]
+    return (
+        first.dtype in _LETTERS
+        and first.device.type == "cpu"
+        and all(t.is_contiguous() and t.dtype == first.dtype for t in tensors)
+    )
+
+
+def _wider(x: Tensor, other: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, other.dtype)
+
+
+def _norm_dtype(x: Tensor, weight: Tensor, *, ones: bool) -> torch.dtype:
+    return x.dtype if ones else _wider(x, weight)
+
+
+def _threads(elements: int) -> int:
+    return torch.get_num_threads() if elements >= _SMALL else 1
+
+
+def _call(name: str, *arguments: Tensor | float) -> None:
+    """Run a kernel: tensors become pointers, whole numbers 64 bits, the last one (threads) 32."""
+    kernels = library()
+    assert kernels is not None, "callers have asked `serves`"
+    if any(isinstance(a, FakeTensor) for a in arguments):
+        return
+    *others, threads = arguments
+    getattr(kernels, name)(*map(_argument, others), int(threads))
+
+
+def _argument(value: Tensor | float) -> Any:
+    if isinstance(value, Tensor):
+        return ctypes.c_void_p(value.data_ptr())
+    if isinstance(value, bool):
+        return ctypes.c_int(value)
+    return ctypes.c_int64(value) if isinstance(value, int) else ctypes.c_float(value)
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float, *, ones: bool) -> tuple[Tensor, Tensor, str]:
+    """The normalised x, the inverse root of each row, and the kernel's types."""
+    width = weight.shape[0]
+    rows = x.numel() // width
+    out = x.new_empty(x.shape, dtype=_norm_dtype(x, weight, ones=ones))
+    inverse = x.new_empty(rows, dtype=torch.float32)
+    letters = _letters(x.dtype, weight.dtype, out.dtype)
+    _call(
+        f"rms_norm_{letters}",
+        *(x, weight, out, inverse, rows, width, float(eps), ones, _threads(x.numel())),
+    )
+    return out, inverse, letters
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, ones: bool) -> Tensor:
+        out, inverse, ctx.letters = _normed(x, weight, eps, ones=ones)
+        ctx.save_for_backward(x, weight, inverse)
+        ctx.ones = ones
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight, inverse = ctx.saved_tensors
+        width, rows, threads = weight.shape[0], inverse.shape[0], _threads(x.numel())
+        x_grad = torch.empty_like(x)
+        w_grad = inverse.new_zeros(threads, width)
+        _call(
+            f"rms_norm_backward_{ctx.letters}",
+            *(grad.contiguous(), x, weight, inverse, x_grad, w_grad, rows, width, ctx.ones),
+            threads,
+        )
+        return x_grad, w_grad.sum(0).to(weight.dtype), None, None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, ones: bool = False) -> Tensor:
+    """X / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, 2019).
+
+    Args:
+        x: [..., D], contiguous.
+        weight: [D].
+        eps: inside the root.
+        ones: multiply by 1 + weight, before rounding (Gemma).
+    """
+    if not torch.is_grad_enabled():  # a sampler calls this often, and autograd takes its time
+        return _normed(x, weight, eps, ones=ones)[0]
+    out: Tensor = _RMSNorm.apply(x, weight, eps, ones)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return out
+
+
+def _rotated(x: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype, *, back: bool) -> Tensor:
+    """Heads [1, H, N, D] -> the same, contiguous as [1, N, H, D]."""
+    _, heads, tokens, dim = x.shape
+    out = x.new_empty((1, tokens, heads, dim), dtype=dtype)
+    _call(
+        f"rotate_{_letters(x.dtype, cosine.dtype, dtype)}",
+        *(x, cosine, sine, out, tokens, heads, dim, x.stride(2), x.stride(1), back),
+        _threads(x.numel()),
+    )
+    return out.transpose(1, 2)
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        ctx.dtype = x.dtype
+        return _rotated(x, cosine, sine, _wider(x, cosine), back=False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        cosine, sine = ctx.saved_tensors
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        return _rotated(grad, cosine, sine, ctx.dtype, back=True), None, None
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary position embedding (Su et al., 2021), each half of a head's dimensions as a pair.
+
+    Args:
+        x: [1, H, N, D].
+        cosine: [1, N, D].
+        sine: [1, N, D].
+    """
+    if not torch.is_grad_enabled():
+        return _rotated(x, cosine, sine, _wider(x, cosine), back=False)
+    out: Tensor = _Rotate.apply(x, cosine, sine)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return out
+
+
+_ROOT = 1.5957691216057308  # sqrt(8 / pi)
+CURVES = {"silu": (1.0, 0.0), "gelu_tanh": (_ROOT, _ROOT * 0.044715)}
+"""Activation -> m and c of x sigmoid(m x + c x^3)."""
+
+
+def _gated(gate: Tensor, up: Tensor, m: float, c: float) -> Tensor:
+    out, count = torch.empty_like(gate), gate.numel()
+    _call(f"gated_{_letters(gate.dtype)}", gate, up, out, count, m, c, _threads(count))
+    return out
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, m: float, c: float) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.curve = (m, c)
+        return _gated(gate, up, m, c)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        gate, up = ctx.saved_tensors
+        gate_grad, up_grad, count = torch.empty_like(gate), torch.empty_like(up), gate.numel()
+        _call(
+            f"gated_backward_{_letters(gate.dtype)}",
+            *(grad.contiguous(), gate, up, gate_grad, up_grad, count, *ctx.curve),
+            _threads(count),
+        )
+        return gate_grad, up_grad, None, None
+
+
+def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    """activation(gate) * up (Shazeer, 2020), `activation` a name in `CURVES`."""
+    if not torch.is_grad_enabled():
+        return _gated(gate, up, *CURVES[activation])
+    out: Tensor = _Gated.apply(gate, up, *CURVES[activation])  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return out
+
+
+def decode(  # noqa: PLR0917 - tensors by position, numbers by name
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    before: Tensor,
+    weight: Tensor,
+    lengths: Tensor,
+    *,
+    column: int,
+    window: int | None,
+    scaling: float,
+    softcap: float | None,
+) -> Tensor:
+    """Attention of one new token a row over its own columns of the ring, merged with its prompt's.
+
+    Args:
+        query: [rows, Hkv, G, D].
+        keys: [at least rows, Hkv, width, D].
+        values: as keys.
+        before: the attention over the prompts, as the queries.
+        weight: its log-sum-exp [rows, Hkv, G] float32.
+        lengths: [rows] int64, columns that each row sees, this step's included.
+        column: this step's column; the others lie before it, round the ring.
+        window: tokens a row sees at most, itself included; None: all.
+        scaling: of the scores.
+        softcap: of the scores; None: none.
+
+    Returns:
+        [rows, Hkv, G, D].
+    """
+    rows, heads, group, dim = query.shape
+    out = torch.empty_like(query)
+    _call(
+        f"decode_{_letters(query.dtype)}",
+        *(query, keys, values, before, weight, out, lengths, rows, heads, group, dim),
+        *(keys.shape[2], column, window or 0, float(scaling), float(softcap or 0.0)),
+        torch.get_num_threads() if rows * heads >= 8 else 1,
+    )
+    return out

@@ -1,0 +1,143 @@
+"""Whole models with and without the kernels; and that nothing else notices them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+import torch
+from tiny_models import FAMILIES, tiny_model
+from torch import nn
+
+from grouper.kernels import modules, ops
+from grouper.kernels.library import library
+from grouper.policy import Policy, _probe_batch
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or kernels are off")
+
+# What a family's code has for a kernel: GPT-2 has none of the three.
+USED = {
+    "granite": {"rms_norm", "rotate", "gated"},
+    "cohere": {"gated"},
+    "gpt2": set(),
+}
+
+
+@pytest.fixture
+def calls() -> Iterator[set[str]]:
+    """The kernels that were called."""
+    found: set[str] = set()
+    original = ops._call
+
+    def noting(name: str, *arguments: object) -> None:
+        found.add(name.rsplit("_", 1)[0])
+        original(name, *arguments)
+
+    with mock.patch.object(ops, "_call", noting):
+        yield found
+
+
+def gradients(policy: Policy) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    policy.zero_grad()
+    ids = (torch.arange(24).view(4, 6) * 7 + 3) % 97
+    logprobs = policy(_probe_batch(ids)).logprobs
+    logprobs.sum().backward()
+    return logprobs.detach(), [p.grad.clone() for p in policy.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_model_says_and_learns_the_same(family: str, calls: set[str]) -> None:
+    policy = Policy(tiny_model(family))
+    calls.clear()  # a class that is new is tried on random numbers
+    logprobs, fused = gradients(policy)
+    expected = USED.get(family, {"rms_norm", "rotate", "gated"})
+    assert {name.removesuffix("_backward") for name in calls} == expected
+    assert {name for name in calls if name.endswith("_backward")} == {
+        f"{name}_backward" for name in expected - {"rotate"}
+    }
+    calls.clear()
+    with modules.switched_off():
+        plain_logprobs, plain = gradients(policy)
+    assert not calls
+    assert float((logprobs - plain_logprobs).abs().max()) < 2e-5
+    for ours, theirs in zip(fused, plain, strict=True):
+        assert float((ours - theirs).norm() / (theirs.norm() + 1e-6)) < 1e-4
+
+
+def test_a_copy_runs_its_own_weights() -> None:
+    policy = Policy(tiny_model("qwen3"))
+    other = Policy(copy.deepcopy(policy.model))
+    before = gradients(policy)[0]
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    assert torch.equal(gradients(policy)[0], before)
+    assert not torch.allclose(gradients(other)[0], before)
+
+
+def test_a_model_called_directly_is_left_alone(calls: set[str]) -> None:
+    model = tiny_model("qwen3")
+    ids = torch.arange(6)[None]
+    before = model(input_ids=ids).logits
+    Policy(model)
+    calls.clear()
+    assert torch.equal(model(input_ids=ids).logits, before)
+    assert not calls
+
+
+def test_attaching_twice_does_nothing_more() -> None:
+    model = tiny_model("gemma2")
+    modules.attach(model)
+    forwards = [m.forward for m in model.modules()]
+    modules.attach(model)
+    assert [m.forward for m in model.modules()] == forwards
+
+
+class Odd(nn.Module):
+    """A norm that divides by the largest value; its weight and eps look like the usual one's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.eps = 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / x.abs().max() * self.weight
+
+
+class OddMLP(nn.Module):
+    """It adds where others multiply."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = (nn.Linear(4, 4) for _ in range(3))
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) + self.up_proj(x))
+
+
+@pytest.mark.parametrize("kind", [Odd, OddMLP])
+def test_a_layer_that_only_looks_like_one_of_ours_keeps_its_code(kind: type[nn.Module]) -> None:
+    module = kind()
+    modules.attach(module)
+    assert "forward" not in vars(module)
+
+
+def test_an_activation_without_a_kernel_keeps_its_code() -> None:
+    model = tiny_model("llama", hidden_act="relu")
+    modules.attach(model)
+    assert "forward" not in vars(model.model.layers[0].mlp)
+    assert "forward" in vars(model.model.layers[0].input_layernorm)
+
+
+def test_the_global_generator_is_not_touched() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    modules._norm_ones.cache_clear()
+    modules.attach(tiny_like := tiny_model("llama"))
+    del tiny_like
+    torch.manual_seed(0)
+    assert torch.equal(torch.get_rng_state(), before)
