@@ -229,7 +229,7 @@ def one_case(case: Case, folder: Path, vllm: Worker | None, tries: int) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vllm-python", help="interpreter of vLLM's environment")
-    parser.add_argument("--tries", type=int, default=5)
+    parser.add_argument("--tries", type=int, default=4)
     parser.add_argument("--small", action="store_true", help="little work, nothing written")
     options = parser.parse_args()
     record: dict[str, Any] = {}

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,8 @@ def one_try(opened: Any, settings: Settings, *, warm_up: bool) -> Step:
     return row
 
 
-def tries(sides: Sides, case: Case) -> dict[str, list[Step]]:
-    found: dict[str, list[Step]] = {}
+def tries(sides: Sides, case: Case) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for name, opened in (("trl", sides.trl), ("grouper", sides.grouper)):
         rows: list[Step] = []
         for settings in grid(name, case):
@@ -235,21 +236,24 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES)[:4])
     parser.add_argument("--steps", type=int, default=5, help="of each side, after one to warm up")
     parser.add_argument("--tries", action="store_true", help="look for the best settings")
+    parser.add_argument("--prompts", type=int, help="fewer of them, where tries take too long")
     parser.add_argument("--small", action="store_true", help="little work, nothing written")
     options = parser.parse_args()
     with Worker(options.trl_python, "trl_worker.py") as trl:
         versions = {k: v for k, v in trl.ask("versions").items() if k != "torch"}
         for name in options.cases:
             case = CASES[name].smaller(4, 4, 16) if options.small else CASES[name]
+            if options.prompts:
+                case = replace(case, prompts=options.prompts)
             started = time.perf_counter()
             with tempfile.TemporaryDirectory() as folder:
                 sides = Sides(case, trl, Path(folder))
                 if options.tries:
-                    result: Any = tries(sides, case)
+                    result = tries(sides, case)
                 else:
                     result = compare(sides, case, options.steps)
             seconds = round(time.perf_counter() - started)
-            result["machine"] = where(**versions)
+            result |= {"prompts": case.prompts, "machine": where(**versions)}
             if options.small:
                 print(json.dumps(result, indent=1))
             else:

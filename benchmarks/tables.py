@@ -124,7 +124,8 @@ def tries(records: Records) -> str:
             return f"**{row[name]:.2f}**" if row[name] == best[name] else f"{row[name]:.2f}"
 
         rows = [[text, *(cell(name, row) for name in cases)] for text, row in found.items()]
-        blocks.append(_table([f"{title}, seconds of a step", *cases], rows))
+        names = [f"{name}, {case['prompts']} prompts" for name, case in cases.items()]
+        blocks.append(_table([f"{title}, seconds of a step", *names], rows))
     where = _where(case["machine"] for case in cases.values())
     return "\n\n".join([*blocks, where])
 

@@ -78,6 +78,7 @@ def records() -> dict[str, Any]:
             "0.5M": {
                 "trl": [tried(), tried(checkpointing=True)],
                 "grouper": [{"settings": {"budget": 4096, "threads": 1}, "median": 0.4}],
+                "prompts": 8,
                 "machine": MACHINE,
             }
         },
