@@ -24,7 +24,7 @@ def report(**seconds: float) -> StepReport:
 
 GOOD = Bench(
     recipe=RECIPE,
-    parameters=1000,
+    parameters=100_000_000,
     device="cpu",
     dtype="float32",
     threads=4,
@@ -88,6 +88,8 @@ def test_what_is_off_is_named_with_what_to_try(seen: Bench, texts: list[str]) ->
     "seen",
     [
         replace(GOOD, other_cores=None),
+        replace(GOOD, bfloat16_rate=6e11, parameters=10_000),
+        replace(GOOD, threads=1, parameters=10_000),
         replace(GOOD, other_cores=2.5, threads=1, cores=4, device="GPU"),
         replace(GPU, dtype="bfloat16", bfloat16_rate=9e14),
         changed(GPU, grpo={"tokens_per_micro_batch": 2048}, peak_bytes=80 * 2**30),

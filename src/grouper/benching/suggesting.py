@@ -15,6 +15,8 @@ UNSTEADY = 1.5
 """Longest over shortest step."""
 FASTER = 2.0
 """bfloat16 over the rate in use, from which on changing over is worth a try."""
+SMALL_MODEL = 20_000_000
+"""Parameters below which calls and not products are what a CPU is busy with."""
 FREE_MEMORY = 0.5
 """Share of a GPU's memory, at the peak, that could hold larger slices or more slots."""
 SMALL_SLICE = 8192
@@ -82,20 +84,19 @@ def _other(seen: Bench) -> str | None:
 def _slow_dtype(seen: Bench) -> str | None:
     if seen.dtype != "float32" or seen.bfloat16_rate < FASTER * seen.matrix_rate:
         return None
+    if seen.device == "cpu" and seen.parameters < SMALL_MODEL:
+        return None
     return (
         f"This machine multiplies bfloat16 matrices {seen.bfloat16_rate / seen.matrix_rate:.1f} "
         "times as fast as float32 ones. Try model.compute_dtype=bfloat16 (weights stay in "
-        "float32), and sampling.dtype=bfloat16; small models may gain nothing."
+        "float32) and sampling.dtype=bfloat16."
     )
 
 
 def _few_threads(seen: Bench) -> str | None:
-    if seen.device != "cpu" or seen.threads >= seen.cores:
+    if seen.device != "cpu" or seen.threads >= seen.cores or seen.parameters < SMALL_MODEL:
         return None
-    return (
-        f"{seen.threads} of {seen.cores} cores are used. Measure with threads={seen.cores}, too: "
-        "larger models gain, very small ones do not."
-    )
+    return f"{seen.threads} of {seen.cores} cores are used. Measure with threads={seen.cores}, too."
 
 
 def _small_slices(seen: Bench) -> str | None:
