@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-
-# Without a GPU the kernel runs in Triton's interpreter, which has to be chosen before the import.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 from torch import Tensor
 
 from grouper.attention import AttentionSpec
