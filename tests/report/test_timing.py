@@ -51,8 +51,8 @@ def test_every_part_has_its_share_in_the_legend() -> None:
 
 
 def test_a_run_of_sft_alone_shows_that() -> None:
-    headline, legend = words(reports("sft", SFT, count=3))
-    assert headline == "demo: 30.0 s of SFT steps"
+    headline, legend = words([*reports("sft", SFT, count=9), *reports("grpo", GRPO, count=2)])
+    assert headline == "demo: 90.0 s of SFT steps"
     assert legend == ["update 83%", "other 17%"]
 
 
@@ -68,9 +68,11 @@ def test_what_has_no_times_has_no_picture(tmp_path: Path) -> None:
         tmp_path / "run", recipe_yaml="", recipe_hash="a", versions={}, fingerprints={}
     )
     assert draw_times(run) is None
-    run.append_metrics(reports("grpo", {"step": 1.0})[0])
+    for report in reports("grpo", {"step": 1.0}, count=9):  # of a run before there was a split
+        run.append_metrics(report)
     assert draw_times(run) is None
-    run.append_metrics(reports("grpo", GRPO)[1])
+    for report in reports("grpo", GRPO, count=9):
+        run.append_metrics(report)
     written = draw_times(run)
     assert written == run.path / "times.png"
     assert written.stat().st_size > 10_000

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_times"]
 
+FEWEST_STEPS = 5
+"""Fewer say nothing: in the first ones allocators and kernels settle."""
 _COLORS = dict(zip(TIME_PARTS, (PURPLE, SKY, RED, ORANGE, GREY), strict=True))
 _SPEEDS = (
     ("sampled", "time.sampled_tokens_per_second", SKY),
@@ -58,7 +60,7 @@ def draw_times(run: RunFolder, path: Path | None = None) -> Path | None:
         path: the PNG to write; `times.png` in the run folder by default.
 
     Returns:
-        The path written; None where no step has recorded its times.
+        The path written; None with fewer than five steps of a phase.
 
     Raises:
         RunFolderError: the run cannot be read or the picture not written.
@@ -70,7 +72,7 @@ def draw_times(run: RunFolder, path: Path | None = None) -> Path | None:
 def _figure(reports: Reports, name: str) -> Figure | None:
     for phase in ("grpo", "sft"):
         mine = [r for r in reports if r.phase == phase and "time.other" in r.tallies]
-        if mine:
+        if len(mine) >= FEWEST_STEPS:
             panels: list[Callable[[Axes], None]] = [
                 partial(panel, reports=mine, phase=phase) for panel in (_split, _speed, _used)
             ]
