@@ -70,7 +70,8 @@ def test_what_runs_a_sequence_changes_none_of_its_tokens(family: str) -> None:
         assert told(found) == told(expected), f"plain, {slots}"
     for ours, theirs in zip(expected, found, strict=True):
         gap = torch.tensor(ours.logprobs) - torch.tensor(theirs.logprobs)
-        assert float(gap.abs().max()) < 1e-5
+        # Matrices are scaled up here, and rounding with them; a mistake changes tokens above.
+        assert float(gap.abs().max()) < 1e-4
 
 
 def eager_logprobs(model: Any, completion: Completion, prompt: Sequence[int]) -> Tensor:
