@@ -186,6 +186,21 @@ def scaling(records: Records) -> str:
     return f"{_table(head, rows)}\n\n{text}\n{_where([record['machine']])}"
 
 
+def profiles(records: Records) -> str:
+    record = records["cpu_profile"]
+    rows = []
+    kinds: list[str] = []
+    for name, case in record["cases"].items():
+        for part, word in (("sample", "sampling"), ("update", "update")):
+            found = case[part]
+            kinds = list(found["kinds"])
+            total = sum(found["kinds"].values())
+            shares = [f"{100 * found['kinds'][kind] / total:.0f} %" for kind in kinds]
+            rows.append([f"{name}, {word}", *shares, f"{found['products_tflops']:.2f}"])
+    head = ["case", *kinds, "TFLOP/s in products"]
+    return f"{_table(head, rows)}\n\n{_where([record['machine']])}"
+
+
 TABLES: dict[str, tuple[str, Callable[[Records], str]]] = {
     "step": ("cpu_step", step),
     "gradients": ("cpu_step", gradients),
@@ -193,6 +208,7 @@ TABLES: dict[str, tuple[str, Callable[[Records], str]]] = {
     "sampler": ("cpu_sampler", sampler),
     "logprobs": ("cpu_sampler", logprobs),
     "scaling": ("scaling", scaling),
+    "profiles": ("cpu_profile", profiles),
 }
 """Name of a table -> (result file, what makes it)."""
 

@@ -71,6 +71,7 @@ def records() -> dict[str, Any]:
         "ratio_to_vllm": 0.33,
         "logprob_gap": {"grouper": {"mean": 1e-7, "max": 2e-6}},
     }
+    part = {"seconds": 4.0, "kinds": {"products": 3.0, "between": 1.0}, "products_tflops": 0.5}
     parts = {"sample": 0.5, "update": 0.9, "step": 0.7}
     return {
         "cpu_step": {"25M bf16": step_case([5.0, 4.0], [2.0, 1.0])},
@@ -87,6 +88,7 @@ def records() -> dict[str, Any]:
             "bfloat16": {"fixed": sampled},
             "float32": {"ragged": {**sampled, "ratio_to_vllm": None}},
         },
+        "cpu_profile": {"machine": MACHINE, "cases": {"0.5M": {"sample": part, "update": part}}},
         "scaling": {
             "machine": MACHINE,
             "base": {
@@ -118,6 +120,7 @@ SHOWN = {
     "sampler": "| bfloat16, fixed | 500 | 1.50 (1.00-2.00) | 3.00 (3.00-3.00) "
     "| 4.00 (4.00-4.00) | **2.00** | 3 | 0.50 (0.50-0.50) | 0.33 |",
     "logprobs": "| float32, ragged | grouper | 1.0e-07 | 2.0e-06 |",
+    "profiles": "| 0.5M, sampling | 75 % | 25 % | 0.50 |",
     "scaling": "| layers | 2, 4 | 2.00, 4.00 | 0.50 (0.50) | 0.90 (0.90) | 0.70 (1.00) |",
 }
 

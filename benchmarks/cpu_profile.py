@@ -1,0 +1,127 @@
+"""What bounds a step on the CPU: where the seconds of sampling and of the update go.
+
+    OMP_NUM_THREADS=2 python benchmarks/cpu_profile.py
+
+One step of each case under PyTorch's profiler, operations put into a few kinds; `between` is what
+no operation accounts for (Python, dispatch). Profiling makes operations a little dearer, small ones
+most: shares matter here, not seconds. Beside them the rate of the matrix products: the model FLOPs
+of the part over the seconds inside products. Written to benchmarks/results/cpu_profile.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from cpu_step import best_settings
+from grouper_step import GrouperSteps
+from scaling import work
+from torch.profiler import ProfilerActivity, profile, record_function
+from workload import CASES, RESULTS, save_model, where
+
+from grouper.kernels import ops
+from grouper.sampling.native import NativeSampler
+from grouper.training import grpo
+
+KINDS = {
+    "products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::", "aten::dot"),
+    "attention": ("scaled_dot_product", "ours::decode", "ours::att", "Attention"),
+    "our other kernels": ("ours::", "_RMSNorm", "_Gated", "_Rotate"),
+    "softmax and drawing": ("softmax", "cumsum", "searchsorted", "exp", "gather", "logsumexp"),
+    "copies": ("copy_", "fill_", "zero_", "cat", "index", "contiguous", "clone"),
+    "optimizer": ("Optimizer", "_fused_adam", "_foreach", "sqrt", "addcdiv", "addcmul", "lerp"),
+}
+"""Kind -> parts of the names of its operations; the first that fits counts."""
+OTHER = "other operations"
+PARTS = ("sample", "update")
+
+
+def kind_of(operation: str) -> str:
+    for kind, names in KINDS.items():
+        if any(name in operation for name in names):
+            return kind
+    return OTHER
+
+
+def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: Any, **options: Any) -> Any:
+        with record_function(f"ours::{name}"):
+            return function(*arguments, **options)
+
+    return run
+
+
+def watched(found: dict[str, Any], part: str, run: Callable[[], Any]) -> Any:
+    """What `run` returns; `found[part]` gets its seconds, by kind of operation."""
+    started = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CPU]) as watch:
+        made = run()
+        seconds = time.perf_counter() - started
+    inside = dict.fromkeys((*KINDS, OTHER), 0.0)
+    for event in watch.key_averages():
+        inside[kind_of(event.key)] += event.self_cpu_time_total / 1e6
+    inside["between"] = max(0.0, seconds - sum(inside.values()))
+    found[part] = {"seconds": seconds, "kinds": inside}
+    return made
+
+
+def profiled_step(steps: GrouperSteps) -> dict[str, Any]:
+    """One step, its parts under the profiler."""
+    found: dict[str, Any] = {}
+    plain_sample, plain_update = NativeSampler.sample, vars(grpo)["update"]
+
+    def sample(sampler: NativeSampler, requests: Any) -> Any:
+        return iter(watched(found, "sample", lambda: list(plain_sample(sampler, requests))))
+
+    def update(*arguments: Any, **options: Any) -> Any:
+        return watched(found, "update", lambda: plain_update(*arguments, **options))
+
+    with patch.object(NativeSampler, "sample", sample), patch.object(grpo, "update", update):
+        steps.step()
+    return found
+
+
+def one_case(name: str, *, small: bool) -> dict[str, Any]:
+    case = CASES[name].smaller(4, 4, 16) if small else CASES[name]
+    settings = best_settings(name)["grouper"]
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(case, Path(folder) / "model")
+        with GrouperSteps(case, Path(folder) / "model", Path(folder) / "run", **settings) as steps:
+            steps.step()
+            found = profiled_step(steps)
+    flops = work(case)
+    return {
+        "threads": settings["threads"],
+        **{
+            part: {
+                "seconds": round(found[part]["seconds"], 3),
+                "kinds": {k: round(v, 4) for k, v in found[part]["kinds"].items()},
+                "products_tflops": round(flops[part] / found[part]["kinds"]["products"] / 1e12, 3),
+            }
+            for part in PARTS
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES)[:3])
+    parser.add_argument("--small", action="store_true", help="little work, nothing written")
+    options = parser.parse_args()
+    for name in (name for name in ops.__all__ if not name.endswith("_serves")):
+        setattr(ops, name, named(name, getattr(ops, name)))
+    cases = {name: one_case(name, small=options.small) for name in options.cases}
+    record = {"machine": where(), "cases": cases}
+    print(json.dumps(record, indent=1))
+    if not options.small:
+        (RESULTS / "cpu_profile.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
