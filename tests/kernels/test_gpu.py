@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from tiny_models import tiny_model
 from torch.nn.functional import gelu, silu
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, apply_rotary_pos_emb
 
-from grouper.kernels import gpu
+from grouper.kernels import gpu, modules, ops
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -67,6 +70,33 @@ def test_gated_activations(dtype: torch.dtype) -> None:
     gate, up = (normal(1, 7, 300, dtype=dtype, seed=s) for s in (0, 1))
     same(gpu.gated(gate, up, "silu"), silu(gate) * up, dtype)
     same(gpu.gated(gate, up, "gelu_tanh"), gelu(gate, approximate="tanh") * up, dtype)
+
+
+@needs_triton
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2"])
+@torch.no_grad()
+def test_a_model_runs_on_them(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(family).to(DEVICE)
+    ids = torch.arange(6, 14, device=DEVICE)[None]
+    modules.attach(model)
+    with modules.switched_off(), modules.running():
+        expected = model(ids).logits
+    called = set()
+    for name in ("rms_norm", "rotate", "gated"):
+        monkeypatch.setattr(ops, name, None)  # not these
+        kernel = getattr(gpu, name)
+
+        def counted(*given: Any, name: str = name, kernel: Any = kernel, **more: Any) -> Any:
+            called.add(name)
+            return kernel(*given, **more)
+
+        monkeypatch.setattr(gpu, name, counted)
+        serves = f"{name.removeprefix('rms_')}_serves"
+        monkeypatch.setattr(ops, serves, lambda *_, **__: False)
+    monkeypatch.setattr(gpu, "_serves", lambda *_: True)
+    with modules.running():
+        torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
+    assert called == {"rms_norm", "rotate", "gated"}
 
 
 def test_they_serve_nothing_but_cuda_without_gradients() -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
-from grouper.kernels import ops
+from grouper.kernels import gpu, ops
 from grouper.kernels.library import library
 
 __all__ = ["attach", "running", "switched_off"]
@@ -127,6 +127,8 @@ def _norm(module: Any, x: Tensor) -> Tensor:
     ones = _norm_ones(kind) or False
     if _RUNNING.get() and ops.norm_serves(x, module.weight, ones=ones):
         return ops.rms_norm(x, module.weight, _eps(module) or 0.0, ones=ones)
+    if _RUNNING.get() and gpu.norm_serves(x, module.weight):
+        return gpu.rms_norm(x, module.weight, _eps(module) or 0.0, ones=ones)
     return _as_ever(module, x)
 
 
@@ -171,6 +173,8 @@ def _mlp(module: Any, x: Tensor) -> Tensor:
     gate, up = module.gate_proj(x), module.up_proj(x)
     if ops.gated_serves(gate, up):
         inner = ops.gated(gate, up, module.fused_activation)
+    elif gpu.gated_serves(gate, up):
+        inner = gpu.gated(gate, up, module.fused_activation)
     else:
         inner = module.act_fn(gate) * up
     out: Tensor = module.down_proj(inner)
@@ -197,6 +201,8 @@ def _attach_rotary(name: str) -> None:
         usual = not args and not kwargs and _RUNNING.get()
         if usual and ops.rotate_serves(q, cos) and ops.rotate_serves(k, cos):
             return ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
+        if usual and gpu.rotate_serves(q, cos) and gpu.rotate_serves(k, cos):
+            return gpu.rotate(q, cos, sin), gpu.rotate(k, cos, sin)
         return original(q, k, cos, sin, *args, **kwargs)
 
     setattr(home, ROTARY, rotated)
