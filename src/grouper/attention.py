@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from grouper.errors import ModelError
+from grouper.kernels import attention as fused
 
 __all__ = ["NAME", "AttentionSpec", "Layout", "SharedPrompts", "attend", "gather_heads"]
 
@@ -117,14 +118,22 @@ def _entry(
 AttentionInterface.register(NAME, _entry)
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
+def attend(  # noqa: PLR0917 - tensors by position
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    spec: AttentionSpec,
+    sight: fused.Sight | None = None,
 ) -> Tensor:
     """Attention of query [B, Hq, Q, D] over key and value [B, Hkv, K, D] -> [B, Hq, Q, D].
 
-    `mask` is bool, broadcastable to [B, 1, Q, K]; None means causal with Q = K. Query heads are
-    grouped as transformers groups them: head h uses key head h // (Hq / Hkv).
+    `mask` is bool, broadcastable to [B, 1, Q, K]; None means causal with Q = K. `sight` says the
+    same in numbers, for a backward of our own. Query heads are grouped as transformers groups
+    them: head h uses key head h // (Hq / Hkv).
     """
+    if sight is not None and spec.softcap is None and fused.serves(query, key, value):
+        return fused.attend(query, key, value, mask, sight, spec.scaling)
     if mask is not None and query.shape[1] != key.shape[1] and query.device.type in REPEATING:
         key, value = _repeated(query, key, value)
     if spec.softcap is None:
@@ -214,6 +223,8 @@ class SharedPrompts:
         self.position_ids = torch.cat(positions)[None]
         """[1, N] int64, each prompt from 0, completions going on from their prompt."""
 
+        self._prompt_lengths = prompt_lengths
+        self._inputs = inputs
         self._row_positions = row_positions
         self._prompt_live = prompt_mask[prompt_index]
         self._masks: dict[int | None, tuple[Tensor | None, Tensor]] = {}
@@ -229,8 +240,10 @@ class SharedPrompts:
         prompt_key = gather_heads(key, self._prompt_gather)
         prompt_value = gather_heads(value, self._prompt_gather)
         prompt_query = gather_heads(query, self._prompt_gather)
+        prompts, rows_sight = self._sights(spec.window)
         out = self._flatten(
-            attend(prompt_query, prompt_key, prompt_value, prompt_mask, spec), self._prompt_scatter
+            attend(prompt_query, prompt_key, prompt_value, prompt_mask, spec, prompts),
+            self._prompt_scatter,
         )
         if self._scatter.numel() == 0:
             return out[None]
@@ -238,8 +251,20 @@ class SharedPrompts:
         rows_value = torch.cat(
             [prompt_value[self.prompt_index], gather_heads(value, self._gather)], 2
         )
-        rows = attend(gather_heads(query, self._gather), rows_key, rows_value, mask, spec)
+        rows = attend(
+            *(gather_heads(query, self._gather), rows_key, rows_value, mask, spec, rows_sight)
+        )
         return torch.cat([out, self._flatten(rows, self._scatter)], dim=1)[None]
+
+    def _sights(self, window: int | None) -> tuple[fused.Sight, fused.Sight]:
+        """What the queries of prompts, and those of rows, look at."""
+        lengths = self._prompt_lengths
+        return (
+            fused.Sight(torch.zeros_like(lengths), lengths, 0, window),
+            fused.Sight(
+                lengths[self.prompt_index], self._inputs, self._prompt_live.shape[1], window
+            ),
+        )
 
     def convert(self, change: Callable[[Tensor], Tensor]) -> None:
         """Put `change` of every tensor in its place."""

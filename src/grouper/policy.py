@@ -20,7 +20,8 @@ from grouper import attention
 from grouper.batching import TrainBatch
 from grouper.errors import ModelError
 from grouper.heap import trim_between_layers
-from grouper.kernels import modules as kernels
+from grouper.kernels.modules import attach
+from grouper.kernels.switch import running
 from grouper.recomputation import checkpoint_layers, offloaded_activations
 from grouper.token_scores import LogitScaling, fused_token_scores, plain_token_scores
 
@@ -100,7 +101,7 @@ class Policy(nn.Module):
             checkpoint_layers(model, self._as_now)
         trim_between_layers(model)
         if self.native and self.device.type in {"cpu", "cuda", "meta"}:
-            kernels.attach(model)
+            attach(model)
         self.eval()  # dropout is off unless `training.update` turns LoRA's on
 
     @property
@@ -144,7 +145,7 @@ class Policy(nn.Module):
         if not self.native:
             yield
             return
-        with self.native_attention(), kernels.running():
+        with self.native_attention(), running():
             yield
 
     def hidden_states(

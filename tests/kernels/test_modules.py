@@ -13,15 +13,18 @@ from torch import nn
 
 from grouper.kernels import modules, ops
 from grouper.kernels.library import library
+from grouper.kernels.switch import switched_off
 from grouper.policy import Policy, _probe_batch
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or kernels are off")
 
-# What a family's code has for a kernel: GPT-2 has none of the three.
+# What a family's code has for a kernel: Gemma 2 caps its scores, Cohere centres its norms and
+# rotates neighbours, GPT-2 has attention only.
+ALL = {"rms_norm", "rotate", "gated", "attention"}
 USED = {
-    "granite": {"rms_norm", "rotate", "gated"},
-    "cohere": {"gated"},
-    "gpt2": set(),
+    "gemma2": ALL - {"attention"},
+    "cohere": {"gated", "attention"},
+    "gpt2": {"attention"},
 }
 
 
@@ -52,13 +55,13 @@ def test_a_model_says_and_learns_the_same(family: str, calls: set[str]) -> None:
     policy = Policy(tiny_model(family))
     calls.clear()  # a class that is new is tried on random numbers
     logprobs, fused = gradients(policy)
-    expected = USED.get(family, {"rms_norm", "rotate", "gated"})
+    expected = USED.get(family, ALL)
     assert {name.removesuffix("_backward") for name in calls} == expected
     assert {name for name in calls if name.endswith("_backward")} == {
         f"{name}_backward" for name in expected - {"rotate"}
     }
     calls.clear()
-    with modules.switched_off():
+    with switched_off():
         plain_logprobs, plain = gradients(policy)
     assert not calls
     assert float((logprobs - plain_logprobs).abs().max()) < 2e-5

@@ -117,7 +117,10 @@ def test_what_should_save_memory_does() -> None:
         return model_memory(**changes).update("x", rows, config, accumulated=accumulated).peak
 
     plain = peak()
-    assert peak(gradient_checkpointing=True) < 0.6 * plain
+    # On the CPU fused kernels keep less of each layer: there is less to save by running it again.
+    assert peak(gradient_checkpointing=True) < 0.75 * plain
+    assert peak(device="cuda", gradient_checkpointing=True) < 0.6 * peak(device="cuda")
+    assert plain < peak(device="cuda")
     assert peak(lora={"rank": 4}) < plain
     assert peak(device="cuda", activation_offload=True) < 0.6 * peak(device="cuda")
     assert peak(activation_offload=True) == plain

@@ -1,17 +1,15 @@
 """Which parts of a transformers model run on our kernels, and when.
 
 A model keeps its own code. Its normalisation and MLP layers and the function that rotates its
-queries and keys look first whether a pass of ours is running (`running`) and a kernel takes their
+queries and keys look first whether a pass of ours is running and a kernel takes their
 tensors, and otherwise do what they always did. What a class computes is not guessed from its
 name: a kernel is used only if it gives what the class's own code gives on random numbers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import cache
 from types import MethodType
 from typing import Any
@@ -22,11 +20,9 @@ from torch.nn.functional import gelu, silu
 
 from grouper.kernels import gpu, ops
 from grouper.kernels.library import library
+from grouper.kernels.switch import is_running
 
-__all__ = ["attach", "running", "switched_off"]
-
-_RUNNING: ContextVar[bool] = ContextVar("running", default=False)
-_OFF: ContextVar[bool] = ContextVar("off", default=False)
+__all__ = ["attach"]
 
 ROTARY = "apply_rotary_pos_emb"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -34,26 +30,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
 }
 CLOSE = 1e-5
-
-
-@contextlib.contextmanager
-def running() -> Iterator[None]:
-    """Models that were attached use the kernels inside this block."""
-    before = _RUNNING.set(not _OFF.get())
-    try:
-        yield
-    finally:
-        _RUNNING.reset(before)
-
-
-@contextlib.contextmanager
-def switched_off() -> Iterator[None]:
-    """No `running` inside this block has an effect."""
-    before = _OFF.set(True)
-    try:
-        yield
-    finally:
-        _OFF.reset(before)
 
 
 def attach(model: nn.Module) -> None:
@@ -125,9 +101,9 @@ def _norm_ones(kind: Any) -> bool | None:
 def _norm(module: Any, x: Tensor) -> Tensor:
     kind: Any = type(module)
     ones = _norm_ones(kind) or False
-    if _RUNNING.get() and ops.norm_serves(x, module.weight, ones=ones):
+    if is_running() and ops.norm_serves(x, module.weight, ones=ones):
         return ops.rms_norm(x, module.weight, _eps(module) or 0.0, ones=ones)
-    if _RUNNING.get() and gpu.norm_serves(x, module.weight):
+    if is_running() and gpu.norm_serves(x, module.weight):
         return gpu.rms_norm(x, module.weight, _eps(module) or 0.0, ones=ones)
     return _as_ever(module, x)
 
@@ -168,7 +144,7 @@ def _activation(module: Any) -> str | None:
 
 
 def _mlp(module: Any, x: Tensor) -> Tensor:
-    if not _RUNNING.get():
+    if not is_running():
         return _as_ever(module, x)
     gate, up = module.gate_proj(x), module.up_proj(x)
     if ops.gated_serves(gate, up):
@@ -198,7 +174,7 @@ def _attach_rotary(name: str) -> None:
         return
 
     def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
-        usual = not args and not kwargs and _RUNNING.get()
+        usual = not args and not kwargs and is_running()
         if usual and ops.rotate_serves(q, cos) and ops.rotate_serves(k, cos):
             return ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
         if usual and gpu.rotate_serves(q, cos) and gpu.rotate_serves(k, cos):

@@ -18,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensor  # torch's own shape engine
 from grouper.kernels.library import library
 
 __all__ = [
+    "attention_backward",
+    "attention_serves",
     "decode",
     "decode_serves",
     "gated",
@@ -78,6 +80,16 @@ def decode_serves(query: Tensor, keys: Tensor, values: Tensor, weight: Tensor) -
         and _alike(query, keys, values)
         and keys.shape == values.shape
         and weight.dtype == torch.float32
+    )
+
+
+def attention_serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether `attention_backward` serves the attention of these."""
+    return (
+        library() is not None
+        and query.dtype in _LETTERS
+        and query.dtype == key.dtype == value.dtype
+        and query.device.type == "cpu"
     )
 
 
@@ -288,3 +300,40 @@ def decode(  # noqa: PLR0917 - tensors by position, numbers by name
         torch.get_num_threads() if rows * heads >= 8 else 1,
     )
     return out
+
+
+def attention_backward(
+    scores: tuple[Tensor, ...],
+    lengths: tuple[Tensor, Tensor],
+    dtype: torch.dtype,
+    *,
+    scaling: float,
+    first: int,
+    per_row: int,
+    shape: tuple[int, int, int, int, int],
+) -> tuple[Tensor, Tensor]:
+    """What stands between the matrix products of attention's backward.
+
+    Args:
+        scores: unscaled scores and gradients of the shares [n, G * T, K], log-sum-exps of the
+            scaled scores and deltas [n, G * T], float32, contiguous.
+        lengths: tokens of each row's prompt, and of each row, [R] int64.
+        dtype: of the results.
+        scaling: of the scores.
+        first: number of the first of the n blocks among all rows and heads of keys.
+        per_row: heads of keys.
+        shape: G, T, K, the columns of prompts, the window or 0.
+
+    Returns:
+        Shares and gradients of the scores [n, G * T, K]; zero where nothing is seen.
+    """
+    made = [torch.empty(scores[0].shape, dtype=dtype) for _ in range(2)]
+    _call(
+        f"attention_backward_{_letters(dtype)}",
+        *scores,
+        *made,
+        *(first, scores[0].shape[0], per_row, *shape),
+        *(*lengths, float(scaling)),
+        torch.get_num_threads(),
+    )
+    return made[0], made[1]

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from grouper import attention
 from grouper.attention import SharedPrompts
 from grouper.batching import TrainBatch
-from grouper.kernels import modules as kernels
+from grouper.kernels.switch import switched_off
 from grouper.planning.rows import Rows
 from grouper.policy import Policy
 
@@ -182,7 +182,7 @@ class Tracer:
     def _run(self) -> Iterator[_Live]:
         live = _Live()
         repeating = {"cpu"} if self._device in attention.REPEATING else set()
-        fused = contextlib.nullcontext() if self._device == "cpu" else kernels.switched_off()
+        fused = contextlib.nullcontext() if self._device == "cpu" else switched_off()
         with mock.patch.object(attention, "REPEATING", repeating), fused, self._mode, live:
             for tensor in self._owned:
                 live.count(tensor)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from grouper.attention import AttentionSpec, attend, gather_heads
 from grouper.kernels import ops
+from grouper.kernels.attention import FLASH
+from grouper.kernels.switch import is_running
 from grouper.sampling.slots import Layer, SlotCache
 
 __all__ = ["Decode", "Groups", "Prefill"]
@@ -19,9 +21,6 @@ __all__ = ["Decode", "Groups", "Prefill"]
 HALVES = frozenset({torch.bfloat16, torch.float16})
 """Scores of these dtypes come fastest on the CPU with the keys on the left, in float32 with the
 queries there: up to twice, at 64 to 128 keys."""
-
-FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - no public name
-"""What `scaled_dot_product_attention` runs on the CPU, which keeps the second result to itself."""
 
 
 class Prefill:
@@ -149,7 +148,7 @@ class Decode:
         # Grouped query heads are folded into the query length: keys are read once per key head.
         folded = query[0].transpose(0, 1).reshape(rows, heads, -1, dim).to(keys.dtype)
         before, weight = self._over_prompts(folded, layer, spec)
-        if ops.decode_serves(folded, keys, values, weight):
+        if is_running() and ops.decode_serves(folded, keys, values, weight):
             out = ops.decode(
                 *(folded, keys, values, before.contiguous(), weight.contiguous(), self._lengths),
                 column=self._cache.column,
