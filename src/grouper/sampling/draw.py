@@ -92,8 +92,8 @@ def draw(
         rows) over the whole vocabulary, before truncation and bans.
     """
     greedy = settings.temperature == 0
-    divisor = torch.where(greedy, 1.0, settings.temperature) if settings.any_greedy else None
-    scaled = logits / (settings.temperature if divisor is None else divisor)[:, None]
+    # No `where`: it would copy the number to the device, which a captured step may not.
+    scaled = logits / settings.temperature.masked_fill(greedy, 1.0)[:, None]
     normalised = scaled.log_softmax(-1)
     allowed = normalised if banned is None else normalised.masked_fill(banned, -torch.inf)
     if settings.all_greedy:
