@@ -15,6 +15,7 @@ from torch import Tensor
 
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.draw import DrawSettings, draw, uniforms
+from grouper.sampling.draw_kernel import draws_here, kernel_draw
 from grouper.sampling.stops import StopStrings
 from grouper.types import FinishReason
 
@@ -121,13 +122,16 @@ class Rows:
         rows = slice(logits.shape[0]) if places is None else places
         drawn = self.drawn[rows]
         column = drawn.clamp(max=self._uniforms.shape[1] - 1)[:, None]
-        banned = (drawn < self._minimums[rows])[:, None] & self._stops if early else None
-        tokens, logprobs = draw(
-            logits,
-            self._uniforms[rows].gather(1, column)[:, 0],
-            self._settings.at(rows),
-            banned,
-        )
+        uniform = self._uniforms[rows].gather(1, column)[:, 0]
+        settings = self._settings.at(rows)
+        held_back = drawn < self._minimums[rows] if early else None
+        if draws_here(logits, truncated=settings.truncated):
+            tokens, logprobs = kernel_draw(
+                logits, uniform, settings.temperature, held_back, self._stops
+            )
+        else:
+            banned = None if held_back is None else held_back[:, None] & self._stops
+            tokens, logprobs = draw(logits, uniform, settings, banned)
         self.tokens[rows] = tokens
         # A sequence that ends within a stretch of steps writes no further than its budget.
         self.drawn[rows] = torch.minimum(drawn + 1, self.budgets[rows])

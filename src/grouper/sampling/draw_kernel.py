@@ -1,0 +1,167 @@
+"""Drawing on CUDA in two kernels that read the logits once; full distributions only.
+
+A vocabulary of 150,000 for a hundred rows is as many bytes as a tenth of a small model's weights,
+and `draw` passes over it a dozen times. Here each block of the vocabulary is summed up first; then
+the block that a row's uniform number falls into is looked at, and nothing else.
+"""
+
+# ruff: noqa: N803, PLR0917 - Triton's own style: constants in capitals, pointers one by one
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:  # torch brings it along where it is built for CUDA
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+__all__ = ["draws_here", "kernel_draw"]
+
+BLOCK = 2048
+
+
+def draws_here(logits: Tensor, *, truncated: bool) -> bool:
+    """Whether `kernel_draw` takes these."""
+    return (
+        triton is not None
+        and not truncated
+        and logits.device.type == "cuda"
+        and logits.dtype == torch.float32
+        and logits.stride(-1) == 1
+    )
+
+
+def kernel_draw(
+    logits: Tensor, uniform: Tensor, temperature: Tensor, early: Tensor | None, stops: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token per row, as `draw.draw` gives without truncation, but for the rounding of sums.
+
+    Args:
+        logits: [n, V] float32.
+        uniform: [n] in [0, 1).
+        temperature: [n]; 0 takes the highest logit.
+        early: [n] bool, rows that may not draw stop tokens; None: none of them.
+        stops: [V] bool.
+
+    Returns:
+        Token ids [n] int64 and their log-probs [n] float32.
+    """
+    rows, vocabulary = logits.shape
+    blocks = -(-vocabulary // BLOCK)
+    held = logits.new_empty(4, rows, blocks)
+    tokens = torch.empty(rows, dtype=torch.long, device=logits.device)
+    logprobs = logits.new_empty(rows)
+    bans = stops[:1] if early is None else early
+    common: dict[str, Any] = {"BANS": early is not None, "BLOCK": BLOCK}
+    _sums[(rows, blocks)](
+        logits, temperature, bans, stops, held, vocabulary, logits.stride(0), **common
+    )
+    _pick[(rows,)](
+        logits,
+        uniform,
+        temperature,
+        bans,
+        stops,
+        held,
+        tokens,
+        logprobs,
+        vocabulary,
+        logits.stride(0),
+        blocks,
+        BLOCKS=1 << (blocks - 1).bit_length(),
+        **common,
+    )
+    return tokens, logprobs
+
+
+def _jit(function: Any) -> Any:
+    return function if triton is None else triton.jit(function)
+
+
+@_jit
+def _scaled(
+    logits, temperature, early, stops, row, block, vocabulary, row_step,
+    BANS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of a row over its temperature, as it is and without what is banned."""
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    there = at < vocabulary
+    heat = tl.load(temperature + row)
+    values = tl.load(logits + row * row_step + at, mask=there, other=float("-inf"))
+    values = values / tl.where(heat == 0, 1.0, heat)
+    allowed = values
+    if BANS:
+        banned = (tl.load(stops + at, mask=there, other=0) != 0) & (tl.load(early + row) != 0)
+        allowed = tl.where(banned, float("-inf"), values)
+    return at, values, allowed
+
+
+@_jit
+def _sums(
+    logits, temperature, early, stops, held, vocabulary, row_step,
+    BANS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of a block: its highest logit and sum of exponentials, and both of what is allowed."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    blocks = tl.num_programs(1)
+    _, values, allowed = _scaled(
+        logits, temperature, early, stops, row, block, vocabulary, row_step, BANS, BLOCK
+    )
+    top = tl.max(values, 0)
+    best = tl.max(allowed, 0)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    size = tl.num_programs(0) * blocks
+    place = held + row * blocks + block
+    tl.store(place, top)
+    tl.store(place + size, tl.sum(tl.exp(values - base), 0))
+    tl.store(place + 2 * size, best)
+    tl.store(place + 3 * size, tl.sum(tl.exp(allowed - base), 0))
+
+
+@_jit
+def _pick(
+    logits, uniform, temperature, early, stops, held, tokens, logprobs, vocabulary, row_step,
+    blocks, BLOCKS: tl.constexpr, BANS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The block that holds the token of a row, and the token."""
+    row = tl.program_id(0).to(tl.int64)
+    size = tl.num_programs(0) * blocks
+    numbers = tl.arange(0, BLOCKS)
+    real = numbers < blocks
+    place = held + row * blocks + numbers
+    tops = tl.load(place, mask=real, other=float("-inf"))
+    sums = tl.load(place + size, mask=real, other=0.0)
+    bests = tl.load(place + 2 * size, mask=real, other=float("-inf"))
+    masses = tl.load(place + 3 * size, mask=real, other=0.0)
+    top = tl.max(tops, 0)
+    weights = tl.exp(tops - top)
+    total = tl.sum(sums * weights, 0)
+    masses = masses * weights
+    best = tl.max(bests, 0)
+    greedy = tl.load(temperature + row) == 0
+    whole = tl.sum(masses, 0)
+    wanted = tl.load(uniform + row) * whole
+    sofar = tl.cumsum(masses, 0)
+    # Rounding may leave nobody above the wanted share: then the last block with anything in it.
+    last = tl.max(tl.where(masses > 0, numbers, 0), 0)
+    block = tl.min(tl.where((sofar > wanted) & (masses > 0), numbers, last), 0)
+    block = tl.where(greedy, tl.min(tl.where(bests == best, numbers, BLOCKS - 1), 0), block)
+    before = tl.sum(tl.where(numbers < block, masses, 0.0), 0)
+    at, values, allowed = _scaled(
+        logits, temperature, early, stops, row, block, vocabulary, row_step, BANS, BLOCK
+    )
+    shares = tl.exp(allowed - top)
+    inside = before + tl.cumsum(shares, 0)
+    final = tl.max(tl.where(shares > 0, at, 0), 0)
+    token = tl.min(tl.where((inside > wanted) & (shares > 0), at, final), 0)
+    token = tl.where(greedy, tl.min(tl.where(allowed == best, at, vocabulary - 1), 0), token)
+    chosen = tl.max(tl.where(at == token, values, float("-inf")), 0)
+    tl.store(tokens + row, tl.minimum(token, vocabulary - 1).to(tl.int64))
+    tl.store(logprobs + row, chosen - top - tl.log(total))
