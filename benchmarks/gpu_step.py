@@ -3,10 +3,11 @@
     python benchmarks/gpu_step.py
 
 TRL's step is rebuilt from its parts (see gpu_workload.py), with gradient checkpointing as by
-default and without. The FLOPs of the update are those of `grouper.model_flops` (6 a parameter and
-token without embeddings, plus head and attention; nothing recomputed, prompts once), the rate is
-that of a large bfloat16 product, measured here. Written to benchmarks/results/gpu_step.json on a
-CUDA device; `--device cpu` only tries the script out.
+default and without; where TRL is installed its own trainer runs as well. The FLOPs of the update
+are those of `grouper.model_flops` (6 a parameter and token without embeddings, plus head and
+attention; nothing recomputed, prompts once), the rate is that of a large product of the same dtype,
+measured here. Written to benchmarks/results/gpu_step.json on a CUDA device; `--device cpu` only
+tries the script out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from gpu_limits import matrix_rate
+from gpu_trl import installed, trl_seconds
 from gpu_workload import Ours, Theirs, arguments, medians, save, seconds_of
 
 from grouper.model_flops import update_flops
@@ -51,9 +53,14 @@ def main() -> None:
     del default, runs
     kept = Theirs(work, device, checkpointing=False)
     more, kept_seconds = medians({"trl's parts, no checkpointing": kept.step}, work.tries, device)
+    del kept
     split = updating(ours, device)
+    real = trl_seconds(work, device) if installed() else []
     record = {
-        "seconds": seconds | kept_seconds,
+        "seconds": seconds | kept_seconds | {"trl": real or "not measured here"},
+        "ratio_to_trl_itself": (
+            round(statistics.median(real) / middle["grouper"], 2) if real else None
+        ),
         "ratio": round(middle["trl's parts"] / middle["grouper"], 2),
         "ratio_without_checkpointing": round(
             more["trl's parts, no checkpointing"] / middle["grouper"], 2
@@ -65,6 +72,7 @@ def main() -> None:
         f"step: {record['ratio']} x TRL's default, {record['ratio_without_checkpointing']} x "
         "without its gradient checkpointing"
     )
+    print(f"step, TRL itself: {record['ratio_to_trl_itself'] or 'not measured here'}")
     print(f"update: {split['share_of_the_matrix_rate']:.1%} of the measured matrix rate")
 
 

@@ -31,7 +31,7 @@ runpy.run_path(script, run_name="__main__")
     ("script", "figures"),
     [
         ("gpu_sampler.py", ["sampler:", "decode:"]),
-        ("gpu_step.py", ["step:", "update:"]),
+        ("gpu_step.py", ["step:", "step, TRL itself: not measured here", "update:"]),
         ("gpu_memory.py", ["memory: not measured here"]),
         ("gpu_vllm.py", ["vllm: not measured here"]),
     ],
