@@ -35,7 +35,7 @@ def calls() -> Iterator[set[str]]:
     original = ops._call
 
     def noting(name: str, *arguments: object) -> None:
-        found.add(name.rsplit("_", 1)[0])
+        found.add(name)
         original(name, *arguments)
 
     with mock.patch.object(ops, "_call", noting):

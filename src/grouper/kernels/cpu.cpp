@@ -295,6 +295,17 @@ inline float softmax(float *score, int64_t count, float old, float softcap) {
     return first * whole;
 }
 
+// Ask for a run of keys or values before it is needed: runs are too short, and too far apart, for
+// the processor to see them coming (a third of the time at 64 to 128 columns).
+template <class T>
+inline void prefetch(const T *block, const Run runs[2], int64_t parts, int64_t dim) {
+    for (int64_t part = 0; part < parts; ++part) {
+        const char *place = reinterpret_cast<const char *>(block + runs[part].start * dim);
+        const char *end = place + runs[part].count * dim * static_cast<int64_t>(sizeof(T));
+        for (; place < end; place += 64) __builtin_prefetch(place);
+    }
+}
+
 struct Decode {
     int64_t rows, heads, group, dim, width, column, window;
     float scaling, softcap;
@@ -318,6 +329,9 @@ void decode(const T *query, const T *keys, const T *values, const T *before, con
             const int64_t parts =
                 runs_of(the.column, width,
                         the.window > 0 && the.window < seen ? the.window : seen, runs);
+            prefetch(values + place * width * dim, runs, parts, dim);
+            if (place + threads < the.rows * the.heads)
+                prefetch(keys + (place + threads) * width * dim, runs, parts, dim);
             for (int64_t g = 0; g < the.group; ++g) {
                 const int64_t at = place * the.group + g;
                 for (int64_t d = 0; d < dim; ++d) q[d] = load(query[at * dim + d]) * the.scaling;
@@ -353,6 +367,7 @@ void decode_of_size(const T *query, const T *keys, const T *values, const T *bef
 }  // namespace
 
 // One name for each combination of types: f is float, b is bf16, in the order of the template.
+// Pointers come first, then numbers, then flags and the number of threads as int.
 #define NORM(NAME, X, W, Y)                                                                       \
     extern "C" void rms_norm_##NAME(const X *x, const W *w, Y *y, float *inverse, int64_t rows,   \
                                     int64_t width, float eps, int ones, int threads) {            \
@@ -384,10 +399,10 @@ void decode_of_size(const T *query, const T *keys, const T *values, const T *bef
     }                                                                                             \
     extern "C" void attention_backward_##NAME(                                                    \
         const float *scores, const float *share_grads, const float *weights,                      \
-        const float *deltas, T *shares, T *score_grads, int64_t first, int64_t count,             \
-        int64_t per_row, int64_t group, int64_t tokens, int64_t columns,                          \
-        int64_t prompt_columns, int64_t window, const int64_t *prompts,                           \
-        const int64_t *lengths, float scaling, int threads) {                                     \
+        const float *deltas, T *shares, T *score_grads, const int64_t *prompts,                   \
+        const int64_t *lengths, int64_t first, int64_t count, int64_t per_row, int64_t group,     \
+        int64_t tokens, int64_t columns, int64_t prompt_columns, int64_t window, float scaling,   \
+        int threads) {                                                                            \
         const Sight the = {per_row, group,  tokens,  columns,                                     \
                            prompt_columns, window, prompts, lengths};                             \
         attention_backward(scores, share_grads, weights, deltas, shares, score_grads, first,      \

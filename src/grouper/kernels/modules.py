@@ -40,8 +40,9 @@ def attach(model: nn.Module) -> None:
         kind: Any = type(module)
         if "forward" in vars(module):
             continue
-        if _looks_like_norm(module):
-            if _norm_ones(kind) is not None:
+        if (eps := _eps(module)) is not None:
+            if (ones := _norm_ones(kind)) is not None:
+                vars(module)["fused_norm"] = (eps, ones)
                 # A bound method and no closure: a copy of the model must run its own weights.
                 module.forward = MethodType(_norm, module)
         elif _looks_like_mlp(module) and _mlp_is_gated(kind):
@@ -52,12 +53,11 @@ def attach(model: nn.Module) -> None:
         _attach_rotary(kind.__module__)
 
 
-def _looks_like_norm(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.dim() == 1 and _eps(module) is not None
-
-
 def _eps(module: nn.Module) -> float | None:
+    """What a norm with a weight adds inside its root; None: it does not look like one."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 1:
+        return None
     for name in ("variance_epsilon", "eps"):
         if isinstance(value := getattr(module, name, None), float):
             return value
@@ -99,12 +99,10 @@ def _norm_ones(kind: Any) -> bool | None:
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:
-    kind: Any = type(module)
-    ones = _norm_ones(kind) or False
-    if is_running() and ops.norm_serves(x, module.weight, ones=ones):
-        return ops.rms_norm(x, module.weight, _eps(module) or 0.0, ones=ones)
-    if is_running() and gpu.norm_serves(x, module.weight):
-        return gpu.rms_norm(x, module.weight, _eps(module) or 0.0, ones=ones)
+    eps, ones = module.fused_norm
+    weight = module.weight
+    if is_running() and ops.norm_serves(x, weight, ones=ones):
+        return ops.rms_norm(x, weight, eps, ones=ones)
     return _as_ever(module, x)
 
 

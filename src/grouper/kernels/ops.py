@@ -48,7 +48,8 @@ def norm_serves(x: Tensor, weight: Tensor, *, ones: bool) -> bool:
     """Whether `rms_norm` takes these."""
     return (
         _letters(x.dtype, weight.dtype, _norm_dtype(x, weight, ones=ones)) in NORMS
-        and x.device.type == "cpu" == weight.device.type
+        and x.is_cpu
+        and weight.is_cpu
         and x.is_contiguous()
         and weight.is_contiguous()
     )
@@ -57,7 +58,7 @@ def norm_serves(x: Tensor, weight: Tensor, *, ones: bool) -> bool:
 def rotate_serves(x: Tensor, cosine: Tensor) -> bool:
     """Whether `rotate` takes heads [1, H, N, D] and cosines [1, N, D]."""
     return (
-        x.device.type == "cpu"
+        x.is_cpu
         and x.dim() == 4
         and cosine.dim() == 3
         and x.shape[0] == cosine.shape[0] == 1
@@ -89,7 +90,7 @@ def attention_serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
         library() is not None
         and query.dtype in _LETTERS
         and query.dtype == key.dtype == value.dtype
-        and query.device.type == "cpu"
+        and query.is_cpu
     )
 
 
@@ -97,7 +98,7 @@ def _alike(*tensors: Tensor) -> bool:
     first = tensors[0]
     return (
         first.dtype in _LETTERS
-        and first.device.type == "cpu"
+        and first.is_cpu
         and all(t.is_contiguous() and t.dtype == first.dtype for t in tensors)
     )
 
@@ -114,22 +115,34 @@ def _threads(elements: int) -> int:
     return torch.get_num_threads() if elements >= _SMALL else 1
 
 
-def _call(name: str, *arguments: Tensor | float) -> None:
-    """Run a kernel: tensors become pointers, whole numbers 64 bits, the last one (threads) 32."""
+_NUMBERS = {
+    "rms_norm": "llfii",
+    "rms_norm_backward": "llii",
+    "rotate": "lllllii",
+    "gated": "lffi",
+    "gated_backward": "lffi",
+    "decode": "lllllllffi",
+    "attention_backward": "llllllllfi",
+}
+"""Kernel -> C types of what follows its pointers."""
+_TYPES: dict[str, Any] = {"l": ctypes.c_int64, "f": ctypes.c_float, "i": ctypes.c_int}
+
+
+@cache
+def _kernel(name: str, letters: str, pointers: int) -> Any:
     kernels = library()
-    assert kernels is not None, "callers have asked `serves`"
-    if any(isinstance(a, FakeTensor) for a in arguments):
-        return
-    *others, threads = arguments
-    getattr(kernels, name)(*map(_argument, others), int(threads))
+    assert kernels is not None, "callers have asked whether there are any"
+    kernel = kernels[f"{name}_{letters}"]
+    numbers = [_TYPES[n] for n in _NUMBERS[name]]
+    kernel.argtypes = [*([ctypes.c_void_p] * pointers), *numbers]
+    kernel.restype = None
+    return kernel
 
 
-def _argument(value: Tensor | float) -> Any:
-    if isinstance(value, Tensor):
-        return ctypes.c_void_p(value.data_ptr())
-    if isinstance(value, bool):
-        return ctypes.c_int(value)
-    return ctypes.c_int64(value) if isinstance(value, int) else ctypes.c_float(value)
+def _call(name: str, letters: str, tensors: tuple[Tensor, ...], *numbers: float) -> None:
+    """Run the kernel for these types of tensors."""
+    if not isinstance(tensors[0], FakeTensor):
+        _kernel(name, letters, len(tensors))(*[t.data_ptr() for t in tensors], *numbers)
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float, *, ones: bool) -> tuple[Tensor, Tensor, str]:
@@ -139,10 +152,8 @@ def _normed(x: Tensor, weight: Tensor, eps: float, *, ones: bool) -> tuple[Tenso
     out = x.new_empty(x.shape, dtype=_norm_dtype(x, weight, ones=ones))
     inverse = x.new_empty(rows, dtype=torch.float32)
     letters = _letters(x.dtype, weight.dtype, out.dtype)
-    _call(
-        f"rms_norm_{letters}",
-        *(x, weight, out, inverse, rows, width, float(eps), ones, _threads(x.numel())),
-    )
+    numbers = (rows, width, eps, ones, _threads(x.numel()))
+    _call("rms_norm", letters, (x, weight, out, inverse), *numbers)
     return out, inverse, letters
 
 
@@ -160,11 +171,8 @@ class _RMSNorm(torch.autograd.Function):
         width, rows, threads = weight.shape[0], inverse.shape[0], _threads(x.numel())
         x_grad = torch.empty_like(x)
         w_grad = inverse.new_zeros(threads, width)
-        _call(
-            f"rms_norm_backward_{ctx.letters}",
-            *(grad.contiguous(), x, weight, inverse, x_grad, w_grad, rows, width, ctx.ones),
-            threads,
-        )
+        tensors = (grad.contiguous(), x, weight, inverse, x_grad, w_grad)
+        _call("rms_norm_backward", ctx.letters, tensors, rows, width, ctx.ones, threads)
         return x_grad, w_grad.sum(0).to(weight.dtype), None, None
 
 
@@ -187,11 +195,8 @@ def _rotated(x: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype, *, bac
     """Heads [1, H, N, D] -> the same, contiguous as [1, N, H, D]."""
     _, heads, tokens, dim = x.shape
     out = x.new_empty((1, tokens, heads, dim), dtype=dtype)
-    _call(
-        f"rotate_{_letters(x.dtype, cosine.dtype, dtype)}",
-        *(x, cosine, sine, out, tokens, heads, dim, x.stride(2), x.stride(1), back),
-        _threads(x.numel()),
-    )
+    numbers = (tokens, heads, dim, x.stride(2), x.stride(1), back, _threads(x.numel()))
+    _call("rotate", _letters(x.dtype, cosine.dtype, dtype), (x, cosine, sine, out), *numbers)
     return out.transpose(1, 2)
 
 
@@ -230,7 +235,7 @@ CURVES = {"silu": (1.0, 0.0), "gelu_tanh": (_ROOT, _ROOT * 0.044715)}
 
 def _gated(gate: Tensor, up: Tensor, m: float, c: float) -> Tensor:
     out, count = torch.empty_like(gate), gate.numel()
-    _call(f"gated_{_letters(gate.dtype)}", gate, up, out, count, m, c, _threads(count))
+    _call("gated", _letters(gate.dtype), (gate, up, out), count, m, c, _threads(count))
     return out
 
 
@@ -245,11 +250,9 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         gate, up = ctx.saved_tensors
         gate_grad, up_grad, count = torch.empty_like(gate), torch.empty_like(up), gate.numel()
-        _call(
-            f"gated_backward_{_letters(gate.dtype)}",
-            *(grad.contiguous(), gate, up, gate_grad, up_grad, count, *ctx.curve),
-            _threads(count),
-        )
+        tensors = (grad.contiguous(), gate, up, gate_grad, up_grad)
+        numbers = (count, *ctx.curve, _threads(count))
+        _call("gated_backward", _letters(gate.dtype), tensors, *numbers)
         return gate_grad, up_grad, None, None
 
 
@@ -294,9 +297,10 @@ def decode(  # noqa: PLR0917 - tensors by position, numbers by name
     rows, heads, group, dim = query.shape
     out = torch.empty_like(query)
     _call(
-        f"decode_{_letters(query.dtype)}",
-        *(query, keys, values, before, weight, out, lengths, rows, heads, group, dim),
-        *(keys.shape[2], column, window or 0, float(scaling), float(softcap or 0.0)),
+        "decode",
+        _letters(query.dtype),
+        (query, keys, values, before, weight, out, lengths),
+        *(rows, heads, group, dim, keys.shape[2], column, window or 0, scaling, softcap or 0.0),
         torch.get_num_threads() if rows * heads >= 8 else 1,
     )
     return out
@@ -329,11 +333,10 @@ def attention_backward(
     """
     made = [torch.empty(scores[0].shape, dtype=dtype) for _ in range(2)]
     _call(
-        f"attention_backward_{_letters(dtype)}",
-        *scores,
-        *made,
-        *(first, scores[0].shape[0], per_row, *shape),
-        *(*lengths, float(scaling)),
+        "attention_backward",
+        _letters(dtype),
+        (*scores, *made, *lengths),
+        *(first, scores[0].shape[0], per_row, *shape, scaling),
         torch.get_num_threads(),
     )
     return made[0], made[1]
