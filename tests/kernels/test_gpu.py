@@ -12,6 +12,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, apply_rotary_pos_emb
 
 from grouper.kernels import gpu, modules, ops
+from grouper.kernels.switch import running, switched_off
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -79,7 +80,7 @@ def test_a_model_runs_on_them(family: str, monkeypatch: pytest.MonkeyPatch) -> N
     model = tiny_model(family).to(DEVICE)
     ids = torch.arange(6, 14, device=DEVICE)[None]
     modules.attach(model)
-    with modules.switched_off(), modules.running():
+    with switched_off(), running():
         expected = model(ids).logits
     called = set()
     for name in ("rms_norm", "rotate", "gated"):
@@ -94,7 +95,7 @@ def test_a_model_runs_on_them(family: str, monkeypatch: pytest.MonkeyPatch) -> N
         serves = f"{name.removeprefix('rms_')}_serves"
         monkeypatch.setattr(ops, serves, lambda *_, **__: False)
     monkeypatch.setattr(gpu, "_serves", lambda *_: True)
-    with modules.running():
+    with running():
         torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
     assert called == {"rms_norm", "rotate", "gated"}
 

@@ -103,6 +103,8 @@ def _norm(module: Any, x: Tensor) -> Tensor:
     weight = module.weight
     if is_running() and ops.norm_serves(x, weight, ones=ones):
         return ops.rms_norm(x, weight, eps, ones=ones)
+    if is_running() and gpu.norm_serves(x, weight):
+        return gpu.rms_norm(x, weight, eps, ones=ones)
     return _as_ever(module, x)
 
 
