@@ -25,6 +25,7 @@ from transformers import AttentionInterface
 
 from grouper.errors import ModelError
 from grouper.kernels import attention as fused
+from grouper.varlen import RaggedRows, serves
 
 __all__ = ["NAME", "AttentionSpec", "Layout", "SharedPrompts", "attend", "gather_heads"]
 
@@ -225,6 +226,8 @@ class SharedPrompts:
 
         self._prompt_lengths = prompt_lengths
         self._inputs = inputs
+        self._ragged: RaggedRows | None = None
+        """The same without padding, once a GPU asked for it."""
         self._row_positions = row_positions
         self._prompt_live = prompt_mask[prompt_index]
         self._masks: dict[int | None, tuple[Tensor | None, Tensor]] = {}
@@ -236,6 +239,11 @@ class SharedPrompts:
         """[targets] int64: the flat token whose hidden state predicts each completion token."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        if query.device.type == "cuda":
+            if self._ragged is None:
+                self._ragged = RaggedRows(self._prompt_lengths, self.prompt_index, self._inputs)
+            if serves(query, self._ragged, spec):
+                return self._ragged.attend(query, key, value, spec)
         prompt_mask, mask = self.mask(spec.window)
         prompt_key = gather_heads(key, self._prompt_gather)
         prompt_value = gather_heads(value, self._prompt_gather)
