@@ -123,21 +123,27 @@ def test_decode(dtype: torch.dtype, dim: int, window: int | None, softcap: float
     lengths = torch.tensor([1, 3, 5, 9, 12])
     ages = (column - torch.arange(width)) % width
     seen = (ages < lengths[:, None]) & (ages < (window or width))
+    new = tuple(random(rows, heads, dim, dtype=dtype, seed=s) for s in (5, 6))
+    held = (keys.clone(), values.clone())
+    for store, block in zip((keys, values), new, strict=True):
+        store[:rows, :, column] = block
     scores = query.float() @ keys[:rows].float().transpose(2, 3) * 0.3
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
     shares = torch.cat([weight[..., None], scores], -1).softmax(-1)
     expected = shares[..., 1:] @ values[:rows].float() + shares[..., :1] * before.float()
-    assert ops.decode_serves(query, keys, values, weight)
+    assert ops.decode_serves(query, new, held)
     out = ops.decode(
-        *(query, keys, values, before, weight, lengths),
+        *(query, new, held, (before, weight), lengths),
         column=column,
         window=window,
         scaling=0.3,
         softcap=softcap,
     )
     same(out, expected.to(dtype), dtype)
+    assert torch.equal(held[0], keys)
+    assert torch.equal(held[1], values)
 
 
 def test_other_tensors_are_left_to_the_models_own_code() -> None:

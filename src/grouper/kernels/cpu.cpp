@@ -156,16 +156,19 @@ void rotate(const X *x, const C *cosine, const C *sine, Y *y, int64_t tokens, in
 // Cut by hand: compilers vectorise a plain inner loop, and not always a parallel one.
 constexpr int64_t BLOCK = 4096;
 
+// Gate and up: [rows, width] with this stride between rows; y is contiguous.
 template <class T>
-void gated(const T *__restrict gate, const T *__restrict up, T *__restrict y, int64_t count, float m, float c, int threads) {
+void gated(const T *gate, const T *up, T *y, int64_t rows, int64_t width, int64_t stride, float m,
+           float c, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t start = 0; start < count; start += BLOCK) {
-        const int64_t end = start + BLOCK < count ? start + BLOCK : count;
+    for (int64_t row = 0; row < rows; ++row) {
+        const T *__restrict a = gate + row * stride, *__restrict b = up + row * stride;
+        T *__restrict out = y + row * width;
 #pragma omp simd
-        for (int64_t i = start; i < end; ++i) {
-            const float g = load(gate[i]);
+        for (int64_t i = 0; i < width; ++i) {
+            const float g = load(a[i]);
             const float share = 1.0f / (1.0f + exponential(-(m * g + c * g * g * g)));
-            store(y[i], rounded<T>(g * share) * load(up[i]));
+            store(out[i], rounded<T>(g * share) * load(b[i]));
         }
     }
 }
@@ -311,11 +314,12 @@ struct Decode {
     float scaling, softcap;
 };
 
-// Queries [rows, heads, group, dim]; keys, values [>= rows, heads, width, dim]; `before`: the
+// Queries [rows, heads, group, dim]; keys, values [>= rows, heads, width, dim], of which this
+// step's column is written first, from `key` and `value` [rows, heads, dim]; `before`: the
 // attention over the prompts, as the queries; `weight`: its log-sum-exp [rows, heads, group].
 template <class T, int64_t D>
-void decode(const T *query, const T *keys, const T *values, const T *before, const float *weight,
-            T *y, const int64_t *lengths, const Decode &the, int threads) {
+void decode(const T *query, const T *key, const T *value, T *keys, T *values, const T *before,
+            const float *weight, T *y, const int64_t *lengths, const Decode &the, int threads) {
     const int64_t dim = the.dim, width = the.width;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -325,6 +329,9 @@ void decode(const T *query, const T *keys, const T *values, const T *before, con
 #pragma omp for schedule(static, 1)
         for (int64_t place = 0; place < the.rows * the.heads; ++place) {
             const int64_t seen = lengths[place / the.heads];
+            const int64_t now = (place * width + the.column) * dim;
+            std::memcpy(keys + now, key + place * dim, sizeof(T) * dim);
+            std::memcpy(values + now, value + place * dim, sizeof(T) * dim);
             Run runs[2];
             const int64_t parts =
                 runs_of(the.column, width,
@@ -354,14 +361,14 @@ void decode(const T *query, const T *keys, const T *values, const T *before, con
 }
 
 template <class T>
-void decode_of_size(const T *query, const T *keys, const T *values, const T *before,
-                    const float *weight, T *y, const int64_t *lengths, const Decode &the,
-                    int threads) {
+void decode_of_size(const T *query, const T *key, const T *value, T *keys, T *values,
+                    const T *before, const float *weight, T *y, const int64_t *lengths,
+                    const Decode &the, int threads) {
     const auto kernel = the.dim == 32    ? decode<T, 32>
                         : the.dim == 64  ? decode<T, 64>
                         : the.dim == 128 ? decode<T, 128>
                                          : decode<T, 0>;
-    kernel(query, keys, values, before, weight, y, lengths, the, threads);
+    kernel(query, key, value, keys, values, before, weight, y, lengths, the, threads);
 }
 
 }  // namespace
@@ -388,9 +395,9 @@ void decode_of_size(const T *query, const T *keys, const T *values, const T *bef
                threads);                                                                          \
     }
 #define PLAIN(NAME, T)                                                                            \
-    extern "C" void gated_##NAME(const T *gate, const T *up, T *y, int64_t count, float m,        \
-                                 float c, int threads) {                                          \
-        gated(gate, up, y, count, m, c, threads);                                                 \
+    extern "C" void gated_##NAME(const T *gate, const T *up, T *y, int64_t rows, int64_t width,   \
+                                 int64_t stride, float m, float c, int threads) {                 \
+        gated(gate, up, y, rows, width, stride, m, c, threads);                                   \
     }                                                                                             \
     extern "C" void gated_backward_##NAME(const T *grad, const T *gate, const T *up,              \
                                           T *gate_grad, T *up_grad, int64_t count, float m,       \
@@ -409,12 +416,13 @@ void decode_of_size(const T *query, const T *keys, const T *values, const T *bef
                            count, scaling, the, threads);                                         \
     }                                                                                             \
     extern "C" void decode_##NAME(                                                                \
-        const T *query, const T *keys, const T *values, const T *before, const float *weight,     \
-        T *y, const int64_t *lengths, int64_t rows, int64_t heads, int64_t group, int64_t dim,    \
-        int64_t width, int64_t column, int64_t window, float scaling, float softcap,              \
-        int threads) {                                                                            \
+        const T *query, const T *key, const T *value, T *keys, T *values, const T *before,        \
+        const float *weight, T *y, const int64_t *lengths, int64_t rows, int64_t heads,           \
+        int64_t group, int64_t dim, int64_t width, int64_t column, int64_t window, float scaling, \
+        float softcap, int threads) {                                                             \
         const Decode the = {rows, heads, group, dim, width, column, window, scaling, softcap};    \
-        decode_of_size(query, keys, values, before, weight, y, lengths, the, threads);            \
+        decode_of_size(query, key, value, keys, values, before, weight, y, lengths, the,          \
+                       threads);                                                                  \
     }
 
 NORM(fff, float, float, float)

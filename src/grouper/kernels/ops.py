@@ -23,6 +23,7 @@ __all__ = [
     "decode",
     "decode_serves",
     "gated",
+    "gated_halves",
     "gated_serves",
     "norm_serves",
     "rms_norm",
@@ -74,13 +75,13 @@ def gated_serves(gate: Tensor, up: Tensor) -> bool:
     return _alike(gate, up) and gate.shape == up.shape
 
 
-def decode_serves(query: Tensor, keys: Tensor, values: Tensor, weight: Tensor) -> bool:
+def decode_serves(query: Tensor, new: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor]) -> bool:
     """Whether `decode` takes these."""
     return (
         library() is not None
-        and _alike(query, keys, values)
-        and keys.shape == values.shape
-        and weight.dtype == torch.float32
+        and _alike(query, *new, *held)
+        and held[0].shape == held[1].shape
+        and query.shape[3] == held[0].shape[3]
     )
 
 
@@ -119,7 +120,7 @@ _NUMBERS = {
     "rms_norm": "llfii",
     "rms_norm_backward": "llii",
     "rotate": "lllllii",
-    "gated": "lffi",
+    "gated": "lllffi",
     "gated_backward": "lffi",
     "decode": "lllllllffi",
     "attention_backward": "llllllllfi",
@@ -234,9 +235,19 @@ CURVES = {"silu": (1.0, 0.0), "gelu_tanh": (_ROOT, _ROOT * 0.044715)}
 
 
 def _gated(gate: Tensor, up: Tensor, m: float, c: float) -> Tensor:
-    out, count = torch.empty_like(gate), gate.numel()
-    _call("gated", _letters(gate.dtype), (gate, up, out), count, m, c, _threads(count))
+    """Gate and up may be two halves of one tensor, row by row."""
+    out, width = gate.new_empty(gate.shape), gate.shape[-1]
+    rows, count = gate.numel() // width, gate.numel()
+    stride = width if gate.dim() < 2 else gate.stride(-2)
+    numbers = (rows, width, stride, m, c, _threads(count))
+    _call("gated", _letters(gate.dtype), (gate, up, out), *numbers)
     return out
+
+
+def gated_halves(both: Tensor, activation: str) -> Tensor:
+    """activation(first half) * second half of the last dimension of [..., 2 D]; no gradient."""
+    gate, up = both.chunk(2, dim=-1)
+    return _gated(gate, up, *CURVES[activation])
 
 
 class _Gated(torch.autograd.Function):
@@ -264,12 +275,11 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     return out
 
 
-def decode(  # noqa: PLR0917 - tensors by position, numbers by name
+def decode(
     query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    before: Tensor,
-    weight: Tensor,
+    new: tuple[Tensor, Tensor],
+    held: tuple[Tensor, Tensor],
+    prompts: tuple[Tensor, Tensor],
     lengths: Tensor,
     *,
     column: int,
@@ -279,12 +289,14 @@ def decode(  # noqa: PLR0917 - tensors by position, numbers by name
 ) -> Tensor:
     """Attention of one new token a row over its own columns of the ring, merged with its prompt's.
 
+    The new key and value are written first.
+
     Args:
         query: [rows, Hkv, G, D].
-        keys: [at least rows, Hkv, width, D].
-        values: as keys.
-        before: the attention over the prompts, as the queries.
-        weight: its log-sum-exp [rows, Hkv, G] float32.
+        new: key and value of this step [rows, Hkv, D], which are written into `held`.
+        held: keys and values [at least rows, Hkv, width, D].
+        prompts: the attention over the prompts, as the queries, and its log-sum-exp
+            [rows, Hkv, G] float32.
         lengths: [rows] int64, columns that each row sees, this step's included.
         column: this step's column; the others lie before it, round the ring.
         window: tokens a row sees at most, itself included; None: all.
@@ -299,8 +311,8 @@ def decode(  # noqa: PLR0917 - tensors by position, numbers by name
     _call(
         "decode",
         _letters(query.dtype),
-        (query, keys, values, before, weight, out, lengths),
-        *(rows, heads, group, dim, keys.shape[2], column, window or 0, scaling, softcap or 0.0),
+        (query, *new, *held, *prompts, out, lengths),
+        *(rows, heads, group, dim, held[0].shape[2], column, window or 0, scaling, softcap or 0.0),
         torch.get_num_threads() if rows * heads >= 8 else 1,
     )
     return out

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from grouper.kernels.packing import pack
 from grouper.policy import Policy
 from grouper.sampling.layouts import Decode, Groups, Prefill
 from grouper.sampling.slots import SlotCache
@@ -100,6 +101,7 @@ class SlotEngine(Eager):
     def __init__(self, policy: Policy, *, slots: int, prompt: int, completion: int) -> None:
         self._policy = policy
         self._cache = SlotCache(slots, prompt, completion)
+        self._packed = pack(policy.model, rows=slots, completion=completion)
         self._prompts: list[tuple[int, ...] | None] = []
         """By place in the cache; None: free."""
         self._last: dict[int, Tensor] = {}
@@ -171,7 +173,8 @@ class SlotEngine(Eager):
         # A closed row sees what it writes itself: a softmax over nothing would not be finite.
         lengths = [max(n, 1) for n in self._lengths]
         layout = Decode(self._cache, self._groups, lengths, sizes, device)
-        hidden = self._policy.hidden_states(layout, tokens[None], positions[None])
+        with self._packed.used():
+            hidden = self._policy.hidden_states(layout, tokens[None], positions[None])
         return self._policy.logits(hidden)
 
     def close(self, slot: int) -> None:

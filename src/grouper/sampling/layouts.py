@@ -141,23 +141,25 @@ class Decode:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """As `Layout.attend`, the N flat tokens being one per row."""
         layer = self._cache.layer(spec.layer, key, value)
-        keys, values = (store.data for store in layer.own)
+        keys, values = held = (layer.own[0].data, layer.own[1].data)
         rows, heads, dim = key.shape[2], key.shape[1], query.shape[3]
-        keys[:rows, :, self._cache.column] = key[0].transpose(0, 1).to(keys.dtype)
-        values[:rows, :, self._cache.column] = value[0].transpose(0, 1).to(keys.dtype)
+        new = (key[0].transpose(0, 1).to(keys.dtype), value[0].transpose(0, 1).to(keys.dtype))
         # Grouped query heads are folded into the query length: keys are read once per key head.
         folded = query[0].transpose(0, 1).reshape(rows, heads, -1, dim).to(keys.dtype)
-        before, weight = self._over_prompts(folded, layer, spec)
-        if is_running() and ops.decode_serves(folded, keys, values, weight):
+        prompts = self._over_prompts(folded, layer, spec)
+        if is_running() and ops.decode_serves(folded, new, held):
             out = ops.decode(
-                *(folded, keys, values, before.contiguous(), weight.contiguous(), self._lengths),
+                *(folded, new, held, (prompts[0].contiguous(), prompts[1].contiguous())),
+                self._lengths,
                 column=self._cache.column,
                 window=spec.window,
                 scaling=spec.scaling,
                 softcap=spec.softcap,
             )
         else:
-            out = self._over_own(folded, (keys[:rows], values[:rows]), (before, weight), spec)
+            for store, block in zip(held, new, strict=True):
+                store[:rows, :, self._cache.column] = block
+            out = self._over_own(folded, (keys[:rows], values[:rows]), prompts, spec)
         return out.reshape(rows, -1, value.shape[3]).transpose(0, 1)[None]
 
     def _over_own(
