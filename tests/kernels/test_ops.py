@@ -112,38 +112,54 @@ def test_what_is_no_number_stays_so(bad: float) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [6, 32, 64, 128])
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (4, None), (None, 2.0), (5, 3.0)])
-def test_decode(dtype: torch.dtype, dim: int, window: int | None, softcap: float | None) -> None:
-    rows, heads, group, width, column = 5, 2, 3, 12, 4
+@pytest.mark.parametrize("width", [12, 70])
+@pytest.mark.parametrize(
+    ("window", "softcap"), [(None, None), (4, None), (None, 2.0), (9, 3.0), (40, None), (1, None)]
+)
+def test_decode(
+    dtype: torch.dtype, dim: int, width: int, window: int | None, softcap: float | None
+) -> None:
+    """Rings that have wrapped round and not, prompts of several lengths shared by several rows."""
+    rows, heads, group, column, columns = 5, 2, 3, width // 3, 40
     query = random(rows, heads, group, dim, dtype=dtype)
     keys, values = (random(rows + 2, heads, width, dim, dtype=dtype, seed=s) for s in (1, 2))
-    before = random(rows, heads, group, dim, dtype=dtype, seed=3)
-    weight = random(rows, heads, group, seed=4)
-    weight[1] = torch.finfo(torch.float32).min / 2  # its prompt has left the window
-    lengths = torch.tensor([1, 3, 5, 9, 12])
-    ages = (column - torch.arange(width)) % width
-    seen = (ages < lengths[:, None]) & (ages < (window or width))
-    new = tuple(random(rows, heads, dim, dtype=dtype, seed=s) for s in (5, 6))
-    held = (keys.clone(), values.clone())
+    prompts = (
+        random(3, heads, columns, dim, dtype=dtype, seed=3),
+        random(3, heads, columns, dim, dtype=dtype, seed=4),
+    )
+    new = (
+        random(rows, heads, dim, dtype=dtype, seed=5),
+        random(rows, heads, dim, dtype=dtype, seed=6),
+    )
+    lengths = torch.tensor([1, 3, column + 1, column + 2, width])
+    owners, prompt_lengths = torch.tensor([0, 2, 2, 1, 0]), torch.tensor([40, 1, 23])
+    own = (keys.clone(), values.clone())
     for store, block in zip((keys, values), new, strict=True):
         store[:rows, :, column] = block
-    scores = query.float() @ keys[:rows].float().transpose(2, 3) * 0.3
+    ages = (column - torch.arange(width)) % width
+    back = lengths[:, None] - 1 + prompt_lengths[owners][:, None] - torch.arange(columns)
+    seen = torch.cat(
+        [torch.arange(columns) < prompt_lengths[owners][:, None], ages < lengths[:, None]], 1
+    )
+    if window is not None:
+        seen &= torch.cat([back, ages.expand(rows, -1)], 1) < window
+    all_keys = torch.cat([prompts[0][owners], keys[:rows]], 2).float()
+    scores = query.float() @ all_keys.transpose(2, 3) * 0.3
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
-    shares = torch.cat([weight[..., None], scores], -1).softmax(-1)
-    expected = shares[..., 1:] @ values[:rows].float() + shares[..., :1] * before.float()
-    assert ops.decode_serves(query, new, held)
+    shares = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1)
+    expected = shares @ torch.cat([prompts[1][owners], values[:rows]], 2).float()
+    assert ops.decode_serves(query, new, own, prompts)
     out = ops.decode(
-        *(query, new, held, (before, weight), lengths),
+        *(query, new, own, prompts, (lengths, owners, prompt_lengths)),
         column=column,
         window=window,
         scaling=0.3,
         softcap=softcap,
     )
     same(out, expected.to(dtype), dtype)
-    assert torch.equal(held[0], keys)
-    assert torch.equal(held[1], values)
+    assert torch.equal(own[0], keys)
+    assert torch.equal(own[1], values)
 
 
 def test_other_tensors_are_left_to_the_models_own_code() -> None:

@@ -9,6 +9,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 struct bf16 {
@@ -233,142 +237,217 @@ void attention_backward(const float *scores, const float *share_grads, const flo
     }
 }
 
-// ---- attention of one new token a row over the columns it has written itself -------------------
+// ---- attention of one new token a row over its prompt and what it has written itself -----------
 
-// The run of columns that ends at `column`, going backwards round the ring.
-struct Run {
-    int64_t start, count;
-};
+#if defined(__AVX512BF16__)
 
-inline int64_t runs_of(int64_t column, int64_t width, int64_t length, Run runs[2]) {
-    const int64_t tail = length <= column + 1 ? length : column + 1;
-    runs[0] = {column + 1 - tail, tail};
-    runs[1] = {width - (length - tail), length - tail};
-    return length - tail > 0 ? 2 : 1;
+// Lane i of the result: the sum of all lanes of v[i].
+inline __m512 sums(const __m512 v[16]) {
+    __m512 pairs[8], fours[4];
+    for (int i = 0; i < 8; ++i)
+        pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]),
+                                 _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 4; ++i) {
+        const __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
+        fours[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                                 _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    const __m512 low = _mm512_add_ps(_mm512_shuffle_f32x4(fours[0], fours[1], 0x88),
+                                     _mm512_shuffle_f32x4(fours[0], fours[1], 0xdd));
+    const __m512 high = _mm512_add_ps(_mm512_shuffle_f32x4(fours[2], fours[3], 0x88),
+                                      _mm512_shuffle_f32x4(fours[2], fours[3], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88),
+                         _mm512_shuffle_f32x4(low, high, 0xdd));
 }
 
-// Dot products of one query with a run of keys, and a weighted sum of a run of values. D is the
-// size of a head where it is a usual one, so that its loops are unrolled and sums stay in
-// registers, and 0 elsewhere.
+// Products of sixteen keys with a query by the processor's own bf16 instruction; returns how many
+// keys are done.
+template <int64_t D>
+inline int64_t sixteen_at_a_time(const bf16 *query, const bf16 *keys, int64_t count,
+                                 float *score) {
+    if (D == 0 || D % 32 != 0) return 0;
+    int64_t k = 0;
+    for (; k + 16 <= count; k += 16) {
+        __m512 held[16];
+        for (int i = 0; i < 16; ++i) {
+            held[i] = _mm512_setzero_ps();
+            for (int64_t d = 0; d < D; d += 32)
+                held[i] = _mm512_dpbf16_ps(
+                    held[i], (__m512bh)_mm512_loadu_si512(keys + (k + i) * D + d),
+                    (__m512bh)_mm512_loadu_si512(query + d));
+        }
+        _mm512_storeu_ps(score + k, sums(held));
+    }
+    return k;
+}
+
+#else
+
+template <int64_t D>
+inline int64_t sixteen_at_a_time(const bf16 *, const bf16 *, int64_t, float *) { return 0; }
+
+#endif
+
+template <int64_t D>
+inline int64_t sixteen_at_a_time(const float *, const float *, int64_t, float *) { return 0; }
+
+// Dot products of a query with a run of keys. D is the size of a head where it is a usual one, so
+// that loops are unrolled and sums stay in registers, and 0 elsewhere.
 template <class T, int64_t D>
-inline void scores_of(const float *query, const T *keys, int64_t count, int64_t dim, float *score) {
+inline void scores_of(const T *query, const T *keys, int64_t count, int64_t dim, float *score) {
     const int64_t size = D > 0 ? D : dim;
-    for (int64_t k = 0; k < count; ++k) {
+    for (int64_t k = sixteen_at_a_time<D>(query, keys, count, score); k < count; ++k) {
         const T *key = keys + k * size;
         float sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t d = 0; d < size; ++d) sum += query[d] * load(key[d]);
+        for (int64_t d = 0; d < size; ++d) sum += load(query[d]) * load(key[d]);
         score[k] = sum;
     }
 }
 
-template <class T, int64_t D>
-inline void add_values(const float *share, const T *values, int64_t count, int64_t dim,
-                       float *out) {
+// Adds a run of values to the outputs [Q, dim] of Q queries, weighted by their shares, which lie
+// `stride` apart. Two queries at a time take half the loads.
+template <class T, int64_t D, int Q>
+inline void add_values(const float *share, int64_t stride, const T *values, int64_t count,
+                       int64_t dim, float *out) {
     const int64_t size = D > 0 ? D : dim;
-    float held[D > 0 ? D : 1];
+    float held[Q * (D > 0 ? D : 1)];
     float *sum = D > 0 ? held : out;
-    if (D > 0) std::memcpy(held, out, sizeof(float) * size);
+    if (D > 0) std::memcpy(held, out, sizeof held);
     for (int64_t k = 0; k < count; ++k) {
         const T *value = values + k * size;
 #pragma omp simd
-        for (int64_t d = 0; d < size; ++d) sum[d] += share[k] * load(value[d]);
+        for (int64_t d = 0; d < size; ++d) {
+            const float one = load(value[d]);
+            for (int q = 0; q < Q; ++q) sum[q * size + d] += share[q * stride + k] * one;
+        }
     }
-    if (D > 0) std::memcpy(out, held, sizeof(float) * size);
+    if (D > 0) std::memcpy(out, held, sizeof held);
 }
 
-// Scores [count] become shares of a softmax in which `old` takes part as one more score; returns
-// the share of that one.
-inline float softmax(float *score, int64_t count, float old, float softcap) {
+// Scores [count] become shares of a softmax.
+inline void softmax(float *score, int64_t count, float scaling, float softcap) {
     if (softcap > 0)
-        for (int64_t i = 0; i < count; ++i) score[i] = std::tanh(score[i] / softcap) * softcap;
-    float top = old;
+        for (int64_t i = 0; i < count; ++i)
+            score[i] = std::tanh(score[i] * scaling / softcap) * softcap;
+    const float factor = softcap > 0 ? 1.0f : scaling;
+    float top = score[0] * factor;
 #pragma omp simd reduction(max : top)
-    for (int64_t i = 0; i < count; ++i) top = score[i] > top ? score[i] : top;
-    const float first = exponential(old - top);
-    float sum = first;
+    for (int64_t i = 0; i < count; ++i)
+        top = score[i] * factor > top ? score[i] * factor : top;
+    float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < count; ++i) {
-        score[i] = exponential(score[i] - top);
+        score[i] = exponential(score[i] * factor - top);
         sum += score[i];
     }
     const float whole = 1.0f / sum;
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) score[i] *= whole;
-    return first * whole;
 }
 
-// Ask for a run of keys or values before it is needed: runs are too short, and too far apart, for
-// the processor to see them coming (a third of the time at 64 to 128 columns).
-template <class T>
-inline void prefetch(const T *block, const Run runs[2], int64_t parts, int64_t dim) {
-    for (int64_t part = 0; part < parts; ++part) {
-        const char *place = reinterpret_cast<const char *>(block + runs[part].start * dim);
-        const char *end = place + runs[part].count * dim * static_cast<int64_t>(sizeof(T));
-        for (; place < end; place += 64) __builtin_prefetch(place);
-    }
-}
-
-struct Decode {
-    int64_t rows, heads, group, dim, width, column, window;
-    float scaling, softcap;
+// Consecutive keys and values that a row sees.
+template <class T> struct Run {
+    const T *keys, *values;
+    int64_t count;
 };
 
-// Queries [rows, heads, group, dim]; keys, values [>= rows, heads, width, dim], of which this
-// step's column is written first, from `key` and `value` [rows, heads, dim]; `before`: the
-// attention over the prompts, as the queries; `weight`: its log-sum-exp [rows, heads, group].
-template <class T, int64_t D>
-void decode(const T *query, const T *key, const T *value, T *keys, T *values, const T *before,
-            const float *weight, T *y, const int64_t *lengths, const Decode &the, int threads) {
-    const int64_t dim = the.dim, width = the.width;
+// Ask for memory before it is needed: runs are too short, and too far apart, for the processor to
+// see them coming (a third of the time at 64 to 128 columns).
+template <class T> inline void prefetch(const T *block, int64_t elements) {
+    const char *place = reinterpret_cast<const char *>(block);
+    for (const char *end = place + elements * static_cast<int64_t>(sizeof(T)); place < end;
+         place += 64)
+        __builtin_prefetch(place);
+}
+
+template <class T> struct Decode {
+    const T *query, *key, *value;
+    T *keys, *values;
+    const T *prompt_keys, *prompt_values;
+    T *y;
+    const int64_t *lengths, *owners, *prompt_lengths;
+    int64_t rows, heads, group, dim, width, column, prompt_width, window;
+    float scaling, softcap;
+
+    // What row `place / heads` sees: its prompt, then its own columns, going backwards round the
+    // ring from this step's; at most `window` tokens.
+    int64_t runs_of(int64_t place, Run<T> runs[3]) const {
+        const int64_t row = place / heads, owner = owners[row];
+        const int64_t seen = lengths[row], prompt = prompt_lengths[owner];
+        const int64_t own = window > 0 && window < seen ? window : seen;
+        const int64_t left = window > 0 ? window - own : prompt;
+        const int64_t old = left < prompt ? left : prompt;
+        const int64_t tail = own <= column + 1 ? own : column + 1;
+        const int64_t first = ((owner * heads + place % heads) * prompt_width + prompt - old) * dim;
+        const int64_t late = (place * width + column + 1 - tail) * dim;
+        const int64_t early = (place * width + width - (own - tail)) * dim;
+        int64_t parts = 0;
+        if (old > 0) runs[parts++] = {prompt_keys + first, prompt_values + first, old};
+        if (own > tail) runs[parts++] = {keys + early, values + early, own - tail};
+        runs[parts++] = {keys + late, values + late, tail};
+        return parts;
+    }
+};
+
+// Queries [rows, heads, group, dim]; own keys and values [>= rows, heads, width, dim], of which
+// this step's column is written first, from `key` and `value` [rows, heads, dim]; those of prompts
+// [prompts, heads, prompt_width, dim], of which row r continues prompt owners[r].
+template <class T, int64_t D> void decode(const Decode<T> &the, int threads) {
+    const int64_t dim = the.dim, places = the.rows * the.heads;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        float *q = static_cast<float *>(std::malloc(sizeof(float) * (width + 2 * dim)));
-        float *out = q + dim, *score = out + dim;
+        const int64_t most = the.prompt_width + the.width;
+        float *out =
+            static_cast<float *>(std::malloc(sizeof(float) * the.group * (dim + most)));
+        float *scores = out + the.group * dim;
         // In turns, since rows that began together are equally long: every thread gets as much.
 #pragma omp for schedule(static, 1)
-        for (int64_t place = 0; place < the.rows * the.heads; ++place) {
-            const int64_t seen = lengths[place / the.heads];
-            const int64_t now = (place * width + the.column) * dim;
-            std::memcpy(keys + now, key + place * dim, sizeof(T) * dim);
-            std::memcpy(values + now, value + place * dim, sizeof(T) * dim);
-            Run runs[2];
-            const int64_t parts =
-                runs_of(the.column, width,
-                        the.window > 0 && the.window < seen ? the.window : seen, runs);
-            prefetch(values + place * width * dim, runs, parts, dim);
-            if (place + threads < the.rows * the.heads)
-                prefetch(keys + (place + threads) * width * dim, runs, parts, dim);
+        for (int64_t place = 0; place < places; ++place) {
+            const int64_t now = (place * the.width + the.column) * dim;
+            std::memcpy(the.keys + now, the.key + place * dim, sizeof(T) * dim);
+            std::memcpy(the.values + now, the.value + place * dim, sizeof(T) * dim);
+            Run<T> runs[3], next[3];
+            const int64_t parts = the.runs_of(place, runs);
+            for (int64_t part = 0; part < parts; ++part)
+                prefetch(runs[part].values, runs[part].count * dim);
+            const int64_t coming =
+                place + threads < places ? the.runs_of(place + threads, next) : 0;
+            for (int64_t part = 0; part < coming; ++part)
+                prefetch(next[part].keys, next[part].count * dim);
             for (int64_t g = 0; g < the.group; ++g) {
-                const int64_t at = place * the.group + g;
-                for (int64_t d = 0; d < dim; ++d) q[d] = load(query[at * dim + d]) * the.scaling;
+                const T *query = the.query + (place * the.group + g) * dim;
+                float *score = scores + g * most;
                 int64_t found = 0;
                 for (int64_t part = 0; part < parts; found += runs[part++].count)
-                    scores_of<T, D>(q, keys + (place * width + runs[part].start) * dim,
-                                    runs[part].count, dim, score + found);
-                const float share = softmax(score, found, weight[at], the.softcap);
-                for (int64_t d = 0; d < dim; ++d) out[d] = share * load(before[at * dim + d]);
-                found = 0;
-                for (int64_t part = 0; part < parts; found += runs[part++].count)
-                    add_values<T, D>(score + found,
-                                     values + (place * width + runs[part].start) * dim,
-                                     runs[part].count, dim, out);
-                for (int64_t d = 0; d < dim; ++d) store(y[at * dim + d], out[d]);
+                    scores_of<T, D>(query, runs[part].keys, runs[part].count, dim, score + found);
+                softmax(score, found, the.scaling, the.softcap);
             }
+            std::memset(out, 0, sizeof(float) * the.group * dim);
+            int64_t found = 0;
+            for (int64_t part = 0; part < parts; found += runs[part++].count) {
+                const Run<T> &run = runs[part];
+                int64_t g = 0;
+                for (; g + 2 <= the.group; g += 2)
+                    add_values<T, D, 2>(scores + g * most + found, most, run.values, run.count,
+                                        dim, out + g * dim);
+                if (g < the.group)
+                    add_values<T, D, 1>(scores + g * most + found, most, run.values, run.count,
+                                        dim, out + g * dim);
+            }
+            T *y = the.y + place * the.group * dim;
+            for (int64_t i = 0; i < the.group * dim; ++i) store(y[i], out[i]);
         }
-        std::free(q);
+        std::free(out);
     }
 }
 
-template <class T>
-void decode_of_size(const T *query, const T *key, const T *value, T *keys, T *values,
-                    const T *before, const float *weight, T *y, const int64_t *lengths,
-                    const Decode &the, int threads) {
+template <class T> void decode_of_size(const Decode<T> &the, int threads) {
     const auto kernel = the.dim == 32    ? decode<T, 32>
                         : the.dim == 64  ? decode<T, 64>
                         : the.dim == 128 ? decode<T, 128>
                                          : decode<T, 0>;
-    kernel(query, key, value, keys, values, before, weight, y, lengths, the, threads);
+    kernel(the, threads);
 }
 
 }  // namespace
@@ -416,13 +495,15 @@ void decode_of_size(const T *query, const T *key, const T *value, T *keys, T *va
                            count, scaling, the, threads);                                         \
     }                                                                                             \
     extern "C" void decode_##NAME(                                                                \
-        const T *query, const T *key, const T *value, T *keys, T *values, const T *before,        \
-        const float *weight, T *y, const int64_t *lengths, int64_t rows, int64_t heads,           \
-        int64_t group, int64_t dim, int64_t width, int64_t column, int64_t window, float scaling, \
+        const T *query, const T *key, const T *value, T *keys, T *values, const T *prompt_keys,   \
+        const T *prompt_values, T *y, const int64_t *lengths, const int64_t *owners,              \
+        const int64_t *prompt_lengths, int64_t rows, int64_t heads, int64_t group, int64_t dim,   \
+        int64_t width, int64_t column, int64_t prompt_width, int64_t window, float scaling,       \
         float softcap, int threads) {                                                             \
-        const Decode the = {rows, heads, group, dim, width, column, window, scaling, softcap};    \
-        decode_of_size(query, key, value, keys, values, before, weight, y, lengths, the,          \
-                       threads);                                                                  \
+        decode_of_size<T>({query, key, value, keys, values, prompt_keys, prompt_values, y,        \
+                           lengths, owners, prompt_lengths, rows, heads, group, dim, width,       \
+                           column, prompt_width, window, scaling, softcap},                       \
+                          threads);                                                               \
     }
 
 NORM(fff, float, float, float)

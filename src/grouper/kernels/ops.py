@@ -31,6 +31,9 @@ __all__ = [
     "rotate_serves",
 ]
 
+Pair = tuple[Tensor, Tensor]
+"""Keys and values."""
+
 _LETTERS = {torch.float32: "f", torch.bfloat16: "b"}
 _SMALL = 1 << 15
 """Elements below which a second thread costs more than it brings."""
@@ -75,13 +78,14 @@ def gated_serves(gate: Tensor, up: Tensor) -> bool:
     return _alike(gate, up) and gate.shape == up.shape
 
 
-def decode_serves(query: Tensor, new: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor]) -> bool:
+def decode_serves(query: Tensor, new: Pair, own: Pair, prompts: Pair) -> bool:
     """Whether `decode` takes these."""
     return (
         library() is not None
-        and _alike(query, *new, *held)
-        and held[0].shape == held[1].shape
-        and query.shape[3] == held[0].shape[3]
+        and _alike(query, *new, *own, *prompts)
+        and own[0].shape == own[1].shape
+        and prompts[0].shape == prompts[1].shape
+        and query.shape[3] == own[0].shape[3]
     )
 
 
@@ -122,7 +126,7 @@ _NUMBERS = {
     "rotate": "lllllii",
     "gated": "lllffi",
     "gated_backward": "lffi",
-    "decode": "lllllllffi",
+    "decode": "llllllllffi",
     "attention_backward": "llllllllfi",
 }
 """Kernel -> C types of what follows its pointers."""
@@ -277,28 +281,28 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 def decode(
     query: Tensor,
-    new: tuple[Tensor, Tensor],
-    held: tuple[Tensor, Tensor],
-    prompts: tuple[Tensor, Tensor],
-    lengths: Tensor,
+    new: Pair,
+    own: Pair,
+    prompts: Pair,
+    lengths: tuple[Tensor, Tensor, Tensor],
     *,
     column: int,
     window: int | None,
     scaling: float,
     softcap: float | None,
 ) -> Tensor:
-    """Attention of one new token a row over its own columns of the ring, merged with its prompt's.
+    """Attention of one new token a row over its prompt and its own columns of the ring.
 
     The new key and value are written first.
 
     Args:
         query: [rows, Hkv, G, D].
-        new: key and value of this step [rows, Hkv, D], which are written into `held`.
-        held: keys and values [at least rows, Hkv, width, D].
-        prompts: the attention over the prompts, as the queries, and its log-sum-exp
-            [rows, Hkv, G] float32.
-        lengths: [rows] int64, columns that each row sees, this step's included.
-        column: this step's column; the others lie before it, round the ring.
+        new: key and value of this step [rows, Hkv, D], which are written into `own`.
+        own: keys and values [at least rows, Hkv, width, D].
+        prompts: keys and values [P, Hkv, columns, D].
+        lengths: [rows] columns of its own that each row sees, this step's included; [rows] the
+            prompt that it continues; [P] tokens of each prompt; all int64.
+        column: this step's column; a row's others lie before it, round the ring.
         window: tokens a row sees at most, itself included; None: all.
         scaling: of the scores.
         softcap: of the scores; None: none.
@@ -308,11 +312,12 @@ def decode(
     """
     rows, heads, group, dim = query.shape
     out = torch.empty_like(query)
+    sizes = (rows, heads, group, dim, own[0].shape[2], column, prompts[0].shape[2], window or 0)
     _call(
         "decode",
         _letters(query.dtype),
-        (query, *new, *held, *prompts, out, lengths),
-        *(rows, heads, group, dim, held[0].shape[2], column, window or 0, scaling, softcap or 0.0),
+        (query, *new, *own, *prompts, out, *lengths),
+        *(*sizes, scaling, softcap or 0.0),
         torch.get_num_threads() if rows * heads >= 8 else 1,
     )
     return out

@@ -141,25 +141,26 @@ class Decode:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """As `Layout.attend`, the N flat tokens being one per row."""
         layer = self._cache.layer(spec.layer, key, value)
-        keys, values = held = (layer.own[0].data, layer.own[1].data)
-        rows, heads, dim = key.shape[2], key.shape[1], query.shape[3]
-        new = (key[0].transpose(0, 1).to(keys.dtype), value[0].transpose(0, 1).to(keys.dtype))
+        own = (layer.own[0].data, layer.own[1].data)
+        rows, heads, dim, dtype = key.shape[2], key.shape[1], query.shape[3], own[0].dtype
+        new = (key[0].transpose(0, 1).to(dtype), value[0].transpose(0, 1).to(dtype))
         # Grouped query heads are folded into the query length: keys are read once per key head.
-        folded = query[0].transpose(0, 1).reshape(rows, heads, -1, dim).to(keys.dtype)
-        prompts = self._over_prompts(folded, layer, spec)
-        if is_running() and ops.decode_serves(folded, new, held):
+        folded = query[0].transpose(0, 1).reshape(rows, heads, -1, dim).to(dtype)
+        prompts = (layer.prompts[0].data, layer.prompts[1].data)
+        if is_running() and ops.decode_serves(folded, new, own, prompts):
             out = ops.decode(
-                *(folded, new, held, (prompts[0].contiguous(), prompts[1].contiguous())),
-                self._lengths,
+                *(folded, new, own, prompts),
+                (self._lengths, self._groups.owners, self._prompt_lengths),
                 column=self._cache.column,
                 window=spec.window,
                 scaling=spec.scaling,
                 softcap=spec.softcap,
             )
         else:
-            for store, block in zip(held, new, strict=True):
+            for store, block in zip(own, new, strict=True):
                 store[:rows, :, self._cache.column] = block
-            out = self._over_own(folded, (keys[:rows], values[:rows]), prompts, spec)
+            before = self._over_prompts(folded, layer, spec)
+            out = self._over_own(folded, (own[0][:rows], own[1][:rows]), before, spec)
         return out.reshape(rows, -1, value.shape[3]).transpose(0, 1)[None]
 
     def _over_own(
