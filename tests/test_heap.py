@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ class FakeHeap(heap._Heap):
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = iter(sizes)
         self.trims = 0
-        super().__init__(self._count)
+        super().__init__(self._count, 1024 * MIB)
 
     def _count(self, pad: int) -> int:
         assert pad == 0
@@ -52,6 +54,30 @@ def test_it_is_asked_when_a_large_process_grew(resident: list[int], trims: int) 
             one.shrink()
     assert next(one.sizes, None) is None
     assert one.trims == trims
+
+
+def test_it_is_not_asked_below_half_of_what_was_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(heap.FLOOR, raising=False)
+    monkeypatch.setattr(heap, "_free", lambda: 24 << 30)
+    assert heap._floor() == 12 << 30
+    monkeypatch.setattr(heap, "_free", lambda: 0)  # the system does not tell
+    assert heap._floor() == 1 << 30
+    monkeypatch.setenv(heap.FLOOR, "12345")
+    assert heap._floor() == 12345
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="no /proc")
+def test_what_is_free_is_less_than_there_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < heap._free() < whole
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(heap, "_LIMITS", (str(limit), str(tmp_path / "none")))
+    limit.write_text("1000000\n")
+    assert heap._free() == 1_000_000
+    limit.write_text("max\n")
+    assert heap._free() > 1_000_000
 
 
 @pytest.mark.skipif(heap._heap is None, reason="the C library cannot give memory back")

@@ -25,9 +25,10 @@ from transformers import AttentionInterface
 
 from grouper.errors import ModelError
 from grouper.kernels import attention as fused
+from grouper.row_blocks import collect_rows, spread_rows
 from grouper.varlen import RaggedRows, serves
 
-__all__ = ["NAME", "AttentionSpec", "Layout", "SharedPrompts", "attend", "gather_heads"]
+__all__ = ["NAME", "AttentionSpec", "Layout", "SharedPrompts", "attend"]
 
 NAME = "grouper"
 
@@ -166,13 +167,6 @@ def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
 
 
-def gather_heads(flat: Tensor, index: Tensor) -> Tensor:
-    """Flat heads [1, H, N, D] at token indices [B, L] -> [B, H, L, D]."""
-    rows, width = index.shape
-    picked = flat[0].index_select(1, index.reshape(-1))
-    return picked.view(flat.shape[1], rows, width, flat.shape[3]).transpose(0, 1)
-
-
 class SharedPrompts:
     """P prompts and R completions as one flat row; each prompt's forward runs once.
 
@@ -210,9 +204,8 @@ class SharedPrompts:
         start = total + inputs.cumsum(0) - inputs
         # Padding points at a real token of the same row (its first): harmless and in range.
         self._prompt_gather = prompt_start[:, None] + prompt_slots * prompt_mask
-        self._gather = (start[:, None] + slots * input_mask).clamp(
-            max=total + int(inputs.sum()) - 1
-        )
+        own = start[:, None] - total + slots * input_mask
+        self._gather = own.clamp(max=int(inputs.sum()) - 1)
         self._prompt_scatter = prompt_mask.reshape(-1).nonzero().flatten()
         self._scatter = input_mask.reshape(-1).nonzero().flatten()
 
@@ -245,24 +238,23 @@ class SharedPrompts:
             if serves(query, self._ragged, spec):
                 return self._ragged.attend(query, key, value, spec)
         prompt_mask, mask = self.mask(spec.window)
-        prompt_key = gather_heads(key, self._prompt_gather)
-        prompt_value = gather_heads(value, self._prompt_gather)
-        prompt_query = gather_heads(query, self._prompt_gather)
+        sizes = [self._prompt_scatter.numel(), self._scatter.numel()]
+        pairs = [torch.split(t, sizes, dim=2) for t in (query, key, value)]
         prompts, rows_sight = self._sights(spec.window)
-        out = self._flatten(
-            attend(prompt_query, prompt_key, prompt_value, prompt_mask, spec, prompts),
-            self._prompt_scatter,
+        prompt_query, prompt_key, prompt_value = (
+            spread_rows(prompt, self._prompt_gather, self._prompt_scatter) for prompt, _ in pairs
         )
+        blocks = attend(prompt_query, prompt_key, prompt_value, prompt_mask, spec, prompts)
+        out = collect_rows(blocks, self._prompt_scatter)
         if self._scatter.numel() == 0:
-            return out[None]
-        rows_key = torch.cat([prompt_key[self.prompt_index], gather_heads(key, self._gather)], 2)
-        rows_value = torch.cat(
-            [prompt_value[self.prompt_index], gather_heads(value, self._gather)], 2
+            return out
+        own_query, own_key, own_value = (
+            spread_rows(own, self._gather, self._scatter) for _, own in pairs
         )
-        rows = attend(
-            *(gather_heads(query, self._gather), rows_key, rows_value, mask, spec, rows_sight)
-        )
-        return torch.cat([out, self._flatten(rows, self._scatter)], dim=1)[None]
+        rows_key = torch.cat([prompt_key[self.prompt_index], own_key], 2)
+        rows_value = torch.cat([prompt_value[self.prompt_index], own_value], 2)
+        rows = attend(own_query, rows_key, rows_value, mask, spec, rows_sight)
+        return torch.cat([out, collect_rows(rows, self._scatter)], dim=2)
 
     def _sights(self, window: int | None) -> tuple[fused.Sight, fused.Sight]:
         """What the queries of prompts, and those of rows, look at."""
@@ -283,12 +275,6 @@ class SharedPrompts:
             window: (None if prompts is None else change(prompts), change(rows))
             for window, (prompts, rows) in self._masks.items()
         }
-
-    @staticmethod
-    def _flatten(blocks: Tensor, scatter: Tensor) -> Tensor:
-        """[B, H, L, D] -> [H, live tokens, D]."""
-        heads, dim = blocks.shape[1], blocks.shape[3]
-        return blocks.transpose(0, 1).reshape(heads, -1, dim).index_select(1, scatter)
 
     def mask(self, window: int | None) -> tuple[Tensor | None, Tensor]:
         """Masks of prompts ([1, 1, Tp, Tp]; None: causal) and of rows ([R, 1, T - 1, Tp + T - 1]).

@@ -9,6 +9,7 @@ by a process that has grown large: below a gibibyte they matter less than the ti
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Callable
@@ -19,21 +20,46 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-__all__ = ["GROWTH", "trim_between_layers"]
+__all__ = ["FLOOR", "GROWTH", "trim_between_layers"]
+
+FLOOR = "GROUPER_HEAP_FLOOR"
+"""Bytes in the environment: grown by more than that, a process gives freed memory back."""
 
 GROWTH = 64 * 2**20
 """Bytes by which the process may grow before its heap is looked through again."""
-LARGE = 2**30 - GROWTH
-"""Bytes above what was resident after the imports, below which nothing is done."""
+LEAST_FLOOR = 2**30
 
 _STATM = Path("/proc/self/statm")
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""What a container may use, in the two versions of control groups."""
+
+
+def _floor() -> int:
+    """Bytes above what was resident after the imports, below which nothing is done."""
+    told = os.environ.get(FLOOR, "")
+    if told.isdecimal():
+        return int(told)
+    return max(LEAST_FLOOR, _free() // 2)
+
+
+def _free() -> int:
+    """Bytes that this process may still take; 0 where the system does not tell."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        found.append(next(int(n.split()[1]) * 1024 for n in lines if n.startswith("MemAvailable")))
+    for name in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
+            found.append(int(Path(name).read_text(encoding="utf-8")))
+    return min(found, default=0)
 
 
 class _Heap:
     """The heap of this process."""
 
-    def __init__(self, trim: Callable[[int], int]) -> None:
+    def __init__(self, trim: Callable[[int], int], floor: int) -> None:
         self._trim = trim
+        self._floor = floor - GROWTH
         self._file = os.open(_STATM, os.O_RDONLY)
         self._process = os.getpid()
         self._page = os.sysconf("SC_PAGE_SIZE")
@@ -47,7 +73,7 @@ class _Heap:
     def shrink(self) -> None:
         """Give free memory back where a large process has grown by `GROWTH`."""
         now = self._resident()
-        if now - self._imported > LARGE and now - self._least > GROWTH:
+        if now - self._imported > self._floor and now - self._least > GROWTH:
             self._trim(0)
             self._least = self._resident()
         else:
@@ -57,7 +83,7 @@ class _Heap:
 def _find_heap() -> _Heap | None:
     """The heap, where the C library can shrink it and the system tells how large it is."""
     try:
-        return _Heap(ctypes.CDLL(None).malloc_trim)
+        return _Heap(ctypes.CDLL(None).malloc_trim, _floor())
     except (AttributeError, OSError):  # not glibc, or not Linux
         return None
 

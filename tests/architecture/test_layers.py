@@ -28,7 +28,7 @@ LAYER_2_MAY_IMPORT = {
 MACHINERY = (
     ("tracking.files", "team"),  # how any file is written; who works together
     ("kernels",),
-    ("attention", "heap", "policy", "recomputation", "token_scores", "varlen"),
+    ("attention", "heap", "policy", "recomputation", "row_blocks", "token_scores", "varlen"),
     ("model_folders", "adapters", "model_files", "new_model", "exporting"),
     ("sampling",),
     ("evaluation",),

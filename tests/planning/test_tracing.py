@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig
 
 from grouper.config import ModelConfig, OptimizerConfig
+from grouper.heap import FLOOR
 from grouper.model_files import weightless_policy
 from grouper.planning.memory import ModelMemory
 from grouper.planning.rows import Rows
@@ -54,7 +55,7 @@ def planned(changes: dict[str, Any], rows: dict[str, int], slices: int, device: 
 
 
 def measured(changes: dict[str, Any], rows: dict[str, int], slices: int, device: str) -> int:
-    """The peak of a process of its own."""
+    """The peak of a process of its own, which gives memory back as one that is short of it does."""
     case = {
         "device": device,
         "model": {"path": "x", **changes},
@@ -67,7 +68,7 @@ def measured(changes: dict[str, Any], rows: dict[str, int], slices: int, device:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", FLOOR: str(2**30)},
     )
     assert done.returncode == 0, done.stderr
     return int(json.loads(done.stdout.splitlines()[-1])["peak"])

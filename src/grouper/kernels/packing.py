@@ -78,13 +78,19 @@ def _reordered(weight: Tensor, rows: int) -> Tensor:
     return out
 
 
-def packed_bytes(model: nn.Module, completion: int) -> int:
-    """What `pack` would hold for completions of this many tokens; 0 where it does not pay."""
+def packed_bytes(model: nn.Module, completion: int, dtype: torch.dtype | None = None) -> int:
+    """What `pack` would hold; 0 where it does not pay.
+
+    Args:
+        model: the model, its weights on any device.
+        completion: tokens of the longest completion.
+        dtype: of a copy that samples instead; None: the model samples itself.
+    """
     weights: list[Tensor] = [m.weight for m in model.modules() if _is_packable(m)]  # type: ignore[misc]  # linear layers
-    total = sum(weight.numel() * weight.element_size() for weight in weights)
-    served = all(w.dtype is torch.bfloat16 and w.device.type in {"cpu", "meta"} for w in weights)
+    total = sum(weight.numel() * torch.bfloat16.itemsize for weight in weights)
+    halves = all((dtype or weight.dtype) is torch.bfloat16 for weight in weights)
     pays = completion >= FEWEST and total <= LARGEST
-    return total if served and pays and torch.ops.mkldnn._is_mkldnn_bf16_supported() else 0  # noqa: SLF001 - no public name
+    return total if halves and pays and torch.ops.mkldnn._is_mkldnn_bf16_supported() else 0  # noqa: SLF001 - no public name
 
 
 def pack(model: nn.Module, *, rows: int, completion: int) -> Packed:
@@ -96,6 +102,7 @@ def pack(model: nn.Module, *, rows: int, completion: int) -> Packed:
         completion: tokens of the longest completion.
     """
     packed = Packed()
-    if library() is not None and packed_bytes(model, completion):
+    on_cpu = all(parameter.is_cpu for parameter in model.parameters())
+    if library() is not None and on_cpu and packed_bytes(model, completion):
         packed.fill(model, rows)
     return packed

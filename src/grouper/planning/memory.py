@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from grouper.config import ModelConfig, OptimizerConfig
+from grouper.kernels.library import library
+from grouper.kernels.packing import packed_bytes
 from grouper.planning.rows import Rows
 from grouper.planning.tracing import Tracer
 from grouper.policy import Policy
@@ -162,9 +164,8 @@ class ModelMemory:
         )
 
     def _stepping(self, optimizer: OptimizerConfig) -> int:
-        """What an optimizer step needs for itself: all denominators at once, or one by one."""
-        at_once = self._device == "cuda" and optimizer.name == "adamw"
-        return self._trainable_bytes if at_once else 2 * self._largest
+        """What an optimizer step needs for itself: fused AdamW nothing, others a tensor or two."""
+        return 0 if optimizer.name == "adamw" else 2 * self._largest
 
     def sampling(
         self,
@@ -203,8 +204,15 @@ class ModelMemory:
             activations=max(prefill, drawing) + self._dequantised,
             logits_chunk=slots * vocabulary * 4,
             cache=((held or prompts) * prompt + slots * completion) * self.cache_bytes_per_token,
-            sampling_copy=0 if copy is None else self._base_parameters * copy.itemsize,
+            sampling_copy=self._packed(completion, copy)
+            + (0 if copy is None else self._base_parameters * copy.itemsize),
         )
+
+    def _packed(self, completion: int, copy: torch.dtype | None) -> int:
+        """Weights that the sampler holds once more in the processor's own order."""
+        if self._device != "cpu" or library() is None or not self._policy.native:
+            return 0
+        return packed_bytes(self._policy.model, completion, copy)
 
     @property
     def _layers(self) -> int:
