@@ -34,6 +34,13 @@ def _own_grouper_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["GROUPER_CACHE"] = str(tmp_path_factory.mktemp("grouper-cache"))
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw nothing at their end: it takes longer than all else in a run of a few steps."""
+    for name in ("draw_curves", "draw_times"):
+        monkeypatch.setattr(f"grouper.training.run.{name}", lambda folder: None)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The real problem sets beside the checkout; tests that need them skip without."""

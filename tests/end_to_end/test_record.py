@@ -18,6 +18,8 @@ from grouper.tracking.run_folder import RunFolder
 from grouper.training.run import train
 from grouper.training.session import Session
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 SMALL = [
     "model.new.hidden_size=32",
     "model.new.head_dim=8",

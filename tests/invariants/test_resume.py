@@ -17,6 +17,8 @@ from grouper.training.checkpoint import OPTIMIZER_FILE, STATE_FILE, is_complete
 from grouper.training.run import train
 from grouper.training.session import Session
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 SMALL = [
     "model.new.hidden_size=32",
     "model.new.head_dim=8",

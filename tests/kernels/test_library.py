@@ -22,7 +22,9 @@ needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ 
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A cache of this test's own, and no library loaded before or after."""
+    """A cache of this test's own, and no library loaded before or after; built in a hurry."""
+    quick = tuple(option for option in building.OPTIONS if option != "-O3")
+    monkeypatch.setattr(building, "OPTIONS", quick)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(building.OFF, raising=False)
     library.cache_clear()

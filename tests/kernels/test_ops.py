@@ -81,6 +81,8 @@ def test_rotate(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     same(gradients(ours, states)[0], gradients(theirs, states)[0], dtypes[0])
     with torch.no_grad():
         assert torch.equal(ops.rotate(x, cosine, sine), ours)
+        turned = cosine.transpose(1, 2).contiguous().transpose(1, 2)
+        assert torch.equal(ops.rotate(x, turned, sine), ours)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

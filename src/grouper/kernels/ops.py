@@ -201,7 +201,8 @@ def _rotated(x: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype, *, bac
     _, heads, tokens, dim = x.shape
     out = x.new_empty((1, tokens, heads, dim), dtype=dtype)
     numbers = (tokens, heads, dim, x.stride(2), x.stride(1), back, _threads(x.numel()))
-    _call("rotate", _letters(x.dtype, cosine.dtype, dtype), (x, cosine, sine, out), *numbers)
+    tensors = (x, cosine.contiguous(), sine.contiguous(), out)
+    _call("rotate", _letters(x.dtype, cosine.dtype, dtype), tensors, *numbers)
     return out.transpose(1, 2)
 
 
