@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,11 +18,12 @@ from grouper.batching import TrainBatch
 from grouper.config import GRPOConfig
 from grouper.policy import Policy
 from grouper.training.experience import make_experience, top_entropy_selection
+from grouper.training.incident import not_finite
 from grouper.training.objectives import grpo_objective
 from grouper.training.replica import Replica
 from grouper.training.scoring import Scorer
 from grouper.training.update import accumulate_gradient
-from grouper.types import RolloutGroup
+from grouper.types import FinishReason, RolloutGroup
 
 
 class Noted:
@@ -233,3 +235,30 @@ def test_the_reference_is_the_policy_at_the_start() -> None:
     policy, (step, *_) = real(some_groups(2), settings)
     _, tallies = accumulate_gradient(policy, step, grpo_objective(settings), token_budget=40)
     assert tallies["policy/kl"].sum == 0.0
+
+
+@pytest.mark.parametrize("overlong", ["keep", "mask"])
+def test_a_sampler_that_draws_from_no_numbers_is_not_taken_for_a_lack_of_signal(
+    overlong: str,
+) -> None:
+    """A broken model writes the same nonsense everywhere: no group has a signal, or even a row."""
+    groups = [make_group(0, [0.0, 0.0], [4, 3])]
+    broken = [
+        replace(
+            rollout,
+            completion=replace(
+                rollout.completion,
+                logprobs=(float("nan"),) * len(rollout.completion.token_ids),
+                finish_reason=FinishReason.LENGTH,
+            ),
+        )
+        for rollout in groups[0].rollouts
+    ]
+    settings = config(overlong=overlong)
+    assert make_experience(groups, settings, Noted(), max_new_tokens=8).steps(None) == []
+    experience = make_experience(
+        [replace(groups[0], rollouts=tuple(broken))], settings, Noted(), max_new_tokens=8
+    )
+    (step,) = experience.steps(None)
+    assert step.rows == 2
+    assert (not_finite(step) or "").startswith("sampler_logprobs of row 0")

@@ -46,6 +46,9 @@ class Experience:
         """
         if self.batch is None:
             return []
+        broken = _broken(self.batch)
+        if broken is not None:
+            return [broken]
         parts = step_batches(
             self.batch,
             WEIGHTINGS[self.config.weighting],
@@ -56,6 +59,19 @@ class Experience:
         if self.config.flat_rows_matter:
             return [part for part in parts if part.weights.any()]
         return [live for part in parts if (live := with_gradient(part)) is not None]
+
+
+def _broken(batch: TrainBatch) -> TrainBatch | None:
+    """All tokens of all rows, where the sampler has found one whose log-prob is not finite.
+
+    Then the model is broken, whether or not the rows have a signal: `update` has to see it.
+    """
+    if batch.sampler_logprobs is None:
+        return None
+    drawn = torch.arange(batch.mask.shape[1]) < batch.completion_lengths[:, None]
+    if batch.sampler_logprobs[drawn].isfinite().all():
+        return None
+    return replace(batch, mask=drawn)
 
 
 def make_experience(
