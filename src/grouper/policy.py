@@ -100,7 +100,7 @@ class Policy(nn.Module):
         if gradient_checkpointing:
             checkpoint_layers(model, self._as_now)
         trim_between_layers(model)
-        if self.native and self.device.type in {"cpu", "cuda", "meta"}:
+        if self.native:
             attach(model)
         self.eval()  # dropout is off unless `training.update` turns LoRA's on
 

@@ -26,6 +26,7 @@ LAYER_1 = (
     "presets",
     "data_config",
     "tracking_config",
+    "user_cache",
     "user_code",
     "local_models",
     "trl_import",

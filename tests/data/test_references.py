@@ -7,8 +7,9 @@ import json
 import pytest
 
 from grouper.data import references
-from grouper.data.references import cache_folder, check_references
+from grouper.data.references import check_references
 from grouper.grading import Grader, check_reference
+from grouper.user_cache import cache_folder
 
 ANSWERS = ["12", r"2\sqrt{3}", "x+1", r"\frac{1}{", "", "blue", "(1, 2)", r"\frac{x}{0}"]
 
@@ -88,12 +89,3 @@ def test_timeouts_are_not_remembered(asked, monkeypatch):
 def test_a_folder_that_cannot_be_written_costs_only_time(asked, tmp_path):
     (tmp_path / "cache").write_text("a file where the folder should be")
     assert check_references(["x+1"]) == {"x+1": None}
-
-
-def test_where_the_cache_lies(monkeypatch, tmp_path):
-    monkeypatch.delenv("GROUPER_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "grouper"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "grouper"

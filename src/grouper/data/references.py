@@ -27,8 +27,9 @@ from grouper.grading.equivalence import unreadable
 from grouper.grading.normalise import tidy
 from grouper.grading.numerals import read_number
 from grouper.types import AnswerContract, AnswerKind
+from grouper.user_cache import cache_folder
 
-__all__ = ["cache_folder", "check_references"]
+__all__ = ["check_references"]
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +60,6 @@ def check_references(answers: Iterable[str]) -> Verdicts:
         found |= said
         _remember(path, lasting)
     return found | {answer: known[answer] for answer in hard if answer in known}
-
-
-def cache_folder() -> Path:
-    """Where things are kept that can be worked out again: `GROUPER_CACHE`, else the user's."""
-    if own := os.environ.get("GROUPER_CACHE"):
-        return Path(own).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "grouper"
 
 
 def _has_symbolic() -> bool:

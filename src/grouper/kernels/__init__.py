@@ -1,1 +1,1 @@
-"""Fused kernels for the CPU, compiled on first use; everything works without them."""
+"""Fused kernels: C++ for the CPU, Triton for CUDA; everything works without them."""

@@ -3,11 +3,12 @@
 Building takes about two seconds and needs a C++ compiler (`c++`, or what `CXX` names). Where
 there is none, or it fails, everything runs on PyTorch's own operations: slower, the same numbers
 but for rounding. The library depends on the processor it was built for, so it lies in the user's
-cache under a name that holds the source, the compiler, its options and the processor.
+cache (`GROUPER_CACHE`) under a name that holds source, compiler, options and processor.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -17,7 +18,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from grouper.user_cache import cache_folder
 
 __all__ = ["OFF", "library"]
 
@@ -61,15 +65,16 @@ def library() -> ctypes.CDLL | None:
         log.info("No C++ compiler was found: fused kernels are off (slower, nothing else).")
         return None
     try:
-        return ctypes.CDLL(str(_built(compiler)))
+        with _place() as folder:
+            return ctypes.CDLL(str(_built(compiler, folder)))
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("The fused kernels could not be built and stay off: %s", error)
         return None
 
 
-def _built(compiler: str) -> Path:
+def _built(compiler: str, folder: Path) -> Path:
     """The library's file, made if it is not there."""
-    target = _folder() / f"kernels-{_fingerprint(compiler)}.so"
+    target = folder / f"kernels-{_fingerprint(compiler)}.so"
     if target.exists():
         return target
     handle, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=target.parent)
@@ -92,14 +97,17 @@ def _compile(compiler: str, target: Path) -> None:
     raise OSError(f"{compiler} failed: {done.stderr.strip()[-500:]}")
 
 
-def _folder() -> Path:
-    """The user's cache, or a folder of this process where that cannot be written."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grouper"
-    try:
+@contextlib.contextmanager
+def _place() -> Iterator[Path]:
+    """The user's cache; where that cannot be written, a folder that is gone once it was loaded."""
+    cache = cache_folder()
+    with contextlib.suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="grouper-kernels-"))
-    return cache if os.access(cache, os.W_OK) else Path(tempfile.mkdtemp(prefix="grouper-kernels-"))
+    if cache.is_dir() and os.access(cache, os.W_OK):
+        yield cache
+        return
+    with tempfile.TemporaryDirectory(prefix="grouper-kernels-") as name:
+        yield Path(name)
 
 
 def _fingerprint(compiler: str) -> str:

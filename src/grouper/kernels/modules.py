@@ -3,7 +3,7 @@
 A model keeps its own code. Its normalisation and MLP layers and the function that rotates its
 queries and keys look first whether a pass of ours is running and a kernel takes their
 tensors, and otherwise do what they always did. What a class computes is not guessed from its
-name: a kernel is used only if it gives what the class's own code gives on random numbers.
+name: a kernel is used only if the class's own code computes its formula on random numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, silu
 
 from grouper.kernels import gpu, ops
-from grouper.kernels.library import library
 from grouper.kernels.packing import current
 from grouper.kernels.switch import is_running
 
@@ -35,8 +34,6 @@ CLOSE = 1e-5
 
 def attach(model: nn.Module) -> None:
     """Let this model's layers use the kernels, where there are any; repeating it does nothing."""
-    if library() is None:
-        return
     find_head = getattr(model, "get_output_embeddings", lambda: None)
     head = find_head()
     for module in model.modules():
@@ -76,11 +73,11 @@ def _random(*shape: int) -> Tensor:
     return torch.randn(shape, generator=generator, device="cpu")
 
 
-def _agrees(ours: Callable[[], Any], theirs: Callable[[], Any]) -> bool:
-    """Whether two functions give the same tensors; anything unexpected is a no."""
+def _agrees(expected: tuple[Tensor, ...], theirs: Callable[[], Any]) -> bool:
+    """Whether a function gives these tensors; anything unexpected is a no."""
     try:
         with torch.no_grad():
-            pairs = zip(ours(), theirs(), strict=True)
+            pairs = zip(expected, theirs(), strict=True)
             return all(a.shape == b.shape and bool((a - b).abs().max() < CLOSE) for a, b in pairs)
     except (TypeError, ValueError, RuntimeError, AttributeError):
         return False
@@ -98,8 +95,10 @@ def _norm_ones(kind: Any) -> bool | None:
         probe.variance_epsilon = probe.eps = 1e-3
         return (kind.forward(probe, x),)
 
+    normed = x / (x.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt()
     for ones in (False, True):
-        if _agrees(lambda ones=ones: (ops.rms_norm(x, weight, 1e-3, ones=ones),), theirs):  # type: ignore[misc]  # a default argument in a lambda
+        expected = (normed * (weight + ones),)
+        if _agrees(expected, theirs):
             return ones
     return None
 
@@ -127,7 +126,8 @@ def _looks_like_mlp(module: nn.Module) -> bool:
 @cache
 def _mlp_is_gated(kind: Any) -> bool:
     """Whether a class computes down(act(gate(x)) * up(x)) of its linear layers."""
-    gate, up, down, x = _random(6, 4), _random(4, 6, 1)[..., 0].T, _random(4, 6), _random(2, 4)
+    gate, down, x = _random(6, 4), _random(4, 6), _random(2, 4)
+    up = down.T.contiguous()
 
     def theirs() -> tuple[Tensor]:
         probe = kind.__new__(kind)
@@ -138,13 +138,13 @@ def _mlp_is_gated(kind: Any) -> bool:
         probe.act_fn = torch.tanh
         return (kind.forward(probe, x),)
 
-    return _agrees(lambda: ((torch.tanh(x @ gate.T) * (x @ up.T)) @ down.T,), theirs)
+    return _agrees(((torch.tanh(x @ gate.T) * (x @ up.T)) @ down.T,), theirs)
 
 
 def _activation(module: Any) -> str | None:
     x = torch.linspace(-6, 6, 33, device="cpu")
     for name, function in ACTIVATIONS.items():
-        if _agrees(lambda function=function: (function(x),), lambda: (module.act_fn(x),)):  # type: ignore[misc]  # as above
+        if _agrees((function(x),), lambda: (module.act_fn(x),)):
             return name
     return None
 
@@ -189,11 +189,10 @@ def _attach_rotary(name: str) -> None:
         return
     q, k, cosine, sine = _random(1, 4, 5, 8), _random(1, 2, 5, 8), _random(1, 5, 8), _random(5, 8)
     sine = sine[None]
-
-    def ours(*states: Tensor) -> tuple[Tensor, ...]:
-        return tuple(ops.rotate(x, cosine, sine) for x in states)
-
-    if not _agrees(lambda: ours(q, k), lambda: original(q, k, cosine, sine)):
+    halves = [x.chunk(2, -1) for x in (q, k)]
+    turned = [torch.cat([-second, first], -1) for first, second in halves]
+    expected = (q * cosine + turned[0] * sine, k * cosine + turned[1] * sine)
+    if not _agrees(expected, lambda: original(q, k, cosine, sine)):
         return
 
     def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:

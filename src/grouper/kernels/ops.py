@@ -1,8 +1,9 @@
 """The compiled kernels as functions of tensors, with gradients.
 
-Each takes and returns ordinary CPU tensors. `serves` says of which dtypes; callers fall back to
-the model's own code for anything else. On a `FakeTensor`, whose shapes the memory plan counts,
-nothing is computed.
+Each takes and returns ordinary CPU tensors. Its `..._serves` says whether there are kernels, and
+for these tensors; callers fall back to the model's own code for anything else. The library is
+asked for last, so that it is not built for models that are not on the CPU. On a `FakeTensor`,
+whose shapes the memory plan counts, nothing is computed.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def norm_serves(x: Tensor, weight: Tensor, *, ones: bool) -> bool:
         and weight.is_cpu
         and x.is_contiguous()
         and weight.is_contiguous()
+        and library() is not None
     )
 
 
@@ -70,6 +72,7 @@ def rotate_serves(x: Tensor, cosine: Tensor) -> bool:
         and x.shape[-1] % 2 == 0
         and x.stride(-1) == 1
         and _letters(x.dtype, cosine.dtype, _wider(x, cosine)) in ROTATIONS
+        and library() is not None
     )
 
 
@@ -81,8 +84,7 @@ def gated_serves(gate: Tensor, up: Tensor) -> bool:
 def decode_serves(query: Tensor, new: Pair, own: Pair, prompts: Pair) -> bool:
     """Whether `decode` takes these."""
     return (
-        library() is not None
-        and _alike(query, *new, *own, *prompts)
+        _alike(query, *new, *own, *prompts)
         and own[0].shape == own[1].shape
         and prompts[0].shape == prompts[1].shape
         and query.shape[3] == own[0].shape[3]
@@ -92,10 +94,10 @@ def decode_serves(query: Tensor, new: Pair, own: Pair, prompts: Pair) -> bool:
 def attention_serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether `attention_backward` serves the attention of these."""
     return (
-        library() is not None
-        and query.dtype in _LETTERS
+        query.dtype in _LETTERS
         and query.dtype == key.dtype == value.dtype
         and query.is_cpu
+        and library() is not None
     )
 
 
@@ -105,6 +107,7 @@ def _alike(*tensors: Tensor) -> bool:
         first.dtype in _LETTERS
         and first.is_cpu
         and all(t.is_contiguous() and t.dtype == first.dtype for t in tensors)
+        and library() is not None
     )
 
 
