@@ -224,6 +224,7 @@ class SharedPrompts:
         self._row_positions = row_positions
         self._prompt_live = prompt_mask[prompt_index]
         self._masks: dict[int | None, tuple[Tensor | None, Tensor]] = {}
+        self._sights: dict[int | None, tuple[fused.Sight, fused.Sight]] = {}
 
         last_of_prompt = (prompt_start + prompt_lengths - 1)[prompt_index]
         sources = torch.cat([last_of_prompt[:, None], start[:, None] + slots], dim=1)
@@ -240,7 +241,7 @@ class SharedPrompts:
         prompt_mask, mask = self.mask(spec.window)
         sizes = [self._prompt_scatter.numel(), self._scatter.numel()]
         pairs = [torch.split(t, sizes, dim=2) for t in (query, key, value)]
-        prompts, rows_sight = self._sights(spec.window)
+        prompts, rows_sight = self._sight(spec.window)
         prompt_query, prompt_key, prompt_value = (
             spread_rows(prompt, self._prompt_gather, self._prompt_scatter) for prompt, _ in pairs
         )
@@ -256,15 +257,15 @@ class SharedPrompts:
         rows = attend(own_query, rows_key, rows_value, mask, spec, rows_sight)
         return torch.cat([out, collect_rows(rows, self._scatter)], dim=2)
 
-    def _sights(self, window: int | None) -> tuple[fused.Sight, fused.Sight]:
-        """What the queries of prompts, and those of rows, look at."""
-        lengths = self._prompt_lengths
-        return (
-            fused.Sight(torch.zeros_like(lengths), lengths, 0, window),
-            fused.Sight(
-                lengths[self.prompt_index], self._inputs, self._prompt_live.shape[1], window
-            ),
-        )
+    def _sight(self, window: int | None) -> tuple[fused.Sight, fused.Sight]:
+        """What the queries of prompts, and those of rows, look at; the same for many layers."""
+        if window not in self._sights:
+            lengths, columns = self._prompt_lengths, self._prompt_live.shape[1]
+            self._sights[window] = (
+                fused.Sight(torch.zeros_like(lengths), lengths, 0, window),
+                fused.Sight(lengths[self.prompt_index], self._inputs, columns, window),
+            )
+        return self._sights[window]
 
     def convert(self, change: Callable[[Tensor], Tensor]) -> None:
         """Put `change` of every tensor in its place."""

@@ -154,7 +154,7 @@ def test_decode(
     assert ops.decode_serves(query, new, own, prompts)
     out = ops.decode(
         *(query, new, own, prompts, (lengths, owners, prompt_lengths)),
-        column=column,
+        column=torch.tensor([column]),
         window=window,
         scaling=0.3,
         softcap=softcap,

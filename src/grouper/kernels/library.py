@@ -1,4 +1,4 @@
-"""The compiled kernels: built once a machine from `cpu.cpp`, loaded as a plain shared library.
+"""The compiled kernels: built once a machine from C++, loaded as a plain shared library.
 
 Building takes about two seconds and needs a C++ compiler (`c++`, or what `CXX` names). Where
 there is none, or it fails, everything runs on PyTorch's own operations: slower, the same numbers
@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 OFF = "GROUPER_KERNELS"
 """Set to 0 in the environment, everything runs on PyTorch's own operations."""
 
-SOURCE = Path(__file__).with_name("cpu.cpp")
+FOLDER = Path(__file__).parent
+SOURCES = sorted(FOLDER.glob("*.cpp"))
+HEADERS = sorted(FOLDER.glob("*.h"))
 
 # Sums may be reordered, or they would not be vectorised; NaN and infinity stay what they are
 # (-ffast-math would give them up, and switch denormal numbers off for the whole process).
@@ -90,7 +92,7 @@ def _built(compiler: str, folder: Path) -> Path:
 
 def _compile(compiler: str, target: Path) -> None:
     for variant in VARIANTS:
-        command = [compiler, *OPTIONS, *variant, str(SOURCE), "-o", str(target)]
+        command = [compiler, *OPTIONS, *variant, *map(str, SOURCES), "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
         if done.returncode == 0:
             return
@@ -115,7 +117,8 @@ def _fingerprint(compiler: str) -> str:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, timeout=SECONDS, check=True
     )
-    parts = (SOURCE.read_text(encoding="utf-8"), version.stdout, str((OPTIONS, VARIANTS)))
+    code = "".join(path.read_text(encoding="utf-8") for path in (*SOURCES, *HEADERS))
+    parts = (code, version.stdout, str((OPTIONS, VARIANTS)))
     return hashlib.blake2b("\0".join((*parts, _processor())).encode(), digest_size=12).hexdigest()
 
 

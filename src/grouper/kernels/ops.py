@@ -2,20 +2,17 @@
 
 Each takes and returns ordinary CPU tensors. Its `..._serves` says whether there are kernels, and
 for these tensors; callers fall back to the model's own code for anything else. The library is
-asked for last, so that it is not built for models that are not on the CPU. On a `FakeTensor`,
-whose shapes the memory plan counts, nothing is computed.
+asked for last, so that it is not built for models that are not on the CPU.
 """
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor  # torch's own shape engine
 
+from grouper.kernels.calls import DTYPES, call, letters, threads_for
 from grouper.kernels.library import library
 
 __all__ = [
@@ -23,6 +20,8 @@ __all__ = [
     "attention_serves",
     "decode",
     "decode_serves",
+    "draw",
+    "draw_serves",
     "gated",
     "gated_halves",
     "gated_serves",
@@ -35,24 +34,15 @@ __all__ = [
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
-_LETTERS = {torch.float32: "f", torch.bfloat16: "b"}
-_SMALL = 1 << 15
-"""Elements below which a second thread costs more than it brings."""
-
 NORMS = {"fff", "bbb", "bff", "bfb"}
 ROTATIONS = {"fff": "fff", "bbb": "bbb", "bff": "ffb"}
 """Types of a rotation -> types of its backward."""
 
 
-@cache
-def _letters(*dtypes: torch.dtype) -> str:
-    return "".join(_LETTERS.get(dtype, "?") for dtype in dtypes)
-
-
 def norm_serves(x: Tensor, weight: Tensor, *, ones: bool) -> bool:
     """Whether `rms_norm` takes these."""
     return (
-        _letters(x.dtype, weight.dtype, _norm_dtype(x, weight, ones=ones)) in NORMS
+        letters(x.dtype, weight.dtype, _norm_dtype(x, weight, ones=ones)) in NORMS
         and x.is_cpu
         and weight.is_cpu
         and x.is_contiguous()
@@ -71,7 +61,7 @@ def rotate_serves(x: Tensor, cosine: Tensor) -> bool:
         and cosine.shape[-1] == x.shape[-1]
         and x.shape[-1] % 2 == 0
         and x.stride(-1) == 1
-        and _letters(x.dtype, cosine.dtype, _wider(x, cosine)) in ROTATIONS
+        and letters(x.dtype, cosine.dtype, _wider(x, cosine)) in ROTATIONS
         and library() is not None
     )
 
@@ -91,10 +81,20 @@ def decode_serves(query: Tensor, new: Pair, own: Pair, prompts: Pair) -> bool:
     )
 
 
+def draw_serves(logits: Tensor) -> bool:
+    """Whether `draw` takes logits [n, V]."""
+    return (
+        logits.dtype is torch.float32
+        and logits.is_cpu
+        and logits.stride(-1) == 1
+        and library() is not None
+    )
+
+
 def attention_serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether `attention_backward` serves the attention of these."""
     return (
-        query.dtype in _LETTERS
+        query.dtype in DTYPES
         and query.dtype == key.dtype == value.dtype
         and query.is_cpu
         and library() is not None
@@ -104,7 +104,7 @@ def attention_serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def _alike(*tensors: Tensor) -> bool:
     first = tensors[0]
     return (
-        first.dtype in _LETTERS
+        first.dtype in DTYPES
         and first.is_cpu
         and all(t.is_contiguous() and t.dtype == first.dtype for t in tensors)
         and library() is not None
@@ -119,56 +119,22 @@ def _norm_dtype(x: Tensor, weight: Tensor, *, ones: bool) -> torch.dtype:
     return x.dtype if ones else _wider(x, weight)
 
 
-def _threads(elements: int) -> int:
-    return torch.get_num_threads() if elements >= _SMALL else 1
-
-
-_NUMBERS = {
-    "rms_norm": "llfii",
-    "rms_norm_backward": "llii",
-    "rotate": "lllllii",
-    "gated": "lllffi",
-    "gated_backward": "lffi",
-    "decode": "llllllllffi",
-    "attention_backward": "llllllllfi",
-}
-"""Kernel -> C types of what follows its pointers."""
-_TYPES: dict[str, Any] = {"l": ctypes.c_int64, "f": ctypes.c_float, "i": ctypes.c_int}
-
-
-@cache
-def _kernel(name: str, letters: str, pointers: int) -> Any:
-    kernels = library()
-    assert kernels is not None, "callers have asked whether there are any"
-    kernel = kernels[f"{name}_{letters}"]
-    numbers = [_TYPES[n] for n in _NUMBERS[name]]
-    kernel.argtypes = [*([ctypes.c_void_p] * pointers), *numbers]
-    kernel.restype = None
-    return kernel
-
-
-def _call(name: str, letters: str, tensors: tuple[Tensor, ...], *numbers: float) -> None:
-    """Run the kernel for these types of tensors."""
-    if not isinstance(tensors[0], FakeTensor):
-        _kernel(name, letters, len(tensors))(*[t.data_ptr() for t in tensors], *numbers)
-
-
 def _normed(x: Tensor, weight: Tensor, eps: float, *, ones: bool) -> tuple[Tensor, Tensor, str]:
     """The normalised x, the inverse root of each row, and the kernel's types."""
     width = weight.shape[0]
     rows = x.numel() // width
     out = x.new_empty(x.shape, dtype=_norm_dtype(x, weight, ones=ones))
     inverse = x.new_empty(rows, dtype=torch.float32)
-    letters = _letters(x.dtype, weight.dtype, out.dtype)
-    numbers = (rows, width, eps, ones, _threads(x.numel()))
-    _call("rms_norm", letters, (x, weight, out, inverse), *numbers)
-    return out, inverse, letters
+    types = letters(x.dtype, weight.dtype, out.dtype)
+    numbers = (rows, width, float(eps), ones, threads_for(x.numel()))
+    call(f"rms_norm_{types}", (x, weight, out, inverse), *numbers)
+    return out, inverse, types
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, ones: bool) -> Tensor:
-        out, inverse, ctx.letters = _normed(x, weight, eps, ones=ones)
+        out, inverse, ctx.types = _normed(x, weight, eps, ones=ones)
         ctx.save_for_backward(x, weight, inverse)
         ctx.ones = ones
         return out
@@ -176,11 +142,12 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, inverse = ctx.saved_tensors
-        width, rows, threads = weight.shape[0], inverse.shape[0], _threads(x.numel())
+        width, rows, threads = weight.shape[0], inverse.shape[0], threads_for(x.numel())
         x_grad = torch.empty_like(x)
         w_grad = inverse.new_zeros(threads, width)
         tensors = (grad.contiguous(), x, weight, inverse, x_grad, w_grad)
-        _call("rms_norm_backward", ctx.letters, tensors, rows, width, ctx.ones, threads)
+        name = f"rms_norm_backward_{ctx.types}"
+        call(name, tensors, rows, width, ctx.ones, threads)
         return x_grad, w_grad.sum(0).to(weight.dtype), None, None
 
 
@@ -203,9 +170,9 @@ def _rotated(x: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype, *, bac
     """Heads [1, H, N, D] -> the same, contiguous as [1, N, H, D]."""
     _, heads, tokens, dim = x.shape
     out = x.new_empty((1, tokens, heads, dim), dtype=dtype)
-    numbers = (tokens, heads, dim, x.stride(2), x.stride(1), back, _threads(x.numel()))
+    numbers = (tokens, heads, dim, x.stride(2), x.stride(1), back, threads_for(x.numel()))
     tensors = (x, cosine.contiguous(), sine.contiguous(), out)
-    _call("rotate", _letters(x.dtype, cosine.dtype, dtype), tensors, *numbers)
+    call(f"rotate_{letters(x.dtype, cosine.dtype, dtype)}", tensors, *numbers)
     return out.transpose(1, 2)
 
 
@@ -247,8 +214,8 @@ def _gated(gate: Tensor, up: Tensor, m: float, c: float) -> Tensor:
     out, width = gate.new_empty(gate.shape), gate.shape[-1]
     rows, count = gate.numel() // width, gate.numel()
     stride = width if gate.dim() < 2 else gate.stride(-2)
-    numbers = (rows, width, stride, m, c, _threads(count))
-    _call("gated", _letters(gate.dtype), (gate, up, out), *numbers)
+    numbers = (rows, width, stride, m, c, threads_for(count))
+    call(f"gated_{letters(gate.dtype)}", (gate, up, out), *numbers)
     return out
 
 
@@ -270,8 +237,8 @@ class _Gated(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         gate_grad, up_grad, count = torch.empty_like(gate), torch.empty_like(up), gate.numel()
         tensors = (grad.contiguous(), gate, up, gate_grad, up_grad)
-        numbers = (count, *ctx.curve, _threads(count))
-        _call("gated_backward", _letters(gate.dtype), tensors, *numbers)
+        numbers = (count, *ctx.curve, threads_for(count))
+        call(f"gated_backward_{letters(gate.dtype)}", tensors, *numbers)
         return gate_grad, up_grad, None, None
 
 
@@ -290,7 +257,7 @@ def decode(
     prompts: Pair,
     lengths: tuple[Tensor, Tensor, Tensor],
     *,
-    column: int,
+    column: Tensor,
     window: int | None,
     scaling: float,
     softcap: float | None,
@@ -306,7 +273,7 @@ def decode(
         prompts: keys and values [P, Hkv, columns, D].
         lengths: [rows] columns of its own that each row sees, this step's included; [rows] the
             prompt that it continues; [P] tokens of each prompt; all int64.
-        column: this step's column; a row's others lie before it, round the ring.
+        column: [1] int64, this step's column; a row's others lie before it, round the ring.
         window: tokens a row sees at most, itself included; None: all.
         scaling: of the scores.
         softcap: of the scores; None: none.
@@ -316,15 +283,38 @@ def decode(
     """
     rows, heads, group, dim = query.shape
     out = torch.empty_like(query)
-    sizes = (rows, heads, group, dim, own[0].shape[2], column, prompts[0].shape[2], window or 0)
-    _call(
-        "decode",
-        _letters(query.dtype),
-        (query, *new, *own, *prompts, out, *lengths),
-        *(*sizes, scaling, softcap or 0.0),
+    sizes = (rows, heads, group, dim, own[0].shape[2], prompts[0].shape[2], window or 0)
+    call(
+        f"decode_{letters(query.dtype)}",
+        (query, *new, *own, *prompts, out, *lengths, column),
+        *(*sizes, float(scaling), float(softcap or 0)),
         torch.get_num_threads() if rows * heads >= 8 else 1,
     )
     return out
+
+
+def draw(
+    logits: Tensor, uniform: Tensor, temperature: Tensor, early: Tensor | None, stops: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token per row, as `sampling.draw.draw` gives without truncation, but for rounding.
+
+    Args:
+        logits: [n, V] float32.
+        uniform: [n] float32 in [0, 1).
+        temperature: [n] float32; 0 takes the highest logit.
+        early: [n] bool, rows that may not draw stop tokens; None: none of them.
+        stops: [V] bool.
+
+    Returns:
+        Token ids [n] int64 and their log-probs [n] float32.
+    """
+    rows, vocabulary = logits.shape
+    tokens, logprobs = torch.empty(rows, dtype=torch.long), logits.new_empty(rows)
+    bans = stops[:1] if early is None else early
+    tensors = (logits, uniform, temperature, bans, stops, tokens, logprobs)
+    numbers = (rows, vocabulary, logits.stride(0), early is not None)
+    call("draw_f", tensors, *numbers, threads_for(logits.numel()))
+    return tokens, logprobs
 
 
 def attention_backward(
@@ -353,11 +343,10 @@ def attention_backward(
         Shares and gradients of the scores [n, G * T, K]; zero where nothing is seen.
     """
     made = [torch.empty(scores[0].shape, dtype=dtype) for _ in range(2)]
-    _call(
-        "attention_backward",
-        _letters(dtype),
+    call(
+        f"attention_backward_{letters(dtype)}",
         (*scores, *made, *lengths),
-        *(first, scores[0].shape[0], per_row, *shape, scaling),
+        *(first, scores[0].shape[0], per_row, *shape, float(scaling)),
         torch.get_num_threads(),
     )
     return made[0], made[1]

@@ -135,8 +135,7 @@ class Decode:
         self._prompt_lengths = torch.tensor(prompt_lengths, device=device)
         self._whole_prompts = min(prompt_lengths) == cache.prompt_columns
         self._lengths = torch.tensor(lengths, device=device)
-        self._columns = torch.arange(cache.prompt_columns, device=device)
-        self._ages = cache.ages(device)
+        self._column = torch.tensor([cache.column], device=device)
         self._biases: dict[tuple[str, int | None, int], Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
@@ -152,7 +151,7 @@ class Decode:
             out = ops.decode(
                 *(folded, new, own, prompts),
                 (self._lengths, self._groups.owners, self._prompt_lengths),
-                column=self._cache.column,
+                column=self._column,
                 window=spec.window,
                 scaling=spec.scaling,
                 softcap=spec.softcap,
@@ -200,10 +199,11 @@ class Decode:
             return None
         queries = query.shape[2]
         if ("prompt", window, queries) not in self._biases:
-            seen = (self._columns < self._prompt_lengths[:, None])[:, None, None]
+            columns = torch.arange(self._cache.prompt_columns, device=query.device)
+            seen = (columns < self._prompt_lengths[:, None])[:, None, None]
             if window is not None:
                 place = self._prompt_lengths[self._groups.owners] + self._lengths - 1
-                near = (place[:, None] - self._columns < window)[:, None, None]
+                near = (place[:, None] - columns < window)[:, None, None]
                 seen = seen & self._groups.grouped(near.expand(-1, -1, queries, -1))
             self._biases["prompt", window, queries] = _bias(seen, query.dtype)
         return self._biases["prompt", window, queries]
@@ -211,9 +211,10 @@ class Decode:
     def _own_bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """[rows, 1, 1, width]."""
         if ("own", window, 0) not in self._biases:
-            seen = self._ages < self._lengths[:, None]
+            ages = self._cache.ages(self._lengths.device)
+            seen = ages < self._lengths[:, None]
             if window is not None:
-                seen = seen & (self._ages < window)
+                seen = seen & (ages < window)
             self._biases["own", window, 0] = _bias(seen, dtype)[:, None, None]
         return self._biases["own", window, 0]
 

@@ -1,0 +1,89 @@
+"""How Python calls a kernel: pointers and numbers in one row of eight bytes each.
+
+While a tape is being recorded (`tape.py`), it is told of every call.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor  # torch's own shape engine
+
+from grouper.kernels.library import library
+
+__all__ = ["Listener", "call", "function", "letters", "listened", "packed", "threads_for"]
+
+_LETTERS = {torch.float32: "f", torch.bfloat16: "b"}
+DTYPES = frozenset(_LETTERS)
+_SMALL = 1 << 15
+"""Elements below which a second thread costs more than it brings."""
+
+
+class Listener(Protocol):
+    """Who wants to know of calls."""
+
+    def kernel(
+        self, name: str, tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...]
+    ) -> None:
+        """This kernel is called with these tensors, then these numbers."""
+        ...
+
+
+_listeners: list[Listener] = []
+
+
+@contextmanager
+def listened(listener: Listener) -> Iterator[None]:
+    """Inside this block every call is told to the listener."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.pop()
+
+
+@cache
+def letters(*dtypes: torch.dtype) -> str:
+    """The end of a kernel's name: one letter for each type, `?` for those it has none for."""
+    return "".join(_LETTERS.get(dtype, "?") for dtype in dtypes)
+
+
+def threads_for(elements: int) -> int:
+    """Threads that pay for an operation on so many elements."""
+    return torch.get_num_threads() if elements >= _SMALL else 1
+
+
+@cache
+def function(name: str) -> Any:
+    """The kernel of this name, types included, as a function of one pointer."""
+    kernels = library()
+    assert kernels is not None, "callers have asked whether there are any"
+    kernel = kernels[name]
+    kernel.restype = None
+    return kernel
+
+
+@cache
+def _layout(pointers: int, kinds: tuple[type, ...]) -> struct.Struct:
+    return struct.Struct("q" * pointers + "".join("d" if kind is float else "q" for kind in kinds))
+
+
+def packed(tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...]) -> bytes:
+    """What a kernel reads: floats as doubles, all else as whole numbers; None is a null pointer."""
+    layout = _layout(len(tensors), tuple(map(type, numbers)))
+    return layout.pack(*[0 if t is None else t.data_ptr() for t in tensors], *numbers)
+
+
+def call(name: str, tensors: tuple[Tensor | None, ...], *numbers: float) -> None:
+    """Run a kernel; on a `FakeTensor`, whose shapes the memory plan counts, nothing is done."""
+    if isinstance(tensors[0], FakeTensor):
+        return
+    function(name)(packed(tensors, numbers))
+    for listener in _listeners:
+        listener.kernel(name, tensors, numbers)

@@ -1,0 +1,107 @@
+// One token a row by the inverse of its cumulative distribution, as sampling/draw.py does it.
+
+#include <cstdlib>
+
+#include "arguments.h"
+#include "numbers.h"
+
+namespace {
+
+constexpr int64_t BLOCK = 256;
+// e^-80 of the most likely token's share is nothing; `exponential` goes no lower.
+constexpr float LEAST = -80.0f;
+
+struct Draw {
+    const float *logits, *uniform, *temperature;
+    const bool *early, *stops;  // early may be null: no row is
+    int64_t *tokens;
+    float *logprobs;
+    int64_t rows, vocabulary, stride;
+
+    // `shares` [vocabulary] and `sums` [blocks] are room to work in.
+    void row(int64_t i, float *__restrict shares, double *sums) const {
+        const float *logit = logits + i * stride;
+        const bool greedy = temperature[i] == 0;
+        const float heat = greedy ? 1.0f : temperature[i];
+        float top = logit[0] / heat;
+#pragma omp simd reduction(max : top)
+        for (int64_t v = 0; v < vocabulary; ++v)
+            top = logit[v] / heat > top ? logit[v] / heat : top;
+        double total = 0;
+        for (int64_t start = 0; start < vocabulary; start += BLOCK) {
+            const int64_t end = start + BLOCK < vocabulary ? start + BLOCK : vocabulary;
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t v = start; v < end; ++v) {
+                const float below = logit[v] / heat - top;
+                shares[v] = below < LEAST ? 0.0f : exponential(below);
+                sum += shares[v];
+            }
+            sums[start / BLOCK] = sum;
+            total += sum;
+        }
+        const bool banned = early != nullptr && early[i];
+        const int64_t token = greedy ? highest(logit, banned)
+                                     : drawn(shares, sums, banned, total, uniform[i]);
+        tokens[i] = token;
+        logprobs[i] = (logit[token] / heat - top) - static_cast<float>(std::log(total));
+    }
+
+    int64_t highest(const float *logit, bool banned) const {
+        int64_t best = -1;
+        for (int64_t v = 0; v < vocabulary; ++v)
+            if (!(banned && stops[v]) && (best < 0 || logit[v] > logit[best])) best = v;
+        return best < 0 ? 0 : best;
+    }
+
+    int64_t drawn(float *shares, double *sums, bool banned, double total, float uniform) const {
+        if (banned) {
+            for (int64_t v = 0; v < vocabulary; ++v)
+                if (stops[v]) {
+                    sums[v / BLOCK] -= shares[v];
+                    total -= shares[v];
+                    shares[v] = 0;
+                }
+        }
+        const double wanted = uniform * total;
+        const int64_t blocks = (vocabulary + BLOCK - 1) / BLOCK;
+        double before = 0;
+        int64_t block = 0;
+        while (block + 1 < blocks && !(before + sums[block] > wanted)) before += sums[block++];
+        int64_t last = -1;
+        for (int64_t v = block * BLOCK; v < vocabulary; ++v) {
+            if (!(shares[v] > 0)) continue;
+            last = v;
+            before += shares[v];
+            if (before > wanted) return v;
+        }
+        // Rounding has left nobody above what is wanted: the last token that can be drawn.
+        for (int64_t v = block * BLOCK - 1; last < 0 && v >= 0; --v)
+            if (shares[v] > 0) last = v;
+        return last < 0 ? vocabulary - 1 : last;
+    }
+};
+
+}  // namespace
+
+KERNEL(draw_f) {
+    Arguments a(first);
+    Draw the;
+    the.logits = a.pointer<float>(), the.uniform = a.pointer<float>();
+    the.temperature = a.pointer<float>();
+    the.early = a.pointer<bool>(), the.stops = a.pointer<bool>();
+    the.tokens = a.pointer<int64_t>(), the.logprobs = a.pointer<float>();
+    the.rows = a.whole(), the.vocabulary = a.whole(), the.stride = a.whole();
+    if (!a.flag()) the.early = nullptr;
+    const int threads = a.count();
+    const int64_t blocks = (the.vocabulary + BLOCK - 1) / BLOCK;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        double *sums = static_cast<double *>(
+            std::malloc(sizeof(double) * blocks + sizeof(float) * the.vocabulary));
+        float *shares = reinterpret_cast<float *>(sums + blocks);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < the.rows; ++i) the.row(i, shares, sums);
+        std::free(sums);
+    }
+}
