@@ -48,9 +48,6 @@ def evaluate(
 ) -> EvaluationResult:
     """Measure one model on one set of problems.
 
-    The draw of (problem, sample) depends on the seed and nothing else, so that every model of a
-    run, whatever its name and step, meets the same uniform numbers.
-
     Args:
         name: names the files: `base`, `sft`, `grpo`, `validation-grpo-000020`, ...
         phase: `base`, `sft` or `grpo`.
@@ -61,7 +58,7 @@ def evaluate(
         grader: grades each completion once.
         params: how to draw; the same for every model that is to be compared.
         samples: completions per problem.
-        seed: the run's seed.
+        seed: the run's; what is drawn depends on it alone, whatever model is measured.
         confidence: of the intervals.
         progress: called with (completions drawn, completions in all) after each.
         card: more to record beside the settings: hashes of the model and data, grader version.
@@ -73,8 +70,7 @@ def evaluate(
     """
     _check(name, items)
     drawn, _ = draw_and_grade(
-        _requests(items, params, samples, seed),
-        [problem.answer for problem, _ in items for _ in range(samples)],
+        *_asked(items, params, samples, seed),
         sampler=sampler,
         grader=grader,
         lenient=True,
@@ -87,24 +83,38 @@ def evaluate(
         phase=phase,
         step=step,
         split=split,
-        items=tuple(
-            _item(*items[index // samples], index % samples, one, observed[index])
-            for index, one in enumerate(drawn)
-        ),
+        items=_measured(items, drawn, observed, samples),
         samples=samples,
         confidence=confidence,
         card={**_settings(items, params, grader, samples, seed), **(card or {})},
     )
 
 
-def _requests(
+def _asked(
     items: Sequence[tuple[Problem, Prompt]], params: SamplingParams, samples: int, seed: int
-) -> list[SampleRequest]:
-    return [
+) -> tuple[list[SampleRequest], list[str]]:
+    """What is drawn, and the reference of each.
+
+    Neither name nor step is part of a key: all models of a run meet the same uniform numbers.
+    """
+    requests = [
         SampleRequest(prompt=prompt, params=params, key=address(seed, "eval", problem.id, sample))
         for problem, prompt in items
         for sample in range(samples)
     ]
+    return requests, [problem.answer for problem, _ in items for _ in range(samples)]
+
+
+def _measured(
+    items: Sequence[tuple[Problem, Prompt]],
+    drawn: Sequence[Drawn],
+    observed: Sequence[Mapping[str, Any]],
+    samples: int,
+) -> tuple[EvaluationItem, ...]:
+    return tuple(
+        _item(*items[index // samples], index % samples, one, observed[index])
+        for index, one in enumerate(drawn)
+    )
 
 
 def _observe(

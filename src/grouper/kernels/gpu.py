@@ -1,8 +1,8 @@
 """The fused kernels of a decoding step on CUDA, in Triton: forward only.
 
-At a few hundred rows a step is bound by the number of kernels that start, and the norms, rotations
-and activations of a transformers model are two thirds of them. Each function here is one kernel,
-and rounds where the model's own code does.
+At a few hundred rows a step should be bound by the number of kernels that start (an estimate from
+memory bandwidth, not measured), and a transformers model starts several for each norm, rotation and
+activation. Each function here is one kernel, and rounds where the model's own code does.
 """
 
 # ruff: noqa: N803, PLR0917 - Triton's own style: constants in capitals, pointers one by one

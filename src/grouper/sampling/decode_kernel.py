@@ -23,7 +23,7 @@ from grouper.sampling.decode_programs import AVAILABLE, merge, own_part, prompt_
 __all__ = ["DecodeState", "has_kernel", "kernel_decode", "plain_decode"]
 
 PROGRAMS_PER_PROCESSOR = 4
-"""Programs in flight that keep a multiprocessor's memory pipe full."""
+"""Programs a multiprocessor that keys are divided for; an estimate, not measured."""
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
@@ -110,24 +110,14 @@ def kernel_decode(
     heads = key.shape[1]
     share = query_heads // heads
     places, size = state.members.shape
-    width, prompt_width = own[0].shape[2], prompts[0].shape[2]
-    block_d = max(16, _power_of_two(dim))
-    # What a program holds in shared memory stays below the 99 KB of the smaller devices.
-    wide = block_d * own[0].element_size() > 256
-    block_n = 32 if wide else 64
-    lines = min(32 if wide else 64, max(16, _power_of_two(size * share)))
-    own_lines = max(16, _power_of_two(share))
-    tiles = -(-size * share // lines)
-    wanted = PROGRAMS_PER_PROCESSOR * _processors(query.device)
-    own_splits = _splits(wanted, rows * heads, width, 2 * block_n)
-    prompt_splits = _splits(wanted, places * tiles * heads, prompt_width, block_n)
-    splits = own_splits + prompt_splits
+    tiling = _tiling(cache, state, heads, share)
+    splits = tiling.own_splits + tiling.prompt_splits
     partial = query.new_empty((rows, query_heads, splits, dim), dtype=torch.float32)
     weight = query.new_empty((rows, query_heads, splits), dtype=torch.float32)
     ring, shared = own[0].stride(), prompts[0].stride()
-    numbers = _numbers(spec, own[0], block_d, block_n) | {"SHARE": share, "SPLITS": splits}
+    numbers = _numbers(spec, own[0], tiling) | {"SHARE": share, "SPLITS": splits}
     steps = [stride for t in (query, key, value) for stride in t.stride()[:2]]
-    own_part[(rows, heads, own_splits)](
+    own_part[(rows, heads, tiling.own_splits)](
         query,
         key,
         value,
@@ -139,13 +129,13 @@ def kernel_decode(
         *steps,
         ring[0],
         ring[1],
-        width,
-        FIRST=prompt_splits,
-        PARTS=own_splits,
-        BLOCK_M=own_lines,
+        own[0].shape[2],
+        FIRST=tiling.prompt_splits,
+        PARTS=tiling.own_splits,
+        BLOCK_M=tiling.own_lines,
         **numbers,
     )
-    prompt_part[(places * tiles, heads, prompt_splits)](
+    prompt_part[(places * tiling.tiles, heads, tiling.prompt_splits)](
         query,
         *prompts,
         state.members,
@@ -158,9 +148,9 @@ def kernel_decode(
         shared[0],
         shared[1],
         SIZE=size,
-        TILES=tiles,
-        PARTS=prompt_splits,
-        BLOCK_M=lines,
+        TILES=tiling.tiles,
+        PARTS=tiling.prompt_splits,
+        BLOCK_M=tiling.lines,
         **numbers,
     )
     return _merged(partial, weight, own[0].dtype)
@@ -182,7 +172,52 @@ def _merged(partial: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _numbers(spec: AttentionSpec, ring: Tensor, block_d: int, block_n: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tiling:
+    """How the work of a step is cut into programs.
+
+    Example: 32 rows of one group, 2 query heads a key head: 1 tile of 64 lines.
+    """
+
+    block_d: int
+    """Dimensions of a head that a program holds, a power of two."""
+    block_n: int
+    """Keys that it takes in at a time."""
+    own_lines: int
+    """Lines of a program over a row's own keys."""
+    lines: int
+    """Lines of a program over a prompt's keys."""
+    tiles: int
+    """Programs that the lines of a prompt are divided over."""
+    own_splits: int
+    """Programs that a row's own keys are divided over."""
+    prompt_splits: int
+    """Programs that a prompt's keys are divided over."""
+
+
+def _tiling(cache: Cache, state: DecodeState, heads: int, share: int) -> _Tiling:
+    """For `heads` key heads of `share` query heads each."""
+    (prompts, _), (ring, _) = cache
+    places, size = state.members.shape
+    block_d = max(16, _power_of_two(ring.shape[3]))
+    # What a program holds in shared memory stays below the 99 KB of the smaller devices.
+    wide = block_d * ring.element_size() > 256
+    block_n = 32 if wide else 64
+    lines = min(32 if wide else 64, max(16, _power_of_two(size * share)))
+    tiles = -(-size * share // lines)
+    wanted = PROGRAMS_PER_PROCESSOR * _processors(state.lengths.device)
+    return _Tiling(
+        block_d=block_d,
+        block_n=block_n,
+        own_lines=max(16, _power_of_two(share)),
+        lines=lines,
+        tiles=tiles,
+        own_splits=_splits(wanted, state.rows * heads, ring.shape[2], 2 * block_n),
+        prompt_splits=_splits(wanted, places * tiles * heads, prompts.shape[2], block_n),
+    )
+
+
+def _numbers(spec: AttentionSpec, ring: Tensor, tiling: _Tiling) -> dict[str, Any]:
     """What both parts are told of the layer, and how they are compiled."""
     return {
         "scaling": spec.scaling,
@@ -191,9 +226,9 @@ def _numbers(spec: AttentionSpec, ring: Tensor, block_d: int, block_n: int) -> d
         "HAS_SOFTCAP": spec.softcap is not None,
         "HAS_WINDOW": spec.window is not None,
         "DIM": ring.shape[3],
-        "BLOCK_D": block_d,
-        "BLOCK_N": block_n,
-        "num_warps": 4 if block_d <= 128 else 8,
+        "BLOCK_D": tiling.block_d,
+        "BLOCK_N": tiling.block_n,
+        "num_warps": 4 if tiling.block_d <= 128 else 8,
         "num_stages": 1 if ring.element_size() > 2 else 3,
     }
 

@@ -66,6 +66,38 @@ def _put(
 
 
 @_jit
+def _share(low, live, part, PARTS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where a part of the keys from `low` to `live` begins and ends, in whole blocks."""
+    chunk = tl.cdiv(tl.cdiv(live - low, PARTS), BLOCK_N) * BLOCK_N
+    start = low + part * chunk
+    return start, tl.minimum(start + chunk, live)
+
+
+@_jit
+def _queries(
+    query, rows, heads, valid, query_row, query_head, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The queries [M, D] of a program's lines."""
+    dims = tl.arange(0, BLOCK_D)
+    return tl.load(
+        query + rows[:, None] * query_row + heads[:, None] * query_head + dims[None, :],
+        mask=valid[:, None] & (dims < DIM)[None, :],
+        other=0.0,
+    )
+
+
+@_jit
+def _block(keys, values, base, columns, there, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Keys and values [N, D] of some columns of the cache; 0 where nothing is `there`."""
+    dims = tl.arange(0, BLOCK_D)
+    where = base + columns[:, None] * DIM + dims[None, :]
+    mask = there[:, None] & (dims < DIM)[None, :]
+    block_keys = tl.load(keys + where, mask=mask, other=0.0)
+    block_values = tl.load(values + where, mask=mask, other=0.0)
+    return block_keys, block_values
+
+
+@_jit
 def own_part(
     query, key, value, keys, values, lengths, column_at, partial, weight,
     query_row, query_head, key_row, key_head, value_row, value_head, ring_row, ring_head, width,
@@ -96,17 +128,12 @@ def own_part(
         tl.store(keys + here, fresh_key, mask=real)
         tl.store(values + here, fresh_value, mask=real)
 
-    queries = tl.load(
-        query + row * query_row + heads[:, None] * query_head + dims[None, :],
-        mask=valid[:, None] & real[None, :],
-        other=0.0,
-    ).to(element)
+    rows = row + lines * 0
+    queries = _queries(query, rows, heads, valid, query_row, query_head, DIM, BLOCK_D).to(element)
     live = tl.minimum(tl.load(lengths + row), width)
     if HAS_WINDOW:
         live = tl.minimum(live, window)
-    chunk = tl.cdiv(tl.cdiv(live, PARTS), BLOCK_N) * BLOCK_N
-    start = part * chunk
-    end = tl.minimum(start + chunk, live)
+    start, end = _share(0, live, part, PARTS, BLOCK_N)
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -115,11 +142,10 @@ def own_part(
         seen = ages < end
         columns = column - ages
         columns = tl.where(columns < 0, columns + width, columns)
-        where = base + columns[:, None] * DIM + dims[None, :]
         # What this step writes comes from the registers: no program waits for another's store.
-        stored = (seen & (ages > 0))[:, None] & real[None, :]
-        block_keys = tl.load(keys + where, mask=stored, other=0.0)
-        block_values = tl.load(values + where, mask=stored, other=0.0)
+        block_keys, block_values = _block(
+            keys, values, base, columns, seen & (ages > 0), DIM, BLOCK_D
+        )
         new = (ages == 0)[:, None]
         block_keys = tl.where(new, fresh_key[None, :], block_keys)
         block_values = tl.where(new, fresh_value[None, :], block_values)
@@ -128,7 +154,7 @@ def own_part(
             scaling, softcap, HAS_SOFTCAP,
         )  # fmt: skip
     _put(
-        partial, weight, row + lines * 0, heads, valid, FIRST + part,
+        partial, weight, rows, heads, valid, FIRST + part,
         tl.num_programs(1) * SHARE, total, top, mixed, SPLITS, DIM, BLOCK_D,
     )  # fmt: skip
 
@@ -146,8 +172,6 @@ def prompt_part(
     place = (tl.program_id(0) // TILES).to(tl.int64)
     head = tl.program_id(1)
     part = tl.program_id(2)
-    dims = tl.arange(0, BLOCK_D)
-    real = dims < DIM
     lines = (tl.program_id(0) % TILES) * BLOCK_M + tl.arange(0, BLOCK_M)
     member = lines // SHARE
     heads = head * SHARE + lines % SHARE
@@ -155,11 +179,8 @@ def prompt_part(
     valid = rows >= 0
     rows = tl.where(valid, rows, 0)
 
-    queries = tl.load(
-        query + rows[:, None] * query_row + heads[:, None] * query_head + dims[None, :],
-        mask=valid[:, None] & real[None, :],
-        other=0.0,
-    ).to(keys.dtype.element_ty)
+    element = keys.dtype.element_ty
+    queries = _queries(query, rows, heads, valid, query_row, query_head, DIM, BLOCK_D).to(element)
     live = tl.load(prompt_lengths + place)
     at = live + tl.load(lengths + rows, mask=valid, other=0) - 1
     low = live * 0
@@ -167,9 +188,7 @@ def prompt_part(
         nearest = tl.min(tl.where(valid, at, live + window), 0)
         low = tl.minimum(tl.maximum(nearest - window + 1, 0), live)
     live = tl.where(tl.max(valid.to(tl.int32), 0) > 0, live, low)
-    chunk = tl.cdiv(tl.cdiv(live - low, PARTS), BLOCK_N) * BLOCK_N
-    start = low + part * chunk
-    end = tl.minimum(start + chunk, live)
+    start, end = _share(low, live, part, PARTS, BLOCK_N)
     base = place * shared_row + head * shared_head
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -177,10 +196,7 @@ def prompt_part(
     for first in range(start, end, BLOCK_N):
         columns = first + tl.arange(0, BLOCK_N)
         there = columns < end
-        where = base + columns[:, None] * DIM + dims[None, :]
-        stored = there[:, None] & real[None, :]
-        block_keys = tl.load(keys + where, mask=stored, other=0.0)
-        block_values = tl.load(values + where, mask=stored, other=0.0)
+        block_keys, block_values = _block(keys, values, base, columns, there, DIM, BLOCK_D)
         seen = there[None, :] & valid[:, None]
         if HAS_WINDOW:
             seen = seen & (at[:, None] - columns[None, :] < window)
