@@ -10,22 +10,13 @@ activation. Each function here is one kernel, and rounds where the model's own c
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-try:  # torch brings it along where it is built for CUDA
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = None
+from grouper.kernels.language import AVAILABLE, jit, tl
 
 __all__ = ["AVAILABLE", "gated", "gated_serves", "norm_serves", "rms_norm", "rotate"]
 __all__ += ["rotate_serves"]
-
-AVAILABLE = triton is not None
-"""Whether Triton is installed."""
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 BLOCK = 1024
@@ -119,11 +110,7 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     return out
 
 
-def _jit(function: Any) -> Any:
-    return function if triton is None else triton.jit(function)
-
-
-@_jit
+@jit
 def _norm(x, weight, out, width, eps, ONES: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     there = at < width
@@ -139,7 +126,7 @@ def _norm(x, weight, out, width, eps, ONES: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + start + at, scaled.to(out.dtype.element_ty), mask=there)
 
 
-@_jit
+@jit
 def _rotate(
     x, cosine, sine, out, heads, head_step, token_step,
     DIM: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
@@ -162,7 +149,7 @@ def _rotate(
     tl.store(out + (token * heads + lines) * DIM + dims, turned.to(kind), mask=there)
 
 
-@_jit
+@jit
 def _gate(gate, up, out, count, SILU: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < count

@@ -9,25 +9,12 @@ rows that continue a prompt. Names in capitals are compile-time constants.
 
 from __future__ import annotations
 
-from typing import Any
-
-try:  # torch brings it along where it is built for CUDA
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = None
+from grouper.kernels.language import AVAILABLE, jit, tl
 
 __all__ = ["AVAILABLE", "merge", "own_part", "prompt_part"]
 
-AVAILABLE = triton is not None
-"""Whether Triton is installed."""
 
-
-def _jit(function: Any) -> Any:
-    return function if triton is None else triton.jit(function)
-
-
-@_jit
+@jit
 def _fold(
     queries, keys, values, seen, total, top, mixed,
     scaling, softcap, HAS_SOFTCAP: tl.constexpr,
@@ -48,7 +35,7 @@ def _fold(
     return total * keep + tl.sum(shares, 1), highest, mixed
 
 
-@_jit
+@jit
 def _put(
     partial, weight, rows, heads, valid, split, query_heads, total, top, mixed,
     SPLITS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -65,7 +52,7 @@ def _put(
     tl.store(weight + places, tl.where(total > 0, top + tl.log(filled), float("-inf")), mask=valid)
 
 
-@_jit
+@jit
 def _share(low, live, part, PARTS: tl.constexpr, BLOCK_N: tl.constexpr):
     """Where a part of the keys from `low` to `live` begins and ends, in whole blocks."""
     chunk = tl.cdiv(tl.cdiv(live - low, PARTS), BLOCK_N) * BLOCK_N
@@ -73,7 +60,7 @@ def _share(low, live, part, PARTS: tl.constexpr, BLOCK_N: tl.constexpr):
     return start, tl.minimum(start + chunk, live)
 
 
-@_jit
+@jit
 def _queries(
     query, rows, heads, valid, query_row, query_head, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -86,7 +73,7 @@ def _queries(
     )
 
 
-@_jit
+@jit
 def _block(keys, values, base, columns, there, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     """Keys and values [N, D] of some columns of the cache; 0 where nothing is `there`."""
     dims = tl.arange(0, BLOCK_D)
@@ -97,7 +84,7 @@ def _block(keys, values, base, columns, there, DIM: tl.constexpr, BLOCK_D: tl.co
     return block_keys, block_values
 
 
-@_jit
+@jit
 def own_part(
     query, key, value, keys, values, lengths, column_at, partial, weight,
     query_row, query_head, key_row, key_head, value_row, value_head, ring_row, ring_head, width,
@@ -159,7 +146,7 @@ def own_part(
     )  # fmt: skip
 
 
-@_jit
+@jit
 def prompt_part(
     query, keys, values, members, prompt_lengths, lengths, partial, weight,
     query_row, query_head, shared_row, shared_head,
@@ -210,7 +197,7 @@ def prompt_part(
     )  # fmt: skip
 
 
-@_jit
+@jit
 def merge(
     partial, weight, out,
     SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,

@@ -15,11 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-try:  # torch brings it along where it is built for CUDA
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = None
+from grouper.kernels.language import AVAILABLE, jit, tl
 
 __all__ = ["draws_here", "kernel_draw"]
 
@@ -29,7 +25,7 @@ BLOCK = 2048
 def draws_here(logits: Tensor, *, truncated: bool) -> bool:
     """Whether `kernel_draw` takes these."""
     return (
-        triton is not None
+        AVAILABLE
         and not truncated
         and logits.device.type == "cuda"
         and logits.dtype == torch.float32
@@ -80,11 +76,7 @@ def kernel_draw(
     return tokens, logprobs
 
 
-def _jit(function: Any) -> Any:
-    return function if triton is None else triton.jit(function)
-
-
-@_jit
+@jit
 def _scaled(
     logits, temperature, early, stops, row, block, vocabulary, row_step,
     BANS: tl.constexpr, BLOCK: tl.constexpr,
@@ -102,7 +94,7 @@ def _scaled(
     return at, values, allowed
 
 
-@_jit
+@jit
 def _sums(
     logits, temperature, early, stops, held, vocabulary, row_step,
     BANS: tl.constexpr, BLOCK: tl.constexpr,
@@ -125,7 +117,7 @@ def _sums(
     tl.store(place + 3 * size, tl.sum(tl.exp(allowed - base), 0))
 
 
-@_jit
+@jit
 def _pick(
     logits, uniform, temperature, early, stops, held, tokens, logprobs, vocabulary, row_step,
     blocks, BLOCKS: tl.constexpr, BANS: tl.constexpr, BLOCK: tl.constexpr,
