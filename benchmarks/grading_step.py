@@ -29,7 +29,7 @@ from grouper.config import GradingConfig, GRPOConfig, OptimizerConfig, PromptCon
 from grouper.grading import Grader
 from grouper.policy import Policy
 from grouper.prompts import make_format
-from grouper.rewards import build_rewards
+from grouper.rewards import RewardStack, build_rewards
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
@@ -91,6 +91,56 @@ def make_policy() -> Policy:
     return Policy(Qwen3ForCausalLM(config).to(torch.bfloat16))
 
 
+class Steps:
+    """The model and the rows that its steps are taken with."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]], rewards: RewardStack) -> None:
+        self._rows = rows
+        self._rewards = rewards
+        self._policy = make_policy()
+        self._sampler = NativeSampler(SamplingWeights(self._policy), Letters(), stop_token_ids=[2])
+        self._optimizer = make_optimizer(self._policy, OptimizerConfig(learning_rate=1e-6))
+        self._params = SamplingParams(max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS)
+        self._config = GRPOConfig(shaping_needs_a_correct=False)
+        self._ids = torch.randint(6, 500, (PROMPTS, PROMPT_TOKENS))
+
+    def take(self, number: int, grader: Any) -> tuple[float, float]:
+        """(seconds of the whole step, seconds waited for grades and rewards after sampling)."""
+        chosen = self._rows[number * PROMPTS * GROUP :][: PROMPTS * GROUP]
+        items = [
+            (
+                Problem(
+                    id=str(i), question="q", answer=chosen[i * GROUP]["ground_truth"], source="b"
+                ),
+                Prompt(problem_id=str(i), text="q", token_ids=tuple(self._ids[i].tolist())),
+            )
+            for i in range(PROMPTS)
+        ]
+        started = time.perf_counter()
+        collected = collect(
+            items,
+            sampler=WithTexts(self._sampler, [row["response"] for row in chosen]),
+            grader=grader,
+            rewards=self._rewards,
+            params=self._params,
+            group_size=GROUP,
+            key=(0, "benchmark", number),
+        )
+        advantages = advantages_of(collected.groups, self._config)
+        batch = rollout_batch(collected.groups, advantages, token_mean, keep_flat=True)
+        assert batch is not None
+        update(
+            self._policy,
+            batch,
+            grpo_objective(self._config),
+            self._optimizer,
+            scale=1.0,
+            max_grad_norm=1.0,
+            token_budget=4096,
+        )
+        return time.perf_counter() - started, collected.grade_seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
@@ -99,54 +149,11 @@ def main() -> None:
         for line in (parser.parse_args().data / "math" / "sft.jsonl").read_text().splitlines()
     ]
     fmt = make_format(PromptConfig(format="r1-zero"))
-    rewards = build_rewards([RewardConfig(name="correctness")], fmt.layout)
-    policy = make_policy()
-    sampler = NativeSampler(SamplingWeights(policy), Letters(), stop_token_ids=[2])
-    optimizer = make_optimizer(policy, OptimizerConfig(learning_rate=1e-6))
-    params = SamplingParams(max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS)
-    config = GRPOConfig(shaping_needs_a_correct=False)
-    ids = torch.randint(6, 500, (PROMPTS, PROMPT_TOKENS))
-
-    def step(number: int, grader: Any) -> tuple[float, float]:
-        """(seconds of the whole step, seconds waited for grades and rewards after sampling)."""
-        chosen = rows[number * PROMPTS * GROUP :][: PROMPTS * GROUP]
-        items = [
-            (
-                Problem(
-                    id=str(i), question="q", answer=chosen[i * GROUP]["ground_truth"], source="b"
-                ),
-                Prompt(problem_id=str(i), text="q", token_ids=tuple(ids[i].tolist())),
-            )
-            for i in range(PROMPTS)
-        ]
-        started = time.perf_counter()
-        collected = collect(
-            items,
-            sampler=WithTexts(sampler, [row["response"] for row in chosen]),
-            grader=grader,
-            rewards=rewards,
-            params=params,
-            group_size=GROUP,
-            key=(0, "benchmark", number),
-        )
-        advantages = advantages_of(collected.groups, config)
-        batch = rollout_batch(collected.groups, advantages, token_mean, keep_flat=True)
-        assert batch is not None
-        update(
-            policy,
-            batch,
-            grpo_objective(config),
-            optimizer,
-            scale=1.0,
-            max_grad_norm=1.0,
-            token_budget=4096,
-        )
-        return time.perf_counter() - started, collected.grade_seconds
-
+    steps = Steps(rows, build_rewards([RewardConfig(name="correctness")], fmt.layout))
     with Grader(fmt.contract, GradingConfig()) as grader:
         grader.start()
-        step(0, NoGrader())
-        pairs = [(step(n, grader), step(n, NoGrader())) for n in range(1, STEPS + 1)]
+        steps.take(0, NoGrader())
+        pairs = [(steps.take(n, grader), steps.take(n, NoGrader())) for n in range(1, STEPS + 1)]
         counts = {verdict.value: count for verdict, count in grader.counts.items()}
     record = {
         "machine": machine(),

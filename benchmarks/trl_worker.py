@@ -113,6 +113,52 @@ class Gate(TrainerCallback):  # type: ignore[misc]  # transformers is untyped he
         )
 
 
+def settings(
+    folder: str,
+    *,
+    rows: int,
+    group: int,
+    new_tokens: int,
+    fixed: bool,
+    micro_batch: int,
+    checkpointing: bool,
+    cache: str | None,
+    autocast: bool,
+) -> trl.GRPOConfig:
+    """What the trainer is told; `fixed`: no stop token before `new_tokens`."""
+    return trl.GRPOConfig(
+        output_dir=folder,
+        max_steps=10_000,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=rows // micro_batch,
+        num_generations=group,
+        max_completion_length=new_tokens,
+        shuffle_dataset=False,
+        gradient_checkpointing=checkpointing,
+        cache_implementation=cache,
+        generation_kwargs={"min_new_tokens": new_tokens} if fixed else {},
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        beta=0.0,
+        epsilon=0.2,
+        epsilon_high=0.28,
+        loss_type="dapo",
+        scale_rewards="group",
+        learning_rate=1e-6,
+        lr_scheduler_type="constant",
+        max_grad_norm=1.0,
+        bf16=autocast,
+        fp16=False,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
 def train(
     requests: Requests,
     *,
@@ -135,8 +181,6 @@ def train(
         model, dtype=getattr(torch, dtype), attn_implementation=attention
     )
     policy.lengths = lengths
-    rows = len(prompts) * group
-    generation: dict[str, Any] = {} if lengths else {"min_new_tokens": new_tokens}
     with tempfile.TemporaryDirectory() as folder:
         trainer = trl.GRPOTrainer(
             model=policy,
@@ -144,36 +188,16 @@ def train(
             reward_funcs=even_share,
             train_dataset=Dataset.from_list([{"prompt": text} for text in prompts]),
             callbacks=[Gate(requests, policy)],
-            args=trl.GRPOConfig(
-                output_dir=folder,
-                max_steps=10_000,
-                per_device_train_batch_size=micro_batch,
-                gradient_accumulation_steps=rows // micro_batch,
-                num_generations=group,
-                max_completion_length=new_tokens,
-                shuffle_dataset=False,
-                gradient_checkpointing=checkpointing,
-                cache_implementation=cache,
-                generation_kwargs=generation,
-                temperature=1.0,
-                top_p=1.0,
-                top_k=0,
-                beta=0.0,
-                epsilon=0.2,
-                epsilon_high=0.28,
-                loss_type="dapo",
-                scale_rewards="group",
-                learning_rate=1e-6,
-                lr_scheduler_type="constant",
-                max_grad_norm=1.0,
-                bf16=autocast,
-                fp16=False,
-                use_cpu=True,
-                dataloader_pin_memory=False,
-                logging_steps=1,
-                save_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
+            args=settings(
+                folder,
+                rows=len(prompts) * group,
+                group=group,
+                new_tokens=new_tokens,
+                fixed=not lengths,
+                micro_batch=micro_batch,
+                checkpointing=checkpointing,
+                cache=cache,
+                autocast=autocast,
             ),
         )
         SEEN.clear()
