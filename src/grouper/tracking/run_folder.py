@@ -11,7 +11,7 @@
                    {sft,grpo}/checkpoint-<step>/   and final/ (written by training, like base/)
                    incident/<phase>-<step>/        why a run stopped by itself
                    eval_runs/<label>/              what `grouper eval` measured afterwards
-                  trackers/                       what TensorBoard or W&B write, where asked for
+                   trackers/                       what TensorBoard or W&B write, where asked for
 
 Two equal runs leave equal bytes in everything but `training.log`, `times.png`, `trackers/`, the
 `host` part of `run.json` and the metrics `time.*`, `memory.*` and `host.*`.
@@ -30,9 +30,9 @@ from typing import Any
 
 from grouper.evaluation.result import EvaluationResult
 from grouper.tracking import records
+from grouper.tracking.evaluation_files import EvaluationFiles
 from grouper.tracking.files import (
     delete,
-    dumps,
     read_json,
     read_lines,
     refused,
@@ -71,8 +71,6 @@ _OUR_FOLDERS = (
     "trackers",
 )
 _ROLLOUTS = re.compile(r"([a-z]+)-(\d+)\.jsonl\.gz")
-_DAMAGED = "the summary of the evaluation is damaged"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class RunFolder:
@@ -300,28 +298,15 @@ class RunFolder:
 
     def write_evaluation(self, result: EvaluationResult) -> None:
         """Record an evaluation; one of the same name is replaced."""
-        if not _NAME.fullmatch(result.name):
-            raise ValueError(f"{result.name!r} cannot be a file name")
-        base = self.path / "evaluations"
-        # Never an old summary beside new items.
-        delete(base / f"{result.name}.json")
-        write_lines(base / f"{result.name}.jsonl.gz", records.evaluation_items_to_json(result))
-        # The summary last: an evaluation without one does not exist.
-        summary = json.dumps(json.loads(dumps(records.evaluation_to_json(result))), indent=2)
-        write_atomic(base / f"{result.name}.json", (summary + "\n").encode())
+        self._evaluations.write(result)
 
     def read_evaluation(self, name: str) -> EvaluationResult | None:
         """The evaluation of that name, or None where it was not finished."""
-        path = self.path / "evaluations" / f"{name}.json"
-        if not path.exists():
-            return None
-        summary = read_json(path, _DAMAGED)
-        return records.evaluation_from_json(summary, read_lines(path.with_suffix(".jsonl.gz")))
+        return self._evaluations.read(name)
 
     def read_evaluations(self) -> list[EvaluationResult]:
         """All evaluations by phase, step and name."""
-        read = (self.read_evaluation(path.stem) for path, _ in self._summaries())
-        found = [result for result in read if result is not None]
+        found = self._evaluations.read_all()
         return sorted(found, key=lambda r: (PHASES.index(r.phase), r.step, r.name))
 
     def truncate_to(self, phase: str, step: int) -> None:
@@ -338,10 +323,7 @@ class RunFolder:
         for file_phase, file_step, file in list(self._rollout_files()):
             if later(file_phase, file_step):
                 delete(file)
-        for path, summary in list(self._summaries()):
-            if later(summary["phase"], summary["step"]):
-                delete(path)
-                delete(path.with_suffix(".jsonl.gz"))
+        self._evaluations.forget(later)
 
     @property
     def _info(self) -> Path:
@@ -350,6 +332,10 @@ class RunFolder:
     @property
     def _metrics(self) -> MetricsFile:
         return MetricsFile(self.path / "metrics.jsonl")
+
+    @property
+    def _evaluations(self) -> EvaluationFiles:
+        return EvaluationFiles(self.path / "evaluations")
 
     @property
     def _recipe(self) -> Path:
@@ -399,7 +385,3 @@ class RunFolder:
                 found.append((PHASES.index(match[1]), int(match[2]), file))
         for phase, step, file in sorted(found):
             yield PHASES[phase], step, file
-
-    def _summaries(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        for path in sorted((self.path / "evaluations").glob("*.json")):
-            yield path, read_json(path, _DAMAGED)
