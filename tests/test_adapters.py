@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import tiny_model
@@ -71,11 +72,11 @@ def test_another_base_than_the_recipes(base: Path, adapter: Path) -> None:
     ],
 )
 def test_a_base_that_was_exchanged(
-    adapter: Path, change: dict[str, int], told: str, tmp_path: Path
+    adapter: Path, change: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     """PEFT refuses the first at the last moment, and takes the others without a word."""
     with quiet():
-        tiny_model(**change).save_pretrained(tmp_path / "exchanged")  # type: ignore[arg-type]
+        tiny_model(**change).save_pretrained(tmp_path / "exchanged")
     set_base(adapter, str(tmp_path / "exchanged"))
     with pytest.raises(ModelError, match=told):
         check_adapter(ModelConfig(path=str(adapter)), str(adapter))

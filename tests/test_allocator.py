@@ -52,6 +52,6 @@ def test_train_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(AttributeError):
-        train(None)  # type: ignore[arg-type]
+        train(None)  # type: ignore[arg-type]  # it ends at its first look
     assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")

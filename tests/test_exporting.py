@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from grouper import exporting
 from grouper.errors import ModelError
 from grouper.exporting import export_model
+from grouper.policy import Policy
 
 
 @pytest.fixture
@@ -40,7 +42,8 @@ def adapter(base: Path, tmp_path: Path) -> Path:
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
     with torch.no_grad():
-        return model(torch.tensor([[5, 6, 7, 8]])).logits  # type: ignore[no-any-return]
+        found: torch.Tensor = model(torch.tensor([[5, 6, 7, 8]])).logits
+    return found
 
 
 def test_a_merged_export_gives_the_adapters_logits(
@@ -70,10 +73,10 @@ def test_an_export_that_disagrees_is_not_left_behind(
 ) -> None:
     honest = exporting.save_policy
 
-    def forgetful(policy: object, *others: object) -> None:
+    def forgetful(policy: Policy, *others: Any) -> None:
         with torch.no_grad():
-            next(policy.model.parameters()).mul_(1.5)  # type: ignore[attr-defined]
-        honest(policy, *others)  # type: ignore[arg-type]
+            next(policy.model.parameters()).mul_(1.5)
+        honest(policy, *others)
 
     monkeypatch.setattr(exporting, "save_policy", forgetful)
     with pytest.raises(ModelError, match="disagrees"):

@@ -6,6 +6,7 @@ import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,8 +43,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def config(path: Path, **changes: object) -> ModelConfig:
-    return ModelConfig(path=str(path), **changes)  # type: ignore[arg-type]
+def config(path: Path, **changes: Any) -> ModelConfig:
+    return ModelConfig(path=str(path), **changes)
 
 
 @torch.no_grad()
@@ -99,10 +100,10 @@ def test_an_adapter_is_continued_with_lora_and_merged_without(folder: Path, tmp_
 
 @pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "embed_tokens")])
 @torch.no_grad()
-def test_sampling_weights_merge_lora_into_a_copy_only(folder: Path, targets: object) -> None:
+def test_sampling_weights_merge_lora_into_a_copy_only(folder: Path, targets: Any) -> None:
     from grouper.sampling.weights import SamplingWeights
 
-    lora = LoraConfig(rank=4, alpha=8, target_modules=targets)  # type: ignore[arg-type]
+    lora = LoraConfig(rank=4, alpha=8, target_modules=targets)
     policy = load_policy(config(folder, lora=lora), str(folder), seed=0)
     before = {n: p.clone() for n, p in policy.named_parameters() if not p.requires_grad}
     weights = SamplingWeights(policy, torch.float32)

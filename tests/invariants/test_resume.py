@@ -71,14 +71,14 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, phase: str, step: int) -> C
     honest = Session.raise_if_stopped
     progress = Progress.step
 
+    asked = {"stop": False}
+
     def watch(self: Progress, report: Any, total: int | None = None) -> None:
         progress(self, report, total)
-        watch.stop = (report.phase, report.step) == (phase, step)  # type: ignore[attr-defined]
-
-    watch.stop = False  # type: ignore[attr-defined]
+        asked["stop"] = (report.phase, report.step) == (phase, step)
 
     def stopped(self: Session, what: str = "", *, together: bool = False) -> None:
-        self._stop_requested = self._stop_requested or watch.stop  # type: ignore[attr-defined]
+        self._stop_requested = self._stop_requested or asked["stop"]
         honest(self, what, together=together)
 
     monkeypatch.setattr(Progress, "step", watch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def counted(policy: Policy) -> Iterator[Counter[str]]:
     """Rows that pass through each linear layer of the decoder, and through the head's module."""
     rows: Counter[str] = Counter()
 
-    def watch(name: str, module: torch.nn.Linear) -> object:
+    def watch(name: str, module: torch.nn.Linear) -> Any:
         def count(_: object, arguments: tuple[torch.Tensor, ...]) -> None:
             rows[name] += arguments[0].numel() // module.in_features
 
@@ -41,7 +42,7 @@ def counted(policy: Policy) -> Iterator[Counter[str]]:
     ]
     yield rows
     for handle in handles:
-        handle.remove()  # type: ignore[attr-defined]
+        handle.remove()
 
 
 def in_layers(rows: Counter[str]) -> int:

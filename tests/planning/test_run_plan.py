@@ -100,10 +100,11 @@ def test_cards_say_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not nothing.fits
     assert nothing.tokens_per_micro_batch == {"grpo": None}
     assert nothing.max_slots is None
-    numbers = [c.tokens_per_micro_batch["grpo"] for c in (small, middle, large)]
-    assert None not in numbers
-    assert numbers == sorted(numbers)  # type: ignore[type-var]
-    assert numbers[0] < numbers[-1]  # type: ignore[operator]
+    found = [c.tokens_per_micro_batch["grpo"] for c in (small, middle, large)]
+    numbers = [number for number in found if number is not None]
+    assert len(numbers) == 3
+    assert numbers == sorted(numbers)
+    assert numbers[0] < numbers[-1]
     assert large.fits
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -92,10 +94,12 @@ def spec_of(kind: str) -> AttentionSpec:
     return AttentionSpec(layer=0, scaling=0.3, window=window, softcap=softcap)
 
 
-def check(attend: object, one: Situation, spec: AttentionSpec, tolerance: float) -> None:
+def check(
+    attend: Callable[..., Tensor], one: Situation, spec: AttentionSpec, tolerance: float
+) -> None:
     expected = one.expected(spec)
     untouched = one.own[0][one.rows :].clone()
-    out = attend(one.query, one.new, (one.prompts, one.own), one.state, spec)  # type: ignore[operator]
+    out = attend(one.query, one.new, (one.prompts, one.own), one.state, spec)
     torch.testing.assert_close(out.double().cpu(), expected, rtol=tolerance, atol=tolerance)
     column = int(one.state.column)
     for ring, new in zip(one.own, one.new, strict=True):

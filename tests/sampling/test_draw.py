@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,8 +17,8 @@ from grouper.types import SamplingParams
 CPU = torch.device("cpu")
 
 
-def settings(rows: int, **params: float) -> DrawSettings:
-    return DrawSettings.of([SamplingParams(**params)] * rows, CPU)  # type: ignore[arg-type]
+def settings(rows: int, **params: Any) -> DrawSettings:
+    return DrawSettings.of([SamplingParams(**params)] * rows, CPU)
 
 
 def test_uniform_streams_are_uniform_and_unrelated() -> None:
@@ -53,8 +55,8 @@ def test_truncation_never_leaves_its_set(
     logits: list[float], top_k: int, top_p: float, min_p: float, uniform: float
 ) -> None:
     values = torch.tensor([logits])
-    params = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    token, logprob = draw(values, torch.tensor([uniform]), settings(1, **params))  # type: ignore[arg-type]
+    params: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    token, logprob = draw(values, torch.tensor([uniform]), settings(1, **params))
     probabilities = values[0].softmax(-1)
     chosen = float(probabilities[token])
     above = probabilities > chosen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tiny_models import FAMILIES, LetterTokenizer, make_group, make_prompt, tiny_model
@@ -37,8 +39,8 @@ def make_sampler(policy: Policy, slots: int = 64, **options: int) -> NativeSampl
     )
 
 
-def requests(prompts: int = 5, samples: int = 4, **params: object) -> list[SampleRequest]:
-    settings = SamplingParams(**{"max_new_tokens": 20, **params})  # type: ignore[arg-type]
+def requests(prompts: int = 5, samples: int = 4, **params: Any) -> list[SampleRequest]:
+    settings = SamplingParams(**{"max_new_tokens": 20, **params})
     return [
         SampleRequest(
             prompt=make_prompt(i, 3 + i), params=settings, key=address(0, "test", i, sample)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -20,10 +23,10 @@ CPU = torch.device("cpu")
 MODELS = ["qwen2", "qwen2-sliding", "qwen3", "llama", "mistral", "gemma2", "gemma3"]
 
 
-def ask(number: int, sample: int, **params: object) -> SampleRequest:
+def ask(number: int, sample: int, **params: Any) -> SampleRequest:
     return SampleRequest(
         prompt=make_prompt(number, 3 + number),
-        params=SamplingParams(**{"max_new_tokens": 11, **params}),  # type: ignore[arg-type]
+        params=SamplingParams(**{"max_new_tokens": 11, **params}),
         key=address(0, "stretch", number, sample),
     )
 
@@ -113,9 +116,9 @@ class Counted(StopStrings):
 
     asked = 0
 
-    def completed(self, token_ids: object) -> bool:
+    def completed(self, token_ids: Sequence[int]) -> bool:
         type(self).asked += 1
-        return super().completed(token_ids)  # type: ignore[arg-type]
+        return super().completed(token_ids)
 
 
 def test_the_host_decodes_only_what_may_end() -> None:

@@ -11,30 +11,31 @@ from tiny_models import make_group
 from grouper.config import DifficultyConfig
 from grouper.errors import ConfigError
 from grouper.training.difficulty import DifficultyBand, read_pass_rates
+from grouper.types import RolloutGroup
 
 BAND = DifficultyConfig(low=0.2, high=0.8, recheck_epochs=2)
 
 
-def solved(number: int, correct: int, of: int = 4) -> object:
+def solved(number: int, correct: int, of: int = 4) -> RolloutGroup:
     flags = [i < correct for i in range(of)]
     return make_group(number, [float(f) for f in flags], [2] * of, correct=flags)
 
 
 def test_what_is_never_or_always_solved_is_left_out_for_a_while() -> None:
     band = DifficultyBand(BAND)
-    band.update([solved(0, 0), solved(1, 2), solved(2, 4)], epoch=0)  # type: ignore[list-item]
+    band.update([solved(0, 0), solved(1, 2), solved(2, 4)], epoch=0)
     names = ["p/0", "p/1", "p/2", "p/unknown"]
     assert [band.allows(name, 1) for name in names] == [False, True, False, True]
     assert band.left_out(names, 1) == 2
     # Tried again once more than two epochs have passed, and judged anew.
     assert [band.allows(name, 3) for name in names] == [True] * 4
-    band.update([solved(0, 1)], epoch=3)  # type: ignore[list-item]
+    band.update([solved(0, 1)], epoch=3)
     assert band.allows("p/0", 4)
 
 
 def test_the_borders_belong_to_the_band() -> None:
     band = DifficultyBand(DifficultyConfig(low=0.25, high=0.75))
-    band.update([solved(0, 1), solved(1, 3)], epoch=0)  # type: ignore[list-item]
+    band.update([solved(0, 1), solved(1, 3)], epoch=0)
     assert band.allows("p/0", 1)
     assert band.allows("p/1", 1)
 
@@ -43,13 +44,13 @@ def test_never_again_and_never_learned() -> None:
     never = DifficultyBand(DifficultyConfig(recheck_epochs=0), {"p/0": (0, 8)})
     assert not never.allows("p/0", 1000)
     fixed = DifficultyBand(DifficultyConfig(online=False, file="x"), {"p/0": (4, 8)})
-    fixed.update([solved(0, 0)], epoch=0)  # type: ignore[list-item]
+    fixed.update([solved(0, 0)], epoch=0)
     assert fixed.allows("p/0", 1)
 
 
 def test_the_state_survives_a_checkpoint() -> None:
     band = DifficultyBand(BAND, {"p/9": (0, 8)})
-    band.update([solved(0, 0), solved(1, 4)], epoch=3)  # type: ignore[list-item]
+    band.update([solved(0, 0), solved(1, 4)], epoch=3)
     restored = DifficultyBand(BAND)
     restored.load_state_dict(json.loads(json.dumps(band.state_dict())))
     for name in ("p/0", "p/1", "p/9"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -29,8 +30,8 @@ class Shortage:
         self.rows: list[int] = []
 
     def install(self, policy: Policy) -> None:
-        def before(module: torch.nn.Module, arguments: tuple[object, ...]) -> None:
-            self.rows.append(arguments[0].rows)  # type: ignore[attr-defined]
+        def before(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+            self.rows.append(arguments[0].rows)
             self.begun += 1
             if self.begun - 1 in self.forwards:
                 raise torch.OutOfMemoryError("injected: forward")

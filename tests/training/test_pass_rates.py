@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import make_prompt
@@ -11,6 +12,7 @@ from tiny_models import make_prompt
 from grouper.config import GradingConfig
 from grouper.errors import RunFolderError
 from grouper.grading import Grader
+from grouper.sampling.base import SampleRequest
 from grouper.sampling.scripted import ScriptedSampler
 from grouper.training import pass_rates
 from grouper.training.pass_rates import PassRates, measure_pass_rates
@@ -31,16 +33,21 @@ class Answers(ScriptedSampler):
         self.drawn = 0
         super().__init__(self._answer)
 
-    def _answer(self, request: object, index: int) -> str:
+    def _answer(self, request: SampleRequest, index: int) -> str:
         self.drawn += 1
         sample = index % 4
-        number = int(request.prompt.problem_id.split("/")[1])  # type: ignore[attr-defined]
+        number = int(request.prompt.problem_id.split("/")[1])
         return f"<a>{number}</a>" if sample < number else "<a>x</a>"
 
 
-def wanted(path: Path, **changes: object) -> PassRates:
-    settings = {"samples": 4, "params": SamplingParams(max_new_tokens=40), "model": "m", "seed": 0}
-    return PassRates(path=path, **{**settings, **changes})  # type: ignore[arg-type]
+def wanted(path: Path, **changes: Any) -> PassRates:
+    settings: dict[str, Any] = {
+        "samples": 4,
+        "params": SamplingParams(max_new_tokens=40),
+        "model": "m",
+        "seed": 0,
+    }
+    return PassRates(path=path, **{**settings, **changes})
 
 
 @pytest.fixture

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from tiny_models import make_batch, tiny_model
 
+from grouper.batching import TrainBatch
 from grouper.config import GRPOConfig, LoraConfig, OptimizerConfig
 from grouper.model_files import _new_adapter
-from grouper.policy import Policy
+from grouper.policy import Policy, TokenOutputs
 from grouper.training.objectives import grpo_objective, sft_objective
 from grouper.training.optimizers import make_optimizer, schedule
-from grouper.training.update import accumulate_gradient, update
+from grouper.training.update import UpdateResult, accumulate_gradient, update
 
 GRPO = grpo_objective(GRPOConfig())
 
@@ -28,17 +30,17 @@ def weights_of(policy: Policy) -> list[torch.Tensor]:
     return [p.detach().clone() for p in policy.trainable().values()]
 
 
-def step(policy: Policy, batch: object, **changes: object) -> object:
+def step(policy: Policy, batch: TrainBatch, **changes: Any) -> UpdateResult:
     optimizer = make_optimizer(policy, OptimizerConfig(learning_rate=1e-2, weight_decay=0.5))
-    arguments: dict[str, object] = {"scale": 1.0, "max_grad_norm": 1.0, "token_budget": 64}
-    return update(policy, batch, GRPO, optimizer, **{**arguments, **changes})  # type: ignore[arg-type]
+    arguments: dict[str, Any] = {"scale": 1.0, "max_grad_norm": 1.0, "token_budget": 64}
+    return update(policy, batch, GRPO, optimizer, **{**arguments, **changes})
 
 
 def test_an_update_moves_the_weights_and_counts() -> None:
     policy = Policy(tiny_model())
     before = weights_of(policy)
     result = step(policy, make_batch())
-    assert result.applied  # type: ignore[attr-defined]
+    assert result.applied
     assert policy.version == 1
     assert any(not torch.equal(a, b) for a, b in zip(before, weights_of(policy), strict=True))
 
@@ -51,7 +53,7 @@ def test_a_non_finite_loss_never_reaches_the_optimizer(poison: float) -> None:
     advantages[0] = poison
     before = weights_of(policy)
     result = step(policy, replace(batch, advantages=advantages))
-    assert not result.applied  # type: ignore[attr-defined]
+    assert not result.applied
     assert policy.version == 0
     # Weight decay would have moved them, too.
     for a, b in zip(before, weights_of(policy), strict=True):
@@ -85,9 +87,9 @@ def test_one_log_prob_of_one_row_is_enough_to_skip(name: str, poison: float) -> 
     values[7, 1] = poison
     before = weights_of(policy)
     result = step(policy, replace(batch, **{name: values}))
-    assert not result.applied  # type: ignore[attr-defined]
-    assert result.events == (f"not-finite: {name} of row 7 (1 of 10 rows); update skipped",)  # type: ignore[attr-defined]
-    assert result.batch is not None  # type: ignore[attr-defined]
+    assert not result.applied
+    assert result.events == (f"not-finite: {name} of row 7 (1 of 10 rows); update skipped",)
+    assert result.batch is not None
     for a, b in zip(before, weights_of(policy), strict=True):
         assert torch.equal(a, b)
 
@@ -98,26 +100,26 @@ def test_what_stands_on_padding_may_be_anything(name: str) -> None:
     values = torch.where(batch.mask, -1.0, float("nan"))
     assert not batch.mask.all()
     result = step(Policy(tiny_model()), replace(batch, **{name: values}))
-    assert result.applied  # type: ignore[attr-defined]
-    assert result.events == ()  # type: ignore[attr-defined]
-    assert result.batch is None  # type: ignore[attr-defined]
+    assert result.applied
+    assert result.events == ()
+    assert result.batch is None
 
 
 def test_a_gradient_that_is_not_finite_is_told_and_skipped() -> None:
     """The loss is finite, only its derivative is not: of sqrt at zero."""
     policy = Policy(tiny_model())
 
-    def objective(outputs: object, piece: object) -> object:
-        logprobs = outputs.logprobs  # type: ignore[attr-defined]
+    def objective(outputs: TokenOutputs, piece: TrainBatch) -> Any:
+        logprobs = outputs.logprobs
         return (logprobs - logprobs.detach()).abs().sqrt(), {}
 
-    objective.entropy_gradient = False  # type: ignore[attr-defined]
+    objective.entropy_gradient = False  # type: ignore[attr-defined]  # a function with an attribute
     before = weights_of(policy)
     optimizer = make_optimizer(policy, OptimizerConfig(weight_decay=0.5))
     result = update(
         policy,
         make_batch(),
-        objective,  # type: ignore[arg-type]
+        objective,  # type: ignore[arg-type]  # the attribute is invisible to mypy
         optimizer,
         scale=1.0,
         max_grad_norm=1.0,
@@ -196,7 +198,9 @@ def test_dropout_is_off_unless_seeded_and_then_repeatable() -> None:
         policy.zero_grad()
         chosen = None if seed is None else (lambda micro: seed + micro)
         accumulate_gradient(policy, batch, sft_objective, token_budget=64, dropout_seed=chosen)
-        return torch.cat([p.grad.flatten() for p in policy.trainable().values()])  # type: ignore[union-attr]
+        return torch.cat(
+            [p.grad.flatten() for p in policy.trainable().values() if p.grad is not None]
+        )
 
     state = torch.get_rng_state()
     assert torch.equal(gradient(None), gradient(None))
@@ -207,13 +211,13 @@ def test_dropout_is_off_unless_seeded_and_then_repeatable() -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_optimizer_state_round_trips(name: str) -> None:
-    config = OptimizerConfig(name=name, learning_rate=1e-2)  # type: ignore[arg-type]
+def test_optimizer_state_round_trips(name: Any) -> None:
+    config = OptimizerConfig(name=name, learning_rate=1e-2)
 
-    def train(policy: Policy, steps: int, state: object = None) -> object:
+    def train(policy: Policy, steps: int, state: Any = None) -> Any:
         optimizer = make_optimizer(policy, config)
         if state is not None:
-            optimizer.load_state_dict(state)  # type: ignore[arg-type]
+            optimizer.load_state_dict(state)
         for _ in range(steps):
             update(
                 policy, make_batch(), GRPO, optimizer, scale=0.5, max_grad_norm=1.0, token_budget=64
@@ -250,8 +254,8 @@ def test_muon_takes_the_matrices_between_embedding_and_head() -> None:
         ("cosine", [0.5, 1, 1, 0.775, 0.325, 0.1]),
     ],
 )
-def test_schedules_by_hand(name: str, expected: list[float]) -> None:
-    config = OptimizerConfig(schedule=name, warmup_ratio=0.3, final_ratio=0.1)  # type: ignore[arg-type]
+def test_schedules_by_hand(name: Any, expected: list[float]) -> None:
+    config = OptimizerConfig(schedule=name, warmup_ratio=0.3, final_ratio=0.1)
     assert [schedule(config, s, 6) for s in range(6)] == pytest.approx(expected)
 
 

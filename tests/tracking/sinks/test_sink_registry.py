@@ -80,7 +80,7 @@ def test_wandb_s_own_variables_stand_behind_the_recipe(tmp_path, monkeypatch, sa
     monkeypatch.setenv("WANDB_NAME", "run-of-env")
     recipe = load_recipe("demo", [f"tracking.trackers=[{{name: wandb{said}}}, {{name: trackio}}]"])
     builders = find_trackers(recipe, tmp_path, started="today")
-    runs = [builders[tracker].args[2] for tracker in ("wandb", "trackio")]  # type: ignore[attr-defined]  # partials
+    runs = [builders[tracker].args[2] for tracker in ("wandb", "trackio")]  # type: ignore[attr-defined]  # both are partials
     assert [(run.project, run.name) for run in runs] == [(project, name), ("grouper", "demo")]
 
 
