@@ -253,7 +253,10 @@ def main() -> None:
                 else:
                     result = compare(sides, case, options.steps)
             seconds = round(time.perf_counter() - started)
-            result |= {"prompts": case.prompts, "machine": where(**versions)}
+            machine = where(**versions)
+            if options.tries:
+                del machine["threads"]  # they are one of the settings
+            result |= {"prompts": case.prompts, "machine": machine}
             if options.small:
                 print(json.dumps(result, indent=1))
             else:

@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,8 @@ class Work:
     new_tokens: int = 512
     tries: int = 3
     dtype: torch.dtype = torch.bfloat16
+    counts: bool = True
+    """Whether what is measured is a result, or the script is only tried out."""
 
     @property
     def rows(self) -> int:
@@ -124,8 +126,22 @@ class Work:
         }
 
 
-QUICK = {"prompts": 4, "group": 4, "prompt_tokens": 64, "new_tokens": 64, "tries": 2}
-SMOKE = {"prompts": 2, "group": 2, "prompt_tokens": 9, "new_tokens": 6, "tries": 1}
+QUICK: dict[str, Any] = {
+    "prompts": 4,
+    "group": 4,
+    "prompt_tokens": 64,
+    "new_tokens": 64,
+    "tries": 2,
+    "counts": False,
+}
+SMOKE: dict[str, Any] = {
+    "prompts": 2,
+    "group": 2,
+    "prompt_tokens": 9,
+    "new_tokens": 6,
+    "tries": 1,
+    "counts": False,
+}
 
 
 def arguments(doc: str | None) -> tuple[Work, torch.device]:
@@ -134,17 +150,16 @@ def arguments(doc: str | None) -> tuple[Work, torch.device]:
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--quick", action="store_true", help="a few seconds of work, no claim")
+    parser.add_argument("--quick", action="store_true", help="little work, nothing written")
     parser.add_argument("--tries", type=int)
     given = parser.parse_args()
     device = torch.device(given.device)
     if device.type == "cuda":
-        sizes: dict[str, Any] = dict(QUICK) if given.quick else {}
-        work = Work(QWEN_HALF_BILLION, **sizes)
+        work = Work(QWEN_HALF_BILLION, **(QUICK if given.quick else {}))
     else:  # only to see that the script runs
         work = Work(TOY, dtype=torch.float32, **SMOKE)
     if given.tries:
-        work = Work(**{**vars(work), "tries": given.tries})
+        work = replace(work, tries=given.tries)
     return work, device
 
 
@@ -371,10 +386,10 @@ def medians(
 
 
 def save(name: str, record: dict[str, Any], work: Work, device: torch.device) -> None:
-    """Write a result of a GPU; anything else was only tried out."""
+    """Print what was measured; the result of a GPU is also written."""
     whole = {"machine": _machine(device), "work": work.described(), **record}
     print(json.dumps(whole, indent=2))
-    if device.type == "cuda":
+    if work.counts:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=2) + "\n")
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from grouper_step import GrouperSteps
-from workload import RESULTS, Case, save_model, where
+from workload import RESULTS, Case, lengths_of, save_model, where
 
 from grouper.model_flops import ModelShape, sampling_flops, update_flops
 
@@ -76,7 +76,11 @@ def work(case: Case) -> dict[str, int]:
         attention=queries,
         windows=(None,) * s["num_hidden_layers"],
     )
-    rows = [(case.prompt_tokens, [case.new_tokens] * case.group)] * case.prompts
+    lengths = lengths_of(case)
+    rows = [
+        (case.prompt_tokens, lengths[first : first + case.group])
+        for first in range(0, case.rows, case.group)
+    ]
     sample, update = sampling_flops(shape, rows), update_flops(shape, rows)
     return {"sample": sample, "update": update, "step": sample + update}
 

@@ -51,7 +51,8 @@ def _where(machines: Iterable[dict[str, str]]) -> str:
         versions = ", ".join(f"{name} {m[name]}" for name in packages if name in m)
         commit, _, changes = m["commit"].partition(" ")
         source = f"commit {commit[:10]} {changes}".rstrip()
-        told.append(f"{m['cpu']}, {m['threads']} thread(s), {versions}; {source}")
+        threads = f"{m['threads']} thread(s), " if "threads" in m else ""
+        told.append(f"{m['cpu']}, {threads}{versions}; {source}")
     return "\n".join(f"{text}." for text in dict.fromkeys(told))
 
 
@@ -126,7 +127,11 @@ def tries(records: Records) -> str:
         rows = [[text, *(cell(name, row) for name in cases)] for text, row in found.items()]
         names = [f"{name}, {case['prompts']} prompts" for name, case in cases.items()]
         blocks.append(_table([f"{title}, seconds of a step", *names], rows))
-    where = _where(case["machine"] for case in cases.values())
+    # Each row names its own threads.
+    where = _where(
+        {name: value for name, value in case["machine"].items() if name != "threads"}
+        for case in cases.values()
+    )
     return "\n\n".join([*blocks, where])
 
 

@@ -139,6 +139,12 @@ def test_a_measurement_becomes_a_row(tables: ModuleType) -> None:
     assert "torch 9.9, transformers 8.8, trl 1.16.0; commit 0123456789 with changes." in made
 
 
+def test_tries_have_their_threads_in_each_row_and_nowhere_else(tables: ModuleType) -> None:
+    made = tables.render("<!-- table: tries -->\n<!-- end -->", records())
+    assert "threads 1" in made
+    assert "thread(s)" not in made
+
+
 def test_what_was_not_measured_says_so(tables: ModuleType) -> None:
     made = tables.render("<!-- table: step -->\n<!-- end -->", {})
     assert made == "<!-- table: step -->\n\nNot measured here.\n\n<!-- end -->"
