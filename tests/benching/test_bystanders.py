@@ -30,7 +30,9 @@ class Machine:
             (self._folder / str(pid)).mkdir(exist_ok=True)
             # state, ppid, nine more, then user, system, and those of children that ended
             fields = ["R", str(self._parents[pid]), *["0"] * 9, str(int(used * TICKS)), *["0"] * 9]
-            (self._folder / str(pid) / "stat").write_text(f"{pid} (a (b) c) {' '.join(fields)}\n")
+            # A name of brackets, a blank, and a byte that is no UTF-8.
+            line = f"{pid} (a (b) \udcff) {' '.join(fields)}\n"
+            (self._folder / str(pid) / "stat").write_bytes(line.encode(errors="surrogateescape"))
         busy = int(sum(self._used.values()) * TICKS)
         lines = [
             f"cpu {busy} 0 0 99999 0 0 0 0 0 0",

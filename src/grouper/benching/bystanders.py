@@ -62,8 +62,8 @@ def _seconds_of_family(pid: int) -> float:
         if not entry.name.isdigit():
             continue
         try:
-            # The name of a program may hold blanks and brackets; what follows it does not.
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            # A program's name may hold blanks, brackets and any bytes; what follows does not.
+            fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
         except OSError:  # it has just ended
             continue
         number = int(entry.name)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from grouper.cli.options import (
     dry_run_option,
+    model_option,
     open_recipe,
     output_console,
     quiet_option,
     recipe_arguments,
-    run_folder_of,
+    run_of,
     show_plan,
     start_of_grpo,
 )
@@ -48,11 +48,7 @@ Reading the table:
 
 
 @click.command("bench", epilog=EXAMPLES)
-@click.option(
-    "--model",
-    metavar="PATH",
-    help="A model folder, adapter folder or Hub name. Left out: what GRPO would start from.",
-)
+@model_option
 @click.option(
     "--completion-tokens",
     type=click.IntRange(min=1),
@@ -97,7 +93,7 @@ def bench_command(
     """
     opened = open_recipe(recipe, overrides)
     _check_alone()
-    run = run_folder_of(recipe) or Path(opened.output_dir).expanduser() / opened.name
+    run = run_of(recipe, opened)
     subject = model or start_of_grpo(opened, run)
     if dry_run:
         _dry_run(opened, subject, warmup, steps)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from grouper.cli.options import open_recipe, quiet_option, recipe_arguments, run_folder_of
+from grouper.cli.options import open_recipe, quiet_option, recipe_arguments, run_of
 from grouper.config import Recipe
 from grouper.model_place import trained_model
 
@@ -49,7 +49,7 @@ def difficulty_command(
     from grouper.model_files import require_model_folder
 
     opened = open_recipe(recipe, overrides)
-    run = run_folder_of(recipe) or Path(opened.output_dir).expanduser() / opened.name
+    run = run_of(recipe, opened)
     if model is not None:
         require_model_folder(model, where="--model")
     subject = model or trained_model(opened, run)

@@ -18,7 +18,7 @@ from grouper.cli.options import (
     output_console,
     quiet_option,
     recipe_arguments,
-    run_folder_of,
+    run_of,
     show_plan,
     warn,
 )
@@ -102,7 +102,7 @@ def eval_command(
     recipe's, as in training.
     """
     opened = open_recipe(recipe, overrides)
-    run = run_folder_of(recipe) or Path(opened.output_dir).expanduser() / opened.name
+    run = run_of(recipe, opened)
     target = (output_dir or _home(opened, run) / "eval_runs").expanduser()
     recorded = [result for path in others for result in _recorded(Path(path), split)]
     measured = [path for path in others if not _has_evaluations(Path(path))]

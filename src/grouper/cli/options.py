@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "dry_run_option",
+    "model_option",
     "open_recipe",
     "output_console",
     "quiet_option",
     "read_recipe",
     "recipe_arguments",
     "run_folder_of",
+    "run_of",
     "show_plan",
     "start_of_grpo",
     "warn",
@@ -41,6 +43,11 @@ dry_run_option = click.option(
     "--dry-run",
     is_flag=True,
     help="Check everything, print the resolved recipe and the sizes, load no model.",
+)
+model_option = click.option(
+    "--model",
+    metavar="PATH",
+    help="A model folder, adapter folder or Hub name. Left out: what GRPO would start from.",
 )
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Only the result, no progress.")
 
@@ -93,6 +100,11 @@ def run_folder_of(name: str) -> Path | None:
             fix="Give a shipped recipe, a YAML file, or <output_dir>/<name> of a run.",
         )
     return folder
+
+
+def run_of(name: str, recipe: Recipe) -> Path:
+    """The run folder that RECIPE names, else where a run of the recipe goes, there or not."""
+    return run_folder_of(name) or Path(recipe.output_dir).expanduser() / recipe.name
 
 
 def start_of_grpo(recipe: Recipe, run: Path) -> str | None:

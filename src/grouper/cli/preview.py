@@ -10,10 +10,11 @@ import click
 
 from grouper.cli.options import (
     dry_run_option,
+    model_option,
     open_recipe,
     quiet_option,
     recipe_arguments,
-    run_folder_of,
+    run_of,
     show_plan,
     start_of_grpo,
 )
@@ -36,11 +37,7 @@ Examples:
 
 
 @click.command("preview", epilog=EXAMPLES)
-@click.option(
-    "--model",
-    metavar="PATH",
-    help="A model folder, adapter folder or Hub name. Left out: what GRPO would start from.",
-)
+@model_option
 @click.option("--samples", type=click.IntRange(min=2), default=5, show_default=True)
 @click.option(
     "--problems",
@@ -70,7 +67,7 @@ def preview_command(
     that cannot write the tags, the stop token or the prefix. The exit code is then 1, else 0.
     """
     opened = open_recipe(recipe, overrides)
-    run = run_folder_of(recipe) or Path(opened.output_dir).expanduser() / opened.name
+    run = run_of(recipe, opened)
     subject = model or _start_of_grpo(opened, run)
     if dry_run:
         _dry_run(opened, subject, samples, problems)
