@@ -26,7 +26,7 @@ LAYER_2_MAY_IMPORT = {
 }
 
 MACHINERY = (
-    ("tracking.files", "team"),  # how any file is written; who works together
+    ("tracking.files", "team", "device"),  # how any file is written; who works, and on what
     ("kernels",),
     ("attention", "heap", "policy", "recomputation", "row_blocks", "token_scores", "varlen"),
     ("model_folders", "adapters", "model_files", "new_model", "exporting"),

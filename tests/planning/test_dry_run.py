@@ -76,3 +76,13 @@ def test_rewards_are_tried_on_a_row_of_the_data(tmp_path):
         ],
     )
     assert any("3 steps" in line or "prompts x" in line for line in make_plan(recipe).sizes)
+
+
+def test_a_device_that_is_not_there_is_named_with_everything_else(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    recipe = load_recipe("demo", [f"output_dir={tmp_path}", "device=cuda"])
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "notes.txt").write_text("mine")
+    with pytest.raises(GrouperError, match="finds no cuda device") as caught:
+        make_plan(recipe)
+    assert len(caught.value.others) == 1

@@ -40,7 +40,7 @@ def make_plan(
 
     Reads the data, runs the reward functions on a made-up group, and looks at the run folder.
     Where `model.path` is a local folder its tokenizer is loaded and every prompt is rendered;
-    torch is imported only then.
+    torch is imported only then, and to look for a device that the recipe names.
 
     Raises:
         GrouperError: everything that would stop the run at its start, all at once.
@@ -55,6 +55,7 @@ def make_plan(
             return None
 
     attempt(partial(require_symbolic, recipe.grading))
+    attempt(partial(_check_device, recipe.device))
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     folder = attempt(partial(_folder_line, recipe, **intent))
     sets = attempt(partial(load_problem_sets, recipe))
@@ -68,6 +69,13 @@ def make_plan(
     return Plan(
         sizes=(*phase_lines(recipe, sets), *prompts, folder), warnings=tuple(leak_warnings(sets))
     )
+
+
+def _check_device(name: str) -> None:
+    if name not in ("auto", "cpu"):
+        from grouper.device import find_device
+
+        find_device(name)
 
 
 def _check_rewards(recipe: Recipe, sets: ProblemSets) -> None:

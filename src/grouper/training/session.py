@@ -13,6 +13,7 @@ import torch
 
 from grouper.adapters import check_adapter
 from grouper.config import Recipe
+from grouper.device import find_device
 from grouper.errors import GrouperError, Interrupted, ModelError
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
 from grouper.evaluation.metrics import Behaviour, metrics_line
@@ -69,6 +70,7 @@ class Session(Workbench):
         self.team = join_team()
         self.hash = recipe_hash(recipe)
         path = Path(recipe.output_dir).expanduser() / recipe.name
+        find_device(recipe.device)
         check_models(recipe, path, resume=resume)
         with display.track("reading the data"):
             sets = load_problem_sets(recipe)

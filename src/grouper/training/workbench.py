@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -11,6 +10,7 @@ from typing import Self
 import torch
 
 from grouper.config import Recipe
+from grouper.device import find_device
 from grouper.errors import ConfigError
 from grouper.grading import Grader, require_symbolic
 from grouper.model_files import (
@@ -45,12 +45,12 @@ class Workbench:
         model_path: whose tokenizer is used.
 
     Raises:
-        GrouperError: the tokenizer, format or grader cannot be had.
+        GrouperError: the device, tokenizer, format or grader cannot be had.
     """
 
     def __init__(self, recipe: Recipe, model_path: str) -> None:
         self.recipe = recipe
-        self.device = _device(recipe.device)
+        self.device = find_device(recipe.device)
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
         require_symbolic(recipe.grading)
@@ -205,15 +205,6 @@ class Workbench:
 
     def __exit__(self, *_: object) -> None:
         self.grader.close()
-
-
-def _device(name: str) -> torch.device:
-    if name != "auto":
-        return torch.device(name)
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    # torchrun numbers the processes of a machine; each takes the device of its number.
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def tell_dropped(part: str, dropped: Sequence[Dropped]) -> None:

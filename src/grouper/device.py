@@ -1,0 +1,39 @@
+"""Where a recipe runs: the device it names, if this machine has it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from grouper.errors import ConfigError
+
+__all__ = ["find_device"]
+
+_BACKENDS: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.backends.mps}
+"""What says whether a device is there; the CPU always is."""
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this process.
+
+    Args:
+        name: as in a recipe; `auto` is a CUDA device where there is one, else the CPU.
+
+    Raises:
+        ConfigError: PyTorch finds no such device here.
+    """
+    if name == "auto":
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        # torchrun numbers the processes of a machine; each takes the device of its number.
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if name in _BACKENDS and not _BACKENDS[name].is_available():
+        raise ConfigError(
+            f"PyTorch {torch.__version__} finds no {name} device on this machine",
+            where="device",
+            fix="Set device: auto or cpu; or install a PyTorch that was built for the device, with "
+            "its driver.",
+        )
+    return torch.device(name)
