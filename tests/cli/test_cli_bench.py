@@ -58,7 +58,8 @@ def test_json_of_a_recipe_that_makes_its_model(grouper, small, tmp_path):
 
 
 def test_mistakes_are_one_paragraph(grouper, finished_run):
-    grouper("bench", "demo", "--model", "./none").refused("there is no folder")
+    grouper("bench", "demo", "--model", "./none").refused("there is no folder", "--model")
+    grouper("bench", "demo", "--model", str(finished_run.parent)).refused("holds neither")
     grouper("bench", finished_run, "--completion-tokens", "100000").refused("100000")
     grouper("bench", finished_run, "grpo.group_sise=4").refused("group_size")
     assert grouper("bench", finished_run, "--steps", "0").code == 2

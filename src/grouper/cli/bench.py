@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from grouper.cli.options import (
+    chosen_model,
     dry_run_option,
     model_option,
     open_recipe,
@@ -17,7 +18,6 @@ from grouper.cli.options import (
     recipe_arguments,
     run_of,
     show_plan,
-    start_of_grpo,
 )
 from grouper.config import Recipe
 from grouper.errors import ConfigError
@@ -93,8 +93,7 @@ def bench_command(
     """
     opened = open_recipe(recipe, overrides)
     _check_alone()
-    run = run_of(recipe, opened)
-    subject = model or start_of_grpo(opened, run)
+    subject = chosen_model(model, opened, run_of(recipe, opened))
     if dry_run:
         _dry_run(opened, subject, warmup, steps)
         return
@@ -130,10 +129,6 @@ def _check_alone() -> None:
 
 
 def _dry_run(recipe: Recipe, model: str | None, warmup: int, steps: int) -> None:
-    from grouper.model_files import require_model_folder
-
-    if model is not None:
-        require_model_folder(model, where="--model")
     samples = recipe.grpo.prompts_per_step * recipe.grpo.group_size
     subject = model or "a new random model"
     show_plan(recipe, [f"{subject}: {warmup} + {steps} steps of {samples} completions"])
@@ -142,7 +137,8 @@ def _dry_run(recipe: Recipe, model: str | None, warmup: int, steps: int) -> None
 def _show(seen: Bench, told: tuple[str, ...]) -> None:
     console = output_console()
     console.print(
-        f"{seen.model}: {seen.parameters:,} parameters on {seen.device}, {seen.threads} threads; "
+        f"{seen.model}: {seen.parameters:,} parameters on {seen.device}, "
+        f"{_count(seen.threads, 'thread')}; "
         f"large {seen.dtype} products run at {_flops(seen.matrix_rate)}",
         highlight=False,
         soft_wrap=True,
@@ -169,8 +165,9 @@ def _workload(seen: Bench) -> str:
     length = "" if tokens is None else f" of {tokens.median:.0f} tokens"
     forced = "" if seen.completion_tokens is None else " (made so)"
     return (
-        f"{len(seen.reports)} steps after {seen.warmup} to warm up, each {grpo.prompts_per_step} "
-        f"prompts x {grpo.group_size} completions{length}{forced}, all of them trained on"
+        f"{_count(len(seen.reports), 'step')} after {seen.warmup} to warm up, each "
+        f"{_count(grpo.prompts_per_step, 'prompt')} x {grpo.group_size} completions{length}"
+        f"{forced}, all of them trained on"
     )
 
 
@@ -202,6 +199,15 @@ def _table(seen: Bench) -> Table:
             shown = [form.format(value) for value in (spread.min, spread.median, spread.max)]
             table.add_row(name, *shown, "")
     return table
+
+
+def _count(number: int, what: str) -> str:
+    """For people.
+
+    >>> _count(1, "thread"), _count(2, "thread")
+    ('1 thread', '2 threads')
+    """
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _flops(rate: float) -> str:

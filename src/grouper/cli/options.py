@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
+    "chosen_model",
     "dry_run_option",
     "model_option",
     "open_recipe",
@@ -119,6 +120,20 @@ def start_of_grpo(recipe: Recipe, run: Path) -> str | None:
     final, base = run / "sft" / "final", run / "base"
     found = recipe.grpo.start_from or (str(final) if final.is_dir() else recipe.model.path)
     return found or (str(base) if base.is_dir() else None)
+
+
+def chosen_model(model: str | None, recipe: Recipe, run: Path) -> str | None:
+    """What `--model` names, else what GRPO would start from; None where that is to be made first.
+
+    Raises:
+        ModelError: a folder that holds no model.
+    """
+    from grouper.model_folders import require_model_folder
+
+    subject = model or start_of_grpo(recipe, run)
+    if subject is not None:
+        require_model_folder(subject, where=str(run) if model is None else "--model")
+    return subject
 
 
 def warn(text: str) -> None:

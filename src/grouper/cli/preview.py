@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from grouper.cli.options import (
+    chosen_model,
     dry_run_option,
     model_option,
     open_recipe,
@@ -16,7 +17,6 @@ from grouper.cli.options import (
     recipe_arguments,
     run_of,
     show_plan,
-    start_of_grpo,
 )
 from grouper.config import Recipe
 from grouper.errors import ConfigError
@@ -38,7 +38,13 @@ Examples:
 
 @click.command("preview", epilog=EXAMPLES)
 @model_option
-@click.option("--samples", type=click.IntRange(min=2), default=5, show_default=True)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=2),
+    default=5,
+    show_default=True,
+    help="Of each problem.",
+)
 @click.option(
     "--problems",
     type=click.IntRange(min=1),
@@ -67,16 +73,15 @@ def preview_command(
     that cannot write the tags, the stop token or the prefix. The exit code is then 1, else 0.
     """
     opened = open_recipe(recipe, overrides)
-    run = run_of(recipe, opened)
-    subject = model or _start_of_grpo(opened, run)
+    subject = _chosen_model(model, opened, run_of(recipe, opened))
     if dry_run:
         _dry_run(opened, subject, samples, problems)
         return 0
     return _preview(opened, subject, samples, problems, quiet=quiet)
 
 
-def _start_of_grpo(recipe: Recipe, run: Path) -> str:
-    found = start_of_grpo(recipe, run)
+def _chosen_model(model: str | None, recipe: Recipe, run: Path) -> str:
+    found = chosen_model(model, recipe, run)
     if found is None:
         raise ConfigError(
             "there is no model to sample from: the recipe makes a new one, and was not run yet",
@@ -87,14 +92,10 @@ def _start_of_grpo(recipe: Recipe, run: Path) -> str:
 
 
 def _dry_run(recipe: Recipe, model: str, samples: int, problems: int) -> None:
-    from grouper.model_files import require_model_folder
-
-    require_model_folder(model, where="--model")
     show_plan(recipe, [f"{model}: {problems} problems x {samples} samples"])
 
 
 def _preview(recipe: Recipe, model: str, samples: int, problems: int, *, quiet: bool) -> int:
-    from grouper.model_files import require_model_folder
     from grouper.rewards import build_rewards
     from grouper.tracking.live import Progress, setup_logging
     from grouper.training.preview import preview
@@ -104,7 +105,6 @@ def _preview(recipe: Recipe, model: str, samples: int, problems: int, *, quiet: 
 
     progress = Progress(quiet=quiet)
     setup_logging(None, console=progress.console)
-    require_model_folder(model, where="--model")
     train = load_part(recipe, "train")
     assert train is not None, "every recipe has training problems"
     with Workbench(recipe, model) as bench:
