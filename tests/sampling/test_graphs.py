@@ -11,14 +11,17 @@ from tiny_models import LetterTokenizer, make_prompt, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from grouper.kernels import tape
+from grouper.kernels.library import library
 from grouper.policy import Policy
-from grouper.sampling import graphs, slots
+from grouper.sampling import compiled_decode, graphs, slots
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.decode_kernel import kernel_decode, plain_decode
 from grouper.sampling.decode_programs import AVAILABLE
 from grouper.sampling.engines import Engine, SlotEngine
 from grouper.sampling.graphs import StaticEngine
 from grouper.sampling.native import NativeSampler, choose_engine
+from grouper.sampling.replay import OpByOp, allows_replay
 from grouper.sampling.weights import SamplingWeights
 from grouper.sampling.writing import Rows
 from grouper.types import Completion, SamplingParams
@@ -41,7 +44,7 @@ def static(policy: Policy, slots: int, prompt: int, completion: int) -> StaticEn
         prompt=prompt,
         completion=completion,
         attend=plain_decode,
-        graphs=False,
+        replay=OpByOp(),
     )
 
 
@@ -116,7 +119,7 @@ def test_the_kernel_draws_it_too(family: str) -> None:
 
     def with_kernel(policy: Policy, slots: int, prompt: int, completion: int) -> StaticEngine:
         sizes = {"slots": slots, "prompt": prompt, "completion": completion}
-        return StaticEngine(policy, **sizes, attend=kernel_decode, graphs=False)
+        return StaticEngine(policy, **sizes, attend=kernel_decode, replay=OpByOp())
 
     expected = draw_all(policy, wanted, plain_slots, slots=64, stretch=1)
     assert_same(draw_all(policy, wanted, with_kernel, slots=3, stretch=8), expected)
@@ -167,9 +170,9 @@ def test_no_op_of_a_step_waits_for_the_device_or_copies_to_it(family: str, early
 @pytest.mark.usefixtures("no_autocast")
 @torch.no_grad()
 def test_rotary_embeddings_sized_by_the_longest_position_are_not_captured() -> None:
-    assert graphs.allows_capture(tiny_model("llama").config)
+    assert allows_replay(tiny_model("llama").config)
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    assert not graphs.allows_capture(tiny_model("llama", rope_parameters=rope).config)
+    assert not allows_replay(tiny_model("llama", rope_parameters=rope).config)
     with pytest.raises(RuntimeError, match="meta tensors"):
         step_without_a_host("llama", False, rope_parameters=rope)
 
@@ -206,8 +209,84 @@ def test_nothing_that_a_step_touches_moves() -> None:
     assert places() == before
 
 
-def test_the_static_engine_is_for_devices_with_a_kernel() -> None:
+needs_library = pytest.mark.skipif(library() is None, reason="no C++ compiler, or kernels are off")
+
+
+def test_without_compiled_kernels_slots_run_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_decode, "library", lambda: None)
     assert type(choose_engine(Policy(tiny_model()), 2, 3, 4)) is SlotEngine
+
+
+@needs_library
+def test_the_engine_follows_the_model() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    kinds = {
+        StaticEngine: [tiny_model(), tiny_model("gpt2"), tiny_model().bfloat16()],
+        SlotEngine: [tiny_model().double(), tiny_model("llama", rope_parameters=rope)],
+    }
+    for kind, models in kinds.items():
+        for model in models:
+            assert type(choose_engine(Policy(model), 2, 3, 4)) is kind
+
+
+def with_tapes(policy: Policy, slots: int, prompt: int, completion: int) -> Engine:
+    engine = choose_engine(policy, slots, prompt, completion)
+    assert isinstance(engine, StaticEngine)
+    return engine
+
+
+def without_tapes(policy: Policy, slots: int, prompt: int, completion: int) -> Engine:
+    engine = with_tapes(policy, slots, prompt, completion)
+    engine._replay = OpByOp()  # type: ignore[attr-defined]  # a static engine has it
+    return engine
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", MODELS)
+def test_a_tape_changes_nothing(
+    family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, while rings grow, slots are refilled and rows are moved together."""
+    monkeypatch.setattr(graphs, "FIRST_WIDTH", 5)
+    played = []
+    original = tape.record
+
+    def record(step: Callable[[], None]) -> Callable[[], None] | None:
+        played.append(original(step))
+        return played[-1]
+
+    monkeypatch.setattr(tape, "record", record)
+    policy = Policy(tiny_model(family, scale=2.0).to(dtype))
+    wanted = mixed()
+    for many, stretch in ((64, 1), (5, 3)):
+        ours = draw_all(policy, wanted, with_tapes, slots=many, stretch=stretch)
+        assert ours == draw_all(policy, wanted, without_tapes, slots=many, stretch=stretch)
+    # GPT-2's code asks whether positions begin anew, and is told by the host.
+    assert (None in played) == (family == "gpt2")
+    assert len(played) > 4 or family == "gpt2"
+
+
+@needs_library
+@pytest.mark.parametrize("family", MODELS)
+def test_what_is_compiled_draws_what_plain_slots_draw(family: str) -> None:
+    policy = Policy(tiny_model(family, scale=2.0))
+    wanted = mixed()
+    expected = draw_all(policy, wanted, plain_slots, slots=64, stretch=1)
+    assert_same(draw_all(policy, wanted, with_tapes, slots=64, stretch=1), expected)
+
+
+@needs_library
+def test_a_step_that_cannot_be_recorded_runs_op_by_op(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(tape, "ASKS_THE_HOST", frozenset({torch.ops.aten.embedding.default}))
+    policy = Policy(tiny_model())
+    wanted = mixed()
+    found = draw_all(policy, wanted, with_tapes, slots=64, stretch=1)
+    assert found == draw_all(policy, wanted, without_tapes, slots=64, stretch=1)
+    assert caplog.text.count("cannot be recorded") == 1
 
 
 @CUDA

@@ -1,40 +1,30 @@
-"""Decoding as one captured CUDA graph: a step that needs nothing of the host.
+"""Decoding as one recorded step, which is played back: it needs nothing of the host.
 
 What a step reads and writes lies in tensors that stay where they are: the tokens, how many each
-row has drawn, the ring's column, the tokens drawn so far. The step is captured once for each
-bucket of rows, and again where the ring has to grow; then it is only replayed. Without a GPU the
-same step runs op by op, which is how it is tested.
+row has drawn, the ring's column, the tokens drawn so far. The step is recorded once for each
+bucket of rows, and again where the ring has to grow (`replay.py`).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from grouper.attention import AttentionSpec
 from grouper.policy import Policy
-from grouper.sampling.decode_kernel import Cache, DecodeState, Pair, kernel_decode
+from grouper.sampling.decode_kernel import Cache, DecodeState, Pair
 from grouper.sampling.engines import CLOSED, SlotEngine
+from grouper.sampling.replay import OpByOp, Replay
 from grouper.sampling.slots import SlotCache
 from grouper.sampling.writing import Block, Rows
 
-__all__ = ["StaticEngine", "allows_capture"]
-
-log = logging.getLogger(__name__)
+__all__ = ["StaticEngine"]
 
 FIRST_WIDTH = 512
 """Columns of the ring to begin with. Columns that nobody has written cost memory and no time."""
-
-SHRINK = 4
-"""Rows are moved together once a bucket is filled to this part: a capture costs what it saves in
-some hundred steps."""
-
-SIZED_BY_LENGTH = frozenset({"dynamic", "longrope"})
-"""Rotary embeddings that look at the longest position on the host in every forward."""
 
 Attend = Callable[[Tensor, Pair, Cache, DecodeState, AttentionSpec], Tensor]
 
@@ -65,7 +55,7 @@ class StaticEngine(SlotEngine):
         prompt: tokens of the longest prompt.
         completion: tokens of the longest completion.
         attend: the attention of a step.
-        graphs: whether to capture steps; None: on a GPU, for models that allow it.
+        replay: records steps.
     """
 
     def __init__(
@@ -75,20 +65,18 @@ class StaticEngine(SlotEngine):
         slots: int,
         prompt: int,
         completion: int,
-        attend: Attend = kernel_decode,
-        graphs: bool | None = None,
+        attend: Attend,
+        replay: Replay,
     ) -> None:
         super().__init__(policy, slots=slots, prompt=prompt, completion=completion)
         device = policy.device
         self._attend = attend
         self._slots = slots
         self._completion = completion
-        if graphs is None:
-            graphs = device.type == "cuda" and allows_capture(policy.model.config)
-        self._captures = graphs
-        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._replay = replay
+        self._recorded: dict[tuple[int, bool], Callable[[], None]] = {}
         """By (rows, whether stop tokens may be banned), for the tensors as they are now."""
-        self._pool: Any = None
+        self._seen: set[tuple[int, bool]] = set()
         self._cache.width = min(FIRST_WIDTH, completion)
         self._column = torch.full((1,), -1, device=device)
         self._cursor = torch.zeros(1, dtype=torch.long, device=device)
@@ -109,7 +97,7 @@ class StaticEngine(SlotEngine):
         room = self._cache.prompts
         logits = super().prefill(prompts, slots, owners)
         if self._cache.prompts != room:
-            self._graphs.clear()
+            self._recorded.clear()
         self._settled = False
         return logits
 
@@ -121,12 +109,12 @@ class StaticEngine(SlotEngine):
         for layer in self._cache.layers.values():
             for store in layer.own:
                 store.data[: len(slots)] = store.data.index_select(0, index)
-        self._bucket = min(self._slots, 1 << (len(slots) - 1).bit_length())
+        self._bucket = min(self._slots, self._replay.bucket(len(slots)))
         self._settled = False
 
     def crowded(self, live: int, slots: int) -> bool:
         del slots
-        return live * SHRINK <= self._bucket
+        return live <= self._replay.share * self._bucket
 
     def advance(self, rows: Rows, steps: int, *, early: bool) -> Block:
         count = rows.count
@@ -144,13 +132,13 @@ class StaticEngine(SlotEngine):
         return tokens[:steps, :count], logprobs[:steps, :count]
 
     def release(self) -> None:
-        self._graphs.clear()
-        self._pool = None
+        self._recorded.clear()
+        self._replay = OpByOp()
 
     def _block_of(self, steps: int) -> Block:
         """Where the tokens of a stretch go."""
         if self._block is None or self._block[0].shape[0] < steps:
-            self._graphs.clear()
+            self._recorded.clear()
             device = self._policy.device
             tokens = torch.zeros(steps, self._slots, dtype=torch.long, device=device)
             self._block = (tokens, torch.zeros(steps, self._slots, device=device))
@@ -162,7 +150,7 @@ class StaticEngine(SlotEngine):
         wanted = min(longest, self._completion)  # a row writes no further than its budget
         if wanted <= cache.width:
             return
-        self._graphs.clear()
+        self._recorded.clear()
         by_age = [(cache.column + 1 + i) % cache.width for i in range(cache.width)]
         cache.column = cache.width - 1
         self._column.fill_(cache.column)
@@ -181,7 +169,7 @@ class StaticEngine(SlotEngine):
             groups[place].append(row)
         size = max(self._members.shape[1], *(1 << (len(g) - 1).bit_length() for g in groups if g))
         if self._members.shape != (places, size):
-            self._graphs.clear()
+            self._recorded.clear()
             self._members = torch.zeros(places, size, dtype=torch.long, device=device)
             self._prompt_lengths = torch.ones(places, dtype=torch.long, device=device)
         self._members.copy_(torch.tensor([g + [-1] * (size - len(g)) for g in groups]))
@@ -192,40 +180,18 @@ class StaticEngine(SlotEngine):
         self._settled = True
 
     def _run_step(self, rows: Rows, early: bool) -> None:
-        if not self._captures:
-            self._step(rows, early)
-            return
         key = (self._bucket, early)
-        if key not in self._graphs:
-            self._step_captured(rows, early)
-        else:
-            self._graphs[key].replay()
-
-    def _step_captured(self, rows: Rows, early: bool) -> None:
-        """Run a step once to warm it up, then capture it; the step itself has been done."""
-        device = self._policy.device
-        side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        here = torch.cuda.current_stream(device)
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
+        if key in self._recorded:
+            self._recorded[key]()
+        elif key not in self._seen:
+            # What comes once only is not worth recording.
+            self._seen.add(key)
             self._step(rows, early)
-        here.wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                self._step(rows, early)
-        except RuntimeError as problem:
-            log.warning(
-                "%s cannot be captured as a CUDA graph, so sampling starts every op from the "
-                "host, which is slower: %s",
-                type(self._policy.model).__name__,
-                problem,
-            )
-            self._captures = False
-            return
-        self._graphs[self._bucket, early] = graph
+        else:
+            recorded = self._replay.record(partial(self._step, rows, early))
+            if recorded is None:
+                self._replay, recorded = OpByOp(), partial(self._step, rows, early)
+            self._recorded[key] = recorded
 
     def _step(self, rows: Rows, early: bool) -> None:
         """Feed every row its last token, and draw the next; no op waits for the device."""
@@ -240,20 +206,10 @@ class StaticEngine(SlotEngine):
             members=self._members,
         )
         layout = _Layout(self._cache, state, self._attend)
-        hidden = self._policy.hidden_states(
-            layout, rows.tokens[None, :count], rows.positions(count)[None]
-        )
+        tokens, positions = rows.tokens[None, :count], rows.positions(count)[None]
+        with self._packed.used():
+            hidden = self._policy.hidden_states(layout, tokens, positions)
         drawn = rows.draw(self._policy.logits(hidden), early=early)
         for held, new in zip(self._block, drawn, strict=True):
             held[:, :count].index_copy_(0, self._cursor, new[None].to(held.dtype))
         self._cursor.add_(1)
-
-
-def allows_capture(config: Any) -> bool:
-    """Whether a forward of a model with this configuration never asks for a value on the host."""
-    text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    kinds = {rope.get("rope_type")} | {
-        part.get("rope_type") for part in rope.values() if isinstance(part, dict)
-    }
-    return not kinds & SIZED_BY_LENGTH

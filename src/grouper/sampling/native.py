@@ -17,9 +17,11 @@ import torch
 from grouper.errors import PromptError
 from grouper.policy import Policy
 from grouper.sampling.base import SampleRequest
-from grouper.sampling.decode_kernel import has_kernel
+from grouper.sampling.compiled_decode import compiled_decode, has_compiled
+from grouper.sampling.decode_kernel import has_kernel, kernel_decode
 from grouper.sampling.engines import Engine, PlainEngine, SlotEngine
 from grouper.sampling.graphs import StaticEngine
+from grouper.sampling.replay import CudaGraphs, OpByOp, Tapes, allows_replay
 from grouper.sampling.stops import StopStrings
 from grouper.sampling.times import SampleTimes
 from grouper.sampling.weights import SamplingWeights
@@ -261,10 +263,17 @@ def choose_engine(policy: Policy, slots: int, prompt: int, completion: int) -> E
     """
     if not policy.native:
         return PlainEngine(policy)
-    # A step that can be replayed pays only where there is a kernel for it.
-    kernel = has_kernel(policy.device, next(policy.parameters()).dtype)
-    kind = StaticEngine if kernel else SlotEngine
-    return kind(policy, slots=slots, prompt=prompt, completion=completion)
+    sizes = {"slots": slots, "prompt": prompt, "completion": completion}
+    steady = allows_replay(policy.model.config)
+    device, dtype = policy.device, next(policy.parameters()).dtype
+    name = type(policy.model).__name__
+    # A step that can be played back pays only where there is a kernel for it.
+    if has_kernel(device, dtype):
+        replay = CudaGraphs(device, name) if steady else OpByOp()
+        return StaticEngine(policy, **sizes, attend=kernel_decode, replay=replay)
+    if steady and has_compiled(device, dtype):
+        return StaticEngine(policy, **sizes, attend=compiled_decode, replay=Tapes(name))
+    return SlotEngine(policy, **sizes)
 
 
 def _vocabulary(policy: Policy) -> int:

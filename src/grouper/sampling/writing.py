@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grouper.kernels import ops
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.draw import DrawSettings, draw, uniforms
 from grouper.sampling.draw_kernel import draws_here, kernel_draw
@@ -125,10 +126,9 @@ class Rows:
         uniform = self._uniforms[rows].gather(1, column)[:, 0]
         settings = self._settings.at(rows)
         held_back = drawn < self._minimums[rows] if early else None
-        if draws_here(logits, truncated=settings.truncated):
-            tokens, logprobs = kernel_draw(
-                logits, uniform, settings.temperature, held_back, self._stops
-            )
+        fused = None if settings.truncated else _fused(logits)
+        if fused is not None:
+            tokens, logprobs = fused(logits, uniform, settings.temperature, held_back, self._stops)
         else:
             banned = None if held_back is None else held_back[:, None] & self._stops
             tokens, logprobs = draw(logits, uniform, settings, banned)
@@ -136,6 +136,13 @@ class Rows:
         # A sequence that ends within a stretch of steps writes no further than its budget.
         self.drawn[rows] = torch.minimum(drawn + 1, self.budgets[rows])
         return tokens, logprobs
+
+
+def _fused(logits: Tensor) -> Callable[..., tuple[Tensor, Tensor]] | None:
+    """What draws from full distributions in one or two passes over these logits."""
+    if draws_here(logits, truncated=False):
+        return kernel_draw
+    return ops.draw if ops.draw_serves(logits) else None
 
 
 class Journal:

@@ -1,0 +1,306 @@
+"""A step recorded once and played back: what CUDA graphs are on a GPU, on a CPU.
+
+A decoding step of a small model is some hundred operations of microseconds each, and most of its
+time goes by between them: in the model's Python, in PyTorch's dispatcher, in allocations. A step
+that reads and writes tensors which stay where they are does the same every time but for their
+contents. So it is watched once, while it runs as ever: every operation that reaches PyTorch's
+dispatcher and every call of our own kernels is noted. Played back, kernels that follow each other
+run without Python, other operations as single calls, and views cost nothing. What a step makes on
+its way lies in one block of memory, in which places are used again once they are read no more.
+
+What holds for CUDA graphs holds here: nothing that the step decides on the host may change. A
+step that asks for a value on the host is not recorded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from grouper.kernels.calls import DTYPES, function, letters, listened, packed, threads_for
+from grouper.kernels.library import library
+
+__all__ = ["record"]
+
+ALIGNMENT = 64
+"""Bytes of a cache line."""
+
+_aten = torch.ops.aten
+ALLOCATIONS = frozenset(
+    {
+        _aten.empty.memory_format,
+        _aten.empty_like.default,
+        _aten.empty_strided.default,
+        _aten.new_empty.default,
+        _aten.new_empty_strided.default,
+    }
+)
+COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})  # noqa: SLF001 - torch names it so
+ASKS_THE_HOST = frozenset({_aten._local_scalar_dense.default, _aten.nonzero.default})  # noqa: SLF001 - torch names it so
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """A call of one of our kernels."""
+
+    name: str
+    tensors: tuple[Tensor | None, ...]
+    numbers: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """A call of one of PyTorch's operations; `results`: what it has made, none if in place."""
+
+    call: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[Tensor, ...]
+
+
+_Entry = _Kernel | _Operation
+
+
+@dataclass(slots=True)
+class _Life:
+    """From which entry to which one some memory is needed; both included."""
+
+    size: int
+    first: int
+    last: int
+    offset: int = 0
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """What a step does, in order."""
+
+    entries: list[_Entry] = field(default_factory=list)
+    lives: dict[int, _Life] = field(default_factory=dict)
+    """Memory that the step itself has taken, by the address of its storage."""
+    held: list[Tensor] = field(default_factory=list)
+    """Keeps addresses from being given out twice while the step is watched."""
+    refused: bool = False
+    """Whether something was done that cannot be played back."""
+
+    def kernel(
+        self, name: str, tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...]
+    ) -> None:
+        self._add(_Kernel(name, tensors, numbers), [t for t in tensors if t is not None])
+
+    def operation(self, call: Any, args: Any, kwargs: Any, given: Any) -> None:
+        """Note what PyTorch has been asked for."""
+        taken = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+        made = [t for t in tree_flatten(given)[0] if isinstance(t, Tensor)]
+        known = {_address(t) for t in taken}
+        fresh = tuple(t for t in made if _address(t) not in known)
+        self.refused |= call in ASKS_THE_HOST or any(_address(t) == 0 < t.numel() for t in fresh)
+        self._own(fresh)
+        changes = call._schema.is_mutable  # noqa: SLF001 - torch has no public name for it
+        if call in ALLOCATIONS or not (fresh or changes):
+            return  # a view is where it always was
+        ours = _translated(call, args, kwargs, fresh) if fresh else None
+        results = () if changes else tuple(made)
+        self._add(ours or _Operation(call, args, kwargs, results), taken + made)
+
+    def _own(self, fresh: Sequence[Tensor]) -> None:
+        """The step has taken the memory of these."""
+        for tensor in fresh:
+            size = tensor.untyped_storage().nbytes()
+            self.lives.setdefault(_address(tensor), _Life(size, len(self.entries), -1))
+            self.held.append(tensor)
+
+    def _add(self, entry: _Entry, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            if life := self.lives.get(_address(tensor)):
+                life.last = len(self.entries)
+                life.first = min(life.first, life.last)
+            self.held.append(tensor)
+        self.entries.append(entry)
+
+
+class _Watch(TorchDispatchMode):
+    """Runs every operation as ever, and tells the recorder."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        given = func(*args, **(kwargs or {}))
+        self._recorder.operation(func, args, kwargs or {}, given)
+        return given
+
+
+def record(step: Callable[[], None]) -> Callable[[], None] | None:
+    """Run a step once, and return what does it again; None if it cannot be played back.
+
+    Args:
+        step: works on CPU tensors that exist already and leaves nothing behind but what it wrote
+            into them; without gradients.
+    """
+    recorder = _Recorder()
+    with _Watch(recorder), listened(recorder):
+        step()
+    if recorder.refused or library() is None:
+        return None
+    return _Tape(recorder).play
+
+
+class _Tape:
+    """A recorded step.
+
+    Args:
+        recorder: what has been watched.
+    """
+
+    def __init__(self, recorder: _Recorder) -> None:
+        lives = {address: life for address, life in recorder.lives.items() if life.last >= 0}
+        total = _arranged(list(lives.values()))
+        block = torch.empty(total + ALIGNMENT, dtype=torch.uint8)
+        self._lives = lives
+        self._storage = block.untyped_storage()
+        self._shift = -block.data_ptr() % ALIGNMENT
+        self._moved: dict[int, Tensor] = {}
+        self._kept: list[Any] = []
+        """What the kernels' pointers point to."""
+        self._runs: list[Callable[[], object]] = []
+        kernels: list[_Kernel] = []
+        for entry in recorder.entries:
+            if isinstance(entry, _Kernel):
+                kernels.append(entry)
+                continue
+            self._close(kernels)
+            self._runs.append(self._operation(entry))
+        self._close(kernels)
+        self._lives, self._moved = {}, {}
+
+    def play(self) -> None:
+        """The step once more."""
+        for run in self._runs:
+            run()
+
+    def _place(self, given: Any) -> Any:
+        """A tensor where the tape has it; anything else as it is."""
+        if not isinstance(given, Tensor):
+            return given
+        life = self._lives.get(_address(given))
+        if life is None:
+            self._kept.append(given)
+            return given
+        if id(given) not in self._moved:
+            offset = self._shift + life.offset + given.storage_offset() * given.element_size()
+            moved = torch.empty(0, dtype=given.dtype).set_(
+                self._storage, offset // given.element_size(), given.shape, given.stride()
+            )
+            self._moved[id(given)] = moved
+            self._kept.append(moved)
+        return self._moved[id(given)]
+
+    def _close(self, kernels: list[_Kernel]) -> None:
+        """Make one run of these calls; none are left."""
+        if not kernels:
+            return
+        addresses = []
+        for kernel in kernels:
+            tensors = tuple(self._place(t) for t in kernel.tensors)
+            arguments = ctypes.create_string_buffer(packed(tensors, kernel.numbers))
+            self._kept.append(arguments)
+            code = ctypes.cast(function(kernel.name), ctypes.c_void_p).value
+            addresses += [code, ctypes.addressof(arguments)]
+        entries = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._runs.append(partial(function("play"), entries, ctypes.c_int64(len(kernels))))
+        kernels.clear()
+
+    def _operation(self, entry: _Operation) -> Callable[[], object]:
+        args, kwargs = tree_map(self._place, (entry.args, entry.kwargs))
+        results = [self._place(t) for t in entry.results]
+        if not results:
+            return partial(entry.call, *args, **kwargs)
+        if entry.call in COPIES:
+            return partial(results[0].copy_, args[0])
+        into = _into(entry.call) if len(results) == 1 else None
+        if into is not None:
+            return partial(into, *args, **kwargs, out=results[0])
+        return partial(_copy, partial(entry.call, *args, **kwargs), results)
+
+
+def _copy(call: Callable[[], Any], places: Sequence[Tensor]) -> None:
+    made = [t for t in tree_flatten(call())[0] if isinstance(t, Tensor)]
+    for place, tensor in zip(places, made, strict=True):
+        place.copy_(tensor)
+
+
+@cache
+def _into(call: Any) -> Any | None:
+    """The same operation with its result as an argument `out`."""
+    wanted = [(a.name, str(a.type)) for a in call._schema.arguments]  # noqa: SLF001 - torch has no public name for it
+    packet = call.overloadpacket
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        arguments = [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out]  # noqa: SLF001 - as above
+        outs = [a.name for a in other._schema.arguments if a.is_out]  # noqa: SLF001 - as above
+        if outs == ["out"] and arguments == wanted:
+            return other
+    return None
+
+
+def _address(tensor: Tensor) -> int:
+    """Where a tensor's memory begins; 0 where it has none that can be seen (oneDNN's layouts)."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _arranged(lives: Sequence[_Life]) -> int:
+    """Give each an offset, so that no two that are needed at the same time overlap; bytes needed.
+
+    The largest come first, each at the lowest place that is free for as long as it is needed.
+    """
+    placed: list[_Life] = []
+    for life in sorted(lives, key=lambda life: -life.size):
+        others = [p for p in placed if p.first <= life.last and life.first <= p.last]
+        life.offset = 0
+        for other in sorted(others, key=lambda p: p.offset):
+            if life.offset + life.size <= other.offset:
+                break
+            end = other.offset + other.size
+            life.offset = max(life.offset, -(-end // ALIGNMENT) * ALIGNMENT)
+        placed.append(life)
+    return max((p.offset + p.size for p in placed), default=0)
+
+
+def _translated(
+    call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Sequence[Tensor]
+) -> _Kernel | None:
+    """One of our kernels that does what an operation of PyTorch's does, bit for bit."""
+    translate = _TRANSLATIONS.get(call)
+    return None if translate is None or kwargs else translate(args, made[0])
+
+
+def _sum(args: tuple[Any, ...], out: Tensor) -> _Kernel | None:
+    alike = all(
+        isinstance(t, Tensor)
+        and t.dtype == out.dtype
+        and t.shape == out.shape
+        and t.is_contiguous()
+        for t in (*args, out)
+    )
+    if not alike or out.dtype not in DTYPES:
+        return None
+    numbers = (out.numel(), threads_for(out.numel()))
+    return _Kernel(f"add_{letters(out.dtype)}", (*args, out), numbers)
+
+
+_TRANSLATIONS: dict[Any, Callable[[tuple[Any, ...], Tensor], _Kernel | None]] = {
+    _aten.add.Tensor: _sum,
+}

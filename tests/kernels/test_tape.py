@@ -1,0 +1,122 @@
+"""A step that is played back does what it did when it was recorded, with what lies there now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from grouper.kernels import ops, tape
+from grouper.kernels.library import library
+from grouper.kernels.tape import _arranged, _Life, record
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or kernels are off")
+
+WIDTH = 48
+
+
+def a_layer(x: Tensor, out: Tensor, dtype: torch.dtype) -> Callable[[], None]:
+    """Our kernels and PyTorch's operations, views, allocations and changes in place, mixed."""
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(WIDTH, 2 * WIDTH, generator=generator).to(dtype)
+    scale = torch.randn(WIDTH, generator=generator).to(dtype)
+    angles = torch.randn(1, len(x), 8, generator=generator)
+    count = torch.zeros(1, dtype=torch.long)
+
+    def step() -> None:
+        normed = ops.rms_norm(x, scale, 1e-6)
+        heads = normed.view(1, len(x), -1, 8).transpose(1, 2)
+        turned = ops.rotate(heads, angles.cos().to(dtype), angles.sin().to(dtype))
+        flat = turned.transpose(1, 2).reshape(len(x), WIDTH)
+        gate, up = (flat @ weight).chunk(2, dim=-1)
+        inner = ops.gated(gate.contiguous(), up.contiguous(), "silu")
+        total = x + inner
+        both = torch.cat([total, inner.float().sum(-1, keepdim=True).to(dtype)], dim=-1)
+        blank = torch.empty_like(both)
+        blank.copy_(both)
+        blank[:, 0].add_(count)
+        best, where = blank.float().max(-1)
+        out.copy_(blank)
+        out[:, 1] = best.to(dtype) + where
+        count.add_(1)
+
+    return step
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_does_the_same_with_new_contents(dtype: torch.dtype) -> None:
+    x = torch.randn(5, WIDTH).to(dtype)
+    ours, theirs = (torch.zeros(5, WIDTH + 1, dtype=dtype) for _ in range(2))
+    played = record(a_layer(x, ours, dtype))
+    plain = a_layer(x, theirs, dtype)
+    plain()
+    assert played is not None
+    assert torch.equal(ours, theirs)
+    for _ in range(3):
+        x.copy_(torch.randn(5, WIDTH))
+        ours.zero_()
+        played()
+        plain()
+        assert torch.equal(ours, theirs)
+
+
+@torch.no_grad()
+def test_what_it_needs_outlives_everybody_else() -> None:
+    out = torch.zeros(4)
+
+    def made() -> Callable[[], None] | None:
+        weight, numbers = torch.full((4,), 3.0), torch.tensor([1.0, 2.0, 3.0, 4.0])
+        return record(lambda: out.copy_(weight * numbers + torch.tensor([0.5])))  # type: ignore[arg-type,return-value]  # its result is of no interest
+
+    played = made()
+    assert played is not None
+    for _ in range(20):  # memory that has been freed would be used by these
+        _ = [torch.randn(4) for _ in range(50)]
+    out.zero_()
+    played()
+    assert out.tolist() == [3.5, 6.5, 9.5, 12.5]
+
+
+@torch.no_grad()
+def test_a_step_that_asks_the_host_is_run_and_not_recorded() -> None:
+    x, out = torch.ones(3), torch.zeros(3)
+
+    def step() -> None:
+        out.copy_(x * float(x.sum()))
+
+    assert record(step) is None
+    assert out.tolist() == [3.0, 3.0, 3.0]
+
+
+@torch.no_grad()
+def test_a_step_that_fails_says_so_and_records_nothing() -> None:
+    def step() -> None:
+        raise ValueError("a mistake of its own")
+
+    with pytest.raises(ValueError, match="a mistake of its own"):
+        record(step)
+    x = torch.zeros(2)
+    played = record(lambda: x.add_(1))  # type: ignore[arg-type,return-value]  # its result is of no interest
+    assert played is not None
+    played()
+    assert x.tolist() == [2.0, 2.0]
+
+
+def test_memory_is_used_again_and_never_by_two_at_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lives = []
+    for first in range(60):
+        size, length = (int(torch.randint(1, 500, (1,), generator=generator)) for _ in range(2))
+        lives.append(_Life(size, first, first + length % 7))
+    total = _arranged(lives)
+    for i, one in enumerate(lives):
+        assert one.offset % tape.ALIGNMENT == 0
+        for other in lives[:i]:
+            if one.first <= other.last and other.first <= one.last:
+                apart = one.offset + one.size <= other.offset
+                assert apart or other.offset + other.size <= one.offset
+    busiest = max(sum(p.size for p in lives if p.first <= t <= p.last) for t in range(70))
+    assert busiest <= total < sum(life.size for life in lives) / 3
