@@ -113,6 +113,7 @@ def test_every_problem_is_told_at_once(small):
     ("text", "message"),
     [
         ("- a\n", "is a list, not settings with names"),
+        ("# nothing yet\n", "is empty, not settings with names"),
         ("name: [x\n", "line 2: this is not valid YAML"),
         ("name: x\nname: y\n", "line 2: .*'name' is written twice"),
         ("seed: 1\n", "name: this setting is required"),

@@ -60,8 +60,9 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     text, where = _read(name_or_path)
     data = parse_yaml(text, where)
     if not isinstance(data, dict):
+        found = "empty" if data is None else f"a {type(data).__name__}"
         raise ConfigError(
-            f"the recipe is a {type(data).__name__}, not settings with names",
+            f"the recipe is {found}, not settings with names",
             where=where,
             fix="Write it as `name: ...`, `model: ...`, `data: ...`.",
         )
