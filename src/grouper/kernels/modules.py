@@ -153,9 +153,9 @@ def _mlp(module: Any, x: Tensor) -> Tensor:
     if not is_running():
         return _as_ever(module, x)
     packed = current()
-    both = None if packed is None else packed.product(module, x)
-    if both is not None:
-        return _as_tensor(module.down_proj(ops.gated_halves(both, module.fused_activation)))
+    inner = None if packed is None else packed.gated(module, x, module.fused_activation)
+    if inner is not None:
+        return _as_tensor(module.down_proj(inner))
     gate, up = module.gate_proj(x), module.up_proj(x)
     if ops.gated_serves(gate, up):
         inner = ops.gated(gate, up, module.fused_activation)

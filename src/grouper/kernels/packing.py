@@ -1,9 +1,10 @@
 """Weights laid out for products with few rows, while a model samples in bfloat16 on the CPU.
 
-A product with a few hundred rows spends up to a third of its time bringing the weight into the
-order that the processor's matrix unit wants. While sampling the weights do not change: they are
-brought into that order once (oneDNN's own layout), and the two layers that read the same input in
-a gated MLP become one product.
+A product with a few hundred rows spends much of its time bringing the weight into the order that
+the processor's matrix unit wants. While sampling the weights do not change: they are brought into
+that order once, and the two layers that read the same input in a gated MLP become one product.
+Where the processor has Intel's matrix unit the order and the products are our own
+(`products.py`); elsewhere they are oneDNN's.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from grouper.kernels.library import library
+from grouper.kernels.ops import gated_halves
+from grouper.kernels.products import Panels, has_matrix_unit
 
 __all__ = ["LARGEST", "Packed", "current", "pack", "packed_bytes"]
 
@@ -30,25 +35,71 @@ current = _CURRENT.get
 """The packed weights to be used now, or None."""
 
 
+class _Weight(Protocol):
+    """A packed weight [n, k]."""
+
+    @property
+    def held(self) -> Tensor:
+        """What takes the memory."""
+        ...
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """X [..., k] times the weight -> [..., n]."""
+        ...
+
+    def gated(self, x: Tensor, activation: str) -> Tensor:
+        """Where it is a gate [n / 2, k] above another weight: activation(gate(x)) * other(x)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Reordered:
+    """In the order of oneDNN, which lays it out for about so many rows."""
+
+    held: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor, rows: int) -> _Reordered:
+        return cls(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows))  # noqa: SLF001 - no public name
+
+    @classmethod
+    def of_pair(cls, gate: Tensor, up: Tensor, rows: int) -> _Reordered:
+        return cls.of(torch.cat([gate, up]), rows)
+
+    @staticmethod
+    def numbers(n: int, k: int, *, pair: bool = False) -> int:
+        """Numbers that are held for weights of this size, each of a pair."""
+        return (2 if pair else 1) * n * k
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.held, bias, "none", [], "")  # noqa: SLF001 - no public name
+        return out
+
+    def gated(self, x: Tensor, activation: str) -> Tensor:
+        return gated_halves(self.product(x, None), activation)
+
+
+def _layout() -> type[_Reordered | Panels]:
+    return Panels if has_matrix_unit() else _Reordered
+
+
 class Packed:
     """The packed weights of one model; none at first."""
 
     def __init__(self) -> None:
-        self._weights: dict[int, Tensor] = {}
-        """By the module that they belong to; empty: it is part of another one's."""
+        self._weights: dict[int, _Weight | None] = {}
+        """By the module that they belong to; None: it is part of another one's."""
 
     def fill(self, model: nn.Module, rows: int) -> None:
         """Pack a model whose kernels are attached, for products with about so many rows."""
-        for module in model.modules():
-            if "fused_activation" in vars(module):
-                pair = [module.gate_proj, module.up_proj]
-                if all(type(part) is nn.Linear and part.bias is None for part in pair):
-                    merged = torch.cat([part.weight.detach() for part in pair])  # type: ignore[operator,union-attr]  # both are linear
-                    self._weights[id(module)] = _reordered(merged, rows)
-                    self._weights |= {id(part): merged[:0] for part in pair}
-        for module in model.modules():
-            if _is_packable(module) and id(module) not in self._weights:
-                self._weights[id(module)] = _reordered(module.weight.detach(), rows)  # type: ignore[operator]  # a linear layer's
+        layout = _layout()
+        for module, (gate, up) in _pairs(model):
+            self._weights[id(module)] = layout.of_pair(
+                gate.weight.detach(), up.weight.detach(), rows
+            )
+            self._weights |= {id(part): None for part in (gate, up)}
+        for linear in _single(model):
+            self._weights[id(linear)] = layout.of(linear.weight.detach(), rows)
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
@@ -60,22 +111,47 @@ class Packed:
             _CURRENT.reset(before)
 
     def product(self, module: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        """X times the packed weight of a module, or None where it has none."""
-        weight = self._weights.get(id(module))
-        if weight is None or not weight.numel() or x.dtype is not torch.bfloat16:
-            return None
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # noqa: SLF001 - no public name
-        return out
+        """X times the packed weight of a linear layer, or None where it has none."""
+        weight = self._weight_for(module, x)
+        return None if weight is None else weight.product(x, bias)
+
+    def gated(self, module: nn.Module, x: Tensor, activation: str) -> Tensor | None:
+        """activation(gate(x)) * up(x) of a gated MLP, or None where they are not packed.
+
+        `activation` is a name in `ops.CURVES`. Results are rounded as if the two products and the
+        activation had been steps of their own.
+        """
+        weight = self._weight_for(module, x)
+        return None if weight is None else weight.gated(x, activation)
+
+    def _weight_for(self, module: nn.Module, x: Tensor) -> _Weight | None:
+        return self._weights.get(id(module)) if x.dtype is torch.bfloat16 else None
 
 
-def _is_packable(module: nn.Module) -> bool:
+def _pairs(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[nn.Linear, nn.Linear]]]:
+    """Gated MLPs, each with the gate and what it gates, that read the same input."""
+    for module in model.modules():
+        if "fused_activation" in vars(module):
+            gate, up = module.gate_proj, module.up_proj
+            if _is_packable(gate) and _is_packable(up) and not _have_bias(gate, up):
+                yield module, (gate, up)
+
+
+def _have_bias(*linears: Any) -> bool:  # torch's type of a layer's bias leaves None out
+    return any(linear.bias is not None for linear in linears)
+
+
+def _single(model: nn.Module) -> Iterator[nn.Linear]:
+    """All other linear layers inside layers."""
+    paired = {id(part) for _, parts in _pairs(model) for part in parts}
+    for module in model.modules():
+        if _is_packable(module) and id(module) not in paired:
+            yield module
+
+
+def _is_packable(module: object) -> TypeGuard[nn.Linear]:
     # The marked ones are those inside layers; a head is not called in a pass of the decoder.
     return type(module) is nn.Linear and "fused_linear" in vars(module)
-
-
-def _reordered(weight: Tensor, rows: int) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)  # noqa: SLF001 - no public name
-    return out
 
 
 def packed_bytes(model: nn.Module, completion: int, dtype: torch.dtype | None = None) -> int:
@@ -86,8 +162,11 @@ def packed_bytes(model: nn.Module, completion: int, dtype: torch.dtype | None = 
         completion: tokens of the longest completion.
         dtype: of a copy that samples instead; None: the model samples itself.
     """
-    weights: list[Tensor] = [m.weight for m in model.modules() if _is_packable(m)]  # type: ignore[misc]  # linear layers
-    total = sum(weight.numel() * torch.bfloat16.itemsize for weight in weights)
+    layout = _layout()
+    numbers = sum(layout.numbers(*gate.weight.shape, pair=True) for _, (gate, _) in _pairs(model))
+    numbers += sum(layout.numbers(*linear.weight.shape) for linear in _single(model))
+    total = numbers * torch.bfloat16.itemsize
+    weights = (m.weight for m in model.modules() if _is_packable(m))
     halves = all((dtype or weight.dtype) is torch.bfloat16 for weight in weights)
     pays = completion >= FEWEST and total <= LARGEST
     return total if halves and pays and torch.ops.mkldnn._is_mkldnn_bf16_supported() else 0  # noqa: SLF001 - no public name
@@ -103,6 +182,6 @@ def pack(model: nn.Module, *, rows: int, completion: int) -> Packed:
     """
     packed = Packed()
     on_cpu = all(parameter.is_cpu for parameter in model.parameters())
-    if library() is not None and on_cpu and packed_bytes(model, completion):
+    if on_cpu and library() is not None and packed_bytes(model, completion):
         packed.fill(model, rows)
     return packed
