@@ -33,8 +33,8 @@ def _crowded(seen: Bench) -> str | None:
     if others is None or others + seen.threads <= seen.cores + 0.1:
         return None
     return (
-        f"Other processes kept {others:.1f} of {seen.cores} cores busy beside the {seen.threads} "
-        "threads measured here: all figures are lower than they could be. Stop them and measure "
+        f"Other processes kept {others:.1f} of {seen.cores} cores busy beside this measurement "
+        f"with threads={seen.threads}: all of it is slower than it could be. Stop them and measure "
         "again."
     )
 
