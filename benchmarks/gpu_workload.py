@@ -115,33 +115,12 @@ class Work:
         return torch.randint(6, int(self.shape["vocab_size"]) - 400, shape, generator=chance)
 
     def described(self) -> dict[str, Any]:
-        return {
-            "shape": self.shape,
-            "prompts": self.prompts,
-            "group": self.group,
-            "prompt_tokens": self.prompt_tokens,
-            "new_tokens": self.new_tokens,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "tries": self.tries,
-        }
+        told = {name: value for name, value in vars(self).items() if name != "counts"}
+        return {**told, "dtype": str(self.dtype).removeprefix("torch.")}
 
 
-QUICK: dict[str, Any] = {
-    "prompts": 4,
-    "group": 4,
-    "prompt_tokens": 64,
-    "new_tokens": 64,
-    "tries": 2,
-    "counts": False,
-}
-SMOKE: dict[str, Any] = {
-    "prompts": 2,
-    "group": 2,
-    "prompt_tokens": 9,
-    "new_tokens": 6,
-    "tries": 1,
-    "counts": False,
-}
+QUICK = {"prompts": 4, "group": 4, "prompt_tokens": 64, "new_tokens": 64, "tries": 2}
+SMOKE = {"prompts": 2, "group": 2, "prompt_tokens": 9, "new_tokens": 6, "tries": 1}
 
 
 def arguments(doc: str | None) -> tuple[Work, torch.device]:
@@ -155,9 +134,11 @@ def arguments(doc: str | None) -> tuple[Work, torch.device]:
     given = parser.parse_args()
     device = torch.device(given.device)
     if device.type == "cuda":
-        work = Work(QWEN_HALF_BILLION, **(QUICK if given.quick else {}))
+        work = Work(QWEN_HALF_BILLION)
+        if given.quick:
+            work = replace(work, **QUICK, counts=False)
     else:  # only to see that the script runs
-        work = Work(TOY, dtype=torch.float32, **SMOKE)
+        work = replace(Work(TOY, dtype=torch.float32), **SMOKE, counts=False)
     if given.tries:
         work = replace(work, tries=given.tries)
     return work, device
