@@ -11,15 +11,13 @@ nothing about new problems.
 from __future__ import annotations
 
 import json
-import platform
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import torch
+from demo_seeds import machine
 
 mpl.use("agg")
 from matplotlib import pyplot as plt
@@ -69,23 +67,6 @@ def one_preset(folder: str, seed: int, name: str, start: Path) -> dict[str, Any]
         "updates": sum(r.tallies["updates"].sum for r in reports),
         "tokens": tokens,
         "seconds": round(seconds, 1),
-    }
-
-
-def machine() -> dict[str, Any]:
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
-
-    changed = " with changes" if git("status", "--porcelain", "src") else ""
-    return {
-        "commit": git("rev-parse", "HEAD") + changed,
-        "processor": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
     }
 
 
@@ -162,7 +143,7 @@ def page(rows: list[dict[str, Any]], where: dict[str, Any]) -> str:
         "gradient, so most rows nearly coincide here; `gspo` and `cispo` are quicker because they",
         "take four and two updates on the same samples.",
         "",
-        f"Commit {where['commit']}, {where['processor']}, {where['threads']} thread(s),",
+        f"Commit {where['commit']}, {where['cpu']}, {where['threads']} thread(s),",
         f"torch {where['torch']}. Other work shared the machine: the seconds are upper bounds.",
         "",
     ]
