@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from grouper.kernels import products
 from grouper.kernels.calls import call
 from grouper.kernels.ops import CURVES, gated
-from grouper.kernels.products import Panels, has_matrix_unit
+from grouper.kernels.products import PanelLayout, Panels, has_matrix_unit
 
 pytestmark = pytest.mark.skipif(
     not has_matrix_unit(),
@@ -26,6 +26,14 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
+def laid_out(weight: Tensor) -> Panels:
+    return PanelLayout(PanelLayout.numbers(*weight.shape)).single(weight)
+
+
+def paired(gate: Tensor, up: Tensor) -> Panels:
+    return PanelLayout(PanelLayout.numbers(*gate.shape, pair=True)).pair(gate, up)
+
+
 def unit(x: Tensor) -> Tensor:
     """The distance of neighbours in bfloat16, which keeps eight bits."""
     return torch.ldexp(torch.ones_like(x), torch.frexp(x).exponent - 8)
@@ -38,7 +46,7 @@ def test_rounded_once(inputs: int, with_bias: bool) -> None:
     for outputs in OUTPUTS:
         weight = random(outputs, inputs)
         bias = random(outputs, seed=1) if with_bias else None
-        packed = Panels.of(weight, rows=0)
+        packed = laid_out(weight)
         for rows in ROWS:
             x = random(rows, inputs, seed=2)
             exact = linear(x.double(), weight.double(), None if bias is None else bias.double())
@@ -54,11 +62,11 @@ def test_a_gated_product_is_its_steps(inputs: int, activation: str) -> None:
     m, c = CURVES[activation]
     for outputs in OUTPUTS:
         gate, up = random(outputs, inputs), random(outputs, inputs, seed=1)
-        packed = Panels.of_pair(gate, up, rows=0)
+        packed = paired(gate, up)
         for rows in ROWS:
             x = random(rows, inputs, seed=2) * 0.2
-            first = Panels.of(gate, rows=0).product(x, None).double()
-            second = Panels.of(up, rows=0).product(x, None).double()
+            first = laid_out(gate).product(x, None).double()
+            second = laid_out(up).product(x, None).double()
             active = first * torch.sigmoid(m * first + c * first**3)  # exact far from zero, too
             steps = active.bfloat16().double() * second
             error = (packed.gated(x, activation).double() - steps).abs()
@@ -71,8 +79,8 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            found += [(Panels.of(weight, 0).product(x, None),)]
-            found[-1] += (Panels.of_pair(weight, weight.flip(0), 0).gated(x, "silu"),)
+            found += [(laid_out(weight).product(x, None),)]
+            found[-1] += (paired(weight, weight.flip(0)).gated(x, "silu"),)
     finally:
         torch.set_num_threads(threads)
     assert x.shape[0] * weight.numel() > products._SMALL  # or one would do it all
@@ -82,7 +90,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 
 def test_nothing_outside_is_written() -> None:
     room = torch.full((40 * 24 + 64,), 7.0).bfloat16()
-    packed, x = Panels.of(random(24, 40), 0), random(40, 40, seed=1)
+    packed, x = laid_out(random(24, 40)), random(40, 40, seed=1)
     call("product_b", (x, packed.held, None, room), 40, 24, 40, 1)
     assert torch.equal(room[: 40 * 24].view(40, 24), packed.product(x, None))
     assert bool((room[40 * 24 :] == 7).all())
@@ -91,22 +99,22 @@ def test_nothing_outside_is_written() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_no_number_stays_in_its_row(value: float) -> None:
     weight, x = random(24, 40), random(20, 40, seed=1)
-    clean = Panels.of(weight, 0).product(x, None)
+    clean = laid_out(weight).product(x, None)
     x[17, 39] = value
-    found = Panels.of(weight, 0).product(x, None)
+    found = laid_out(weight).product(x, None)
     expected = linear(x.float(), weight.float())[17].bfloat16()
     assert torch.equal(found[17].isnan(), expected.isnan())
     assert torch.equal(found[17].nan_to_num(), expected.nan_to_num())
     others = [row for row in range(20) if row != 17]
     assert torch.equal(found[others], clean[others])
-    inner = Panels.of_pair(weight, weight, 0).gated(x, "silu")
+    inner = paired(weight, weight).gated(x, "silu")
     assert torch.equal(inner[17].isnan(), gated(expected, expected, "silu").isnan())
     assert not bool(inner[others].isnan().any())
 
 
 def test_a_result_has_the_shape_of_its_input() -> None:
     """And an input with gaps is read as what it is."""
-    packed, wide = Panels.of(random(24, 64), 0), random(2, 3, 5, 128)
+    packed, wide = laid_out(random(24, 64)), random(2, 3, 5, 128)
     x = wide[..., :64]
     found = packed.product(x, None)
     assert found.shape == (2, 3, 5, 24)

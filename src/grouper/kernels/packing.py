@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from grouper.kernels.library import library
 from grouper.kernels.ops import gated_halves
-from grouper.kernels.products import Panels, has_matrix_unit
+from grouper.kernels.products import PanelLayout, has_matrix_unit
 
 __all__ = ["LARGEST", "Packed", "current", "pack", "packed_bytes"]
 
@@ -54,22 +54,9 @@ class _Weight(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Reordered:
-    """In the order of oneDNN, which lays it out for about so many rows."""
+    """In the order of oneDNN; a pair is one weight of twice the rows."""
 
     held: Tensor
-
-    @classmethod
-    def of(cls, weight: Tensor, rows: int) -> _Reordered:
-        return cls(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows))  # noqa: SLF001 - no public name
-
-    @classmethod
-    def of_pair(cls, gate: Tensor, up: Tensor, rows: int) -> _Reordered:
-        return cls.of(torch.cat([gate, up]), rows)
-
-    @staticmethod
-    def numbers(n: int, k: int, *, pair: bool = False) -> int:
-        """Numbers that are held for weights of this size, each of a pair."""
-        return (2 if pair else 1) * n * k
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.held, bias, "none", [], "")  # noqa: SLF001 - no public name
@@ -79,8 +66,49 @@ class _Reordered:
         return gated_halves(self.product(x, None), activation)
 
 
-def _layout() -> type[_Reordered | Panels]:
-    return Panels if has_matrix_unit() else _Reordered
+class _Layout(Protocol):
+    """Brings weights into an order."""
+
+    @staticmethod
+    def numbers(n: int, k: int, *, pair: bool = False) -> int:
+        """Numbers that a weight [n, k] takes, or a pair of them."""
+        ...
+
+    def single(self, weight: Tensor) -> _Weight:
+        """One weight [n, k]."""
+        ...
+
+    def pair(self, gate: Tensor, up: Tensor) -> _Weight:
+        """Two weights [n, k], for `gated`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Reordering:
+    rows: int
+    """It is done for about so many."""
+
+    @staticmethod
+    def numbers(n: int, k: int, *, pair: bool = False) -> int:
+        return (2 if pair else 1) * n * k
+
+    def single(self, weight: Tensor) -> _Reordered:
+        held = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), self.rows)  # noqa: SLF001 - no public name
+        return _Reordered(held)
+
+    def pair(self, gate: Tensor, up: Tensor) -> _Reordered:
+        return self.single(torch.cat([gate, up]))
+
+
+def _layout(model: nn.Module, rows: int) -> _Layout:
+    return PanelLayout(_numbers(model)) if has_matrix_unit() else _Reordering(rows)
+
+
+def _numbers(model: nn.Module) -> int:
+    """Of all packed weights of a model."""
+    count = PanelLayout.numbers if has_matrix_unit() else _Reordering.numbers
+    pairs = sum(count(*gate.weight.shape, pair=True) for _, (gate, _) in _pairs(model))
+    return pairs + sum(count(*linear.weight.shape) for linear in _single(model))
 
 
 class Packed:
@@ -92,14 +120,12 @@ class Packed:
 
     def fill(self, model: nn.Module, rows: int) -> None:
         """Pack a model whose kernels are attached, for products with about so many rows."""
-        layout = _layout()
-        for module, (gate, up) in _pairs(model):
-            self._weights[id(module)] = layout.of_pair(
-                gate.weight.detach(), up.weight.detach(), rows
-            )
-            self._weights |= {id(part): None for part in (gate, up)}
+        layout = _layout(model, rows)
+        for module, pair in _pairs(model):
+            self._weights[id(module)] = layout.pair(*(part.weight.detach() for part in pair))
+            self._weights |= {id(part): None for part in pair}
         for linear in _single(model):
-            self._weights[id(linear)] = layout.of(linear.weight.detach(), rows)
+            self._weights[id(linear)] = layout.single(linear.weight.detach())
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
@@ -162,10 +188,7 @@ def packed_bytes(model: nn.Module, completion: int, dtype: torch.dtype | None = 
         completion: tokens of the longest completion.
         dtype: of a copy that samples instead; None: the model samples itself.
     """
-    layout = _layout()
-    numbers = sum(layout.numbers(*gate.weight.shape, pair=True) for _, (gate, _) in _pairs(model))
-    numbers += sum(layout.numbers(*linear.weight.shape) for linear in _single(model))
-    total = numbers * torch.bfloat16.itemsize
+    total = _numbers(model) * torch.bfloat16.itemsize
     weights = (m.weight for m in model.modules() if _is_packable(m))
     halves = all((dtype or weight.dtype) is torch.bfloat16 for weight in weights)
     pays = completion >= FEWEST and total <= LARGEST

@@ -12,6 +12,8 @@
 
 #if defined(HAS_AMX) && defined(__AVX512BW__) && defined(__AVX512VL__)
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 
@@ -301,15 +303,18 @@ inline void pack_tile(const bf16 *w, int64_t rows, int64_t k, int64_t left, bf16
         _mm512_storeu_si512(out + pair * 2 * SIDE, _mm512_i32gather_epi32(places, w + pair * 2, 2));
 }
 
-void pack_weight(const bf16 *w, bf16 *out, int64_t n, int64_t k, int threads) {
-    const int64_t panels = parts(n, WIDE), steps = parts(k, DEEP);
+// `other` null: a panel has 32 rows of w; otherwise sixteen of each.
+void pack_weight(const bf16 *w, const bf16 *other, bf16 *out, int64_t n, int64_t k, int threads) {
+    const int64_t high = other ? SIDE : WIDE, panels = parts(n, high), steps = parts(k, DEEP);
+    const bf16 *halves[2] = {w, other ? other : w + SIDE * k};
+    const int64_t rows[2] = {n, other ? n : n - SIDE};
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int64_t panel = 0; panel < panels; ++panel)
         for (int64_t step = 0; step < steps; ++step)
-            for (int64_t half = 0; half < 2; ++half) {
-                const int64_t row = panel * WIDE + half * SIDE;
+            for (int half = 0; half < 2; ++half) {
+                const int64_t row = panel * high, column = step * DEEP;
                 bf16 *tile = out + ((panel * steps + step) * 2 + half) * SIDE * DEEP;
-                pack_tile(w + row * k + step * DEEP, n - row, k, k - step * DEEP, tile);
+                pack_tile(halves[half] + row * k + column, rows[half] - row, k, k - column, tile);
             }
 }
 
@@ -317,13 +322,23 @@ void pack_weight(const bf16 *w, bf16 *out, int64_t n, int64_t k, int threads) {
 
 KERNEL(products_supported) { *Arguments(first).pointer<int64_t>() = tiles_are_granted(); }
 
-// Weight [n, k] -> panels.
+// Asks for large pages, before the memory is touched: a weight is read from begin to end, and the
+// processor fetches ahead within a page only.
+KERNEL(large_pages) {
+    Arguments a(first);
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(a.pointer<char>());
+    const uintptr_t end = begin + static_cast<uintptr_t>(a.whole());
+    const uintptr_t from = (begin + PAGE - 1) / PAGE * PAGE, to = end / PAGE * PAGE;
+    if (from < to) madvise(reinterpret_cast<void *>(from), to - from, MADV_HUGEPAGE);
+}
+
+// Weight [n, k], another one of the same size or null -> panels, of both in turns.
 KERNEL(pack_weight_b) {
     Arguments a(first);
-    const bf16 *w = a.pointer<bf16>();
+    const bf16 *w = a.pointer<bf16>(), *other = a.pointer<bf16>();
     bf16 *out = a.pointer<bf16>();
     const int64_t n = a.whole(), k = a.whole();
-    pack_weight(w, out, n, k, a.count());
+    pack_weight(w, other, out, n, k, a.count());
 }
 
 // x [rows, k], panels of a weight [n, k], a bias [n] or null -> y [rows, n].
@@ -337,7 +352,7 @@ KERNEL(product_b) {
     product<Plain>(x, weight, settings, y, rows, n, k, a.count());
 }
 
-// x [rows, k], panels of sixteen rows of a gate [n, k] and the same sixteen of up [n, k] in turns
+// x [rows, k], panels of a gate [n, k] and of up [n, k] in turns
 // -> y [rows, n], g * sigmoid(m g + c g^3) * u of the products g and u; all rounded as if each had
 // been a step of its own.
 KERNEL(gated_product_b) {

@@ -13,13 +13,12 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from grouper.kernels.calls import call, function
 from grouper.kernels.library import library
 from grouper.kernels.ops import CURVES
 
-__all__ = ["Panels", "has_matrix_unit"]
+__all__ = ["PanelLayout", "Panels", "has_matrix_unit"]
 
 SIDE = 16
 """Columns of a tile of the matrix unit; a panel is two of them."""
@@ -51,30 +50,6 @@ class Panels:
     outputs: int
     """N."""
 
-    @classmethod
-    def of(cls, weight: Tensor, rows: int) -> Panels:  # noqa: ARG003 - the layout is one for all
-        """Of one weight, on the CPU."""
-        n, k = weight.shape
-        held = weight.new_empty(cls.numbers(n, k))
-        call("pack_weight_b", (weight.contiguous(), held), n, k, torch.get_num_threads())
-        return cls(held, n)
-
-    @classmethod
-    def of_pair(cls, gate: Tensor, up: Tensor, rows: int) -> Panels:
-        """Of two weights of one size, for `gated` only."""
-        n, k = gate.shape
-        both = gate.new_zeros(_tiles(n, SIDE), 2, SIDE, k)
-        for place, weight in enumerate((gate, up)):
-            padded = pad(weight, (0, 0, 0, -n % SIDE))
-            both[:, place] = padded.view(-1, SIDE, k)
-        return cls(cls.of(both.view(-1, k), rows).held, n)
-
-    @staticmethod
-    def numbers(n: int, k: int, *, pair: bool = False) -> int:
-        """Numbers that are held for weights of this size, each of a pair."""
-        panels = _tiles(n, SIDE if pair else 2 * SIDE)
-        return panels * 2 * SIDE * _tiles(k, DEPTH) * DEPTH
-
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """X [..., k] times the weight, plus the bias -> [..., n]; summed in float, rounded once."""
         x, out, sizes = self._prepared(x)
@@ -98,9 +73,46 @@ class Panels:
         return x.contiguous(), out, (x.numel() // k, self.outputs, k)
 
 
+class PanelLayout:
+    """Brings weights into panels, one behind the other in memory of large pages.
+
+    Args:
+        numbers: of all of them together, what `numbers` says for each added up.
+    """
+
+    def __init__(self, numbers: int) -> None:
+        self._room = torch.empty(numbers, dtype=torch.bfloat16, device="cpu")
+        self._used = 0
+        call("large_pages", (self._room,), self._room.nbytes)
+
+    @staticmethod
+    def numbers(n: int, k: int, *, pair: bool = False) -> int:
+        """Numbers that a weight [n, k] takes, or a pair of them."""
+        panels = _tiles(n, SIDE if pair else 2 * SIDE)
+        return panels * 2 * SIDE * _tiles(k, DEPTH) * DEPTH
+
+    def single(self, weight: Tensor) -> Panels:
+        """One weight [n, k], on the CPU."""
+        return self._laid_out(weight, None)
+
+    def pair(self, gate: Tensor, up: Tensor) -> Panels:
+        """Two weights [n, k], for `Panels.gated` only."""
+        return self._laid_out(gate, up.contiguous())
+
+    def _laid_out(self, weight: Tensor, other: Tensor | None) -> Panels:
+        n, k = weight.shape
+        start = self._used
+        self._used += self.numbers(n, k, pair=other is not None)
+        held = self._room[start : self._used]
+        tensors = (weight.contiguous(), other, held)
+        call("pack_weight_b", tensors, n, k, torch.get_num_threads())
+        return Panels(held, n)
+
+
 def _tiles(count: int, size: int) -> int:
     return -(-count // size)
 
 
 def _threads(held: Tensor, rows: int) -> int:
-    return torch.get_num_threads() if held.numel() * rows >= _SMALL else 1
+    # However few rows there are, the weight has to be read.
+    return torch.get_num_threads() if held.numel() * (rows + 2 * SIDE) >= _SMALL else 1
