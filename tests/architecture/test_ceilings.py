@@ -166,7 +166,8 @@ def test_tests_mirror_the_source() -> None:
             continue
         name = OTHER_NAMES.get(inner.name, inner.name.removeprefix("test_"))
         tested = SOURCE / "grouper" / inner.parent / name
-        if not tested.is_file() and not tested.with_suffix("").is_dir():
+        homes = (tested, tested.with_suffix(".cpp"))
+        if not any(p.is_file() for p in homes) and not tested.with_suffix("").is_dir():
             strays.append(short(path))
     assert not strays, f"no source file is tested by {strays}"
 
