@@ -120,3 +120,8 @@ def test_a_result_has_the_shape_of_its_input() -> None:
     assert found.shape == (2, 3, 5, 24)
     assert torch.equal(found[1, 2, 4], packed.product(x[1, 2, 4].clone(), None))
     assert packed.product(x[:0], None).shape == (0, 3, 5, 24)
+
+
+def test_without_kernels_there_is_no_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "library", lambda: None)
+    assert not has_matrix_unit.__wrapped__()

@@ -158,7 +158,8 @@ class Rows {
           whole_(k % DEEP == 0 ? count / (2 * SIDE) * 2 * SIDE : 0),
           copy_(kept.of((count - whole_ + 2 * SIDE) * steps_ * LINE)) {
         for (int64_t top = whole_; top < count; top += SIDE) {
-            char *tile = copy_ + (top - whole_) / (2 * SIDE) * steps_ * STEP + top / SIDE % 2 * TILE;
+            const int64_t pair = (top - whole_) / (2 * SIDE);
+            char *tile = copy_ + pair * steps_ * STEP + top / SIDE % 2 * TILE;
             for (int64_t done = 0; done < k; done += DEEP, tile += STEP) copy_tile(top, done, tile);
         }
     }
@@ -291,9 +292,10 @@ inline void pack_tile(const bf16 *w, int64_t rows, int64_t k, int64_t left, bf16
     alignas(64) bf16 edge[SIDE * DEEP];
     int64_t stride = k;
     if (rows < SIDE || left < DEEP) {
-        for (int64_t row = 0; row < SIDE; ++row)
-            _mm512_store_si512(edge + row * DEEP,
-                               _mm512_maskz_loadu_epi16(row < rows ? lowest(left) : 0, w + row * k));
+        for (int64_t row = 0; row < SIDE; ++row) {
+            const __mmask32 mask = row < rows ? lowest(left) : 0;
+            _mm512_store_si512(edge + row * DEEP, _mm512_maskz_loadu_epi16(mask, w + row * k));
+        }
         w = edge;
         stride = DEEP;
     }
