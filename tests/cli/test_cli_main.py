@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from grouper.cli.main import COMMANDS, cli
+from grouper.cli.main import COMMANDS, cli, main
 
 BIN = Path(sys.executable).parent / "grouper"
 
@@ -28,6 +29,32 @@ def test_help_answers_in_under_300_ms():
         for name in COMMANDS:
             assert f"\n  {name} " in done.stdout
     assert min(times) < 0.3, times
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_one_paragraph(grouper, monkeypatch, error):
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr("grouper.benching.measuring.bench", full)
+    first = next(iter(str(error).split(".")), "") or "MemoryError"
+    grouper("bench", "demo").refused(f"memory ran out ({first}", "`grouper plan RECIPE`")
+
+
+def test_other_errors_of_ours_keep_their_traceback(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("shape")
+
+    monkeypatch.setattr("grouper.benching.measuring.bench", broken)
+    with pytest.raises(RuntimeError, match="shape"):
+        main(["bench", "demo"])
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["recipes"], ["run", "demo", "--dry-run"]])

@@ -15,7 +15,7 @@ import click
 from grouper.allocator import prefer_expandable_segments
 from grouper.cli.groups import NamingGroup
 from grouper.cli.launch import let_the_first_speak
-from grouper.errors import GrouperError, Interrupted
+from grouper.errors import GrouperError, Interrupted, ModelError
 
 __all__ = ["cli", "main"]
 
@@ -155,18 +155,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str] | None) -> int:
     try:
-        result: Any = cli.main(
-            args=arguments,
-            prog_name="grouper",
-            standalone_mode=False,
-            obj=sys.argv[1:] if arguments is None else arguments,
-        )
+        with _shortage_told():
+            result: Any = cli.main(
+                args=arguments,
+                prog_name="grouper",
+                standalone_mode=False,
+                obj=sys.argv[1:] if arguments is None else arguments,
+            )
     except GrouperError as error:
-        who = let_the_first_speak()
-        prefix = who if isinstance(error, Interrupted) else f"{who}error: "
-        for problem in (error, *error.others):
-            click.echo(click.style(prefix, fg="red", bold=True) + problem.paragraph(), err=True)
-        return error.exit_code
+        return _tell(error)
     except click.exceptions.Abort:
         click.echo("Stopped.", err=True)
         return 130
@@ -181,3 +178,39 @@ def _run(arguments: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _SIGPIPE_EXIT
     return result if isinstance(result, int) else 0
+
+
+def _tell(error: GrouperError) -> int:
+    """Print every problem; returns the exit code."""
+    who = let_the_first_speak()
+    prefix = who if isinstance(error, Interrupted) else f"{who}error: "
+    for problem in (error, *error.others):
+        click.echo(click.style(prefix, fg="red", bold=True) + problem.paragraph(), err=True)
+    return error.exit_code
+
+
+@contextlib.contextmanager
+def _shortage_told() -> Iterator[None]:
+    """Memory that ran out where no slice could be cut, as in loading or sampling: one paragraph."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not _is_shortage(error):
+            raise
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ModelError(
+            f"memory ran out ({reason.rstrip('.')})",
+            fix="`grouper plan RECIPE` says what every part of a run takes, and what would fit: "
+            "the model's size decides about weights and optimizer, sampling.max_slots and "
+            "sampling.max_new_tokens about sampling, tokens_per_micro_batch about the update.",
+        ) from error
+
+
+def _is_shortage(error: RuntimeError | MemoryError) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    if "torch" not in sys.modules:
+        return False
+    from grouper.training.memory import is_out_of_memory
+
+    return is_out_of_memory(error)
