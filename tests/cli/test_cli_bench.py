@@ -30,7 +30,7 @@ def test_the_table_of_a_run_folder(grouper, finished_run, scratch):
         "completions of 5 tokens (made so)",
         "prefill, s",
         "MFU of the step",
-        "Peak memory: ",
+        " GiB in the whole process\n",
         "The recipe's 2 GRPO steps: ",
     ):
         assert text in done.out, done.out

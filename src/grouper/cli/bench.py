@@ -146,10 +146,10 @@ def _show(seen: Bench, told: tuple[str, ...]) -> None:
     console.print(_workload(seen), highlight=False, soft_wrap=True)
     console.print()
     console.print(_table(seen))
-    memory = f"{seen.peak_bytes / 2**30:.2f} GiB"
+    of_what = "in the whole process"
     if seen.memory_bytes is not None:
-        memory = f"{memory} of {seen.memory_bytes / 2**30:.0f} GiB on the GPU"
-    console.print(f"Peak memory: {memory}", highlight=False)
+        of_what = f"of {seen.memory_bytes / 2**30:.0f} GiB on the GPU"
+    console.print(f"Peak memory: {seen.peak_bytes / 2**30:.2f} GiB {of_what}", highlight=False)
     console.print(
         f"The recipe's {seen.recipe_steps:,} GRPO steps: {_duration(seen.hours)}, evaluations and "
         "checkpoints not counted",
