@@ -17,8 +17,8 @@ from grouper.config import GRPOConfig
 from grouper.kernels import tape
 from grouper.policy import Policy
 from grouper.sampling.base import SampleRequest, address
-from grouper.sampling.engines import COMPACT_SHARE
-from grouper.sampling.native import NativeSampler
+from grouper.sampling.engines import COMPACT_SHARE, Engine, SlotEngine
+from grouper.sampling.native import NativeSampler, choose_engine
 from grouper.sampling.weights import SamplingWeights
 from grouper.training.objectives import grpo_objective
 from grouper.training.update import accumulate_gradient
@@ -57,6 +57,10 @@ def counted(policy: Policy) -> Iterator[Counter[str]]:
         handle.remove()
 
 
+def plain_slots(policy: Policy, slots: int, prompt: int, completion: int) -> Engine:
+    return SlotEngine(policy, slots=slots, prompt=prompt, completion=completion)
+
+
 def in_layers(rows: Counter[str]) -> int:
     """Tokens run: every linear layer of every layer saw as many."""
     found = {count for name, count in rows.items() if name != "lm_head"}
@@ -65,7 +69,11 @@ def in_layers(rows: Counter[str]) -> int:
 
 
 def sampled(
-    policy: Policy, lengths: list[list[int]], prompt: int = 5, slots: int = 64
+    policy: Policy,
+    lengths: list[list[int]],
+    prompt: int = 5,
+    slots: int = 64,
+    engine: Callable[[Policy, int, int, int], Engine] | None = None,
 ) -> Counter[str]:
     """Rows of sampling completions of these lengths, a list for each prompt."""
     requests = [
@@ -78,7 +86,11 @@ def sampled(
         for sample, length in enumerate(group)
     ]
     sampler = NativeSampler(
-        SamplingWeights(policy), LetterTokenizer(), stop_token_ids=[2], max_slots=slots
+        SamplingWeights(policy),
+        LetterTokenizer(),
+        stop_token_ids=[2],
+        max_slots=slots,
+        engine=engine,
     )
     with counted(policy) as rows:
         drawn = dict(sampler.sample(requests))
@@ -107,17 +119,20 @@ def test_sampling_runs_each_prompt_once_and_each_token_but_the_last(name: str) -
 @pytest.mark.parametrize("slots", [3, 4, 8])
 def test_refills_run_no_prompt_again_while_it_is_read(slots: int) -> None:
     """Groups come one after the other, so a prompt's slots are filled while others go on."""
-    rows = sampled(Policy(tiny_model()), [[4, 6, 3, 5], [7, 2, 5, 4]], slots=slots)
+    lengths = [[4, 6, 3, 5], [7, 2, 5, 4]]
+    rows = sampled(Policy(tiny_model()), lengths, slots=slots, engine=plain_slots)
     tokens = 2 * 5 + sum((4, 6, 3, 5, 7, 2, 5, 4)) - 8
     assert in_layers(rows) == tokens
 
 
-def test_finished_rows_are_closed() -> None:
+@pytest.mark.parametrize(("engine", "share"), [("slots", 1 - COMPACT_SHARE), ("tapes", 0.7)])
+def test_finished_rows_are_closed(engine: str, share: float) -> None:
     """Lengths 1 to 64: rows that ended may run along only while they are few."""
     lengths = [list(range(1 + 8 * i, 9 + 8 * i)) for i in range(8)]
-    rows = sampled(Policy(tiny_model()), lengths)
+    make = {"slots": plain_slots, "tapes": choose_engine}[engine]
+    rows = sampled(Policy(tiny_model()), lengths, engine=make)
     live = 8 * 5 + sum(map(sum, lengths)) - 64
-    assert in_layers(rows) <= live / (1 - COMPACT_SHARE)
+    assert in_layers(rows) <= live / share
     longest = 8 * 5 + 64 * 63
     assert in_layers(rows) < 0.62 * longest, "and not all of them to the end of the longest"
 

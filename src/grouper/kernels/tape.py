@@ -15,7 +15,7 @@ step that asks for a value on the host is not recorded.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from grouper.kernels.calls import DTYPES, function, letters, listened, packed, threads_for
 from grouper.kernels.library import library
@@ -98,8 +98,7 @@ class _Recorder:
 
     def operation(self, call: Any, args: Any, kwargs: Any, given: Any) -> None:
         """Note what PyTorch has been asked for."""
-        taken = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
-        made = [t for t in tree_flatten(given)[0] if isinstance(t, Tensor)]
+        taken, made = list(_tensors((args, kwargs))), list(_tensors(given))
         known = {_address(t) for t in taken}
         fresh = tuple(t for t in made if _address(t) not in known)
         self.refused |= call in ASKS_THE_HOST or any(_address(t) == 0 < t.numel() for t in fresh)
@@ -236,9 +235,19 @@ class _Tape:
         return partial(_copy, partial(entry.call, *args, **kwargs), results)
 
 
+def _tensors(given: Any) -> Iterator[Tensor]:
+    """Those in arguments or results, which are nested in tuples, lists and dictionaries."""
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, tuple | list):
+        for part in given:
+            yield from _tensors(part)
+    elif isinstance(given, dict):
+        yield from _tensors(tuple(given.values()))
+
+
 def _copy(call: Callable[[], Any], places: Sequence[Tensor]) -> None:
-    made = [t for t in tree_flatten(call())[0] if isinstance(t, Tensor)]
-    for place, tensor in zip(places, made, strict=True):
+    for place, tensor in zip(places, _tensors(call()), strict=True):
         place.copy_(tensor)
 
 

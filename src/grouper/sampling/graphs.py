@@ -76,7 +76,6 @@ class StaticEngine(SlotEngine):
         self._replay = replay
         self._recorded: dict[tuple[int, bool], Callable[[], None]] = {}
         """By (rows, whether stop tokens may be banned), for the tensors as they are now."""
-        self._seen: set[tuple[int, bool]] = set()
         self._cache.width = min(FIRST_WIDTH, completion)
         self._column = torch.full((1,), -1, device=device)
         self._cursor = torch.zeros(1, dtype=torch.long, device=device)
@@ -105,10 +104,12 @@ class StaticEngine(SlotEngine):
         """Rows move within their tensors, prompts stay: what was captured remains true."""
         self._owners = [self._owners[slot] for slot in slots]
         self._lengths = [self._lengths[slot] for slot in slots]
-        index = torch.tensor(slots, device=self._policy.device)
-        for layer in self._cache.layers.values():
+        device = self._policy.device
+        moves = [(place, slot) for place, slot in enumerate(slots) if place != slot]
+        places, sources = torch.tensor(moves, dtype=torch.long, device=device).view(-1, 2).unbind(1)
+        for layer in self._cache.layers.values() if moves else ():
             for store in layer.own:
-                store.data[: len(slots)] = store.data.index_select(0, index)
+                store.data[places] = store.data[sources]
         self._bucket = min(self._slots, self._replay.bucket(len(slots)))
         self._settled = False
 
@@ -183,15 +184,12 @@ class StaticEngine(SlotEngine):
         key = (self._bucket, early)
         if key in self._recorded:
             self._recorded[key]()
-        elif key not in self._seen:
-            # What comes once only is not worth recording.
-            self._seen.add(key)
-            self._step(rows, early)
-        else:
-            recorded = self._replay.record(partial(self._step, rows, early))
-            if recorded is None:
-                self._replay, recorded = OpByOp(), partial(self._step, rows, early)
-            self._recorded[key] = recorded
+            return
+        step = partial(self._step, rows, early)
+        recorded = self._replay.record(step)
+        if recorded is None:
+            self._replay, recorded = OpByOp(), step
+        self._recorded[key] = recorded
 
     def _step(self, rows: Rows, early: bool) -> None:
         """Feed every row its last token, and draw the next; no op waits for the device."""

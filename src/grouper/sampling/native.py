@@ -244,12 +244,24 @@ class _Run:
         kept = [slot for slot, request in enumerate(self._held) if request is not None]
         refill = bool(self._queue) and self.engine.refills
         if not kept or (not refill and self.engine.crowded(len(kept), len(self._held))):
+            kept = _closed_up(kept)
             if kept:
                 self.engine.keep(kept)
             self._rows.keep(kept)
             self._journal.keep(kept)
             self._held = [self._held[slot] for slot in kept]
         return finished
+
+
+def _closed_up(kept: Sequence[int]) -> list[int]:
+    """These slots, as many places from the first on: who is there stays, the others fill holes.
+
+    >>> _closed_up([1, 2, 5, 7])
+    [5, 1, 2, 7]
+    """
+    places, live = range(len(kept)), set(kept)
+    movers = iter([slot for slot in kept if slot >= len(kept)])
+    return [place if place in live else next(movers) for place in places]
 
 
 def choose_engine(policy: Policy, slots: int, prompt: int, completion: int) -> Engine:
