@@ -27,7 +27,7 @@ __all__ = ["LARGEST", "Packed", "current", "pack", "packed_bytes"]
 LARGEST = 256 << 20
 """Bytes of weights that are held a second time at most."""
 FEWEST = 32
-"""Tokens of a completion from which on it pays: packing costs as much as about two steps."""
+"""Tokens of a completion from which on it pays: packing costs as much as one or two steps."""
 
 _CURRENT: ContextVar[Packed | None] = ContextVar("packed", default=None)
 
