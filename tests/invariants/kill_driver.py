@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from grouper.recipe import load_recipe
-from grouper.tracking import files, run_folder
+from grouper.tracking import evaluation_files, files, run_folder
 from grouper.tracking.live import Progress
 from grouper.tracking.metrics_file import MetricsFile
 from grouper.training import checkpoint, retention, session
@@ -103,7 +103,7 @@ POINTS: dict[str, tuple[Any, str, Callable[..., str], Honest | None]] = {
         half_the_line,
     ),
     "rollouts": (run_folder, "write_lines", of_path(0), half_the_file),
-    "summary": (run_folder, "write_atomic", of_path(0), half_the_file),
+    "summary": (evaluation_files, "write_atomic", of_path(0), half_the_file),
     "evaluation": (session, "evaluate", lambda **settings: settings["name"], half_the_items),
     "remove": (retention, "remove_folder", of_path(0), half_the_folder),
     "unlink": (Path, "unlink", of_path(0), None),
@@ -174,7 +174,7 @@ def obey(order: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    assert files.write_atomic is run_folder.write_atomic
+    assert files.write_atomic is evaluation_files.write_atomic
     torch.set_num_threads(1)
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:

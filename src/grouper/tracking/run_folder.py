@@ -52,7 +52,7 @@ from grouper.tracking.metrics_file import MetricsFile
 from grouper.tracking.refusals import refuse_another_recipe, refuse_the_run, refuse_unless_ours
 from grouper.types import RolloutGroup, StepReport
 
-__all__ = ["PHASES", "RunFolder", "write_atomic"]
+__all__ = ["PHASES", "RunFolder"]
 
 logger = logging.getLogger(__name__)
 
