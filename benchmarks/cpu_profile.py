@@ -8,6 +8,8 @@ most: shares matter here, not seconds. Beside them the rate of the matrix produc
 of the part over the seconds inside products. Written to benchmarks/results/cpu_profile.json.
 """
 
+# ruff: noqa: SLF001 - a profiler looks inside
+
 from __future__ import annotations
 
 import argparse
@@ -25,20 +27,27 @@ from scaling import work
 from torch.profiler import ProfilerActivity, profile, record_function
 from workload import CASES, RESULTS, save_model, where
 
-from grouper.kernels import ops
+from grouper.kernels import ops, products, tape
 from grouper.sampling.native import NativeSampler
 from grouper.training import grpo
 
 KINDS = {
-    "products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::", "aten::dot"),
-    "attention": ("scaled_dot_product", "ours::decode", "ours::att", "Attention"),
+    "products": (
+        *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::", "aten::dot"),
+        *("ours::product", "ours::gated_product"),
+    ),
+    "attention": ("scaled_dot_product", "ours::decode", "ours::attention", "Attention"),
+    "softmax and drawing": (
+        "ours::draw",
+        *("softmax", "cumsum", "searchsorted", "exp", "gather", "logsumexp"),
+    ),
     "our other kernels": ("ours::", "_RMSNorm", "_Gated", "_Rotate"),
-    "softmax and drawing": ("softmax", "cumsum", "searchsorted", "exp", "gather", "logsumexp"),
     "copies": ("copy_", "fill_", "zero_", "cat", "index", "contiguous", "clone"),
     "optimizer": ("Optimizer", "_fused_adam", "_foreach", "sqrt", "addcdiv", "addcmul", "lerp"),
 }
 """Kind -> parts of the names of its operations; the first that fits counts."""
 OTHER = "other operations"
+PLAIN_CLOSE = tape._Tape._close
 PARTS = ("sample", "update")
 
 
@@ -49,12 +58,28 @@ def kind_of(operation: str) -> str:
     return OTHER
 
 
-def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*arguments: Any, **options: Any) -> Any:
-        with record_function(f"ours::{name}"):
-            return function(*arguments, **options)
+def named_calls(plain: Callable[..., None]) -> Callable[..., None]:
+    """Calls of kernels that the profiler sees."""
 
-    return run
+    def call(name: str, tensors: Any, *numbers: float) -> None:
+        with record_function(f"ours::{name}"):
+            plain(name, tensors, *numbers)
+
+    return call
+
+
+def close_one_by_one(recorded: Any, kernels: list[Any]) -> None:
+    """Kernels of a tape as runs of one each, which the profiler sees."""
+    for kernel in kernels:
+        PLAIN_CLOSE(recorded, [kernel])
+        run = recorded._runs.pop()
+
+        def shown(run: Callable[[], object] = run, name: str = kernel.name) -> None:
+            with record_function(f"ours::{name}"):
+                run()
+
+        recorded._runs.append(shown)
+    kernels.clear()
 
 
 def watched(found: dict[str, Any], part: str, run: Callable[[], Any]) -> Any:
@@ -114,9 +139,12 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES)[:3])
     parser.add_argument("--small", action="store_true", help="little work, nothing written")
     options = parser.parse_args()
-    for name in (name for name in ops.__all__ if not name.endswith("_serves")):
-        setattr(ops, name, named(name, getattr(ops, name)))
-    cases = {name: one_case(name, small=options.small) for name in options.cases}
+    with (
+        patch.object(ops, "call", named_calls(ops.call)),
+        patch.object(products, "call", named_calls(products.call)),
+        patch.object(tape._Tape, "_close", close_one_by_one),
+    ):
+        cases = {name: one_case(name, small=options.small) for name in options.cases}
     record = {"machine": where(), "cases": cases}
     print(json.dumps(record, indent=1))
     if not options.small:

@@ -70,10 +70,20 @@ class AtLengths(StoppingCriteria):  # type: ignore[misc]  # transformers is unty
 
 
 class Native:
-    """Our sampler, whose rows are asked for in the order of the case."""
+    """Our sampler, whose rows are asked for in the order of the case.
 
-    def __init__(self, policy: Policy, tokenizer: Any, case: Case) -> None:
-        self._sampler = NativeSampler(SamplingWeights(policy), tokenizer, stop_token_ids=[STOP])
+    Args:
+        policy: what draws.
+        tokenizer: of its vocabulary.
+        case: the work.
+        dtype: of a copy that draws instead; None: the policy itself.
+    """
+
+    def __init__(
+        self, policy: Policy, tokenizer: Any, case: Case, dtype: torch.dtype | None = None
+    ) -> None:
+        weights = SamplingWeights(policy, dtype)
+        self._sampler = NativeSampler(weights, tokenizer, stop_token_ids=[STOP])
         self._requests = [
             SampleRequest(
                 prompt=prompt,

@@ -144,8 +144,10 @@ class SamplingConfig(Section):
         False, description="train although top_p, top_k or min_p make the gradient biased"
     )
     max_slots: Positive = Field(256, description="sequences decoded at the same time")
-    dtype: Literal["same", "float32", "bfloat16"] = Field(
-        "same", description="dtype of the sampling weights; same: the training weights themselves"
+    dtype: Literal["auto", "same", "float32", "bfloat16"] = Field(
+        "auto",
+        description="dtype of a copy of the weights to sample from, LoRA merged into it; same: "
+        "no copy, LoRA beside the weights; auto: same, but a copy with LoRA on the CPU (faster)",
     )
 
     @model_validator(mode="after")

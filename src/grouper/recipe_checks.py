@@ -127,7 +127,7 @@ def _members(source: SourceConfig) -> Sequence[RowsConfig]:
 
 def _check_quantised(recipe: Recipe) -> None:
     """Nothing asks for what 4-bit weights cannot do."""
-    if recipe.model.quantization is not None and recipe.sampling.dtype != "same":
+    if recipe.model.quantization is not None and recipe.sampling.dtype not in {"auto", "same"}:
         raise ConfigError(
             "quantised weights cannot be copied into another dtype",
             where="sampling.dtype",

@@ -48,10 +48,10 @@ def static(policy: Policy, slots: int, prompt: int, completion: int) -> StaticEn
     )
 
 
-def ask(number: int, sample: int, **params: object) -> SampleRequest:
+def ask(number: int, sample: int, **params: Any) -> SampleRequest:
     return SampleRequest(
         prompt=make_prompt(number, 3 + 2 * number),
-        params=SamplingParams(**{"max_new_tokens": 23, **params}),  # type: ignore[arg-type]
+        params=SamplingParams(**{"max_new_tokens": 23, **params}),
         key=address(0, "static", number, sample),
     )
 

@@ -1,6 +1,6 @@
 """The compiled kernels: built once a machine from C++, loaded as a plain shared library.
 
-Building takes about two seconds and needs a C++ compiler (`c++`, or what `CXX` names). Where
+Building takes a few seconds and needs a C++ compiler (`c++`, or what `CXX` names). Where
 there is none, or it fails, everything runs on PyTorch's own operations: slower, the same numbers
 but for rounding. The library depends on the processor it was built for, so it lies in the user's
 cache (`GROUPER_CACHE`) under a name that holds source, compiler, options and processor.
@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from grouper.user_cache import cache_folder
@@ -45,7 +46,6 @@ OPTIONS = (
     "-fassociative-math",
     "-ffp-contract=fast",
     "-fPIC",
-    "-shared",
 )
 # Tried in turn: Apple's compiler knows neither of the first two lines' options.
 VARIANTS = (
@@ -91,12 +91,24 @@ def _built(compiler: str, folder: Path) -> Path:
 
 
 def _compile(compiler: str, target: Path) -> None:
-    for variant in VARIANTS:
-        command = [compiler, *OPTIONS, *variant, *map(str, SOURCES), "-o", str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-        if done.returncode == 0:
-            return
-    raise OSError(f"{compiler} failed: {done.stderr.strip()[-500:]}")
+    """All sources at the same time, then the library of them."""
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(len(SOURCES)) as pool:
+        objects = {source: Path(name, source.stem).with_suffix(".o") for source in SOURCES}
+        for variant in VARIANTS:
+            command = [compiler, *OPTIONS, *variant]
+            parts = [[*command, "-c", str(s), "-o", str(made)] for s, made in objects.items()]
+            problem = next(filter(None, pool.map(_problem, parts)), "")
+            whole = [*command, "-shared", *map(str, objects.values()), "-o", str(target)]
+            problem = problem or _problem(whole)
+            if not problem:
+                return
+    raise OSError(f"{compiler} failed: {problem[-500:]}")
+
+
+def _problem(command: list[str]) -> str:
+    """What a compiler has to say where it fails; else nothing."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    return "" if done.returncode == 0 else done.stderr.strip() or "without a word"
 
 
 @contextlib.contextmanager

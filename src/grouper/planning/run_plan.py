@@ -17,6 +17,7 @@ from grouper.new_model import new_model_config
 from grouper.planning.lengths import Lengths, find_lengths
 from grouper.planning.memory import GIB, Memory, ModelMemory, optimizer_bytes
 from grouper.planning.rows import Rows, worst_rows
+from grouper.sampling.weights import copy_dtype
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 from grouper.training.stream import total_steps
 
@@ -27,8 +28,6 @@ CARDS = (24, 40, 80, 141)
 
 RESERVE = 1.25
 """GiB of a card that nothing can be put into: the context, kernels, and fragmentation."""
-
-DTYPES = {"same": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +192,8 @@ class _Planner:
     def _sampling(self, name: str, slots: int) -> Memory:
         """The part with at most this many slots."""
         recipe, lengths = self.recipe, self.lengths
-        copy, beta = DTYPES[recipe.sampling.dtype], recipe.grpo.beta > 0
+        copy = copy_dtype(recipe.sampling, recipe.model, self.device)
+        beta = recipe.grpo.beta > 0
         if name == "evaluation":
             samples = recipe.evaluation.samples
             test = None if self.sets is None else self.sets.test

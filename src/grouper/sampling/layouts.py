@@ -110,9 +110,9 @@ class Groups:
 class Decode:
     """One new token in each of the first rows.
 
-    Attention over a row's prompt and over its own columns are two softmaxes; the first one's
-    log-sum-exp takes part in the second like the score of one more key (as in cascade inference,
-    Ye et al., 2024, and FlashAttention's merging of blocks).
+    The compiled kernel makes one softmax over a row's prompt and its own columns. Without it there
+    are two, and the first one's log-sum-exp takes part in the second like the score of one more key
+    (as in cascade inference, Ye et al., 2024, and FlashAttention's merging of blocks).
 
     Args:
         cache: where to read and append; it has been turned to the column of this step.

@@ -24,7 +24,7 @@ from grouper.model_files import (
 from grouper.policy import Policy
 from grouper.prompts import Dropped, find_stop_tokens, make_format, prepare_prompts
 from grouper.sampling.native import NativeSampler
-from grouper.sampling.weights import SamplingWeights
+from grouper.sampling.weights import SamplingWeights, copy_dtype
 from grouper.training.checkpoint import is_complete, read_state
 from grouper.training.problem_sets import load_part
 from grouper.types import Problem, Prompt, SamplingParams
@@ -94,9 +94,9 @@ class Workbench:
         self._sampler = None
 
     def _make_sampler(self, policy: Policy) -> NativeSampler:
-        dtype = {"same": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
+        dtype = copy_dtype(self.recipe.sampling, self.recipe.model, policy.device.type)
         return NativeSampler(
-            SamplingWeights(policy, dtype[self.recipe.sampling.dtype], copy_now=self._split),
+            SamplingWeights(policy, dtype, copy_now=self._split),
             self.tokenizer,
             stop_token_ids=self.stop_tokens.all,
             max_slots=self.recipe.sampling.max_slots,
