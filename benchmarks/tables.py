@@ -170,6 +170,23 @@ def logprobs(records: Records) -> str:
     return _table(["work", "sampler", "mean", "largest"], rows)
 
 
+def lora(records: Records) -> str:
+    record = records["lora_sampling"]
+    rows = []
+    for name, case in record["cases"].items():
+        seconds, gaps = case["seconds"], case["logprob_gap"]
+        rows.append(
+            [
+                name,
+                *(_spread(seconds[side]) for side in ("beside", "merged")),
+                f"**{case['ratio']:.2f}**",
+                *(f"{gaps[side]['mean']:.1e}" for side in ("beside", "merged")),
+            ]
+        )
+    head = "case|beside the weights, s|merged, s|ratio|log-prob gap beside, mean|merged, mean"
+    return f"{_table(head.split('|'), rows)}\n\n{_where([record['machine']])}"
+
+
 def scaling(records: Records) -> str:
     record = records["scaling"]
     rows = []
@@ -212,6 +229,7 @@ TABLES: dict[str, tuple[str, Callable[[Records], str]]] = {
     "tries": ("cpu_step_tries", tries),
     "sampler": ("cpu_sampler", sampler),
     "logprobs": ("cpu_sampler", logprobs),
+    "lora": ("lora_sampling", lora),
     "scaling": ("scaling", scaling),
     "profiles": ("cpu_profile", profiles),
 }

@@ -156,7 +156,8 @@ class SlotEngine(Eager):
         self._cache.make_room(len(self._prompts))
         places = torch.tensor([place for _, place in fresh], device=self._policy.device)
         layout = Prefill(self._cache, [prompt for prompt, _ in fresh], places)
-        hidden = self._policy.hidden_states(layout, layout.token_ids, layout.position_ids)
+        with self._packed.used():
+            hidden = self._policy.hidden_states(layout, layout.token_ids, layout.position_ids)
         last = hidden.index_select(0, layout.last)
         self._last |= {place: last[i] for i, (_, place) in enumerate(fresh)}
 
