@@ -19,7 +19,7 @@ def copy_dtype(sampling: SamplingConfig, model: ModelConfig, device: str) -> tor
     """The dtype of the copy that samples; None: the weights that are trained.
 
     `auto` makes a copy where that is known to be faster: of a model with LoRA on the CPU, where
-    adapters beside the weights took 1.4 to 1.6 times as long as merged ones
+    adapters beside the weights took 1.2 to 2.7 times as long as merged ones
     (`benchmarks/lora_sampling.py`). Quantised weights cannot be merged without loss.
     """
     if sampling.dtype in DTYPES:
