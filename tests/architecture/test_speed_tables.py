@@ -88,6 +88,16 @@ def records() -> dict[str, Any]:
             "bfloat16": {"fixed": sampled},
             "float32": {"ragged": {**sampled, "ratio_to_vllm": None}},
         },
+        "lora_sampling": {
+            "machine": MACHINE,
+            "cases": {
+                "25M bf16": {
+                    "seconds": {"beside": [5.0, 6.0, 7.0], "merged": [2.0]},
+                    "ratio": 3.0,
+                    "logprob_gap": {"beside": {"mean": 1e-3}, "merged": {"mean": 2e-3}},
+                }
+            },
+        },
         "cpu_profile": {"machine": MACHINE, "cases": {"0.5M": {"sample": part, "update": part}}},
         "scaling": {
             "machine": MACHINE,
@@ -120,6 +130,7 @@ SHOWN = {
     "sampler": "| bfloat16, fixed | 500 | 1.50 (1.00-2.00) | 3.00 (3.00-3.00) "
     "| 4.00 (4.00-4.00) | **2.00** | 3 | 0.50 (0.50-0.50) | 0.33 |",
     "logprobs": "| float32, ragged | grouper | 1.0e-07 | 2.0e-06 |",
+    "lora": "| 25M bf16 | 6.00 (5.00-7.00) | 2.00 (2.00-2.00) | **3.00** | 1.0e-03 | 2.0e-03 |",
     "profiles": "| 0.5M, sampling | 75 % | 25 % | 0.50 |",
     "scaling": "| layers | 2, 4 | 2.00, 4.00 | 0.50 (0.50) | 0.90 (0.90) | 0.70 (1.00) |",
 }
