@@ -98,27 +98,6 @@ def test_an_adapter_is_continued_with_lora_and_merged_without(folder: Path, tmp_
     torch.testing.assert_close(merged(batch).logprobs, expected, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "embed_tokens")])
-@torch.no_grad()
-def test_sampling_weights_merge_lora_into_a_copy_only(folder: Path, targets: Any) -> None:
-    from grouper.sampling.weights import SamplingWeights
-
-    lora = LoraConfig(rank=4, alpha=8, target_modules=targets)
-    policy = load_policy(config(folder, lora=lora), str(folder), seed=0)
-    before = {n: p.clone() for n, p in policy.named_parameters() if not p.requires_grad}
-    weights = SamplingWeights(policy, torch.float32)
-    batch = make_batch()
-    for version in (1, 2):
-        for parameter in policy.trainable().values():
-            parameter.normal_(std=0.1)
-        policy.version = version
-        copy = weights.current()
-        torch.testing.assert_close(copy(batch).logprobs, policy(batch).logprobs, rtol=0, atol=2e-5)
-    for name, parameter in policy.named_parameters():
-        if name in before:
-            assert torch.equal(parameter, before[name])
-
-
 def test_a_missing_folder_names_the_nearest(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"there is no folder .*Did you mean .*model'"):
         require_model_folder(str(folder.parent / "modle"))

@@ -192,7 +192,8 @@ class _Planner:
     def _sampling(self, name: str, slots: int) -> Memory:
         """The part with at most this many slots."""
         recipe, lengths = self.recipe, self.lengths
-        copy = copy_dtype(recipe.sampling, recipe.model, self.device)
+        lora = recipe.model.lora is not None
+        copy = copy_dtype(recipe.sampling, recipe.model, self.device, lora=lora)
         beta = recipe.grpo.beta > 0
         if name == "evaluation":
             samples = recipe.evaluation.samples

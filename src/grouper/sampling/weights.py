@@ -15,17 +15,25 @@ __all__ = ["SamplingWeights", "copy_dtype"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def copy_dtype(sampling: SamplingConfig, model: ModelConfig, device: str) -> torch.dtype | None:
+def copy_dtype(
+    sampling: SamplingConfig, model: ModelConfig, device: str, *, lora: bool
+) -> torch.dtype | None:
     """The dtype of the copy that samples; None: the weights that are trained.
 
     `auto` makes a copy where that is known to be faster: of a model with LoRA on the CPU, where
     adapters beside the weights took 1.2 to 2.7 times as long as merged ones
     (`benchmarks/lora_sampling.py`). Quantised weights cannot be merged without loss.
+
+    Args:
+        sampling: names the dtype.
+        model: says what the weights are like.
+        device: its type.
+        lora: whether the model has adapters.
     """
     if sampling.dtype in DTYPES:
         return DTYPES[sampling.dtype]
-    lora = model.lora is not None and model.quantization is None
-    if sampling.dtype == "auto" and lora and device == "cpu":
+    mergeable = lora and model.quantization is None
+    if sampling.dtype == "auto" and mergeable and device == "cpu":
         return DTYPES[model.compute_dtype or model.dtype]
     return None
 
@@ -67,6 +75,8 @@ class SamplingWeights:
         model = model if self._dtype is None else model.to(self._dtype)
         made = Policy(model.requires_grad_(False), native=self._policy.native)
         made.version = self._policy.version
+        # Merged in the one way, so that a resumed run samples from the same numbers.
+        self._refresh(made)
         return made
 
     @torch.no_grad()

@@ -94,7 +94,12 @@ class Workbench:
         self._sampler = None
 
     def _make_sampler(self, policy: Policy) -> NativeSampler:
-        dtype = copy_dtype(self.recipe.sampling, self.recipe.model, policy.device.type)
+        dtype = copy_dtype(
+            self.recipe.sampling,
+            self.recipe.model,
+            policy.device.type,
+            lora=policy.adapter is not None,
+        )
         return NativeSampler(
             SamplingWeights(policy, dtype, copy_now=self._split),
             self.tokenizer,
