@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,8 @@ from torch.nn.functional import gelu, silu
 
 from grouper.kernels import ops
 from grouper.kernels.library import library
+from grouper.sampling.draw import DrawSettings, draw
+from grouper.types import SamplingParams
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or kernels are off")
 
@@ -115,14 +119,15 @@ def test_what_is_no_number_stays_so(bad: float) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [6, 32, 64, 128])
 @pytest.mark.parametrize("width", [12, 70])
+@pytest.mark.parametrize("group", [3, 17])  # the matrix unit takes sixteen queries at most
 @pytest.mark.parametrize(
     ("window", "softcap"), [(None, None), (4, None), (None, 2.0), (9, 3.0), (40, None), (1, None)]
 )
 def test_decode(
-    dtype: torch.dtype, dim: int, width: int, window: int | None, softcap: float | None
+    dtype: torch.dtype, dim: int, width: int, group: int, window: int | None, softcap: float | None
 ) -> None:
     """Rings that have wrapped round and not, prompts of several lengths shared by several rows."""
-    rows, heads, group, column, columns = 5, 2, 3, width // 3, 40
+    rows, heads, column, columns = 5, 2, width // 3, 40
     query = random(rows, heads, group, dim, dtype=dtype)
     keys, values = (random(rows + 2, heads, width, dim, dtype=dtype, seed=s) for s in (1, 2))
     prompts = (
@@ -162,6 +167,59 @@ def test_decode(
     same(out, expected.to(dtype), dtype)
     assert torch.equal(own[0], keys)
     assert torch.equal(own[1], values)
+
+
+def settings(temperature: list[float]) -> DrawSettings:
+    params = [SamplingParams(max_new_tokens=1, temperature=t) for t in temperature]
+    return DrawSettings.of(params, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 256, 1000])
+@pytest.mark.parametrize("bans", [False, True])
+def test_draw(vocabulary: int, bans: bool) -> None:
+    """The tokens of the plain operations, rows of every temperature beside each other."""
+    rows = 300
+    logits = random(rows, vocabulary) * 4
+    logits[5] = -torch.inf
+    logits[5, vocabulary // 2] = 1.0
+    uniform = torch.rand(rows, generator=torch.Generator().manual_seed(3))
+    uniform[:3] = torch.tensor([0.0, 1 - 2.0**-24, 0.5])
+    heats = settings([(0.0, 0.3, 1.0, 2.5)[i % 4] for i in range(rows)])
+    stops = torch.zeros(vocabulary, dtype=torch.bool)
+    stops[: vocabulary // 3] = bans
+    early = torch.arange(rows) % 2 == 0 if bans else None
+    banned = None if early is None else early[:, None] & stops
+    assert ops.draw_serves(logits)
+    tokens, logprobs = ops.draw(logits, uniform, heats.temperature, early, stops)
+    expected, theirs = draw(logits, uniform, heats, banned)
+    # Sums in another order may put a number on the other side of a border, hardly ever.
+    assert (tokens != expected).sum() <= 1
+    alike = tokens == expected
+    torch.testing.assert_close(logprobs[alike], theirs[alike], rtol=0, atol=2e-6)
+    if banned is not None:
+        assert not banned.gather(1, tokens[:, None])[5::2].any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_seen_and_lead_nowhere_else(bad: float) -> None:
+    logits = random(2, 50)
+    logits[0, 10] = bad
+    heats, half = settings([1.0, 1.0]).temperature, torch.tensor([0.5, 0.5])
+    stops = torch.zeros(50, dtype=torch.bool)
+    tokens, logprobs = ops.draw(logits, half, heats, None, stops)
+    assert not logprobs[0].isfinite()
+    assert logprobs[1].isfinite()
+    assert ((tokens >= 0) & (tokens < 50)).all()
+
+
+def test_all_that_is_left_by_bans_is_drawn() -> None:
+    logits, stops = torch.zeros(4, 600), torch.ones(600, dtype=torch.bool)
+    stops[599] = False
+    early, heats = torch.ones(4, dtype=torch.bool), settings([1.0] * 4).temperature
+    uniform = torch.tensor([0.0, 0.3, 0.9, 1 - 2.0**-24])
+    tokens, logprobs = ops.draw(logits, uniform, heats, early, stops)
+    assert tokens.tolist() == [599] * 4
+    assert logprobs.tolist() == pytest.approx([-math.log(600)] * 4, abs=1e-6)
 
 
 def test_other_tensors_are_left_to_the_models_own_code() -> None:
