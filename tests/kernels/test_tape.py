@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -80,15 +81,41 @@ def test_what_it_needs_outlives_everybody_else() -> None:
     assert out.tolist() == [3.5, 6.5, 9.5, 12.5]
 
 
+ASKING: dict[str, Callable[[Tensor], Any]] = {
+    "float": lambda x: x * float(x.sum()),
+    "if": lambda x: x * 3 if x.sum() > 2 else x,
+    "equal": lambda x: x * 3 if torch.equal(x, x.clone()) else x,
+    "tolist": lambda x: x * sum(x.tolist()),
+    "numpy": lambda x: x * x.numpy().sum(),
+    "nonzero": lambda x: x * len(x.nonzero()),
+    "where": lambda x: x * len(torch.where(x > 0)[0]),
+    "mask": lambda x: x * x[x > 0].sum(),
+    "masked_select": lambda x: x * x.masked_select(x > 0).sum(),
+    "unique": lambda x: x * (2 + len(x.unique())),
+    "repeat": lambda x: x * x.repeat_interleave(x.long()).sum(),
+}
+
+
 @torch.no_grad()
-def test_a_step_that_asks_the_host_is_run_and_not_recorded() -> None:
+@pytest.mark.parametrize("name", ASKING)
+def test_a_step_that_hangs_on_contents_is_run_and_not_recorded(name: str) -> None:
     x, out = torch.ones(3), torch.zeros(3)
 
     def step() -> None:
-        out.copy_(x * float(x.sum()))
+        out.copy_(ASKING[name](x))
 
     assert record(step) is None
     assert out.tolist() == [3.0, 3.0, 3.0]
+
+
+@torch.no_grad()
+def test_places_may_be_looked_up() -> None:
+    x, places, out = torch.arange(4.0), torch.tensor([3, 1]), torch.zeros(2)
+    played = record(lambda: out.copy_(x[places]))  # type: ignore[arg-type]  # its result is of no interest
+    places.copy_(torch.tensor([0, 2]))
+    assert played is not None
+    played()
+    assert out.tolist() == [0.0, 2.0]
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from grouper.sampling.decode_programs import AVAILABLE
 from grouper.sampling.engines import Engine, SlotEngine
 from grouper.sampling.graphs import StaticEngine
 from grouper.sampling.native import NativeSampler, choose_engine
-from grouper.sampling.replay import OpByOp, allows_replay
+from grouper.sampling.replay import OpByOp, Tapes, allows_replay
 from grouper.sampling.weights import SamplingWeights
 from grouper.sampling.writing import Rows
 from grouper.types import Completion, SamplingParams
@@ -229,6 +229,15 @@ def test_the_engine_follows_the_model() -> None:
             assert type(choose_engine(Policy(model), 2, 3, 4)) is kind
 
 
+@needs_library
+def test_short_completions_are_not_worth_a_recording() -> None:
+    kinds = {
+        length: type(choose_engine(Policy(tiny_model()), 2, 3, length)._replay)  # type: ignore[attr-defined]  # a static engine has it
+        for length in (Tapes.fewest - 1, Tapes.fewest)
+    }
+    assert list(kinds.values()) == [OpByOp, Tapes]
+
+
 def with_tapes(policy: Policy, slots: int, prompt: int, completion: int) -> Engine:
     engine = choose_engine(policy, slots, prompt, completion)
     assert isinstance(engine, StaticEngine)
@@ -281,7 +290,8 @@ def test_a_step_that_cannot_be_recorded_runs_op_by_op(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(tape, "ASKS_THE_HOST", frozenset({torch.ops.aten.embedding.default}))
+    asks = torch.ops.aten.embedding.default
+    monkeypatch.setattr(tape, "_depends_on_contents", lambda call, args: call is asks)
     policy = Policy(tiny_model())
     wanted = mixed()
     found = draw_all(policy, wanted, with_tapes, slots=64, stretch=1)

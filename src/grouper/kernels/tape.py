@@ -9,7 +9,7 @@ run without Python, other operations as single calls, and views cost nothing. Wh
 its way lies in one block of memory, in which places are used again once they are read no more.
 
 What holds for CUDA graphs holds here: nothing that the step decides on the host may change. A
-step that asks for a value on the host is not recorded.
+step that asks for a value on the host, or whose tensors' shapes hang on values, is not recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tag, Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -44,7 +45,8 @@ ALLOCATIONS = frozenset(
     }
 )
 COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})  # noqa: SLF001 - torch names it so
-ASKS_THE_HOST = frozenset({_aten._local_scalar_dense.default, _aten.nonzero.default})  # noqa: SLF001 - torch names it so
+READS = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__})
+"""Ways to the contents of a CPU tensor that the dispatcher never hears of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,8 @@ class _Recorder:
         taken, made = list(_tensors((args, kwargs))), list(_tensors(given))
         known = {_address(t) for t in taken}
         fresh = tuple(t for t in made if _address(t) not in known)
-        self.refused |= call in ASKS_THE_HOST or any(_address(t) == 0 < t.numel() for t in fresh)
+        opaque = any(_address(t) == 0 < t.numel() for t in fresh)
+        self.refused |= opaque or _depends_on_contents(call, args)
         self._own(fresh)
         changes = call._schema.is_mutable  # noqa: SLF001 - torch has no public name for it
         if call in ALLOCATIONS or not (fresh or changes):
@@ -142,6 +145,28 @@ class _Watch(TorchDispatchMode):
         return given
 
 
+class _Overheard(TorchFunctionMode):
+    """Tells the recorder of contents that are read on the host."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        self._recorder.refused |= func in READS
+        return func(*args, **(kwargs or {}))
+
+
+def _depends_on_contents(call: Any, args: tuple[Any, ...]) -> bool:
+    """Whether what an operation gives, or its shape, is decided by what its tensors contain."""
+    if call is _aten.index.Tensor:
+        return any(t.dtype in {torch.bool, torch.uint8} for t in _tensors(args[1]))
+    return bool({Tag.data_dependent_output, Tag.dynamic_output_shape} & set(call.tags))
+
+
 def record(step: Callable[[], None]) -> Callable[[], None] | None:
     """Run a step once, and return what does it again; None if it cannot be played back.
 
@@ -150,7 +175,7 @@ def record(step: Callable[[], None]) -> Callable[[], None] | None:
             into them; without gradients.
     """
     recorder = _Recorder()
-    with _Watch(recorder), listened(recorder):
+    with _Overheard(recorder), _Watch(recorder), listened(recorder):
         step()
     if recorder.refused or library() is None:
         return None

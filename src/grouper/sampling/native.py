@@ -21,7 +21,7 @@ from grouper.sampling.compiled_decode import compiled_decode, has_compiled
 from grouper.sampling.decode_kernel import has_kernel, kernel_decode
 from grouper.sampling.engines import Engine, PlainEngine, SlotEngine
 from grouper.sampling.graphs import StaticEngine
-from grouper.sampling.replay import CudaGraphs, OpByOp, Tapes, allows_replay
+from grouper.sampling.replay import CudaGraphs, OpByOp, Replay, Tapes, allows_replay
 from grouper.sampling.stops import StopStrings
 from grouper.sampling.times import SampleTimes
 from grouper.sampling.weights import SamplingWeights
@@ -281,10 +281,12 @@ def choose_engine(policy: Policy, slots: int, prompt: int, completion: int) -> E
     name = type(policy.model).__name__
     # A step that can be played back pays only where there is a kernel for it.
     if has_kernel(device, dtype):
-        replay = CudaGraphs(device, name) if steady else OpByOp()
+        replay: Replay = CudaGraphs(device, name) if steady else OpByOp()
         return StaticEngine(policy, **sizes, attend=kernel_decode, replay=replay)
     if steady and has_compiled(device, dtype):
-        return StaticEngine(policy, **sizes, attend=compiled_decode, replay=Tapes(name))
+        pays = completion >= Tapes.fewest
+        replay = Tapes(name) if pays else OpByOp()
+        return StaticEngine(policy, **sizes, attend=compiled_decode, replay=replay)
     return SlotEngine(policy, **sizes)
 
 
