@@ -1,6 +1,6 @@
 """A step recorded once and played back: what CUDA graphs are on a GPU, on a CPU.
 
-A decoding step of a small model is some hundred operations of microseconds each, and most of its
+A decoding step of a small model is some hundred operations of microseconds each, and much of its
 time goes by between them: in the model's Python, in PyTorch's dispatcher, in allocations. A step
 that reads and writes tensors which stay where they are does the same every time but for their
 contents. So it is watched once, while it runs as ever: every operation that reaches PyTorch's
