@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from grouper.config import ModelConfig, SamplingConfig
 from grouper.policy import Policy
+
+if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
+    from grouper.config import ModelConfig, SamplingConfig
 
 __all__ = ["SamplingWeights", "copy_dtype"]
 
