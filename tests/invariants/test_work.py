@@ -19,6 +19,7 @@ from grouper.policy import Policy
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.engines import COMPACT_SHARE, Engine, SlotEngine
 from grouper.sampling.native import NativeSampler, choose_engine
+from grouper.sampling.replay import Tapes
 from grouper.sampling.weights import SamplingWeights
 from grouper.training.objectives import grpo_objective
 from grouper.training.update import accumulate_gradient
@@ -125,7 +126,9 @@ def test_refills_run_no_prompt_again_while_it_is_read(slots: int) -> None:
     assert in_layers(rows) == tokens
 
 
-@pytest.mark.parametrize(("engine", "share"), [("slots", 1 - COMPACT_SHARE), ("tapes", 0.7)])
+@pytest.mark.parametrize(
+    ("engine", "share"), [("slots", 1 - COMPACT_SHARE), ("tapes", Tapes.share)]
+)
 def test_finished_rows_are_closed(engine: str, share: float) -> None:
     """Lengths 1 to 64: rows that ended may run along only while they are few."""
     lengths = [list(range(1 + 8 * i, 9 + 8 * i)) for i in range(8)]

@@ -20,6 +20,10 @@ inline bool tiles_are_granted() {
     return granted;
 }
 
+// To be called between writing memory in the ordinary way and loading a tile or shapes from it: GCC's
+// intrinsics do not say that they read memory, so the writing could be moved behind them or left out.
+inline void written(const void *place) { __asm__ volatile("" : : "r"(place) : "memory"); }
+
 // The shapes of the eight tiles, as the processor reads them.
 struct alignas(64) TileShapes {
     uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -29,6 +33,11 @@ struct alignas(64) TileShapes {
     void set(int tile, int height, int width) {
         rows[tile] = static_cast<uint8_t>(height);
         bytes[tile] = static_cast<uint16_t>(width);
+    }
+
+    void use() const {
+        written(this);
+        _tile_loadconfig(this);
     }
 };
 

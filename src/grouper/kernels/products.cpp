@@ -56,7 +56,7 @@ class Configured {
     Configured() {
         TileShapes shapes;
         for (int tile = 0; tile < 8; ++tile) shapes.set(tile, SIDE, LINE);
-        _tile_loadconfig(&shapes);
+        shapes.use();
     }
     Configured(const Configured &) = delete;
     Configured &operator=(const Configured &) = delete;
@@ -162,6 +162,7 @@ class Rows {
             char *tile = copy_ + pair * steps_ * STEP + top / SIDE % 2 * TILE;
             for (int64_t done = 0; done < k; done += DEEP, tile += STEP) copy_tile(top, done, tile);
         }
+        written(copy_);
     }
 
     Place block(int64_t top, int64_t step) const {

@@ -160,7 +160,7 @@ template <int64_t D> class Tiled : public Wide<D> {
         for (const int tile : {0, 1}) shapes.set(tile, 16, across);
         for (const int tile : {2, 3}) shapes.set(tile, 16, 64);
         for (const int tile : {4, 5, 6, 7}) shapes.set(tile, 16, across);
-        _tile_loadconfig(&shapes);
+        shapes.use();
     }
     ~Tiled() { _tile_release(); }
     Tiled(const Tiled &) = delete;
@@ -173,6 +173,7 @@ template <int64_t D> class Tiled : public Wide<D> {
         for (int64_t g = 0; g < group; ++g)
             for (int64_t d = 0; d < D / 2; ++d)
                 std::memcpy(turned_ + (d * group + g) * 2, queries + g * D + 2 * d, 4);
+        written(turned_);
         const int64_t step = 32 * group;  // numbers of a tile
         _tile_loadd(4, turned_, 4 * group);
         if constexpr (D >= 64) _tile_loadd(5, turned_ + step, 4 * group);
@@ -198,8 +199,10 @@ template <int64_t D> class Tiled : public Wide<D> {
                 std::memcpy(last_, block, sizeof(bf16) * left * D);
                 block = last_;
             }
+            written(block);
             _tile_zero(0);
-            one_block(block);
+            _tile_zero(1);
+            two_blocks(block, block);  // the second one for nothing
             _tile_stored(0, found_, 4 * this->group_);
             spread(score + k, most, left);
         }
@@ -229,24 +232,6 @@ template <int64_t D> class Tiled : public Wide<D> {
             _tile_dpbf16ps(0, 2, 7);
             _tile_loadd(3, other + 96, line);
             _tile_dpbf16ps(1, 3, 7);
-        }
-    }
-
-    static void one_block(const bf16 *keys) {
-        constexpr int64_t line = 2 * D;
-        _tile_loadd(2, keys, line);
-        _tile_dpbf16ps(0, 2, 4);
-        if constexpr (D >= 64) {
-            _tile_loadd(2, keys + 32, line);
-            _tile_dpbf16ps(0, 2, 5);
-        }
-        if constexpr (D >= 96) {
-            _tile_loadd(2, keys + 64, line);
-            _tile_dpbf16ps(0, 2, 6);
-        }
-        if constexpr (D >= 128) {
-            _tile_loadd(2, keys + 96, line);
-            _tile_dpbf16ps(0, 2, 7);
         }
     }
 

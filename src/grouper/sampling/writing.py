@@ -200,10 +200,6 @@ class Journal:
         """Whether a sequence has not reached its `min_new_tokens`."""
         return bool((self._live & (self._counts < self._minimums)).any())
 
-    def longest(self) -> int:
-        """Tokens of the longest sequence that is not finished."""
-        return int((self._counts * self._live).max())
-
     def write(
         self, block: Block, slots: Sequence[int] | None = None
     ) -> list[tuple[int, FinishReason]]:
