@@ -109,6 +109,22 @@ def test_a_step_that_hangs_on_contents_is_run_and_not_recorded(name: str) -> Non
 
 
 @torch.no_grad()
+def test_an_operation_that_changes_one_tensor_and_makes_another_is_not_recorded() -> None:
+    x, mean, variance = torch.randn(4, 3), torch.zeros(3), torch.ones(3)
+    out = torch.zeros(4, 3)
+
+    def step() -> None:
+        out.copy_(torch.nn.functional.batch_norm(x, mean, variance, training=True))
+
+    played = record(step)
+    if played is not None:  # a PyTorch whose operation does not own up to the change
+        x.copy_(torch.randn(4, 3))
+        played()
+        expected = torch.nn.functional.batch_norm(x, mean.clone(), variance.clone(), training=True)
+        torch.testing.assert_close(out, expected)
+
+
+@torch.no_grad()
 def test_places_may_be_looked_up() -> None:
     x, places, out = torch.arange(4.0), torch.tensor([3, 1]), torch.zeros(2)
     played = record(lambda: out.copy_(x[places]))  # type: ignore[arg-type]  # its result is of no interest

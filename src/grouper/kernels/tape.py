@@ -104,9 +104,11 @@ class _Recorder:
         known = {_address(t) for t in taken}
         fresh = tuple(t for t in made if _address(t) not in known)
         opaque = any(_address(t) == 0 < t.numel() for t in fresh)
-        self.refused |= opaque or _depends_on_contents(call, args)
-        self._own(fresh)
         changes = call._schema.is_mutable  # noqa: SLF001 - torch has no public name for it
+        # Played back, an operation either changes what is there or fills what it has made.
+        both = changes and bool(fresh)
+        self.refused |= opaque or both or _depends_on_contents(call, args)
+        self._own(fresh)
         if call in ALLOCATIONS or not (fresh or changes):
             return  # a view is where it always was
         ours = _translated(call, args, kwargs, fresh) if fresh else None
