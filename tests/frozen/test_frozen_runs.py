@@ -1,0 +1,79 @@
+"""Every recipe and preset still does what was recorded before the package was restructured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from frozen import load
+from frozen import renamed as with_new_texts
+from frozen_runs import FOLDER, names, record_apart
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def runs(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All runs of today; `shared_data` skips them where the real rows are missing."""
+    del shared_data
+    folder = tmp_path_factory.mktemp("runs")
+    record_apart(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_run_is_as_recorded(name: str, runs: Path) -> None:
+    recorded, found = (json.loads((f / f"{name}.json").read_text()) for f in (FOLDER, runs))
+    recorded = with_new_names(recorded)
+    if recorded.pop("arithmetic") != found.pop("arithmetic"):
+        # Another library calculates: the same up to rounding.
+        for phase in found["weights"]:
+            recorded["weights"][phase]["sha256"] = found["weights"][phase]["sha256"]
+    assert found["recipe"] == recorded["recipe"]
+    assert differences(recorded, found) == []
+
+
+def with_new_names(recorded: dict[str, Any]) -> dict[str, Any]:
+    """What was recorded, with what the table of renames says about settings and metrics."""
+    renames = load("renames")
+    settings, metrics = renames["settings"], renames["metrics"]
+
+    def renamed(value: Any, path: str) -> Any:
+        if isinstance(value, str):
+            return with_new_texts(value)
+        if not isinstance(value, dict):
+            return value
+        new = {
+            settings.get(path + key, key): renamed(v, f"{path}{key}.") for key, v in value.items()
+        }
+        return {key: v for key, v in new.items() if key is not None}
+
+    steps = [
+        {**row, "metrics": {metrics.get(key, key): v for key, v in row["metrics"].items()}}
+        for row in recorded["metrics"]
+    ]
+    return {**recorded, "recipe": renamed(recorded["recipe"], ""), "metrics": steps}
+
+
+def differences(recorded: Any, found: Any, path: str = "") -> list[str]:
+    """Where two values differ by more than the rounding of float32 sums."""
+    if isinstance(recorded, dict) and isinstance(found, dict):
+        keys = sorted(recorded.keys() | found.keys())
+        return [
+            line
+            for key in keys
+            for line in (
+                differences(recorded[key], found[key], f"{path}.{key}")
+                if key in recorded and key in found
+                else [f"{path}.{key}: only {'recorded' if key in recorded else 'found'}"]
+            )
+        ]
+    if isinstance(recorded, list) and isinstance(found, list) and len(recorded) == len(found):
+        pairs = enumerate(zip(recorded, found, strict=True))
+        return [line for i, pair in pairs for line in differences(*pair, f"{path}[{i}]")]
+    if isinstance(recorded, float) and isinstance(found, float | int):
+        same = found == pytest.approx(recorded, rel=1e-4, abs=1e-6)
+        return [] if same else [f"{path}: {recorded} -> {found}"]
+    return [] if found == recorded else [f"{path}: {recorded!r} -> {found!r}"]
