@@ -10,13 +10,24 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import signal
 from pathlib import Path
+
+# In the background a shell has its children ignore Ctrl-C, and their children, too: tests that
+# send these signals would find nobody listening.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # Without a GPU kernels run in Triton's interpreter, which is chosen when Triton is imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
+from gates import package, shared
 from hypothesis import settings
 
 # The same examples in every run, so that a change is judged by itself; HYPOTHESIS_PROFILE=search
@@ -24,8 +35,6 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
-
-SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -43,10 +52,14 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The real problem sets beside the checkout; tests that need them skip without."""
-    if not SHARED_DATA.is_dir():
-        pytest.skip("the shared problem sets are not beside this checkout")
-    return SHARED_DATA
+    """The real problem sets beside the checkout."""
+    return shared()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """`@pytest.mark.needs_package(name, extra=...)`: see `gates.package`."""
+    for mark in item.iter_markers("needs_package"):
+        package(*mark.args, **mark.kwargs)
 
 
 @pytest.fixture(scope="session")

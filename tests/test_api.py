@@ -9,7 +9,8 @@ from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper import Session, load_generator, load_recipe, prepare, solve, train
 from grouper.errors import ConfigError, RewardError
-from grouper.policy import Policy
+from grouper.models.policy import Policy
+from grouper.tracking.live import Progress
 
 ASYNC_REWARD = """
 import asyncio
@@ -51,6 +52,20 @@ def test_everything_is_there_to_look_at_and_nothing_is_written(tiny, tmp_path):
         for text in ("demo: sft then grpo", "12 to train on", "'Pick 100.' -> '0'", "format"):
             assert text in repr(setup)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_reward_that_pays_a_right_answer_least_is_warned_of_at_the_start(tiny, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def raw(completions, **kwargs):\n    return [0.0 for _ in completions]\n"
+    )
+    recipe = tiny.override(name="warned", rewards=[{"name": f"{tmp_path}/mine.py:raw"}])
+    told = "the reward 'raw' pays 0 for a right completion of"
+    with prepare(recipe) as setup:
+        assert [told in text for text in setup.warnings] == [True]
+    with Session(recipe, Progress(quiet=True)):
+        pass
+    log = (tmp_path / "outputs" / "warned" / "training.log").read_text()
+    assert told in log
 
 
 def test_a_notebook_runs_it_whole_inside_its_loop(tiny, tmp_path):

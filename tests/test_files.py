@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grouper.errors import RunFolderError
-from grouper.tracking.files import dumps, read_lines, sweep, write_atomic, write_lines
+from grouper.files import dumps, read_lines, sweep, write_atomic, write_lines
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypatch):

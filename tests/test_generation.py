@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
+from grouper.api import append_jsonl, load_generator, solve
+from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError, DataError, ModelError, RunFolderError
-from grouper.generation import append_jsonl, load_generator, solve
-from grouper.recipe import load_recipe
 from grouper.tracking.run_folder import RunFolder
 
 
@@ -58,6 +58,17 @@ def test_settings_that_are_given_win(lora_run):
     recipe = load_recipe(lora_run / "recipe.yaml").override("sampling.max_new_tokens=3")
     with load_generator(lora_run / "base", recipe=recipe, temperature=1.0) as opened:
         assert (opened.params.max_new_tokens, opened.params.temperature) == (3, 1.0)
+
+
+def test_as_many_samples_as_the_recipe_evaluates(lora_run):
+    """T8: unless the answers are greedy, and all would be the same."""
+    recipe = load_recipe(lora_run / "recipe.yaml").override(
+        "evaluation={samples: 3, temperature: 0.8}"
+    )
+    with load_generator(lora_run / "base", recipe=recipe, max_new_tokens=2) as opened:
+        assert len(list(opened.draw([opened.prompt("Pick 1.")]))) == 3
+    with load_generator(lora_run / "base", recipe=recipe, temperature=0) as opened:
+        assert opened.recipe.evaluation.samples == 1
 
 
 def test_what_cannot_be_loaded_or_asked(lora_run, generator, tmp_path):

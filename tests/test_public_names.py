@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -47,6 +48,25 @@ PINNED = [
     "solve",
     "train",
 ]
+
+
+def test_tensorflow_is_looked_for_only_where_the_user_wants_it():
+    code = (
+        "import os, sys, grouper\n"
+        "print(*(os.environ[n] for n in ('TRANSFORMERS_NO_TF', 'TRANSFORMERS_NO_TENSORFLOW', "
+        "'USE_TF')), 'torch' in sys.modules)"
+    )
+    names = ("TRANSFORMERS_NO_TF", "TRANSFORMERS_NO_TENSORFLOW", "USE_TF")
+    unset = {name: value for name, value in os.environ.items() if name not in names}
+    for given, wanted in (({}, "1 1 0 False"), ({"USE_TF": "1"}, "1 1 1 False")):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=unset | given,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == wanted
 
 
 def test_the_public_names_are_pinned():

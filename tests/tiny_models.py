@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from grouper.algorithms.batching import TrainBatch, rollout_batch
 from grouper.algorithms.weighting import token_mean
-from grouper.batching import TrainBatch, rollout_batch
 from grouper.types import (
     Completion,
     FinishReason,

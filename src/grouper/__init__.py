@@ -13,21 +13,39 @@ Names are imported when they are first used: `import grouper` loads no torch.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
+# Libraries that are imported later look for TensorFlow unless these are set: seconds, and memory on
+# the GPU. Whatever the user has set stays.
+for _name, _value in (
+    ("TRANSFORMERS_NO_TF", "1"),
+    ("TRANSFORMERS_NO_TENSORFLOW", "1"),
+    ("USE_TF", "0"),
+):
+    os.environ.setdefault(_name, _value)
+
 if TYPE_CHECKING:
-    from grouper.config import Recipe
+    from grouper.api import (
+        Generator,
+        Setup,
+        Solution,
+        append_jsonl,
+        load_generator,
+        prepare,
+        solve,
+        train,
+    )
+    from grouper.config.loading import load_recipe
+    from grouper.config.schema import Recipe
     from grouper.data import ProblemSet, load_problems
     from grouper.errors import GrouperError
     from grouper.evaluation.compare import Comparison, compare
     from grouper.evaluation.evaluate import evaluate
     from grouper.evaluation.result import EvaluationResult
-    from grouper.generation import Generator, Solution, append_jsonl, load_generator, solve
     from grouper.grading import grade
     from grouper.prompts import PromptFormat, make_format
-    from grouper.recipe import load_recipe
     from grouper.rewards import RewardStack, build_rewards
-    from grouper.setup import Setup, prepare, train
     from grouper.tracking.run_folder import RunFolder
     from grouper.training.run import RunResult
     from grouper.training.session import Session
@@ -86,18 +104,26 @@ __all__ = [
 ]
 
 _HOMES = {
-    "config": ("Recipe",),
+    "api": (
+        "Generator",
+        "Setup",
+        "Solution",
+        "append_jsonl",
+        "load_generator",
+        "prepare",
+        "solve",
+        "train",
+    ),
+    "config.loading": ("load_recipe",),
+    "config.schema": ("Recipe",),
     "data": ("ProblemSet", "load_problems"),
     "errors": ("GrouperError",),
     "evaluation.compare": ("Comparison", "compare"),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.result": ("EvaluationResult",),
-    "generation": ("Generator", "Solution", "append_jsonl", "load_generator", "solve"),
     "grading": ("grade",),
     "prompts": ("PromptFormat", "make_format"),
-    "recipe": ("load_recipe",),
     "rewards": ("RewardStack", "build_rewards"),
-    "setup": ("Setup", "prepare", "train"),
     "tracking.run_folder": ("RunFolder",),
     "training.run": ("RunResult",),
     "training.session": ("Session",),
@@ -123,7 +149,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
-        return version("grouper")
+        return version("grouper-rl")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'grouper' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"grouper.{_HOME_OF[name]}"), name)

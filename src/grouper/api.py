@@ -1,4 +1,4 @@
-"""A run from Python in two calls: one prepares everything to look at, another runs it.
+"""What Python code calls: a run in two calls, and answers from a trained model.
 
     run = load_recipe("demo").override("grpo.steps=20", name="short")
     setup = prepare(run)
@@ -6,23 +6,38 @@
     result = train(setup)
 
 Nothing is written before `train`, so `prepare` can be called again as often as a notebook likes.
+A trained model is asked exactly as in training: same prompt, stop tokens, and extraction.
+
+    generator = load_generator("outputs/demo")
+    solution = solve("What is 3 + 4?", generator)
+    append_jsonl("answers.jsonl", solution)
+
+`grouper run` and `grouper generate` are the same on the command line.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import os
 import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from grouper.config import Recipe
-from grouper.model_files import require_model_folder
-from grouper.policy import Policy
-from grouper.recipe import load_recipe
-from grouper.recipe_checks import check_recipe
+from grouper.advice.recipe_checks import check_recipe
+from grouper.config.loading import load_recipe
+from grouper.config.schema import Recipe
+from grouper.errors import DataError
+from grouper.files import dumps, refused
+from grouper.grading import extract
+from grouper.models.model_files import context_length, require_model_folder
+from grouper.models.model_place import model_in, recipe_for, with_sampling
+from grouper.models.policy import Policy
 from grouper.rewards import RewardStack, build_rewards
+from grouper.sampling.base import SampleRequest, address
 from grouper.tracking.identity import flat_settings
 from grouper.tracking.live import Progress
 from grouper.training import run
@@ -41,7 +56,16 @@ from grouper.types import (
     SamplingParams,
 )
 
-__all__ = ["Setup", "prepare", "train"]
+__all__ = [
+    "Generator",
+    "Setup",
+    "Solution",
+    "append_jsonl",
+    "load_generator",
+    "prepare",
+    "solve",
+    "train",
+]
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +81,7 @@ class Setup:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self.given = recipe
-        """As it was passed in; what `train` runs."""
+        self.recipe = recipe
         self.warnings = tuple(check_recipe(recipe))
         """Settings that work but rarely do what was meant."""
         for text in self.warnings:
@@ -69,13 +92,22 @@ class Setup:
         """Folder or Hub name of the model before training."""
         self.bench = Workbench(recipe, self.model_path)
         """Tokenizer, prompt format, grader and sampler."""
-        self._inputs = prepare_inputs(recipe, self._sets, self.bench)
-        self.recipe = self.bench.recipe
-        """With the completion budget that the data leave, where `max_total_tokens` asks for it."""
-        self.rewards: RewardStack = build_rewards(recipe.rewards, self.bench.format.layout)
-        if not recipe.skip_grpo:
-            problem, prompt = self.train[0]
-            self.rewards.check(problem=problem, prompt=prompt)
+        try:
+            self._inputs = prepare_inputs(recipe, self._sets, self.bench)
+            self.rewards: RewardStack = build_rewards(recipe.rewards, self.bench.format.layout)
+            if not recipe.skip_grpo:
+                self._check_rewards()
+        except BaseException:  # nothing may be left running, whatever went wrong
+            self.close()
+            raise
+
+    def _check_rewards(self) -> None:
+        problem, prompt = self.train[0]
+        right = self.bench.format.right_completion(problem)
+        found = self.rewards.check(problem=problem, prompt=prompt, right=right)
+        self.warnings += tuple(found)
+        for text in found:
+            log.warning(text)
 
     def _base(self, recipe: Recipe, sets: ProblemSets) -> str:
         named = named_base(recipe)
@@ -224,7 +256,7 @@ def train(
         what: a setup, or a session that the caller has opened (which has the switches itself).
         resume: continue the run in the folder.
         overwrite: delete the run in the folder first.
-        allow_changes: with `resume`: go on although the recipe or the data changed.
+        allow_changes: with `resume`: go on although recipe, data or code changed.
         display: where progress goes; standard error by default.
 
     Raises:
@@ -237,5 +269,188 @@ def train(
         return run.train(what)
     what.release()
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
-    with Session(what.given, display, **intent) as session:
+    with Session(what.recipe, display, **intent) as session:
         return run.train(session)
+
+
+# --- asking a trained model ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """One question, answered.
+
+    Example: `Solution(question="2+2?", prompt="Q: 2+2?", response="<answer>4</answer>",
+    answer="4", reason="last <answer>", finish_reason="stop_token", tokens=5)`.
+    """
+
+    question: str
+    prompt: str
+    """The rendered prompt, generation prefix included."""
+    response: str
+    """What the model wrote after the prompt."""
+    answer: str | None
+    """The answer found in it, or None."""
+    reason: str
+    """Where the answer stood, or why there is none."""
+    finish_reason: str
+    """`stop_token`, `stop_string`, or `length`: cut off."""
+    tokens: int
+    """Sampled tokens, the stop token included."""
+
+
+class Generator:
+    """A loaded model that answers questions, each on its own. Close it, or use it with `with`.
+
+    Args:
+        recipe: how prompts are written and answers sampled (its evaluation section).
+        model: a model folder, an adapter folder (its base is found), or a Hub name.
+
+    Raises:
+        GrouperError: the model, its tokenizer or the prompt format cannot be had.
+    """
+
+    def __init__(self, recipe: Recipe, model: str) -> None:
+        require_model_folder(model, where="MODEL")
+        self.recipe = recipe
+        self.bench = Workbench(recipe, model)
+        policy = self.bench.load(model)
+        self.sampler = self.bench.sampler(policy)
+        self.params = self.bench.evaluation_params()
+        limit = context_length(policy)
+        self.room = None if limit is None else limit - self.params.max_new_tokens
+        """Tokens that a prompt may have."""
+
+    def prompt(self, question: str, number: int = 0) -> Prompt:
+        """The prompt of a question; `number` tells questions of one call apart."""
+        # The reference is not known here, and rendering does not look at it.
+        problem = Problem(id=f"question/{number}", question=question, answer="?", source="generate")
+        return self.bench.format.render(problem, self.bench.tokenizer)
+
+    def fits(self, prompt: Prompt) -> bool:
+        """Whether the model's context has room for the prompt and a completion."""
+        return self.room is None or len(prompt.token_ids) <= self.room
+
+    def require_fitting(self, prompt: Prompt) -> None:
+        """Refuse a prompt that does not fit.
+
+        Raises:
+            DataError: it is too long.
+        """
+        if not self.fits(prompt):
+            raise DataError(
+                f"the question has {len(prompt.token_ids)} tokens, and the model's context leaves "
+                f"room for {self.room}",
+                where="the question",
+                fix="Shorten it, or lower --max-new-tokens (max_new_tokens in Python).",
+            )
+
+    def draw(
+        self, prompts: Sequence[Prompt], samples: int | None = None
+    ) -> Iterator[tuple[int, Completion]]:
+        """`samples` completions of each prompt as they finish, with their place in that list.
+
+        Args:
+            prompts: what to answer.
+            samples: of each; left out: the recipe's `evaluation.samples`.
+        """
+        k = self.recipe.evaluation.samples if samples is None else samples
+        # Addressed by the text: the answer to a question does not depend on its neighbours.
+        requests = [
+            SampleRequest(
+                prompt=prompt,
+                params=self.params,
+                key=address(self.recipe.seed, "generate", prompt.text, sample),
+            )
+            for prompt in prompts
+            for sample in range(k)
+        ]
+        return self.sampler.sample(requests)
+
+    def solution(self, question: str, prompt: Prompt, completion: Completion) -> Solution:
+        """A completion of a question's prompt, with the answer that it commits to."""
+        found = extract(completion.text, self.bench.format.contract)
+        return Solution(
+            question=question,
+            prompt=prompt.text,
+            response=completion.text,
+            answer=found.answer,
+            reason=found.reason,
+            finish_reason=completion.finish_reason.value,
+            tokens=len(completion.token_ids),
+        )
+
+    def close(self) -> None:
+        """End what was started for it."""
+        self.bench.__exit__()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def load_generator(
+    path: str | Path,
+    *,
+    recipe: Recipe | str | Path | None = None,
+    format: str | None = None,  # noqa: A002 - the name that recipes and --format have for it
+    temperature: float | None = None,
+    max_new_tokens: int | None = None,
+    seed: int | None = None,
+) -> Generator:
+    """Load a trained model to ask it questions.
+
+    Args:
+        path: a run folder (what it has trained), a model or adapter folder, or a Hub name.
+        recipe: a recipe, its name or its file; left out: that of the run the model lies in.
+        format: a prompt format, for a model without a recipe.
+        temperature: 0 is greedy; left out: as the recipe evaluates.
+        max_new_tokens: longest answer; left out: as the recipe evaluates.
+        seed: of the draws; left out: the recipe's.
+
+    Raises:
+        GrouperError: it cannot be loaded, or it is not known how it is asked.
+    """
+    model = model_in(str(path))
+    given = load_recipe(recipe) if isinstance(recipe, str | Path) else recipe
+    found = recipe_for(model, given, format)
+    settings = with_sampling(
+        found, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed
+    )
+    return Generator(settings, model)
+
+
+def solve(question: str, generator: Generator) -> Solution:
+    """The model's answer to one question; the same question gets the same answer.
+
+    Raises:
+        DataError: the question is empty, or longer than the model's context leaves room for.
+    """
+    if not question.strip():
+        raise DataError("the question is empty", where="solve", fix="Give it some text.")
+    prompt = generator.prompt(question)
+    generator.require_fitting(prompt)
+    ((_, completion),) = generator.draw([prompt], samples=1)
+    return generator.solution(question, prompt, completion)
+
+
+def append_jsonl(path: str | Path, solution: Solution) -> None:
+    """Add one line to a JSONL file, which is made if it is not there: prompt, response, and more.
+
+    The line is written in one piece, so that several writers do not mix theirs.
+
+    Raises:
+        RunFolderError: the file cannot be written.
+    """
+    target = Path(path).expanduser()
+    line = (dumps(asdict(solution)) + "\n").encode()
+    try:
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            os.write(handle, line)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        refused(error, target)

@@ -11,7 +11,7 @@
     |-- CheckpointError          a checkpoint that is missing, broken, or of another recipe
     |-- AlarmError               an alarm rang and alarms.on_alarm is stop
     |-- PreflightError           the run would not learn (everything truncated, no stop token)
-    `-- Interrupted              exit code 130: Ctrl-C or SIGTERM, after saving
+    `-- Interrupted              exit code 130: Ctrl-C, SIGTERM or SIGHUP, after saving
 
 Model output is data and never raises: a bad completion becomes a `Verdict`.
 Our own mistakes are `assert`s and ordinary Python exceptions, with a traceback.
@@ -36,7 +36,25 @@ __all__ = [
     "RewardError",
     "RunFolderError",
     "did_you_mean",
+    "hidden",
+    "hide",
 ]
+
+_SECRETS: dict[str, str] = {}
+_SHORTEST_SECRET = 6  # characters: a shorter one is found in text that has nothing to do with it
+
+
+def hide(secret: str, reference: str) -> None:
+    """From now on, texts for people or files have `reference` in the place of `secret`."""
+    if len(secret) >= _SHORTEST_SECRET:
+        _SECRETS[secret] = reference
+
+
+def hidden(text: str) -> str:
+    """The text without secrets: each one replaced by what `hide` was given for it."""
+    for secret, reference in _SECRETS.items():
+        text = text.replace(secret, reference)
+    return text
 
 
 class GrouperError(Exception):
@@ -55,9 +73,9 @@ class GrouperError(Exception):
     def __init__(
         self, what: str, *, where: str = "", fix: str = "", others: Sequence[GrouperError] = ()
     ) -> None:
-        self.what = what
+        self.what = hidden(what)  # it may quote what a user's function or a library has said
         self.where = where
-        self.fix = fix
+        self.fix = hidden(fix)
         self.others = tuple(others)
         super().__init__(str(self))
 

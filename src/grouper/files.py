@@ -25,6 +25,7 @@ __all__ = [
     "refused",
     "remove_folder",
     "sweep",
+    "sync",
     "whole_folder",
     "write_atomic",
     "write_lines",
@@ -91,11 +92,11 @@ def whole_folder(target: Path) -> Iterator[Path]:
         for path in temporary.rglob("*"):
             if path.is_file():
                 path.chmod(readable)
-            _sync(path)
-        _sync(temporary)
+            sync(path)
+        sync(temporary)
         remove_folder(target)
         temporary.rename(target)
-        _sync(target.parent)
+        sync(target.parent)
     except OSError as error:
         refused(error, target)
     finally:
@@ -120,7 +121,8 @@ def sweep(folder: Path) -> None:
             left.unlink()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -144,7 +146,7 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         refused(error, path)
     finally:

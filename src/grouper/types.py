@@ -26,6 +26,7 @@ __all__ = [
     "Problem",
     "Prompt",
     "Reward",
+    "RewardLayout",
     "Rollout",
     "RolloutGroup",
     "SamplingParams",
@@ -90,7 +91,7 @@ class AnswerContract:
 
     kind: AnswerKind
     open: str = ""
-    """The text before the answer (tags only)."""
+    """The text before the answer (tags only): its tag, with what must stand before that."""
     close: str = ""
     """The text after the answer (tags only)."""
     reasoning: tuple[str, str] | None = None
@@ -101,6 +102,21 @@ class AnswerContract:
     def __post_init__(self) -> None:
         if self.kind is AnswerKind.TAG:
             _require(bool(self.open and self.close), "a tag contract needs both its tags")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardLayout:
+    """The prompt format, as far as rewards need it.
+
+    Example: `RewardLayout(contract=contract, tags=("<think>", "</think>", "<answer>",
+    "</answer>"), prefix="<think>")`.
+    """
+
+    contract: AnswerContract
+    tags: tuple[str, str, str, str] | None
+    """Reasoning open and close, answer open and close; None for a format without tags."""
+    prefix: str = ""
+    """The part of the assistant's turn that the prompt has already opened: counted as written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +137,14 @@ class Problem:
     response: str | None = None
     """A whole completion, where the source has one: SFT trains it word for word. What the prompt
     has already opened (`<think>`) is not part of it."""
+    prompt: str | None = None
+    """A whole prompt in a layout of its own, where the source has one: the model reads it word for
+    word. None: a prompt format renders the question."""
     subject: str | None = None
     level: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """All fields of the source row, unchanged and under their own names; passed to rewards."""
+    """All fields of the source row, unchanged and under their own names; passed to rewards, where
+    one with the name of a field of ours is `source_<name>`."""
 
     def __post_init__(self) -> None:
         _require(bool(self.id), "a problem needs an id")
@@ -208,10 +228,15 @@ class Completion:
     finish_reason: FinishReason
     policy_version: int
     """How many optimizer steps the sampling weights had seen."""
+    entropies: tuple[float, ...] = ()
+    """In nats: of the distribution each id was drawn from, before any truncation. Empty where the
+    sampler does not know it."""
 
     def __post_init__(self) -> None:
-        _require(len(self.token_ids) > 0, "a completion has at least one token")
-        _require(len(self.token_ids) == len(self.logprobs), "one log-prob a token")
+        count = len(self.token_ids)
+        _require(count > 0, "a completion has at least one token")
+        _require(len(self.logprobs) == count, "one log-prob per token")
+        _require(len(self.entropies) in (0, count), "one entropy per token, or none at all")
 
     @property
     def truncated(self) -> bool:

@@ -12,11 +12,12 @@ import pytest
 from click.testing import CliRunner
 from tiny_models import make_group
 
+from grouper.advice.checks import diagnose
+from grouper.advice.record import read_record
 from grouper.cli.main import cli
-from grouper.diagnosis import diagnose, read_record
+from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
-from grouper.recipe import load_recipe, recipe_hash, resolved_yaml
 from grouper.tracking.run_folder import RunFolder
 from grouper.types import FinishReason, StepReport, Tally, Verdict
 
@@ -30,7 +31,7 @@ HEALTHY: dict[str, Curve] = {
     "solve_rate": lambda t: 0.3 + 0.01 * t + WAVE[t % 5],
     "reward/total": lambda t: 0.35 + 0.01 * t + WAVE[t % 5],
     "policy/entropy": lambda t: 0.5 - 0.007 * t,
-    "policy/gap": lambda _: 0.003,
+    "sampler_logprob_diff": lambda _: 0.003,
     "completion/tokens": lambda t: 100 + t,
     "completion/truncated": lambda _: 0.02,
     "completion/repetition": lambda _: 0.1,
@@ -121,7 +122,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("reward-saturation", metric("groups/all_right", lambda t: float(t > 10)), "grpo.difficulty"),
     ("truncated", metric("completion/truncated", lambda t: 0.7), "sampling.max_new_tokens"),
     ("repetition", metric("completion/repetition", lambda t: 0.8), "learning_rate"),
-    ("stale-sampler", metric("policy/gap", lambda _: 0.3), "grpo.importance"),
+    ("stale-sampler", metric("sampler_logprob_diff", lambda _: 0.3), "grpo.importance"),
     (
         "learning-rate-too-high",
         {name: lambda t: 0.5 if t < 20 else 0.02 for name in ("solve_rate", "reward/total")},

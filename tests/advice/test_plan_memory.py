@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -10,14 +9,14 @@ import torch
 from tiny_models import make_batch, make_prompt, tiny_model
 from transformers import AutoConfig
 
-from grouper.config import ModelConfig, OptimizerConfig
-from grouper.model_files import weightless_policy
-from grouper.planning.memory import FOUR_BITS, ModelMemory, optimizer_bytes
-from grouper.planning.rows import Rows
-from grouper.policy import Policy
+from grouper.advice.memory import FOUR_BITS, ModelMemory
+from grouper.algorithms.rows import Rows
+from grouper.config.schema import ModelConfig, OptimizerConfig
+from grouper.models.model_files import weightless_policy
+from grouper.models.policy import Policy
 from grouper.sampling.engines import SlotEngine
 from grouper.training.objectives import sft_objective
-from grouper.training.optimizers import make_optimizer
+from grouper.training.optimizers import make_optimizer, state_bytes
 from grouper.training.update import update
 
 SHAPE: dict[str, Any] = {
@@ -57,7 +56,7 @@ def test_parameters_are_counted_by_hand() -> None:
         "adamw",
         pytest.param(
             "adamw_8bit",
-            marks=pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="not installed"),
+            marks=pytest.mark.needs_package("bitsandbytes", extra="quantized"),
         ),
         "muon",
     ],
@@ -75,7 +74,7 @@ def test_optimizer_states_are_those_that_are_made(name: Any) -> None:
         for key, value in state.items()
         if isinstance(value, torch.Tensor) and key != "step" and not key.startswith("qmap")
     )
-    assert optimizer_bytes(config, policy) == pytest.approx(made, rel=1e-3)
+    assert state_bytes(config, policy) == pytest.approx(made, rel=1e-3)
 
 
 @pytest.mark.parametrize("compute", [None, "bfloat16"])
@@ -146,7 +145,7 @@ def test_every_family_can_be_traced(family: str, attention: Any) -> None:
 
 def test_checkpoints_keep_one_hidden_state_a_layer() -> None:
     """What is kept between forward and backward, by hand."""
-    from grouper.planning.tracing import Tracer
+    from grouper.advice.tracing import Tracer
 
     config = ModelConfig(path="x", gradient_checkpointing=True)
     kept = []

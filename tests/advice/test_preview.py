@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from grouper.config import GRPOConfig, RewardConfig
+from grouper.advice.preview import preview, tags_in, tokenisation_causes
+from grouper.config.schema import GRPOConfig, RewardConfig
 from grouper.grading import grade
 from grouper.prompts import FORMATS, StopTokens
 from grouper.rewards import build_rewards
 from grouper.sampling.scripted import ScriptedSampler
-from grouper.training.preview import preview, tags_in, tokenisation_causes
 from grouper.types import Problem, Prompt, SamplingParams
 
 TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>
@@ -116,6 +116,14 @@ def test_the_cause_of_equal_rewards_is_named(texts, params, name, told):
     assert seen.causes[0].fix
     assert seen.signal == (False,)
     assert seen.reward_variance == 0
+
+
+def test_samples_that_never_end_are_named_even_where_rewards_differ():
+    """U17: they may differ by accident."""
+    room = len(answer(4)) + 2
+    seen = looked_at([answer(4) + " and so on", answer(5) + " and so on"], max_new_tokens=room)
+    assert seen.signal == (True,)
+    assert named(seen) == ["cut off"]
 
 
 def test_a_low_temperature_is_named_where_all_samples_are_cut_off_too():

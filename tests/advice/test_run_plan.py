@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tiny_models import tiny_model
 
+from grouper.advice.run_plan import RunPlan, Speed, plan_run
+from grouper.config.loading import load_recipe
 from grouper.errors import ModelError
-from grouper.new_model import make_new_model
-from grouper.planning.run_plan import RunPlan, Speed, plan_run
+from grouper.models.new_model import make_new_model
 from grouper.prompts import make_format
-from grouper.recipe import load_recipe
 from grouper.training.problem_sets import load_problem_sets
 
 SMALL = ["data.sft.options.count=50", "data.train.options.count=50", "data.test.options.count=8"]
@@ -85,6 +85,12 @@ def test_a_folder_with_nothing_but_a_configuration_is_enough(tmp_path: Path) -> 
     assert grpo.cache > 0
 
 
+def test_a_model_that_does_not_continue_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ModelError, match="t5 is no architecture of a causal language model"):
+        plan("model.new=null", f"model.path={tmp_path}")
+
+
 def test_a_model_that_is_not_here_is_refused() -> None:
     with pytest.raises(ModelError, match="cannot be loaded"):
         plan("model.new=null", "model.path=nobody/has-this-model")
@@ -92,7 +98,7 @@ def test_a_model_that_is_not_here_is_refused() -> None:
 
 def test_cards_say_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """On cards of a size that matters to a tiny model: larger ones take more."""
-    from grouper.planning import run_plan
+    from grouper.advice import run_plan
 
     monkeypatch.setattr(run_plan, "RESERVE", 0.0)
     monkeypatch.setattr(run_plan, "CARDS", (0.001, 0.05, 0.2, 24))
@@ -111,7 +117,7 @@ def test_cards_say_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_what_would_fit_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe with the setting that is proposed for a card fits that card."""
-    from grouper.planning import run_plan
+    from grouper.advice import run_plan
 
     monkeypatch.setattr(run_plan, "RESERVE", 0.0)
     monkeypatch.setattr(run_plan, "CARDS", (0.1,))

@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from grouper.config import ModelConfig, OptimizerConfig
-from grouper.heap import FLOOR
-from grouper.model_files import weightless_policy
-from grouper.planning.memory import ModelMemory
-from grouper.planning.rows import Rows
+from grouper.advice.memory import ModelMemory
+from grouper.algorithms.rows import Rows
+from grouper.config.schema import ModelConfig, OptimizerConfig
+from grouper.models.heap import FLOOR
+from grouper.models.model_files import weightless_policy
 
 SHAPE = {
     "model_type": "qwen3",

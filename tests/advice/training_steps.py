@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from grouper.config import LoraConfig, ModelConfig, OptimizerConfig
-from grouper.model_files import _new_adapter
-from grouper.planning.rows import Rows
-from grouper.policy import Policy
+from grouper.algorithms.rows import Rows
+from grouper.config.schema import LoraConfig, ModelConfig, OptimizerConfig
+from grouper.models.model_files import _new_adapter
+from grouper.models.policy import Policy
 from grouper.training.objectives import sft_objective
 from grouper.training.optimizers import make_optimizer
 from grouper.training.update import update

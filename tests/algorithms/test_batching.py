@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny_models import make_batch, make_group, make_prompt, tokens
 
+from grouper.algorithms.batching import demonstration_batch, micro_batches, rollout_batch
 from grouper.algorithms.weighting import WEIGHTINGS, token_mean
-from grouper.batching import demonstration_batch, micro_batches, rollout_batch
 from grouper.types import Demonstration
 
 

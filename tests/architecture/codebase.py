@@ -20,35 +20,21 @@ TOP = "grouper"
 LAYER_1 = (
     "types",
     "errors",
-    "extras",
-    "allocator",
-    "section",
-    "presets",
-    "data_config",
-    "tracking_config",
-    "user_cache",
-    "user_code",
-    "local_models",
-    "trl_import",
-    "phases",
-    "reward_config",
     "config",
-    "validation",
-    "overrides",
-    "recipe",
-    "recipe_checks",
-    "model_place",
+    "models.allocator",
+    "trl_import",
+    "advice.recipe_checks",
+    "models.model_place",
     "data",
     "prompts",
     "grading",
     "rewards",
-    "model_flops",
     "evaluation.statistics",
     "evaluation.result",
 )
 """Vocabulary and pure logic: neither torch nor transformers."""
 
-LAYER_2 = ("algorithms", "batching")
+LAYER_2 = ("algorithms",)
 """Tensor maths: torch only."""
 
 
@@ -97,7 +83,8 @@ def layer_of(inner: str) -> int:
     """1, 2 or 3. The package's own docstring file is in layer 1: importing it loads nothing."""
     if inner == "" or belongs(inner, LAYER_1):
         return 1
-    if inner == "evaluation":  # an empty package file around modules of layers 1 and 3
+    # Empty package files around modules of layers 1 and 3.
+    if inner in ("advice", "evaluation", "models"):
         return 1
     return 2 if belongs(inner, LAYER_2) else 3
 

@@ -12,12 +12,14 @@ import pytest
 from codebase import ROOT, SOURCE, modules
 
 import grouper
+from grouper.advice.recipe_checks import check_recipe
 from grouper.algorithms.advantages import ADVANTAGES
 from grouper.algorithms.losses import SURROGATES
 from grouper.algorithms.weighting import WEIGHTINGS
-from grouper.recipe import load_recipe
-from grouper.recipe_checks import check_recipe
+from grouper.cli.generate import EXAMPLES
+from grouper.config.loading import load_recipe
 from grouper.training.optimizers import SCHEDULES
+from grouper.training.problem_sets import load_problem_sets
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 EQUATIONS = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
@@ -103,6 +105,18 @@ def test_the_grading_example_of_the_readme_prints_what_it_says() -> None:
     with contextlib.redirect_stdout(printed):
         exec(compile(code, "README.md", "exec"), {})
     assert printed.getvalue().strip() == code.rpartition("# ")[2].strip()
+
+
+def test_the_question_that_is_asked_was_not_trained_on() -> None:
+    """U12: the show-case of README, Python page and help is a test problem of the demonstration."""
+    sets = load_problem_sets(load_recipe("demo"))
+    pages = [README, (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), EXAMPLES]
+    asked = {text for page in pages for text in re.findall(r'"(\w+ has \d[^"]*\?)"', page)}
+    assert asked
+    assert sets.test is not None
+    assert asked <= {problem.question for problem in sets.test.problems}
+    trained = (sets.train, sets.sft, sets.validation)
+    assert not asked & {p.question for part in trained if part for p in part.problems}
 
 
 def test_the_training_example_of_the_readme_calls_what_is_public() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import click
 import pytest
 
-from grouper import phases
+from grouper.advice.recipe_checks import check_recipe
 from grouper.algorithms.advantages import ADVANTAGES
 from grouper.algorithms.losses import IMPORTANCE_WEIGHTS, KL_ESTIMATORS, RATIOS, SURROGATES
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.cli.main import COMMANDS, cli
-from grouper.presets import PRESETS
-from grouper.recipe import list_recipes, load_recipe, resolved_yaml
-from grouper.recipe_checks import check_recipe
+from grouper.config import phases
+from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
+from grouper.config.presets import PRESETS
 from grouper.training.optimizers import OPTIMIZERS, SCHEDULES
 
 TABLES: list[tuple[Any, dict[str, Any]]] = [
@@ -33,7 +33,7 @@ TABLES: list[tuple[Any, dict[str, Any]]] = [
 
 RECIPES = sorted(
     f.name.removesuffix(".yaml")
-    for f in (importlib.resources.files("grouper") / "recipes").iterdir()
+    for f in (importlib.resources.files("grouper.config") / "recipes").iterdir()
     if f.name.endswith(".yaml")
 )
 

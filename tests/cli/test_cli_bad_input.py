@@ -164,7 +164,7 @@ def test_a_reward_that_fails_is_found_before_training(grouper, small, tmp_path):
         f"output_dir={tmp_path}/out",
         "--dry-run",
     )
-    called.refused("'short' returned [1.0]", "for 3 completions", "one number")
+    called.refused("'short' returned [1.0]", "for 4 completions", "one number")
 
 
 @contextlib.contextmanager

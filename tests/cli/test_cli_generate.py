@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
+from grouper.api import Generator
 from grouper.cli import generate
 from grouper.grading import extract
 from grouper.prompts import FORMATS
@@ -166,4 +168,22 @@ def test_a_dry_run_loads_no_model(grouper, model):
     called = grouper("generate", model, "--dry-run")
     assert called.code == 0, called.err
     assert "format compact" in called.out
+    assert "Not checked" not in called.out
     grouper("generate", "./nothing", "--format", "xml", "--dry-run").refused("there is no folder")
+    away = grouper("generate", "nobody/nothing", "--format", "xml", "--dry-run").out
+    assert "Not checked: the model 'nobody/nothing', which is not on this machine." in away
+
+
+def test_what_a_model_wrote_cannot_steer_the_terminal(grouper, model, monkeypatch):
+    """R7: control characters went to the terminal as they were."""
+    honest = Generator.solution
+
+    def hostile(self, *given):
+        return replace(
+            honest(self, *given), response="\x1b]0;x\x07a\nb", answer="\x1b[2J", reason=""
+        )
+
+    monkeypatch.setattr(Generator, "solution", hostile)
+    called = grouper("generate", model, "--question", QUESTION)
+    assert "\\x1b]0;x\\x07a\nb\nAnswer: \\x1b[2J\n" in called.out
+    assert "\x1b" not in called.out

@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from grouper.cli.main import COMMANDS
+from grouper.config.loading import load_recipe
+from grouper.tracking.live import Progress
+from grouper.training.session import Session
+
 
 def wait_for_steps(process: subprocess.Popen[str], metrics: Path, phase: str, count: int) -> None:
     end = time.monotonic() + 120
@@ -24,7 +29,7 @@ def wait_for_steps(process: subprocess.Popen[str], metrics: Path, phase: str, co
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_exits_with_130_and_resume_finishes(grouper, small, tmp_path, number):
     arguments = ["run", "demo", *small, f"output_dir={tmp_path}", "grpo.steps=60"]
     process = subprocess.Popen(
@@ -39,7 +44,7 @@ def test_a_signal_saves_exits_with_130_and_resume_finishes(grouper, small, tmp_p
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert "--resume" in err
+    assert "--resume" in err or number == signal.SIGHUP  # its terminal is gone
     (checkpoint,) = (run / "grpo").glob("checkpoint-*")
     saved = json.loads((checkpoint / "trainer_state.json").read_text())["step"]
     reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -50,3 +55,31 @@ def test_a_signal_saves_exits_with_130_and_resume_finishes(grouper, small, tmp_p
     reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in reports if r["phase"] == "grpo"] == list(range(1, 61))
     assert (run / "grpo" / "final").is_dir()
+
+
+def test_a_signal_that_the_user_ignores_is_left_ignored(finished_run):
+    """`nohup` has the hang-up ignored, and the run goes on."""
+    recipe = load_recipe(finished_run / "recipe.yaml")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Session(recipe, Progress(quiet=True), resume=True):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_ctrl_c_while_a_library_is_imported_is_no_missing_module(grouper, tmp_path, monkeypatch):
+    """R10: transformers makes a ModuleNotFoundError of it."""
+    (tmp_path / "interrupted_import.py").write_text(
+        "import signal\n"
+        "try:\n    signal.raise_signal(signal.SIGINT)\n"  # in this thread, whoever else there is
+        "except KeyboardInterrupt as error:\n"
+        "    raise ModuleNotFoundError('Could not import module Qwen3') from error\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(COMMANDS, "bench", ("interrupted_import", "bench"))
+    called = grouper("bench", "demo")
+    assert (called.code, called.out) == (130, "")
+    assert called.err == "Stopped.\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from grouper.config.loading import load_recipe
 from grouper.data import SOURCES
 from grouper.prompts import FORMATS
-from grouper.recipe import load_recipe
 from grouper.rewards import REWARDS
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grouper.tracking.files import read_lines, write_lines
+from grouper.files import read_lines, write_lines
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grouper.recipe import load_recipe
+from grouper.config.loading import load_recipe
 from grouper.tracking.run_folder import RunFolder
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_demo.py"
@@ -70,6 +70,10 @@ def test_a_dry_run_warns_of_leaks_and_of_a_system_prompt_without_the_tags(groupe
     )
     assert called.code == 0, called.err
     assert "data.test: 3 problems are in the training data" in called.err
+    last = called.out.splitlines()[-1]
+    assert (
+        "checks out, but data.test: 3 problems are in the training data. Not checked: the" in last
+    )
     assert "prompt.system never mentions <reasoning>" in called.err
 
 
@@ -82,7 +86,7 @@ def test_flags_are_overrides_of_the_phases_that_run(grouper, tmp_path):
         return yaml.safe_load(called.out)
 
     both = resolved("run", "demo", "--steps", "7")
-    assert (both["sft"]["steps"], both["grpo"]["steps"]) == (7, 7)
+    assert (both["sft"]["steps"], both["grpo"]["steps"]) == (400, 7)
     sft = resolved("sft", "demo", "--steps", "7", "--learning-rate", "1e-2")
     assert (sft["sft"]["steps"], sft["grpo"]["steps"], sft["skip_grpo"]) == (7, 60, True)
     assert sft["sft"]["optimizer"]["learning_rate"] == 0.01  # type: ignore[index] # a mapping
@@ -109,19 +113,51 @@ def test_a_run_ends_with_the_table_the_reading_and_where_it_lies(grouper, small,
 def test_another_recipe_goes_on_only_when_told(grouper, small, finished_run, tmp_path):
     shutil.copytree(finished_run, tmp_path / "demo")
     shutil.rmtree(tmp_path / "demo" / "grpo")
-    arguments = ["run", "demo", *small, f"output_dir={tmp_path}", "grpo.steps=3", "--resume"]
-    grouper(*arguments).refused("grpo.steps 2 -> 3", "--allow-changes")
-    grouper(*arguments, "--dry-run").refused("grpo.steps 2 -> 3")
+    arguments = ["run", "demo", *small, f"output_dir={tmp_path}", "grpo.group_size=4", "--resume"]
+    grouper(*arguments).refused("grpo.group_size 8 -> 4", "--allow-changes")
+    grouper(*arguments, "--dry-run").refused("grpo.group_size 8 -> 4")
     without_resume = grouper(*arguments[:-1], "--allow-changes")
     assert without_resume.code == 2
     assert "add --resume" in without_resume.err
     called = grouper(*arguments, "--allow-changes", "--quiet")
     assert called.code == 0, called.err
     run = RunFolder(tmp_path / "demo")
-    assert [r.step for r in run.read_metrics() if r.phase == "grpo"] == [1, 2, 3]
+    assert [r.step for r in run.read_metrics() if r.phase == "grpo"] == [1, 2]
     (change,) = run.read_info()["changes"]
-    assert change["changes"] == {"grpo.steps": [2, 3]}
+    assert change["changes"] == {"grpo.group_size": [8, 4]}
     assert (change["phase"], change["step"]) == ("grpo", 0)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_samples_are_printed_every_so_many_grpo_steps(
+    grouper, small, finished_run, tmp_path, quiet
+):
+    """S14: also in a run that did not print any when it began."""
+    shutil.copytree(finished_run, tmp_path / "demo")
+    settings = [*small, f"output_dir={tmp_path}", "grpo.steps=5", "tracking.print_every_steps=2"]
+    called = grouper("run", "demo", *settings, "--resume", *(["--quiet"] if quiet else []))
+    assert called.code == 0, called.err
+    shown = [line for line in called.err.splitlines() if line.startswith("Sample of grpo step")]
+    assert [line.split()[4] for line in shown] == ([] if quiet else ["4"])
+    assert all(
+        (f"\n{part}: " in called.err) != quiet for part in ("Question", "Extracted", "Reward")
+    )
+
+
+def test_what_a_reward_beside_the_work_logs_is_a_metric(grouper, small, tmp_path, monkeypatch):
+    """U11: a module, as `recipes from-trl` names it. S12: log_metric and trainer_state."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [entry for entry in sys.path if entry])
+    (tmp_path / "rewards_beside_the_work.py").write_text(
+        "def counted(completions, log_metric, trainer_state, **kwargs):\n"
+        "    log_metric('progress', trainer_state.global_step / trainer_state.max_steps)\n"
+        "    return [float(n) for n, _ in enumerate(completions)]\n"
+    )
+    reward = "rewards=[{name: 'rewards_beside_the_work:counted'}]"
+    called = grouper("grpo", "demo", *small, f"output_dir={tmp_path}", reward, "--quiet")
+    assert called.code == 0, called.err
+    reports = [r for r in RunFolder(tmp_path / "demo").read_metrics() if r.phase == "grpo"]
+    assert [r.tallies["rewards/progress"].mean for r in reports] == [0.0, 0.5]
 
 
 def test_sft_then_grpo_in_the_same_folder(grouper, small, tmp_path):

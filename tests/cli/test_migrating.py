@@ -12,10 +12,10 @@ import yaml
 
 import grouper as grouper_package
 from grouper.cli.main import cli
-from grouper.config import Recipe
-from grouper.recipe import load_recipe
+from grouper.config.loading import load_recipe
+from grouper.config.schema import Recipe
+from grouper.config.tracking import TRACKER_PACKAGES
 from grouper.rewards import REWARDS
-from grouper.tracking_config import TRACKER_PACKAGES
 from grouper.trl_import.settings import names, others
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
@@ -49,8 +49,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouper) -> Path:
     for name in TRACKER_PACKAGES:
         monkeypatch.setitem(TRACKER_PACKAGES, name, "json")
     monkeypatch.setattr("grouper.cli.train._dry_run", lambda recipe, _: print(recipe.name))
-    monkeypatch.setattr("grouper.recipe_checks._require_flash_attention", lambda: None)
-    monkeypatch.setattr("grouper.recipe_checks.require_extra", lambda *_, **__: None)
+    monkeypatch.setattr("grouper.advice.recipe_checks._require_flash_attention", lambda: None)
+    monkeypatch.setattr("grouper.advice.recipe_checks.require_extra", lambda *_, **__: None)
     return tmp_path
 
 

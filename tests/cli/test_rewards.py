@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from grouper.cli.main import COMMANDS
-from grouper.rewards import REWARDS, STACKS, stack
+from grouper.config.stacks import STACKS, stack
+from grouper.rewards import REWARDS
 
 GOOD = "<reasoning>a</reasoning><answer>{}</answer>"
 
@@ -34,7 +35,7 @@ def test_show_lists_parameters(grouper) -> None:
     out = grouper("rewards", "show", "soft_overlong").out
     assert "max_tokens (int, required)" in out
     assert "variant (str, default default)" in grouper("rewards", "show", "dapo_answer").out
-    assert "Parameters" not in grouper("rewards", "show", "r1_zero_format").out
+    assert "variant (str, default default)" in grouper("rewards", "show", "r1_zero_format").out
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -157,3 +158,11 @@ def test_a_failing_function_is_reported_by_the_run_or_stops_it(
     assert "raised RuntimeError: an odd question" in failed[0]
     assert "rewards/failed" in json.dumps(steps[0])
     run("strict", 0.0).refused("an odd question", "It fails on this group", "max_failure_rate, 0,")
+
+
+def test_a_latex_command_is_no_line_break(grouper) -> None:
+    """U17: `\\n` is one, and the beginning of `\\neq` is none."""
+    text = r"<reasoning>\nx\neq 3\nso\n</reasoning>\n<answer>$x\neq 3$</answer>"
+    called = grouper("rewards", "try", "demo", text, "--answer", r"x\neq 3")
+    assert called.code == 0
+    assert r"answer      $x\neq 3$" in called.out

@@ -9,11 +9,12 @@ import pytest
 import yaml
 
 from grouper.cli.spellings import ATTENTIONS, FLAGS
-from grouper.config import ModelConfig
+from grouper.config.schema import ModelConfig
 
 CASES: list[tuple[list[str], dict[str, Any]]] = [
-    (["--max-steps", "7"], {"sft.steps": 7, "grpo.steps": 7}),
-    (["--max_steps", "7"], {"sft.steps": 7}),
+    (["--max-steps", "7"], {"sft.steps": 400, "grpo.steps": 7}),
+    (["--max_steps", "7", "--skip-grpo"], {"sft.steps": 7, "grpo.steps": 60}),
+    (["skip_grpo=true", "--learning-rate", "0.5"], {"sft.optimizer.learning_rate": 0.5}),
     (["--save-steps", "5"], {"sft.checkpoint_every": 5, "grpo.checkpoint_every": 5}),
     (["--save_total_limit=3"], {"grpo.keep_checkpoints": 3}),
     (["--eval-steps", "0"], {"grpo.evaluate_every": 0}),
@@ -46,7 +47,7 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
         {"tracking.trackers.0.tags": ["a"], "tracking.trackers.1.mode": "online"},
     ),
     (["tracking.trackers=[{name: 'math:sin'}]", "--no-trackers"], {"tracking.trackers": []}),
-    (["sft.steps=3", "--steps", "4"], {"sft.steps": 4}),
+    (["grpo.steps=3", "--steps", "4"], {"grpo.steps": 4}),
 ]
 
 
@@ -60,7 +61,7 @@ def at(recipe: Any, key: str) -> Any:
 def resolved(monkeypatch, grouper):
     """The recipe that a command would run; no data is read for it."""
     monkeypatch.setattr("grouper.cli.train._dry_run", _show)
-    monkeypatch.setattr("grouper.recipe_checks._require_flash_attention", lambda: None)
+    monkeypatch.setattr("grouper.advice.recipe_checks._require_flash_attention", lambda: None)
 
     def call(*arguments: str) -> Any:
         called = grouper(*arguments, "--dry-run")
@@ -71,7 +72,7 @@ def resolved(monkeypatch, grouper):
 
 
 def _show(recipe: Any, _intent: Any) -> None:
-    from grouper.recipe import resolved_yaml
+    from grouper.config.loading import resolved_yaml
 
     print(resolved_yaml(recipe))
 
@@ -101,6 +102,25 @@ def test_the_learning_rate_of_muon_changes_in_proportion(resolved):
     rates = ("learning_rate", "muon_learning_rate")
     shares = [after[name] / before[name] for name in rates]
     assert shares == pytest.approx([0.5, 0.5])
+
+
+def test_steps_and_rate_mean_grpo_where_both_phases_run_and_it_is_said(grouper, monkeypatch):
+    """As the two-phase system that openmath-dapo stands for documents its command line."""
+    monkeypatch.setattr("grouper.cli.train._dry_run", _show)
+    typed = ("--max-steps", "200", "--learning-rate", "1e-5", "--dry-run")
+    kept = ("optimizer.name=adamw", "steps=null")
+    plain = [f"{phase}.{kept[0]}" for phase in ("sft", "grpo")]
+    called = grouper("run", "openmath-dapo", *plain, *typed)
+    assert called.code == 0, called.err
+    recipe = yaml.safe_load(called.out)
+    assert at(recipe, "grpo.steps") == 200
+    assert at(recipe, "grpo.optimizer.learning_rate") == 1e-5
+    assert (at(recipe, "sft.steps"), at(recipe, "sft.epochs")) == (None, 2)
+    assert at(recipe, "sft.optimizer.learning_rate") == 2e-4
+    assert "note: --max-steps and --learning-rate mean GRPO. SFT stays as the recipe" in called.err
+    for words in (["--skip-sft"], ["--skip-grpo"]):
+        assert "note:" not in grouper("run", "openmath-dapo", *plain, *typed, *words).err
+    assert "note: --max-steps means GRPO." in grouper("run", "demo", *typed[:2], "--dry-run").err
 
 
 def test_unique_examples_are_those_of_what_runs(resolved):

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from grouper.config import DataConfig, PromptConfig, SamplingConfig, SourceConfig
+from grouper.config.loading import load_recipe, resolved_yaml
+from grouper.config.schema import DataConfig, PromptConfig, SamplingConfig, SourceConfig
+from grouper.config.validation import validate_json
 from grouper.errors import ConfigError
-from grouper.recipe import load_recipe, resolved_yaml
-from grouper.validation import validate_json
 
 
 def source(**settings: object) -> SourceConfig:

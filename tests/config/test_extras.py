@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from grouper.config.extras import require_extra
 from grouper.errors import ConfigError
-from grouper.extras import require_extra
 
 
 def test_what_is_installed_passes() -> None:
@@ -17,7 +17,7 @@ def test_what_is_missing_is_named() -> None:
         require_extra("no_such_package", "quantized", where="model.quantization")
     assert caught.value.where == "model.quantization"
     assert "no_such_package" in caught.value.what
-    assert 'pip install "grouper[quantized]"' in caught.value.fix
+    assert 'pip install "grouper-rl[quantized]"' in caught.value.fix
 
 
 def test_what_does_without_is_named() -> None:

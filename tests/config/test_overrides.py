@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from grouper.config import GRPOConfig, LoraConfig
+from grouper.config.loading import load_recipe, recipe_hash
+from grouper.config.overrides import as_json, parse_yaml
+from grouper.config.schema import GRPOConfig, LoraConfig
+from grouper.config.stacks import stack
 from grouper.errors import ConfigError
-from grouper.recipe import load_recipe, recipe_hash
-from grouper.rewards import stack
 
 
 @pytest.fixture
@@ -67,3 +70,40 @@ def test_a_stack_of_rewards_is_written_out(demo):
     assert by_name.rewards == stack("gsm8k-xml")
     assert demo.override(rewards=stack("gsm8k-xml")) == by_name
     assert by_name.override("rewards.0.weight=3").rewards[0].weight == 3
+
+
+BOMB = "a0: &a0 [1]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (BOMB, "more than 100,000 values"),
+        ("a: &a [*a]", "more than 100,000 values"),
+        ("a: " + "[" * 3000, "nested too deeply"),
+        ("a: " + "{a: " * 3000, "nested too deeply"),
+        ("seed: " + "9" * 5000, "Exceeds the limit"),
+        ("when: 2026-13-99", "month must be in 1..12"),
+        ("a: [1", "not valid YAML"),
+    ],
+)
+def test_yaml_that_no_recipe_is_takes_no_time_and_is_one_paragraph(text, what):
+    """R5, R10: one that unfolds, one that holds itself, one that is too deep."""
+    started = time.process_time()
+    with pytest.raises(ConfigError, match=what) as caught:
+        parse_yaml(text, "mine.yaml")
+    assert time.process_time() - started < 10
+    assert "mine.yaml" in str(caught.value)
+    assert "\n" not in caught.value.what
+
+
+def test_a_setting_inside_a_name_is_one_paragraph():
+    """U17: rewards may be listed by name alone."""
+    with pytest.raises(
+        ConfigError, match=r"rewards\.0: holds 'correctness', which has no settings"
+    ):
+        as_json({"rewards": ["correctness"]}, ["rewards.0.weight=2"], where="x.yaml")
+    with pytest.raises(ConfigError, match=r"name: holds 'x', which has no settings"):
+        as_json({"name": "x"}, ["name.first=2"], where="x.yaml")

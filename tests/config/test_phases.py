@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from grouper.config.loading import load_recipe, resolved_yaml
+from grouper.config.phases import DifficultyConfig, GRPOConfig, OptimizerConfig, SFTConfig
+from grouper.config.presets import PRESETS
 from grouper.errors import ConfigError
-from grouper.phases import DifficultyConfig, GRPOConfig, OptimizerConfig, SFTConfig
-from grouper.presets import PRESETS
-from grouper.recipe import load_recipe, resolved_yaml
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -7,10 +7,10 @@ import importlib.resources
 import pytest
 import yaml
 
-from grouper.config import Recipe
+from grouper.advice.recipe_checks import check_recipe
+from grouper.config.loading import list_recipes, load_recipe, recipe_hash, resolved_yaml
+from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, GrouperError
-from grouper.recipe import list_recipes, load_recipe, recipe_hash, resolved_yaml
-from grouper.recipe_checks import check_recipe
 
 SMALL = """
 name: small
@@ -230,7 +230,7 @@ def test_disjoint_parts_of_one_set_are_no_leak(small):
 
 
 def test_every_shipped_recipe_loads_and_is_listed():
-    folder = importlib.resources.files("grouper") / "recipes"
+    folder = importlib.resources.files("grouper.config") / "recipes"
     names = sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml"))
     assert [name for name, _ in list_recipes()] == names
     for name, description in list_recipes():

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from grouper.config import PromptConfig, RewardConfig
+from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
+from grouper.config.schema import PromptConfig, RewardConfig
+from grouper.config.stacks import STACKS, expand_stacks, stack
 from grouper.errors import GrouperError, RewardError
 from grouper.prompts import make_format
-from grouper.recipe import load_recipe, recipe_hash, resolved_yaml
-from grouper.rewards import STACKS, build_rewards, expand_stacks, stack
+from grouper.rewards import build_rewards
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grouper.user_cache import cache_folder
+from grouper.config.user_cache import cache_folder
 
 
 def test_the_first_that_is_set_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from grouper.config.user_code import code_fingerprints, load_user_object
 from grouper.errors import ConfigError
-from grouper.user_code import load_user_object
 
 CASES = [
     ("no-colon-here/x.py:f", "there is no file no-colon-here/x.py"),
@@ -45,3 +47,44 @@ def test_a_file_that_was_edited_is_loaded_again(places):
     assert load_user_object(name, kind="reward", where="")(1) == 1
     Path(places["file"]).write_text("def told(record):\n    return -10 * record\n")
     assert load_user_object(name, kind="reward", where="")(1) == -10
+
+
+def test_a_fingerprint_follows_the_file_and_what_it_imports_from_beside_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "helper_of_mine.py").write_text("HALF = 0.5\ndef half(x):\n    return x * HALF\n")
+    (tmp_path / "mine.py").write_text(
+        "import json\nfrom helper_of_mine import half\ndef f(**_):\n    return half(1)\n"
+    )
+    before = code_fingerprints(["correctness", "mine.py:f"])
+    assert list(before) == ["helper_of_mine.py", "mine.py"]
+    (tmp_path / "helper_of_mine.py").write_text("HALF = 0.4\ndef half(x):\n    return x * HALF\n")
+    after = code_fingerprints(["mine.py:f"])
+    assert after["mine.py"] == before["mine.py"]
+    assert after["helper_of_mine.py"] != before["helper_of_mine.py"]
+    (tmp_path / "mine.py").write_text("def f(**_):\n    return 0\n")
+    assert list(code_fingerprints(["mine.py:f"])) == ["mine.py"]
+    assert code_fingerprints(["mine.py:f"])["mine.py"] != before["mine.py"]
+
+
+def test_a_file_that_raises_names_its_line(tmp_path):
+    (tmp_path / "mine.py").write_text("import json\n\nnumber = json.loads('{')\n")
+    with pytest.raises(ConfigError, match=r"JSONDecodeError: .* \(mine\.py, line 3, in <module>\)"):
+        load_user_object(f"{tmp_path}/mine.py:f", kind="reward", where="", error=ConfigError)
+
+
+def test_a_module_of_the_working_directory_is_found_by_a_console_script(tmp_path):
+    """Python searches the folder of the script then, not that of the user."""
+    (tmp_path / "my_rewards.py").write_text("def one(completions, **kwargs):\n    return [1.0]\n")
+    (tmp_path / "json.py").write_text("raise AssertionError('it hides what is installed')\n")
+    script = tmp_path / "bin" / "grouper"
+    script.parent.mkdir()
+    script.write_text(
+        "from grouper.config.user_code import load_user_object\n"
+        "print(load_user_object('my_rewards:one', kind='reward', where='')([]))\n"
+        "print(load_user_object('json:dumps', kind='reward', where='')(['x']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == '[1.0]\n["x"]\n', done.stderr

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from grouper.config import Recipe
+from grouper.config.schema import Recipe
+from grouper.config.validation import validate_json
 from grouper.errors import ConfigError
-from grouper.validation import validate_json
 
 
 def test_places_types_and_nearest_names():

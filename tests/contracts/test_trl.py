@@ -10,20 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gates import package
 
-trl = pytest.importorskip("trl", reason="TRL is not installed (pip install -e '.[trl]')")
+trl = package("trl", extra="trl")
 pytestmark = pytest.mark.slow
 
 import torch
 from datasets import Dataset
 
-from grouper.config import NewModelConfig, PromptConfig, RewardConfig
+from grouper.config.loading import load_recipe
+from grouper.config.schema import NewModelConfig, PromptConfig, RewardConfig
+from grouper.config.stacks import STACKS
 from grouper.data import load_problems
 from grouper.grading import Grader
-from grouper.new_model import make_new_model
+from grouper.models.new_model import make_new_model
 from grouper.prompts import PromptFormat, make_format
-from grouper.recipe import load_recipe
-from grouper.rewards import REWARDS, STACKS, build_rewards
+from grouper.rewards import REWARDS, build_rewards
 from grouper.training.run import train
 from grouper.training.session import Session
 from grouper.types import Completion, FinishReason, Problem, Prompt

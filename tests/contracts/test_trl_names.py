@@ -9,8 +9,9 @@ import dataclasses
 from typing import Any
 
 import pytest
+from gates import package
 
-trl = pytest.importorskip("trl", reason="TRL is not installed (pip install -e '.[trl]')")
+trl = package("trl", extra="trl")
 pytestmark = pytest.mark.slow
 
 from trl import rewards

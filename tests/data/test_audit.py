@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grouper.config import SourceConfig
+from grouper.config.schema import SourceConfig
 from grouper.data import ProblemSet, find_overlap, load_problems
 from grouper.data.audit import answer_type, audit, quarantine_rows
 

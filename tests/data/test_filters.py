@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from grouper.config import SourceConfig
+from grouper.config.schema import SourceConfig
 from grouper.data import ProblemSet, load_problems
 from grouper.data.filters import grade_shown
 from grouper.errors import DataError
+from grouper.prompts.formats import FORMATS
+from grouper.rewards import REWARDS
+from grouper.rewards.format import format_holds
 from grouper.types import Problem
 
 LAYOUTS = Path(__file__).parent / "layouts"
@@ -30,9 +33,23 @@ def test_numeric_only_asks_for_plain_numbers(tmp_path):
     answers = ["3", "-1,000", "2.5", r"\frac{1}{3}", "x", "5 cm", "40%", "(1, 2)", "12+7"]
     path = written(tmp_path / "a.jsonl", answers)
     found = load("file", path, numeric_only=True)
-    assert [p.answer for p in found.problems] == answers[:4]
-    assert found.notes == ("numeric_only: 4 of 9 answers are plain numbers.",)
-    assert found.left_out == 5
+    assert [p.answer for p in found.problems] == answers[:3]
+    assert found.notes == ("numeric_only: 3 of 9 answers are plain numbers.",)
+    assert found.left_out == 6
+
+
+def test_numeric_only_keeps_what_rewards_of_numbers_can_read(shared_data):
+    """No fractions, units or LaTeX: the right text in the answer tag would earn no number."""
+    found = load("math", shared_data / "math", split="validation", numeric_only=True)
+    number = REWARDS["dapo_number"](FORMATS["tags"].layout)
+    texts = [f"a<end_working_out><SOLUTION>{p.answer}</SOLUTION>" for p in found.problems]
+    paid = number(
+        prompts=["q"] * len(texts),
+        completions=texts,
+        reference_answer=[problem.answer for problem in found.problems],
+    )
+    assert len(found) > 2_000
+    assert set(paid) == {3.0}
 
 
 def test_only_correct_grades_what_is_shown():
@@ -63,6 +80,7 @@ def test_solutions_that_state_no_answer_show_the_reference(tmp_path):
     [
         ({"response": " a </think> <answer> 4/2 </answer>"}, True),
         ({"response": " a </think> <answer> 3 </answer>"}, False),
+        ({"response": " a </think>\n<answer> 2 </answer>"}, False),  # which the rewards do not pay
         ({"response": r"so \boxed{2}"}, True),
         ({"response": "no answer"}, False),
         ({"solution": r"so \boxed{2.0}"}, True),
@@ -88,7 +106,36 @@ def test_the_ready_variants_of_system_b(shared_data):
     assert len({p.question for p in few.problems}) == 2
     assert len(few) > 2
     correct = load("prompt-response", path, only_correct=True)
-    assert correct.notes == ("only_correct: 1,747 of 1,767 demonstrations are correct.",)
+    told = "only_correct: 1,421 of 1,767 demonstrations are correct and in"
+    assert correct.notes == (f"{told} their format.",)
+    of_a_recipe = load_problems(
+        SourceConfig(source="prompt-response", path=str(path), only_correct=True),
+        seed=0,
+        fmt=FORMATS["r1-zero"],
+    )
+    assert of_a_recipe.notes == (f"{told} the format r1-zero.",)
+    assert of_a_recipe.problems == correct.problems
+
+
+def test_only_correct_keeps_what_the_rewards_pay(shared_data):
+    """326 right answers after `</think>` and a newline earn nothing in the recipe's rewards."""
+    path = shared_data / "math" / "sft.jsonl"
+    layout = FORMATS["r1-zero"].layout
+    pays = REWARDS["r1_zero_answer"](layout)
+    holds = REWARDS["r1_zero_format"](layout)
+    whole = load("prompt-response", path)
+    texts = [problem.response for problem in whole.problems]
+    columns = {
+        "prompts": ["q"] * len(texts),
+        "completions": texts,
+        "reference_answer": [problem.answer for problem in whole.problems],
+    }
+    paid = [p.id for p, r in zip(whole.problems, pays(**columns), strict=True) if r == 1]
+    kept = load("prompt-response", path, only_correct=True)
+    assert [problem.id for problem in kept.problems] == paid
+    # The rewards and the metric of evaluations have one notion of the format.
+    assert holds(**columns) == [float(format_holds(text, layout)) for text in texts]
+    assert sum(holds(**columns)) == 1_439
 
 
 def test_more_asked_for_than_there_are_is_said(tmp_path):

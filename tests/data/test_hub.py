@@ -101,7 +101,7 @@ def test_every_known_set_is_its_own_nearest():
 
 READ = """
 import json, sys
-from grouper.config import SourceConfig
+from grouper.config.schema import SourceConfig
 from grouper.data import load_problems
 from grouper.errors import DataError
 for settings in json.loads(sys.argv[1]):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from grouper.config import SourceConfig
-from grouper.data import SOURCES, load_problems
+from grouper.config.schema import SourceConfig
+from grouper.data import SOURCES, load_problems, loading
 from grouper.errors import ConfigError, DataError
 
 
@@ -65,6 +66,60 @@ def test_a_reference_the_grader_cannot_read_is_quarantined(tmp_path):
     (quarantined,) = problem_set.quarantined
     assert quarantined.row == 1
     assert "cannot be graded" in quarantined.reason
+
+
+UNREAD = r"\foo{1}{2}^^+"
+
+
+def test_an_evaluation_keeps_what_cannot_be_read_and_says_so(tmp_path):
+    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(3)]
+    path = write_jsonl(tmp_path / "a.jsonl", [*rows, {"question": "b?", "answer": UNREAD}])
+    config = SourceConfig(source="file", path=path)
+    kept = load_problems(config, seed=0, keep_unreadable=True)
+    assert [p.answer for p in kept.problems] == ["0", "1", "2", UNREAD]
+    assert kept.quarantined == ()
+    (note,) = kept.notes
+    assert note.startswith("1 of 4 references cannot be read as mathematics")
+    assert load_problems(config, seed=0).notes == ()
+    assert len(load_problems(config, seed=0)) == 3
+
+
+@pytest.mark.parametrize("column", ["answer", "solution"])
+def test_the_notation_of_gsm8k_is_known_in_any_file(tmp_path, column):
+    rows = [
+        {"question": "a?", column: "He has <<3*4=12>>12.\nThen 6.\n#### 6"},
+        {"question": "b?", column: "Some.\n#### 1,234\n"},
+    ]
+    found = load("file", path=write_jsonl(tmp_path / "a.jsonl", rows)).problems
+    assert [p.answer for p in found] == ["6", "1234"]
+    assert [p.solution for p in found] == ["He has 12.\nThen 6.", "Some."]
+
+
+def test_real_gsm8k_as_a_file(shared_data):
+    found = load("file", path=str(shared_data / "gsm8k/test.jsonl"))
+    named = load("gsm8k", path=str(shared_data / "gsm8k/test.jsonl"))
+    assert [(p.question, p.answer, p.solution) for p in found.problems] == [
+        (p.question, p.answer, p.solution) for p in named.problems
+    ]
+
+
+def test_a_wrong_column_is_found_out_after_a_few_rows(tmp_path, monkeypatch):
+    asked = []
+
+    def check(answers):
+        asked.extend(answers)
+        return dict.fromkeys(answers, "it is an explanation, not an answer")
+
+    monkeypatch.setattr(loading, "check_references", check)
+    rows = [{"question": f"q{i}", "answer": f"Row {i} says a lot"} for i in range(500)]
+    path = write_jsonl(tmp_path / "mine.jsonl", rows)
+    with pytest.raises(DataError) as caught:
+        load("file", path=path)
+    assert len(asked) == loading.TRIED
+    assert "none of the first 20" in str(caught.value)
+    assert "Row 0 says a lot" in str(caught.value)
+    assert "mine (source: file)" in str(caught.value)
+    assert "columns: {answer: ...}" in str(caught.value)
 
 
 def test_math_takes_the_answer_column_or_the_last_box(tmp_path):
@@ -267,3 +322,51 @@ def test_a_solution_without_a_box_is_quarantined(tmp_path):
 def test_whole_sets_are_nearly_all_usable(shared_data, source, path, split, unusable):
     problem_set = load(source, path=str(shared_data / path), split=split)
     assert len(problem_set.quarantined) <= unusable, problem_set.quarantined
+
+
+GOOD = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"question": "no end', "line 4 is not JSON: Invalid control"),
+        ("[" * 100_000, "line 4 is not JSON: it is nested too deeply"),
+        (
+            '{"question": "q", "answer": ' + "9" * 5000 + "}",
+            "line 4 is not JSON: Exceeds the limit",
+        ),
+        ("[1, 2]", "line 4 is a list, not an object"),
+        (r'{"question": "\ud83d?", "answer": "1"}', r"'question' holds '\\ud83d', half of a char"),
+        (r'{"question": "q", "answer": "\udc00"}', r"'answer' holds '\\udc00', half of a char"),
+        ('{"question": "q", "answer": NaN}', "the answer is empty"),
+        ('{"question": "q", "answer": Infinity}', "the answer is empty"),
+        ('{"question": "q", "answer": "nan"}', "the answer is empty"),
+        ('{"question": NaN, "answer": 1}', "the question is empty"),
+        ('{"question": "q", "answer": true}', "'answer' holds a bool"),
+        ('{"question": "q", "answer": {"a": 1}}', "'answer' holds a dict"),
+    ],
+)
+def test_one_bad_row_is_set_aside_and_listed(tmp_path, line, reason):
+    """R3, R5: whatever it holds; the rows beside it are read."""
+    lines = [json.dumps(row) for row in GOOD]
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join([*lines[:3], line, *lines[3:]]) + "\n")
+    problem_set = load("file", path=str(path))
+    assert len(problem_set) == len(GOOD)
+    (row,) = problem_set.quarantined
+    assert row.row == 3
+    assert re.search(reason, row.reason), row.reason
+
+
+def test_a_file_without_a_readable_row_is_one_paragraph(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text("<html>\n</html>\n")
+    with pytest.raises(DataError, match="none of the first 2 rows can be read: line 1 is not JSON"):
+        load("file", path=str(path))
+
+
+def test_what_pandas_writes_for_nothing_is_nothing(tmp_path):
+    row = {"question": "q", "answer": 7.0, "level": float("nan"), "subject": "nan"}
+    (problem,) = load("file", path=write_jsonl(tmp_path / "a.jsonl", [row])).problems
+    assert (problem.answer, problem.level, problem.subject) == ("7", None, None)

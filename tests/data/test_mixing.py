@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from grouper.config import SourceConfig
+from grouper.config.schema import SourceConfig
 from grouper.data import load_problems
 from grouper.errors import ConfigError, DataError
 

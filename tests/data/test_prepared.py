@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grouper.config import SourceConfig
+from grouper.config.schema import SourceConfig
 from grouper.data import load_problems
 from grouper.data.prepared import read_manifest, write_prepared
 from grouper.errors import DataError
@@ -56,7 +56,7 @@ def test_other_settings_choose_among_what_is_prepared(folder, original):
 def test_the_manifest_says_what_was_done(folder, original):
     entry = read_manifest(folder)["sets"]["train"]
     assert entry["fingerprint"] == original.fingerprint
-    assert entry["problems"] == len(original) == 11
+    assert entry["problems"] == len(original) == 10
     assert entry["notes"] == list(original.notes)
     assert entry["source"]["numeric_only"] is True
     assert (folder / "quarantine.jsonl").read_text() == ""
@@ -73,7 +73,7 @@ def test_no_check_and_no_library_is_needed_to_read_it(folder, monkeypatch):
 
     for name in ("check_references", "read_hub", "stream_hub"):
         monkeypatch.delattr(loading, name)
-    assert len(load(folder, source="file")) == 11
+    assert len(load(folder, source="file")) == 10
 
 
 def test_splits_are_added_and_never_replaced_unasked(folder, original):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import Future
 
 import pytest
 
+from grouper.config.user_cache import cache_folder
 from grouper.data import references
 from grouper.data.references import check_references
-from grouper.grading import Grader, check_reference
-from grouper.user_cache import cache_folder
+from grouper.errors import GradingError
+from grouper.grading import Equivalence, Grader, check_reference
+from grouper.grading.pool import WorkerPool
+from grouper.types import Verdict
 
 ANSWERS = ["12", r"2\sqrt{3}", "x+1", r"\frac{1}{", "", "blue", "(1, 2)", r"\frac{x}{0}"]
 
@@ -72,18 +77,34 @@ def test_a_damaged_file_is_written_anew(asked, damage):
     assert json.loads(path.read_text()) == {"x+1": None}
 
 
-def test_timeouts_are_not_remembered(asked, monkeypatch):
-    def late(self, reference):
-        asked.append(reference)
-        from grouper.types import Verdict
+@pytest.mark.parametrize("verdict", [Verdict.TIMEOUT, Verdict.CRASH])
+def test_what_depends_on_the_moment_is_no_reason_to_drop_a_problem(monkeypatch, verdict):
+    """A worker that was late or died says nothing about a reference: no guess, and no record."""
 
-        self.offenders.append(("", reference, Verdict.TIMEOUT))
-        return "no verdict within 2 s"
+    def late(self, prediction, reference):
+        future = Future()
+        future.set_result(Equivalence(verdict, "symbolic", "no verdict within 120 s"))
+        return future
 
-    monkeypatch.setattr(Grader, "read_reference", late)
-    for _ in range(2):
-        assert check_references(["x+1"]) == {"x+1": "no verdict within 2 s"}
-    assert asked == ["x+1", "x+1"]
+    monkeypatch.setattr(WorkerPool, "submit", late)
+    with pytest.raises(GradingError, match="could not be checked: no verdict within 120 s"):
+        check_references(["x+1"])
+    assert not cache_folder().exists()
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        r"\binom{1000000000}{500000000}",
+        r"\sum_{k=1}^{1000000} \frac{1}{k^2}",
+        r"x^{9999999}+y^{8888888}",
+        r"\int_0^1 \sin(\cos(\sin(x^{77})))dx",
+    ],
+)
+def test_a_reference_that_takes_long_to_work_out_is_read_like_any_other(reference):
+    started = time.monotonic()
+    assert check_references([reference]) == {reference: None}
+    assert time.monotonic() - started < 10  # of which most is the start of a worker
 
 
 def test_a_folder_that_cannot_be_written_costs_only_time(asked, tmp_path):

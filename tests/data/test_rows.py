@@ -63,7 +63,11 @@ def test_shards_are_read_in_order_and_no_other_split_with_them(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"a": 1}\n{"a": \n', r"a\.jsonl, line 2.*not JSON"),
+        ("a.jsonl", '{"a": 1}\n{"a": \n', r"a\.jsonl: line 2 is not JSON"),
+        ("a.jsonl", "[" * 100_000, r"line 1 is not JSON: it is nested too deeply"),
+        ("a.jsonl", '{"a": ' + "9" * 5000 + "}", r"line 1 is not JSON: Exceeds the limit"),
+        ("a.json", "[" * 100_000, r"not JSON: it is nested too deeply"),
+        ("a.json", '[{"a": ' + "9" * 5000 + "}]", r"not JSON: Exceeds the limit"),
         ("a.jsonl", "[1]\n", r"line 1.*list"),
         ("a.json", '{"a": 1}', "must be a list"),
         ("a.json", "[1", "not JSON"),

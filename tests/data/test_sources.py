@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grouper.config import SourceConfig
+from grouper.config.schema import SourceConfig
 from grouper.data import ProblemSet, load_problems
 from grouper.errors import DataError
 from grouper.prompts import FORMATS
@@ -128,11 +128,26 @@ def test_without_a_reference_the_response_answers(tmp_path):
         load("prompt-response", tmp_path / "sft.jsonl", only_correct=True)
 
 
-def test_a_prompt_of_no_known_template_is_quarantined(tmp_path):
-    rows = [*rows_of(" a </think> <answer> 2 </answer>"), {"prompt": "1+1?", "response": "2"}]
+OWN_PROMPT = "### Task\nWhat is 1+1?\n\n### Solution\n"
+OWN_RESPONSE = " One and one, so\n\nthe answer is \\boxed{2}.\n"
+
+
+def test_a_prompt_of_no_known_template_is_taken_word_for_word(tmp_path):
+    rows = [
+        *rows_of(" a </think> <answer> 2 </answer>"),
+        {"prompt": OWN_PROMPT, "response": OWN_RESPONSE},
+        {"prompt": OWN_PROMPT, "response": "just 2", "ground_truth": "2"},
+        {"prompt": OWN_PROMPT, "response": "who knows"},
+        {"prompt": R1.plain_text(" "), "response": "2"},
+    ]
     found = load("prompt-response", written(tmp_path / "sft.jsonl", rows))
-    (row,) = found.quarantined
-    assert (row.row, row.reason) == (1, "the prompt follows no known template (r1-zero)")
+    known, own, graded = found.problems
+    assert known.prompt is None
+    assert (own.prompt, own.response, own.answer) == (OWN_PROMPT, OWN_RESPONSE, "2")
+    assert (graded.prompt, graded.response) == (OWN_PROMPT, "just 2")
+    assert [q.row for q in found.quarantined] == [3, 4]
+    (note,) = found.notes
+    assert note.startswith("2 of 3 prompts follow no known template: they are used word for word")
 
 
 def test_the_published_sft_rows_are_trained_behind_the_prompts_of_rollouts(shared_data):

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from grouper.config import SourceConfig
+from grouper.config.schema import SourceConfig
 from grouper.data import load_problems
 from grouper.data.streaming import shuffled, window
 from grouper.errors import DataError
@@ -54,14 +54,15 @@ def test_shuffling_is_seeded_and_keeps_row_numbers(path):
 
 
 def test_no_further_is_read_than_needed(tmp_path):
-    """The line behind is broken: whoever read it would say so."""
+    """The line after it is broken: reading it would set it aside."""
     path = tmp_path / "a.jsonl"
     # The first 1,000 rows are looked at for their columns.
     good = [json.dumps({"question": f"q{i}", "answer": "1"}) for i in range(1200)]
     path.write_text("\n".join([*good, "{broken", ""]))
     assert len(load(path, limit=1100)) == 1100
-    with pytest.raises(DataError, match="line 1201"):
-        load(path, limit=1201)
+    assert not load(path, limit=1100).quarantined
+    (row,) = load(path, limit=1201).quarantined
+    assert row.reason.startswith("line 1201 is not JSON")
 
 
 def test_memory_is_bounded():

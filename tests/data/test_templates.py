@@ -39,12 +39,13 @@ def test_a_question_that_talks_like_the_template():
     assert read_prompt(R1.plain_text(question))[0] == question
 
 
-@pytest.mark.parametrize(
-    "text", ["", "2+2?", TEXT.replace("Assistant solves", "Assistant tries"), R1.plain_text(" ")]
-)
-def test_other_texts_are_refused(text):
-    with pytest.raises(ValueError, match="no known template"):
-        read_prompt(text)
+@pytest.mark.parametrize("text", ["", "2+2?", TEXT.replace("Assistant solves", "Assistant tries")])
+def test_other_texts_are_of_no_known_template(text):
+    assert read_prompt(text) is None
+
+
+def test_a_template_without_a_question():
+    assert read_prompt(R1.plain_text(" ")) == ("", R1, True)
 
 
 @pytest.mark.parametrize(

@@ -44,3 +44,36 @@ def test_a_factor_has_its_exponents() -> None:
     assert found["sizes"] == [2, 4]
     # A head is the same for any number of layers, so work grows a little more slowly than they do.
     assert 0.8 < found["exponent_of_the_arithmetic"]["step"] < 1
+
+
+@pytest.mark.timeout(900)  # about two minutes on an idle core
+def test_a_tenth_of_the_kills_the_secrets_and_the_memory(tmp_path: Path) -> None:
+    parts = {"--kills": 10, "--inside": 3, "--paired": 2, "--steps": 200}
+    sizes = [text for part, size in parts.items() for text in (part, str(size))]
+    output_of("reliability.py", *sizes, "--output", str(tmp_path / "found.json"))
+    found = json.loads((tmp_path / "found.json").read_text())
+    kills, secrets, memory = found["kills"], found["secrets"], found["memory"]
+    assert [row["differ"] for row in kills["runs"]] == [[]] * 10
+    assert sum("written" in row for row in kills["runs"]) == 3
+    assert sum(row["processes"] == 2 for row in kills["runs"]) == 2
+    assert secrets["found_in_an_ordinary_child"] == secrets["planted"] == 3
+    assert secrets["failures_recorded"] > 0
+    assert secrets["workers"] > 0
+    assert (secrets["found_in_files"], secrets["found_in_workers"]) == ([], 0)
+    assert secrets["in_plain_text"].startswith("refused")
+    # Over so few steps caches still fill: a slope of 2 MB in 1,000 steps shows only in the whole.
+    assert memory["mb_at_the_end"] - memory["mb_after_a_tenth"] < 5
+
+
+def test_the_committed_result_keeps_the_promises() -> None:
+    found = json.loads((BENCHMARKS / "results" / "reliability.json").read_text())
+    kills = found["kills"]
+    assert kills["kills"] == kills["identical_after_resuming"] == len(kills["runs"]) >= 100
+    assert kills["inside_grpo_checkpoints"] >= 25
+    assert kills["of_two_processes"] >= 20
+    assert found["secrets"]["found_in_files"] == []
+    assert found["secrets"]["found_in_workers"] == 0
+    assert found["memory"]["steps"] >= 2000
+    assert found["memory"]["mb_per_1000_steps"] < 2
+    assert {"commit", "cpu"} <= found["machine"].keys()
+    assert found["date"]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY_RUN, data_from, write_problems
 
-from grouper.diagnosis import diagnose, read_record
+from grouper.advice.checks import diagnose
+from grouper.advice.record import read_record
+from grouper.config.loading import load_recipe
 from grouper.errors import ModelError
-from grouper.recipe import load_recipe
 from grouper.tracking.live import Progress
 from grouper.training.run import train
 from grouper.training.session import Session

@@ -16,7 +16,8 @@ import runpy, sys
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"pydantic", "pydantic_core", "datasets", "math_verify"}:
+        missing = {"pydantic", "pydantic_core", "datasets", "math_verify", "trl"}
+        if name.split(".")[0] in missing:
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Missing())

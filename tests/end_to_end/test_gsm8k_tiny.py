@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grouper.algorithms.batching import demonstration_batch
 from grouper.algorithms.weighting import token_mean
-from grouper.batching import demonstration_batch
-from grouper.recipe import load_recipe
+from grouper.config.loading import load_recipe
 from grouper.tracking.live import Progress
 from grouper.training.preflight import check_stopping
 from grouper.training.run import train
@@ -19,6 +19,7 @@ from grouper.training.session import Session
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # Muon is slow where a processor has no bfloat16 products
 def test_real_text_goes_through_every_part(shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "gsm8k"
     paths = [f"data.{part}.path={folder}" for part in ("sft", "train", "test")]
@@ -32,7 +33,7 @@ def test_real_text_goes_through_every_part(shared_data: Path, tmp_path: Path) ->
         assert check_stopping(session, session.load(str(result.path / "sft" / "final"))) >= 0.8
         reports = [r for r in session.folder.read_metrics() if r.phase == "grpo"]
 
-    assert max(r.mean("groups/signal") for r in reports) > 0
+    assert max(r.mean("frac_groups_with_signal") for r in reports) > 0
     assert max(r.mean("grad_norm") for r in reports if "grad_norm" in r.tallies) > 0
     weights = [
         load_file(result.path / phase / "model.safetensors")

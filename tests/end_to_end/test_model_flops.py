@@ -1,8 +1,10 @@
-"""Model FLOPs: against what torch counts in the model's own forward, and against a walk."""
+"""The arithmetic that benchmarks compare with, against torch's own counter and against a walk."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,15 +13,17 @@ from hypothesis import strategies as st
 from tiny_models import tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
-from grouper.model_flops import (
+from grouper.models.policy import Policy
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from model_flops import (
     ModelShape,
     forward_flops,
     sampling_flops,
     seen_pairs,
+    shape_of,
     update_flops,
 )
-from grouper.policy import Policy
-from grouper.training.step_times import shape_of
 
 LENGTH = 11
 SHAPE = ModelShape(
@@ -42,7 +46,6 @@ def counted(policy: Policy, *, backward: bool) -> int:
 def test_they_are_what_torch_counts_but_for_masked_pairs(family: str, backward: bool) -> None:
     policy = Policy(tiny_model(family))
     found = shape_of(policy)
-    assert found is not None
     shape = replace(found, windows=())
     layers = policy.model.config.num_hidden_layers
     # `eager` multiplies all pairs, those a causal mask hides as well.

@@ -17,8 +17,8 @@ import torch
 from recipe_data import DATA, NEEDS_SHARED
 from safetensors.torch import load_file
 
+from grouper.config.loading import load_recipe
 from grouper.evaluation.result import EvaluationResult
-from grouper.recipe import load_recipe
 from grouper.tracking.live import Progress
 from grouper.training.run import train
 from grouper.training.session import Session
@@ -82,7 +82,7 @@ def test_a_recipe_from_end_to_end(
 
     assert [r.name for r in result.results] == ["base", "sft", "grpo"]
     reports = result.reports
-    assert max(r.mean("groups/signal") for r in reports if r.phase == "grpo") > 0
+    assert max(r.mean("frac_groups_with_signal") for r in reports if r.phase == "grpo") > 0
     for phase in ("sft", "grpo"):
         norms = [
             r.mean("grad_norm") for r in reports if r.phase == phase and "grad_norm" in r.tallies

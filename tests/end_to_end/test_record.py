@@ -10,9 +10,9 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from grouper.config.loading import load_recipe
+from grouper.config.presets import PRESETS
 from grouper.errors import ConfigError, ModelError, PreflightError, RunFolderError
-from grouper.presets import PRESETS
-from grouper.recipe import load_recipe
 from grouper.tracking.live import Progress
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.run import train
@@ -82,8 +82,8 @@ def test_adapters_load_with_peft_on_their_base(tmp_path: Path) -> None:
 def test_an_adapter_loads_from_anywhere_and_after_the_run_has_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from grouper.config import LoraConfig, ModelConfig
-    from grouper.model_files import load_policy
+    from grouper.config.schema import LoraConfig, ModelConfig
+    from grouper.models.model_files import load_policy
 
     monkeypatch.chdir(tmp_path)
     run(Path("here"), "model.lora={rank: 4}", "skip_grpo=true")
@@ -174,6 +174,14 @@ def test_a_start_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
         )
 
 
+def test_a_missing_sft_final_is_named_as_missing(tmp_path: Path) -> None:
+    """R10: it was told that SFT had not been run."""
+    path = run(tmp_path)
+    shutil.rmtree(path / "sft" / "final")
+    with pytest.raises(RunFolderError, match=r"sft/final, which .* began from, is missing"):
+        run(tmp_path, resume=True)
+
+
 def test_sft_is_not_put_behind_a_grpo_that_went_without_it(tmp_path: Path) -> None:
     path = run(tmp_path, "skip_sft=true")
     before = sorted(p for p in path.rglob("*") if p.is_file())
@@ -200,7 +208,11 @@ def test_every_dtype_goes_through_the_whole_run(tmp_path: Path, changes: tuple[s
 def test_sampler_and_trainer_agree_under_autocast(tmp_path: Path) -> None:
     reward = odd_reward(tmp_path)
     path = run(tmp_path, reward, "model.compute_dtype=bfloat16")
-    gaps = [r.tallies["policy/gap"] for r in RunFolder(path).read_metrics() if r.phase == "grpo"]
+    gaps = [
+        r.tallies["sampler_logprob_diff"]
+        for r in RunFolder(path).read_metrics()
+        if r.phase == "grpo"
+    ]
     # bfloat16 has 8 bits: log-probs near -6 are exact to about 0.02.
     assert all(gap.mean < 0.02 for gap in gaps)
 
@@ -234,6 +246,27 @@ def test_a_budget_that_cuts_off_most_answers_is_refused(tmp_path: Path) -> None:
     ) as caught:
         run(tmp_path, "grpo.allow_truncation=false")
     assert "grpo.allow_truncation=true" in str(caught.value)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_a_refused_preflight_proposes_works(tmp_path: Path, begun: bool) -> None:
+    """U5: both ways on, whether SFT has been trained before or nothing at all."""
+    alone = () if begun else ("skip_sft=true", "evaluation.base=false")
+    for name in ("anyway", "longer"):
+        with pytest.raises(PreflightError) as caught:
+            run(tmp_path / name, "grpo.allow_truncation=false", *alone)
+        assert ("--resume" in caught.value.fix) == begun
+    path = run(tmp_path / "anyway", "grpo.allow_truncation=true", *alone, resume=begun)
+    assert (path / "grpo" / "final").is_dir()
+    if not begun:
+        # A model that knows no stop token is refused again, not as another recipe.
+        with pytest.raises(PreflightError):
+            run(
+                tmp_path / "longer",
+                "sampling.max_new_tokens=14",
+                "grpo.allow_truncation=false",
+                *alone,
+            )
 
 
 def test_a_phase_ends_at_its_target_and_the_loss_is_measured(tmp_path: Path) -> None:
@@ -290,7 +323,7 @@ def test_every_preset_runs(algorithm: str, tmp_path: Path) -> None:
     reports = [r for r in RunFolder(path).read_metrics() if r.phase == "grpo"]
     assert [r.status for r in reports] == ["learning", "learning"]
     for report in reports:
-        assert report.tallies["policy/gap"].max < 1e-4
+        assert report.tallies["sampler_logprob_diff"].max < 1e-4
         assert report.mean("grad_norm") > 0
     if PRESETS[algorithm].get("beta"):
         assert reports[0].tallies["policy/kl"].max < 1e-6

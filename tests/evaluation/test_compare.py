@@ -138,6 +138,20 @@ def test_an_unreadable_reference_leaves_every_difference_and_is_told():
     assert "cannot be read, taking no part: base 0, SFT 1" in render_plain(render_table(comparison))
 
 
+def test_problems_that_were_graded_by_text_alone_are_counted_apart():
+    def by_text(result):
+        first, *rest = result.items
+        return replace(result, items=(replace(first, rung="text alone"), *rest))
+
+    shown = render_plain(
+        render_table(
+            compare([by_text(make_result("base", "-+")), by_text(make_result("sft", "++"))])
+        )
+    )
+    assert "graded by text alone: base 1 (0 right), SFT 1 (1 right)." in shown
+    assert "text alone" not in render_plain(render_table(compare([BASE, SFT])))
+
+
 def test_grader_timeouts_are_told():
     text = render_plain(render_table(compare([SFT, make_result("grpo", "t" * 100)])))
     assert "timeouts, counted as not correct: SFT 0, GRPO 100" in text
@@ -159,3 +173,31 @@ def test_by_subject_or_nothing():
     )
     assert parts is not None
     assert "algebra         2  50.0 [9, 91]  100.0 [34, 100]" in render_plain(parts)
+
+
+def carded(name: str, seed: int, **sampling: object) -> EvaluationResult:
+    card = {"seed": seed, "sampling": {"temperature": 1.0, "max_new_tokens": 8, **sampling}}
+    return replace(make_result(name, "+-" * 10), card=card)
+
+
+@pytest.mark.parametrize(
+    ("results", "note"),
+    [
+        ([carded("base", 0)], "20 problems, 1 completion each."),
+        ([carded("base", 0), carded("sft", 0)], "same problems and draws for every model."),
+        ([carded("base", 0), carded("sft", 1)], "same problems, drawn with different seeds."),
+        (
+            [carded("base", 0, temperature=0.0), carded("sft", 1, temperature=0.0)],
+            "same problems and draws for every model.",
+        ),
+        (
+            [carded("base", 0), carded("sft", 0, max_new_tokens=9)],
+            "same problems, sampled in different ways.",
+        ),
+        ([BASE, SFT], "each; the same problems."),
+    ],
+)
+def test_only_what_was_shared_is_called_shared(results, note):
+    """U9."""
+    text = render_plain(render_table(compare(results, confidence=0.95)), width=120)
+    assert note in text

@@ -102,19 +102,18 @@ def test_every_outcome_is_counted_once_and_apart():
     # "=1=long" is cut to "=1=lo" and still has an answer: correct, not truncated.
     assert result.split_counts == {
         "correct": 2,
-        "wrong": 2,
+        "wrong": 3,
         "no_answer": 1,
         "truncated": 1,
         "timeout": 1,
         "crash": 1,
-        "not_scored": 1,
+        "not_scored": 0,
     }
     assert result.cut_off == 2 / 9
-    # The unreadable reference leaves the denominator, the grader's own failures do not.
-    assert result.accuracy == 2 / 8
-    assert result.interval == wilson_interval(2, 8)
-    assert "p/8" not in result.scores
-    assert len(result.scores) == 8
+    # Neither an unreadable reference nor the grader's own failures change what is measured.
+    assert result.accuracy == 2 / 9
+    assert result.interval == wilson_interval(2, 9)
+    assert result.text_alone == (1, 0)
 
 
 def test_lenient_accuracy_tells_format_from_maths():
@@ -123,23 +122,34 @@ def test_lenient_accuracy_tells_format_from_maths():
     assert (result.accuracy, result.lenient.mean) == (1 / 6, 2 / 6)
     # What is right as asked is right, and is not graded twice; nor is what nobody can read.
     result = run(["=1", "=1"], ["1", "?"])
-    assert [item.lenient for item in result.items] == [True, None]
-    assert result.lenient.mean == 1.0
+    assert [item.lenient for item in result.items] == [True, False]
+    assert result.lenient.mean == 0.5
     assert replace(result.items[0], lenient=None).correct
     unmeasured = replace(result, items=tuple(replace(i, lenient=None) for i in result.items))
     assert unmeasured.lenient is None
 
 
-def test_one_unreadable_reference_takes_its_whole_problem_out():
-    result = run(["no", "=3", "=1", "=1"], ["?", "1"], samples=2)
-    assert result.scores == {"p/1": 1.0}
-    assert result.overall.problems == 1
+def test_an_unreadable_reference_is_graded_by_text_alone_and_counted_apart():
+    result = run(["no", "=?", "=1", "=1", "=4", "=$?$"], ["?", "1", "?"], samples=2)
+    assert result.scores == {"p/0": 0.5, "p/1": 1.0, "p/2": 0.5}
+    assert result.overall.problems == 3
+    assert [item.verdict.value for item in result.items if item.rung == "text alone"] == [
+        "correct",
+        "incorrect",
+        "correct",
+    ]
+    assert result.text_alone == (2, 2)
+    assert result.lenient.mean == result.accuracy
+    assert run(["=1"], ["1"]).text_alone == (0, 0)
 
 
-def test_nothing_scored_is_nan_not_zero():
-    result = run(["=1"], ["?"])
-    assert math.isnan(result.accuracy)
-    assert result.pass_at_k == {}
+def test_items_of_older_evaluations_that_were_not_scored_stay_out():
+    result = run(["=1", "=1"], ["1", "2"])
+    old = [replace(item, verdict=Verdict.NOT_SCORED, lenient=None) for item in result.items]
+    assert replace(result, items=(result.items[0], old[1])).scores == {"p/0": 1.0}
+    nothing = replace(result, items=tuple(old))
+    assert math.isnan(nothing.accuracy)
+    assert nothing.pass_at_k == {}
 
 
 def test_samples_are_averaged_by_problem():

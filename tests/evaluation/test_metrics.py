@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 
-from grouper.config import RewardConfig
+from grouper.config.schema import GradingConfig, RewardConfig
 from grouper.evaluation.compare import render_plain
 from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.metrics import (
     Behaviour,
-    has_format,
     metrics_line,
     metrics_of,
     reasoning_of,
@@ -22,12 +20,13 @@ from grouper.evaluation.metrics import (
     render_rewards_by_subject,
     rewards_by_subject,
 )
-from grouper.grading import grade
+from grouper.grading import Grader
 from grouper.prompts import FORMATS
 from grouper.rewards import RewardStack, build_rewards
+from grouper.rewards.format import format_holds
 from grouper.sampling.scripted import ScriptedSampler
 from grouper.tracking.run_folder import RunFolder
-from grouper.types import Grade, Problem, Prompt, SamplingParams
+from grouper.types import Problem, Prompt, SamplingParams
 
 TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>
 XML = FORMATS["xml"]
@@ -50,28 +49,19 @@ BROKEN = "I guess 4"
     ],
 )
 def test_format_and_reasoning_of_a_completion(text, form, reasoning):
-    assert has_format(text, TAGS.layout) is form
+    assert format_holds(text, TAGS.layout) is form
     assert reasoning_of(text, TAGS.layout) == reasoning
 
 
 def test_without_a_prefix_the_model_must_open_the_tag_itself():
     assert reasoning_of("add</reasoning><answer>4</answer>", XML.layout) == ""
-    assert not has_format("add</reasoning><answer>4</answer>", XML.layout)
+    assert not format_holds("add</reasoning><answer>4</answer>", XML.layout)
     boxed = FORMATS["boxed"].layout
-    assert has_format(r"so \boxed{4}", boxed)
+    assert format_holds(r"so \boxed{4}", boxed)
     assert reasoning_of(r"no box", boxed) == ""
 
 
-class RealGrader:
-    def submit(self, text: str, reference: str) -> Future[Grade]:
-        future: Future[Grade] = Future()
-        future.set_result(grade(text, reference, TAGS.contract))
-        return future
-
-    submit_lenient = submit
-
-
-def measured(rewards, texts=(GOOD, WRONG, SILENT, BROKEN)):
+def measured(rewards, texts=(GOOD, WRONG, SILENT, BROKEN), fmt=TAGS):
     items = [
         (
             Problem(id=f"p/{i}", question="q", answer="4", source="p", subject="ab"[i % 2]),
@@ -79,6 +69,11 @@ def measured(rewards, texts=(GOOD, WRONG, SILENT, BROKEN)):
         )
         for i in range(len(texts))
     ]
+    with Grader(fmt.contract, GradingConfig(symbolic=False)) as grader:
+        return evaluated(items, texts, grader, fmt, rewards)
+
+
+def evaluated(items, texts, grader, fmt, rewards):
     return evaluate(
         name="validation-grpo-000002",
         phase="grpo",
@@ -86,11 +81,11 @@ def measured(rewards, texts=(GOOD, WRONG, SILENT, BROKEN)):
         split="validation",
         items=items,
         sampler=ScriptedSampler(lambda request, index: texts[index]),
-        grader=RealGrader(),
+        grader=grader,
         params=SamplingParams(temperature=0),
         samples=1,
         seed=0,
-        behaviour=Behaviour(TAGS.layout, rewards),
+        behaviour=Behaviour(fmt.layout, rewards),
     )
 
 
@@ -110,6 +105,29 @@ def test_the_five_numbers_by_hand(stack):
     # Strict format wants reasoning: GOOD 2.5, WRONG 0.5, SILENT 2, BROKEN 0.
     assert found.reward == pytest.approx(5 / 4)
     assert found.rewards == {"correctness": 0.5, "format": 0.5}
+
+
+def test_format_accuracy_and_reward_have_one_notion_of_the_format():
+    """A right answer after `</think>` and a newline is not in the format of r1-zero: it earns
+    nothing, and neither the headline nor the format counts it; leniently it is right."""
+    fmt = FORMATS["r1-zero"]
+    texts = (
+        " two </think> <answer> 4 </answer>",
+        " two </think>\n<answer> 4 </answer>",
+        " two </think><answer> 4 </answer>",
+        " two </think> <answer> 5 </answer>",
+    )
+    stack = build_rewards(
+        [RewardConfig(name="r1_zero_answer"), RewardConfig(name="r1_zero_format", weight=0)],
+        fmt.layout,
+    )
+    result = measured(stack, texts, fmt)
+    found = metrics_of(result)
+    assert found is not None
+    assert result.accuracy == found.rewards["r1_zero_answer"] == found.reward == 1 / 4
+    assert found.format_accuracy == found.rewards["r1_zero_format"] == 2 / 4
+    assert result.lenient is not None
+    assert result.lenient.mean == 3 / 4
 
 
 def test_rewards_apart_and_by_subject(stack):

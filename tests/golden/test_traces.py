@@ -18,10 +18,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_models import make_group, make_prompt, tiny_model, tokens
 
+from grouper.algorithms.batching import demonstration_batch, micro_batches, rollout_batch
 from grouper.algorithms.weighting import WEIGHTINGS
-from grouper.batching import demonstration_batch, micro_batches, rollout_batch
-from grouper.config import GRPOConfig, OptimizerConfig
-from grouper.policy import Policy
+from grouper.config.schema import GRPOConfig, OptimizerConfig
+from grouper.models.policy import Policy
 from grouper.training.group_signal import advantages_of
 from grouper.training.objectives import grpo_objective, sft_objective
 from grouper.training.optimizers import make_optimizer, schedule
@@ -118,7 +118,7 @@ def trace(name: str) -> list[dict[str, float]]:
         assert result.applied
         with torch.no_grad():
             probe = policy(batch).logprobs.double().sum()
-        kept = ("grad_norm", "loss", "policy/entropy", "policy/kl")
+        kept = ("grad_norm", "loss", "trained/entropy", "policy/kl")
         row = {key: result.tallies[key].mean for key in kept if key in result.tallies}
         rows.append({**row, "logprobs_after": float(probe)})
     return rows

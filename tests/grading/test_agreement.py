@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from grouper.config import GradingConfig
+from grouper.config.schema import GradingConfig
 from grouper.grading.agreement import compare_with_math_verify
 from grouper.types import AnswerContract, AnswerKind, Verdict
 

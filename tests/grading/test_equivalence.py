@@ -11,13 +11,14 @@ import pytest
 from equivalence_table import ROWS as FIRST_ROWS
 from equivalence_table_audit import AUDIT_ROWS
 from equivalence_table_real import REAL_ROWS
+from equivalence_table_second import SECOND_ROWS
 
-from grouper.config import GradingConfig
+from grouper.config.schema import GradingConfig
 from grouper.grading import Grader, check_reference, equivalent
 from grouper.grading.equivalence import exact
 from grouper.types import AnswerContract, AnswerKind, Verdict
 
-ROWS = [*FIRST_ROWS, *REAL_ROWS, *AUDIT_ROWS]
+ROWS = [*FIRST_ROWS, *REAL_ROWS, *AUDIT_ROWS, *SECOND_ROWS]
 VERDICTS = {
     "+": {Verdict.CORRECT},
     # How a wrong answer is wrong (different, or no mathematics at all) is not what a row claims.
@@ -52,6 +53,24 @@ def test_row(grader: Grader, reference: str, prediction: str, label: str, note: 
 @pytest.mark.parametrize("reference", sorted({row[0] for row in ROWS if row[2] != "0"}))
 def test_every_reference_equals_itself(grader: Grader, reference: str) -> None:
     assert grader.submit(f"<a>{reference}</a>", reference).result().correct
+
+
+@pytest.mark.parametrize(
+    ("reference", "prediction"),
+    [
+        ("1, 2", "1, 3"),
+        ("(1, 2)", "(1, 3)"),
+        ("x=1, y=2", "x=1, y=3"),
+        (r"\sqrt{2}, x", r"\sqrt{2}, y"),
+    ],
+)
+def test_a_refusal_does_not_say_that_the_text_is_the_same(
+    grader: Grader, reference: str, prediction: str
+) -> None:
+    for text in (prediction, reference.partition(",")[0] + ","):
+        grade = grader.submit(f"<a>{text}</a>", reference).result()
+        assert not grade.correct
+        assert "same" not in grade.reason
 
 
 def test_exact_rungs_decide_numbers_without_a_worker() -> None:

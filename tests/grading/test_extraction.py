@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -27,6 +28,8 @@ LAST = AnswerContract(kind=AnswerKind.LAST_NUMBER)
         ("<answer><answer>5</answer></answer>", "5"),
         ("<answer>5</answer>\nUser: more\n<answer>6</answer>", "5"),
         ("<answer>a\nb</answer>", "a\nb"),
+        ("He is\nUser: Bob. <answer>42</answer>", "42"),
+        ("\nUser: <answer>5</answer>\nUser: more <answer>6</answer>", "5"),
     ],
 )
 def test_tag(text: str, answer: str) -> None:
@@ -41,13 +44,62 @@ def test_tag(text: str, answer: str) -> None:
         ("</answer>42<answer>", "not closed"),
         ("<answer>42", "not closed"),
         ("<answer> \n </answer>", "empty"),
-        ("\nUser: <answer>42</answer>", "no <answer>"),
+        ("\nUser: 42", "no <answer>"),
     ],
 )
 def test_tag_without_answer(text: str, reason: str) -> None:
     found = extract(text, TAG)
     assert found.answer is None
     assert reason in found.reason
+
+
+THINK = AnswerContract(
+    kind=AnswerKind.TAG,
+    open="<answer>",
+    close="</answer>",
+    reasoning=("<think>", "</think>"),
+    turn_markers=("Human:", "\nQuestion:"),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Human: is a word here. </think> <answer>5</answer>", "5"),
+        ("<think>a\nQuestion: what? </think> <answer>5</answer>", "5"),
+        ("<think> <answer>3</answer> Human: </think> <answer>5</answer>", "5"),
+        ("x </think> <answer>5</answer> Human: y <think> z </think> <answer>6</answer>", "5"),
+        ("<answer>5</answer> Human: y <think> z </think> <answer>6</answer>", "5"),
+        ("x </think> <answer>5</answer> or <answer>7</answer> Human: <answer>6</answer>", "7"),
+    ],
+)
+def test_turn_markers_count_after_a_complete_answer(text: str, answer: str) -> None:
+    assert extract(text, THINK).answer == answer
+
+
+def test_an_answer_that_the_end_of_the_reasoning_opens_ends_the_turn_too() -> None:
+    contract = replace(THINK, open="</think> <answer>")
+    text = "a Human: b </think> <answer>1</answer>\nHuman: c </think> <answer>2</answer>"
+    assert extract(text, contract).answer == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"<think> \boxed{42} </think> Some text.", None),
+        (r"<think> \boxed{42} </think> \boxed{43}", "43"),
+        (r"\boxed{42} </think> \boxed{43} and \boxed{44}", "44"),
+        (r"<think> \boxed{42}", None),
+        (r"\boxed{41} <think> \boxed{42}", None),
+        (r"<think> a </think> \boxed{41} <think> \boxed{42}", None),
+        (r"<think> a </think> <think> b </think> \boxed{41}", "41"),
+        (r"<think> Human: a </think> \boxed{41} Human: b \boxed{42}", "41"),
+        (r"\boxed{41} Human: b <think> c </think> \boxed{42}", "41"),
+        (r"<think> a </think> \boxed{41} Human: b <think> c </think> \boxed{42}", "41"),
+    ],
+)
+def test_what_is_boxed_while_thinking_is_no_answer(text: str, answer: str | None) -> None:
+    assert extract(text, BOXED).answer == answer
 
 
 @pytest.mark.parametrize(

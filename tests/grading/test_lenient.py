@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from grouper.config import GradingConfig
+from grouper.config.schema import GradingConfig
 from grouper.grading import Grader, extract, extract_lenient
 from grouper.types import AnswerContract, AnswerKind, Verdict
 
@@ -58,12 +58,20 @@ def test_any_way_of_answering(text: str, answer: str | None, how: str) -> None:
         ("", "no <answer>, and no other answer either"),
         ("none", "no <answer>, and no other answer either"),
         ("<answer></answer>", "the answer is empty, and no other answer either"),
-        ("\nUser: <answer>42</answer>", "no <answer>, and no other answer either"),
+        ("\nUser: 42", "no <answer>, and no other answer either"),
         ("thinking Human: 42", "no <answer>, and no other answer either"),
     ],
 )
 def test_no_answer_at_all(text: str, reason: str) -> None:
     assert extract_lenient(text, TAG) == (None, reason)
+
+
+@pytest.mark.parametrize("marker", ["\nProblem:", "\nQ:", "\nUser:"])
+def test_another_problem_is_not_answered_for_this_one(marker: str) -> None:
+    assert (
+        extract_lenient(f"It makes 42.{marker} what is 3+4?\nThe answer is 7.", TAG).answer == "42"
+    )
+    assert extract_lenient("\n\nProblem: 3+4\nThe answer is 7.", TAG).answer == "7"
 
 
 @pytest.mark.parametrize("contract", [TAG, BOXED, HASHES, LAST], ids=lambda c: c.kind.value)

@@ -23,17 +23,17 @@ from torch.distributed.tensor import DTensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_models import make_group, make_prompt, tiny_model, with_exact_norms
 
+from grouper.algorithms.batching import TrainBatch, rollout_batch
 from grouper.algorithms.weighting import sequence_mean
-from grouper.batching import TrainBatch, rollout_batch
 from grouper.cli.main import main
-from grouper.config import GradingConfig, GRPOConfig
+from grouper.config.schema import GradingConfig, GRPOConfig
 from grouper.errors import ModelError
 from grouper.grading import Grader
-from grouper.policy import Policy
+from grouper.models.policy import Policy
+from grouper.models.team import Solo
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.graded import draw_and_grade
 from grouper.sampling.scripted import ScriptedSampler
-from grouper.team import Solo
 from grouper.training.distributed import join_team, leave_team
 from grouper.training.group_signal import advantages_of
 from grouper.training.objectives import grpo_objective

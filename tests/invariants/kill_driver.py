@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 
-from grouper.recipe import load_recipe
-from grouper.tracking import evaluation_files, files, run_folder
+from grouper import files
+from grouper.config.loading import load_recipe
+from grouper.tracking import evaluation_files, run_folder
 from grouper.tracking.live import Progress
 from grouper.tracking.metrics_file import MetricsFile
 from grouper.training import checkpoint, retention, session

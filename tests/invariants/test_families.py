@@ -11,9 +11,9 @@ from tiny_models import FAMILIES, LetterTokenizer, make_batch, make_prompt, tiny
 from torch import Tensor
 from transformers import GptOssConfig, GptOssForCausalLM
 
-from grouper.batching import TrainBatch
+from grouper.algorithms.batching import TrainBatch
 from grouper.errors import ModelError, PromptError
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights

@@ -9,10 +9,10 @@ import torch
 from tiny_models import make_batch, make_group, tiny_model, with_exact_norms
 from torch import Tensor
 
+from grouper.algorithms.batching import TrainBatch, rollout_batch
 from grouper.algorithms.weighting import WEIGHTINGS
-from grouper.batching import TrainBatch, rollout_batch
-from grouper.config import GRPOConfig
-from grouper.policy import Policy
+from grouper.config.schema import GRPOConfig
+from grouper.models.policy import Policy
 from grouper.training.objectives import Objective, grpo_objective, sft_objective
 from grouper.training.update import accumulate_gradient
 

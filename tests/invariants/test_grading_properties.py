@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from grouper.config import GradingConfig
+from grouper.config.schema import GradingConfig
 from grouper.grading import Grader, equivalent, extract, extract_lenient
 from grouper.grading.equivalence import Equivalence, exact
 from grouper.types import AnswerContract, AnswerKind, Grade, Verdict

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grouper.config import GradingConfig
+from grouper.config.schema import GradingConfig
 from grouper.grading import Grader
 from grouper.types import AnswerContract, AnswerKind
 

@@ -203,6 +203,7 @@ def test_split_optimizer_state_is_read_by_any_number_of_processes(tmp_path: Path
     assert len(list((split / "grpo" / "checkpoint-2" / "optimizer-shards").iterdir())) >= 3
     # As if it had been killed after the checkpoint of step 2.
     shutil.rmtree(split / "grpo" / "final")
+    shutil.rmtree(split / "grpo" / "checkpoint-3")
     plan = [(1, [*run, "name=split", "--resume"])]
     assert gang("runs", 1, json.dumps(plan), cwd=tmp_path) == [[{"exit": 0}]]
     assert "Resuming grpo at step 2" in (split / "training.log").read_text()

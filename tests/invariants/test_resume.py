@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,11 @@ from typing import Any
 import pytest
 from run_records import record
 
-from grouper.errors import CheckpointError, Interrupted
-from grouper.recipe import load_recipe
+from grouper.config.loading import load_recipe
+from grouper.errors import CheckpointError, Interrupted, RunFolderError
+from grouper.tracking import metrics_file
 from grouper.tracking.live import Progress
-from grouper.training import loop
+from grouper.training import checkpoint, loop
 from grouper.training.checkpoint import OPTIMIZER_FILE, STATE_FILE, is_complete
 from grouper.training.run import train
 from grouper.training.session import Session
@@ -156,15 +159,15 @@ def test_a_damaged_checkpoint_is_skipped_and_the_result_is_the_same(
     whole = record(run("cut", "skip_grpo=true"))
     path = workplace / "cut" / "demo"
     (path / "sft" / "final" / STATE_FILE).unlink()
-    (path / "sft" / "checkpoint-4" / name).write_bytes(b"garbage")
+    (path / "sft" / "checkpoint-5" / name).write_bytes(b"garbage")
     assert record(run("cut", "skip_grpo=true", resume=True)) == whole
-    assert "checkpoint-4 is skipped" in caplog.text
+    assert "checkpoint-5 is skipped" in caplog.text
 
 
 def test_a_damaged_checkpoint_with_none_before_it_is_one_paragraph(workplace: Path) -> None:
     path = run("cut", "skip_grpo=true", "sft.keep_checkpoints=1")
     (path / "sft" / "final" / STATE_FILE).unlink()
-    (path / "sft" / "checkpoint-4" / OPTIMIZER_FILE).write_bytes(b"garbage")
+    (path / "sft" / "checkpoint-5" / OPTIMIZER_FILE).write_bytes(b"garbage")
     with pytest.raises(CheckpointError, match="no checkpoint of sft can be used"):
         run("cut", "skip_grpo=true", "sft.keep_checkpoints=1", resume=True)
 
@@ -174,10 +177,109 @@ def test_a_finished_run_resumes_to_its_result_without_training(workplace: Path) 
     assert record(run("whole", resume=True)) == first
 
 
+def test_a_finished_run_can_be_prolonged(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """T10: it goes on from its last step; with a constant rate as if it had never ended."""
+    constant = ("grpo.optimizer.schedule=constant", "grpo.optimizer.warmup_ratio=0")
+    whole = record(run("whole", *constant))
+    run("cut", "grpo.steps=4", *constant)
+    capsys.readouterr()
+    recipe = load_recipe("demo", [*SMALL, "output_dir=cut", *constant])
+    with Session(recipe, Progress(), resume=True) as session:
+        longer = record(train(session).path)
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "Resuming grpo at step 4" in shown
+    assert "changed, as allowed: grpo.steps 4 -> 6" in shown
+    assert "the learning rate follows the new number of steps" in shown
+    for name in sorted(whole.keys() & longer.keys()):
+        # What names the recipe differs by the name of its first one.
+        if not name.endswith((STATE_FILE, "run.json")):
+            assert longer[name] == whole[name], name
+    assert {n for n in whole.keys() ^ longer.keys() if "checkpoint-" not in n} == set()
+
+
+def test_fewer_steps_are_another_recipe(workplace: Path) -> None:
+    run("cut", "skip_grpo=true")
+    with pytest.raises(RunFolderError, match=r"another recipe.*sft\.steps 5 -> 4"):
+        run("cut", "skip_grpo=true", "sft.steps=4", resume=True)
+
+
+def test_sft_that_grpo_began_from_is_not_prolonged(
+    workplace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = record(run("cut"))
+    again = record(run("cut", "sft.steps=9", resume=True))
+    assert "SFT stays at 5 steps of 9: GRPO has begun from it" in caplog.text
+    assert again["sft/final/model.safetensors"] == first["sft/final/model.safetensors"]
+
+
+def test_an_edited_reward_is_refused_by_name_unless_allowed(workplace: Path) -> None:
+    """R1: the banner said "unchanged", and the results differed."""
+    run("cut", "skip_grpo=true")
+    (workplace / "reward_by_length.py").write_text(REWARD.replace("% 3", "% 5"))
+    with pytest.raises(RunFolderError, match=r"code changed .*: reward_by_length\.py"):
+        run("cut", resume=True)
+    recipe = load_recipe("demo", [*SMALL, "output_dir=cut"])
+    with Session(recipe, Progress(), resume=True, allow_changes=True) as session:
+        train(session)
+    assert session.folder.read_info()["changes"][0]["changes"].keys() == {
+        "code.reward_by_length.py"
+    }
+
+
+def test_a_run_without_the_kernels_is_told_that_its_numbers_differ(
+    workplace: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R2: the banner said "as before"."""
+    path = run("cut", "skip_grpo=true")
+    if json.loads((path / "run.json").read_text())["versions"]["kernels"] == "none":
+        pytest.skip("no C++ compiler")
+    (path / "sft" / "final" / STATE_FILE).unlink()
+    monkeypatch.setattr("grouper.training.inputs.kernels_in_use", lambda: "none")
+    run("cut", "skip_grpo=true", resume=True)
+    assert re.search(r"kernels [0-9a-f]+ -> none.*not be the same bit for bit", caplog.text)
+
+
+def test_what_the_record_has_lost_is_told_by_name(
+    workplace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R6: lost rollouts and lines of metrics.jsonl went unnoticed."""
+    path = run("cut", "grpo.evaluate_every=0")
+    (path / "grpo" / "final" / STATE_FILE).unlink()
+    for step in (1, 2, 4):
+        (path / "rollouts" / f"grpo-{step:06d}.jsonl.gz").unlink()
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if '"phase":"sft","step":2' not in line]
+    assert len(kept) == len(lines) - 1
+    (path / "metrics.jsonl").write_text("".join(kept))
+    run("cut", "grpo.evaluate_every=0", resume=True)
+    assert "has lost the rollouts of grpo step 1 to 2, 4." in caplog.text
+    assert "has lost the lines of metrics.jsonl of sft step 2." in caplog.text
+
+
+def test_a_checkpoint_counts_only_once_its_metrics_are_on_disk(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    honest = checkpoint._mark
+
+    def mark(folder: Path, record: Any) -> None:
+        order.append("mark")
+        honest(folder, record)
+
+    monkeypatch.setattr(metrics_file, "sync", lambda path: order.append(path.name))
+    monkeypatch.setattr(checkpoint, "_mark", mark)
+    run("cut", "skip_grpo=true", "sft.evaluate_every=0")
+    saves = order.count("mark")
+    assert saves >= 3, "two checkpoints and the final model"
+    assert order == ["metrics.jsonl", "demo", "mark"] * saves
+
+
 def test_only_the_newest_checkpoints_are_kept(workplace: Path) -> None:
     path = run("whole", "sft.checkpoint_every=1", "sft.keep_checkpoints=2", "skip_grpo=true")
     assert sorted(p.name for p in (path / "sft").iterdir()) == [
-        "checkpoint-3",
         "checkpoint-4",
+        "checkpoint-5",
         "final",
     ]

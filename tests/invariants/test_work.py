@@ -11,11 +11,11 @@ import pytest
 import torch
 from tiny_models import LetterTokenizer, make_group, make_prompt, tiny_model
 
+from grouper.algorithms.batching import TrainBatch, micro_batches, rollout_batch
 from grouper.algorithms.weighting import token_mean
-from grouper.batching import TrainBatch, micro_batches, rollout_batch
-from grouper.config import GRPOConfig
+from grouper.config.schema import GRPOConfig
 from grouper.kernels import tape
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.engines import COMPACT_SHARE, Engine, SlotEngine
 from grouper.sampling.native import NativeSampler, choose_engine

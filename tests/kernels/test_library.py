@@ -15,9 +15,9 @@ import torch
 from tiny_models import tiny_model
 
 from grouper.kernels import library as building
-from grouper.kernels.library import library
+from grouper.kernels.library import kernels_in_use, library
 from grouper.kernels.switch import switched_off
-from grouper.policy import Policy, _probe_batch
+from grouper.models.policy import Policy, _probe_batch
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -36,13 +36,89 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 @needs_compiler
 def test_it_is_built_once(fresh: Path) -> None:
-    assert library() is not None
-    (made,) = fresh.iterdir()
+    made = build(fresh)
     before = made.stat().st_mtime_ns
-    library.cache_clear()
     assert library() is not None
-    assert [p.name for p in fresh.iterdir()] == [made.name]
+    assert {p.suffix for p in (fresh / "kernels").iterdir()} == {".so", ".sha256"}
     assert made.stat().st_mtime_ns == before
+    assert kernels_in_use() == made.stem.removeprefix("kernels-")
+
+
+def build(cache: Path) -> Path:
+    """The file that `library` loads from this cache, loaded by a process of its own.
+
+    A process that has a library loaded is given it again, whatever its file holds by now.
+    """
+    child = os.fork()
+    if not child:
+        library.cache_clear()
+        os._exit(0 if library() is not None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    (made,) = (cache / "kernels").glob("*.so")
+    return made
+
+
+def replace(made: Path, content: bytes) -> None:
+    made.unlink()
+    made.write_bytes(content)
+    made.chmod(0o700)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kept", [0, 1000, -1])
+def test_a_damaged_library_is_built_again_and_never_loaded(fresh: Path, kept: int) -> None:
+    """R4: an empty one switched the kernels off for ever, a truncated one was a bus error."""
+    made = build(fresh)
+    content = made.read_bytes()
+    replace(made, content[:kept])
+    assert len(build(fresh).read_bytes()) >= len(content)
+    assert building._checksum(made) == building._checksum_file(made).read_text()
+
+
+@needs_compiler
+def test_a_whole_library_that_does_not_load_is_built_again(fresh: Path) -> None:
+    made = build(fresh)
+    replace(made, b"no library")
+    building._checksum_file(made).write_text(building._checksum(made))
+    assert len(build(fresh).read_bytes()) > 1000
+
+
+@needs_compiler
+def test_the_cache_is_private_and_what_others_can_change_is_not_loaded(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = build(fresh)
+    folder = made.parent
+    assert [p.stat().st_mode & 0o777 for p in (folder, made)] == [0o700, 0o700]
+    made.chmod(0o722)
+    before = made.stat().st_ino
+    assert build(fresh).stat().st_ino != before
+    folder.chmod(0o777)
+    kernels = library()
+    assert kernels is not None
+    assert not Path(kernels._name).is_relative_to(folder)
+    assert f"Others can write to {folder}" in caplog.text
+    folder.chmod(0o700)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    library.cache_clear()
+    kernels = library()
+    assert kernels is not None
+    assert not Path(kernels._name).is_relative_to(folder)
+
+
+@needs_compiler
+def test_several_processes_build_it_once(fresh: Path) -> None:
+    """A checksum is never that of another process's library."""
+    children = []
+    for _ in range(3):
+        child = os.fork()
+        if not child:
+            os._exit(0 if library() is not None else 1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+    (made,) = (fresh / "kernels").glob("*.so")
+    assert building._checksum(made) == building._checksum_file(made).read_text()
 
 
 def test_without_a_compiler_everything_runs(
@@ -66,7 +142,7 @@ def test_a_compiler_that_fails_is_told_once(
     assert library() is None
     assert library() is None
     assert len(caplog.records) == 1
-    assert list(fresh.iterdir()) == []
+    assert list((fresh / "kernels").iterdir()) == []
 
 
 def test_it_can_be_switched_off(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,13 @@ import pytest
 import torch
 from tiny_models import FAMILIES, tiny_model
 from torch import nn
+from transformers.models.qwen3 import modeling_qwen3
 
 from grouper.kernels import modules
 from grouper.kernels.calls import listened
 from grouper.kernels.library import library
-from grouper.kernels.switch import switched_off
-from grouper.policy import Policy, _probe_batch
+from grouper.kernels.switch import running, switched_off
+from grouper.models.policy import Policy, _probe_batch
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or kernels are off")
 
@@ -88,6 +89,19 @@ def test_a_model_called_directly_is_left_alone(calls: set[str]) -> None:
     calls.clear()
     assert torch.equal(model(input_ids=ids).logits, before)
     assert not calls
+
+
+def test_transformers_functions_are_theirs_once_a_pass_is_over(calls: set[str]) -> None:
+    """T11: what the pass swaps in its module does not stay there."""
+    before = modeling_qwen3.apply_rotary_pos_emb
+    policy = Policy(tiny_model("qwen3"))
+    assert modeling_qwen3.apply_rotary_pos_emb is before
+    gradients(policy)
+    assert "rotate" in calls
+    assert modeling_qwen3.apply_rotary_pos_emb is before
+    with running(), running():
+        assert modeling_qwen3.apply_rotary_pos_emb is not before
+    assert modeling_qwen3.apply_rotary_pos_emb is before
 
 
 def test_attaching_twice_does_nothing_more() -> None:

@@ -190,12 +190,13 @@ def test_draw(vocabulary: int, bans: bool) -> None:
     early = torch.arange(rows) % 2 == 0 if bans else None
     banned = None if early is None else early[:, None] & stops
     assert ops.draw_serves(logits)
-    tokens, logprobs = ops.draw(logits, uniform, heats.temperature, early, stops)
-    expected, theirs = draw(logits, uniform, heats, banned)
+    tokens, logprobs, entropies = ops.draw(logits, uniform, heats.temperature, early, stops)
+    expected, theirs, exact = draw(logits, uniform, heats, banned)
     # Sums in another order may put a number on the other side of a border, hardly ever.
     assert (tokens != expected).sum() <= 1
     alike = tokens == expected
     torch.testing.assert_close(logprobs[alike], theirs[alike], rtol=0, atol=2e-6)
+    torch.testing.assert_close(entropies, exact, rtol=1e-5, atol=2e-6)
     if banned is not None:
         assert not banned.gather(1, tokens[:, None])[5::2].any()
 
@@ -206,7 +207,7 @@ def test_logits_that_are_no_numbers_are_seen_and_lead_nowhere_else(bad: float) -
     logits[0, 10] = bad
     heats, half = settings([1.0, 1.0]).temperature, torch.tensor([0.5, 0.5])
     stops = torch.zeros(50, dtype=torch.bool)
-    tokens, logprobs = ops.draw(logits, half, heats, None, stops)
+    tokens, logprobs, _ = ops.draw(logits, half, heats, None, stops)
     assert not logprobs[0].isfinite()
     assert logprobs[1].isfinite()
     assert ((tokens >= 0) & (tokens < 50)).all()
@@ -217,7 +218,7 @@ def test_all_that_is_left_by_bans_is_drawn() -> None:
     stops[599] = False
     early, heats = torch.ones(4, dtype=torch.bool), settings([1.0] * 4).temperature
     uniform = torch.tensor([0.0, 0.3, 0.9, 1 - 2.0**-24])
-    tokens, logprobs = ops.draw(logits, uniform, heats, early, stops)
+    tokens, logprobs, _ = ops.draw(logits, uniform, heats, early, stops)
     assert tokens.tolist() == [599] * 4
     assert logprobs.tolist() == pytest.approx([-math.log(600)] * 4, abs=1e-6)
 

@@ -10,7 +10,7 @@ from torch.nn.functional import linear, silu
 from grouper.kernels import packing
 from grouper.kernels.library import library
 from grouper.kernels.packing import FEWEST, current, pack, packed_bytes
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 from grouper.sampling.engines import SlotEngine
 
 pytestmark = pytest.mark.skipif(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from grouper.config.loading import load_recipe
 from grouper.evaluation.statistics import PairedComparison
-from grouper.recipe import load_recipe
 from grouper.tracking.live import Progress
 from grouper.training.run import train
 from grouper.training.session import Session
@@ -29,6 +29,7 @@ def gain(tmp_path: Path, *overrides: str) -> PairedComparison:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # Muon is slow where a processor has no bfloat16 products
 def test_grpo_raises_held_out_accuracy(tmp_path: Path) -> None:
     paired = gain(tmp_path)
     assert paired.interval.low > 0.2
@@ -37,6 +38,7 @@ def test_grpo_raises_held_out_accuracy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # Muon is slow where a processor has no bfloat16 products
 def test_shuffled_rewards_teach_nothing(tmp_path: Path) -> None:
     paired = gain(tmp_path, "grpo.shuffle_rewards=true")
     assert paired.difference < 0.05

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tiny_models import tiny_model
 
-from grouper.adapters import check_adapter
-from grouper.config import LoraConfig, ModelConfig
+from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ModelError
-from grouper.model_files import load_policy, quiet, save_policy
+from grouper.models.adapters import check_adapter
+from grouper.models.model_files import load_policy, quiet, save_policy
 
 
 class NoTokenizer:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from grouper.allocator import prefer_expandable_segments
+from grouper.models.allocator import prefer_expandable_segments
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
@@ -19,7 +19,7 @@ def test_what_the_user_set_stays(name: str) -> None:
 
 def test_importing_sets_nothing_and_the_command_line_does() -> None:
     program = (
-        "import os, grouper, grouper.allocator, grouper.cli\n"
+        "import os, grouper, grouper.models.allocator, grouper.cli\n"
         "assert 'PYTORCH_ALLOC_CONF' not in os.environ\n"
         "try:\n"
         "    grouper.cli.main(['--version'])\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grouper.device import find_device
 from grouper.errors import ConfigError
+from grouper.models.device import find_device
 
 
 def test_the_cpu_is_always_there() -> None:

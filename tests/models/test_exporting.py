@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from grouper import exporting
 from grouper.errors import ModelError
-from grouper.exporting import export_model
-from grouper.policy import Policy
+from grouper.models import exporting
+from grouper.models.exporting import export_model
+from grouper.models.policy import Policy
 
 
 @pytest.fixture
@@ -47,9 +48,11 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 
 def test_a_merged_export_gives_the_adapters_logits(
-    base: Path, adapter: Path, tmp_path: Path
+    base: Path, adapter: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     done = export_model(str(adapter), tmp_path / "out")
+    loud = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert not loud, "nobody has set a rank here (U17)"
     assert done.gap < 1e-4
     assert done.same_choice == 1.0
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from tiny_models import make_batch, tiny_model
 
-from grouper import heap
-from grouper.config import OptimizerConfig
-from grouper.policy import Policy
+from grouper.config.schema import OptimizerConfig
+from grouper.models import heap
+from grouper.models.policy import Policy
 from grouper.training.objectives import sft_objective
 from grouper.training.optimizers import make_optimizer
 from grouper.training.update import update

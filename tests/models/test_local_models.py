@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grouper.local_models import local_model
+from grouper.models.model_place import local_model
 
 FOLDERS = ("models/Qwen2.5-0.5B", ".models/qwen/qwen2.5-math-1.5b", "models/empty")
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import make_batch, tiny_model
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from transformers import AutoConfig
 
-from grouper import extras
-from grouper.config import LoraConfig, ModelConfig
+from grouper.config import extras
+from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ConfigError, ModelError
-from grouper.model_files import (
+from grouper.models.model_files import (
     context_length,
     load_policy,
     load_tokenizer,
@@ -25,7 +28,7 @@ from grouper.model_files import (
     save_policy,
     stop_ids_of,
 )
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 
 
 class NoTokenizer:
@@ -151,9 +154,19 @@ def test_a_gated_model_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyP
     assert "hf auth login" in caught.value.fix
 
 
-def test_target_modules_that_do_not_exist_are_named(folder: Path) -> None:
-    wrong = config(folder, lora=LoraConfig(target_modules=("nothing_like_it",)))
-    with pytest.raises(ModelError, match="LoRA cannot be added"):
+@pytest.mark.parametrize(
+    ("targets", "missing"),
+    [
+        (("nothing_like_it",), "'nothing_like_it'"),
+        (("q_proj", "v_prj", "o"), "'v_prj' and no 'o'"),  # PEFT is content with one that is there
+        (("proj",), "'proj'"),  # a part of a name is no name
+    ],
+)
+def test_target_modules_that_do_not_exist_are_named(
+    folder: Path, targets: tuple[str, ...], missing: str
+) -> None:
+    wrong = config(folder, lora=LoraConfig(target_modules=targets))
+    with pytest.raises(ModelError, match=f"LoRA cannot be added: the model has no layer {missing}"):
         load_policy(wrong, str(folder), seed=0)
 
 
@@ -166,9 +179,7 @@ def test_soft_capping_is_never_left_to_sdpa(tmp_path: Path) -> None:
         assert policy.model.config._attn_implementation == "eager"
 
 
-needs_bitsandbytes = pytest.mark.skipif(
-    find_spec("bitsandbytes") is None, reason="the extra `quantized` is not installed"
-)
+needs_bitsandbytes = pytest.mark.needs_package("bitsandbytes", extra="quantized")
 QLORA = {"quantization": "4bit", "lora": LoraConfig(rank=4, alpha=8)}
 
 
@@ -179,7 +190,7 @@ def test_quantised_weights_need_lora() -> None:
 
 def test_a_missing_library_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"bitsandbytes.*grouper\[quantized\]"):
+    with pytest.raises(ConfigError, match=r"bitsandbytes.*grouper-rl\[quantized\]"):
         load_policy(config(folder, **QLORA), str(folder), seed=0)
 
 
@@ -215,3 +226,52 @@ def test_a_4_bit_base_is_trained_through_its_adapter(
     again = load_policy(settings, str(tmp_path / "adapter"), seed=0)
     with torch.no_grad():
         assert torch.equal(again(batch).logprobs, moved)
+
+
+def with_config(folder: Path, target: Path, **changes: Any) -> Path:
+    shutil.copytree(folder, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, **changes}))
+    return target
+
+
+@pytest.mark.parametrize("change", [7, -7])
+def test_weights_of_other_shapes_than_the_configuration_says(
+    folder: Path, tmp_path: Path, change: int
+) -> None:
+    """R5: one paragraph, without a traceback."""
+    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    path = with_config(folder, tmp_path / "changed", vocab_size=vocabulary + change)
+    with pytest.raises(ModelError, match=r"shapes that its config\.json says"):
+        load_policy(ModelConfig(path=str(path)), str(path), seed=0)
+
+
+class Opened:
+    """What a pickle may hold beside tensors."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (os.environ["OPENED_FOLDER"],))
+
+
+def test_pickled_weights_run_no_code(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R5: tensors alone are read from one, anything else is one paragraph."""
+    monkeypatch.setenv("OPENED_FOLDER", str(tmp_path / "opened"))
+    path = with_config(folder, tmp_path / "changed")
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    torch.save({**tensors, "more": Opened()}, path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="a pickle that holds more than tensors"):
+        load_policy(ModelConfig(path=str(path)), str(path), seed=0)
+    assert not (tmp_path / "opened").exists()
+
+
+def test_a_tokenizer_of_another_kind_than_the_configuration_is_one_paragraph(
+    tmp_path: Path,
+) -> None:
+    """transformers raises a TypeError where a BPE vocabulary stands beside a T5 configuration."""
+    Tokenizer(BPE(vocab={"a": 0}, merges=[])).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_tokenizer(str(tmp_path))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.errors import ConfigError
-from grouper.model_place import model_in, recipe_for, trained_model
-from grouper.recipe import load_recipe, resolved_yaml
+from grouper.models.model_place import model_in, recipe_for, trained_model
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grouper.config import NewModelConfig, PromptConfig
+from grouper.config.schema import NewModelConfig, PromptConfig
 from grouper.data.arithmetic import ArithmeticOptions, generate
 from grouper.errors import ConfigError, RunFolderError
-from grouper.new_model import fit_tokenizer, make_new_model, new_causal_lm, save_new_model
+from grouper.models.new_model import fit_tokenizer, make_new_model, new_causal_lm, save_new_model
 from grouper.prompts import find_stop_tokens, make_format
 
 COMPACT = make_format(PromptConfig(format="compact"))
@@ -114,7 +114,7 @@ def test_the_default_size_is_the_one_that_was_measured(problems):
 def test_the_tokenizer_is_the_same_in_another_process(problems):
     script = (
         "import sys, json\n"
-        "from grouper.new_model import fit_tokenizer\n"
+        "from grouper.models.new_model import fit_tokenizer\n"
         "texts, tags = json.load(sys.stdin)\n"
         "tokenizer = fit_tokenizer(texts, vocab_size=400, extra_tokens=tags)\n"
         "print(tokenizer.backend_tokenizer.to_str())\n"

@@ -9,12 +9,12 @@ import torch
 from tiny_models import FAMILIES, make_batch, tiny_model
 from torch import Tensor
 
-from grouper import token_scores
-from grouper.batching import TrainBatch
-from grouper.config import LoraConfig
+from grouper.algorithms.batching import TrainBatch
+from grouper.config.schema import LoraConfig
 from grouper.errors import ModelError
-from grouper.model_files import _new_adapter
-from grouper.policy import Policy
+from grouper.models import token_scores
+from grouper.models.model_files import _new_adapter
+from grouper.models.policy import Policy
 
 
 def naive_logprobs(model: torch.nn.Module, batch: TrainBatch, temperature: float) -> Tensor:
@@ -159,7 +159,7 @@ def test_unknown_attention_features_are_refused() -> None:
         torch.no_grad(),
     ):
         policy.model(input_ids=torch.tensor([[7, 8]]))
-    from grouper.attention import _entry
+    from grouper.models.attention import _entry
 
     query = torch.zeros(1, 4, 3, 8)
     with pytest.raises(ModelError, match="s_aux"):
@@ -169,12 +169,24 @@ def test_unknown_attention_features_are_refused() -> None:
 def test_a_model_whose_attention_disagrees_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy(tiny_model())
     policy.check_native_attention()
-    from grouper import attention
+    from grouper.models import attention
 
     honest = attention.attend
     monkeypatch.setattr(attention, "attend", lambda *a: honest(*a) * 1.1)
     with pytest.raises(ModelError, match="disagrees"):
         policy.check_native_attention()
+
+
+def test_weights_that_are_not_finite_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R10: they were told as attention that disagrees, to be reported."""
+    policy = Policy(tiny_model())
+    with torch.no_grad():
+        policy.model.model.layers[1].mlp.up_proj.weight[3, 5] = float("nan")
+    with pytest.raises(
+        ModelError, match=r"1 of 2,048 .* model\.layers\.1\.mlp\.up_proj\.weight are"
+    ) as told:
+        policy.check_native_attention()
+    assert "report" not in str(told.value)
 
 
 @torch.no_grad()

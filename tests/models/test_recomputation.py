@@ -11,11 +11,11 @@ from tiny_models import LetterTokenizer, make_batch, make_prompt, tiny_model
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from grouper import attention, recomputation
-from grouper.config import GRPOConfig, LoraConfig
+from grouper.config.schema import GRPOConfig, LoraConfig
 from grouper.errors import ModelError
-from grouper.model_files import _new_adapter
-from grouper.policy import Policy
+from grouper.models import attention, recomputation
+from grouper.models.model_files import _new_adapter
+from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from grouper.row_blocks import collect_rows, spread_rows
+from grouper.models.attention import collect_rows, spread_rows
 
 LENGTHS = [3, 1, 4]
 WIDTH = 4

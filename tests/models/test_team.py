@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouper.team import Solo, share_of
+from grouper.models.team import Solo, share_of
 
 
 @given(count=st.integers(0, 40), size=st.integers(1, 9))

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grouper import token_scores
-from grouper.token_scores import LogitScaling, fused_token_scores, plain_token_scores
+from grouper.models import token_scores
+from grouper.models.token_scores import LogitScaling, fused_token_scores, plain_token_scores
 
 TOKENS, HIDDEN, VOCABULARY = 23, 8, 31
 

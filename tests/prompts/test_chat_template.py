@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tokenizer_fixtures as fixtures
 
-from grouper.config import PromptConfig, TagsConfig
+from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError
 from grouper.prompts import find_stop_tokens, make_format
 from grouper.types import Problem

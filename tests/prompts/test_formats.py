@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import tokenizer_fixtures as fixtures
 
-from grouper.config import PromptConfig, TagsConfig
+from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError
 from grouper.grading import grade
 from grouper.prompts import FORMATS, make_format, warn_about_system
@@ -45,7 +46,9 @@ def test_prefix_and_completion_together_hold_each_tag_once_and_in_order(fmt):
     assert [whole.count(tag) for tag in tags] == [1] * len(tags)
     assert sorted(tags, key=whole.index) == list(tags)
     if fmt.contract.kind is AnswerKind.TAG:
-        assert (fmt.contract.open, fmt.contract.close) == fmt.tags[2:]
+        assert fmt.contract.open.endswith(fmt.tags[2])
+        assert fmt.contract.close == fmt.tags[3]
+        assert fmt.contract.open in whole
         assert whole.split(fmt.contract.open)[1].split(fmt.contract.close)[0].strip() == "4"
 
 
@@ -67,6 +70,25 @@ def test_a_boxed_solution_is_shown_as_it_is():
         id="a/0", question="q", answer="4", source="a", solution=r"So it is $\boxed{4}$."
     )
     assert FORMATS["boxed"].completion_text(problem) == r"So it is $\boxed{4}$."
+
+
+@pytest.mark.parametrize("name", ["xml", "r1-zero", "boxed", "tags"])
+def test_a_prompt_and_response_of_another_layout_are_trained_word_for_word(name):
+    tokenizer = fixtures.qwen25().tokenizer
+    prompt, response = "### Task\n1+1?\n\n### Solution\n", " So\n\nthe answer is 2.\n"
+    problem = Problem(
+        id="a", question=prompt, answer="2", source="a", prompt=prompt, response=response
+    )
+    stop = tokenizer.eos_token_id
+    shown = FORMATS[name].demonstrate(problem, tokenizer, stop)
+    assert shown.prompt.text == prompt
+    assert tokenizer.decode(list(shown.prompt.token_ids)) == prompt
+    assert tokenizer.decode(list(shown.token_ids[:-1])) == response
+    assert shown.token_ids[-1] == stop
+    # After a prompt of the format's own a response in another layout is still refused.
+    if FORMATS[name].tags:
+        with pytest.raises(PromptError, match="lacks"):
+            FORMATS[name].demonstrate(replace(problem, prompt=None), tokenizer, stop)
 
 
 def test_a_demonstrated_answer_is_shown_instead_of_the_reference():

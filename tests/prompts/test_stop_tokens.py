@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tokenizer_fixtures as fixtures
 
-from grouper.config import PromptConfig
+from grouper.config.schema import PromptConfig
 from grouper.errors import PromptError
 from grouper.prompts import FORMATS, find_stop_tokens, make_format
 

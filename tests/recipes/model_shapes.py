@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from grouper.config import PromptConfig
-from grouper.new_model import fit_tokenizer
+from grouper.config.schema import PromptConfig
+from grouper.models.new_model import fit_tokenizer
 from grouper.prompts import make_format
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -10,11 +10,12 @@ import pytest
 from model_shapes import shape_folder, with_tokenizer
 from transformers import AutoTokenizer
 
-from grouper import extras, recipe_checks
+from grouper.advice import recipe_checks
+from grouper.advice.dry_run import make_plan
+from grouper.advice.recipe_checks import check_recipe
+from grouper.config import extras
+from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError, DataError, GrouperError, PromptError
-from grouper.planning.dry_run import make_plan
-from grouper.recipe import load_recipe
-from grouper.recipe_checks import check_recipe
 
 LAYOUTS = Path(__file__).resolve().parents[1] / "data" / "layouts"
 NAMES = (

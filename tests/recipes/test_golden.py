@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from grouper.config import PromptConfig, Recipe
+from grouper.config.loading import load_recipe, resolved_yaml
+from grouper.config.schema import PromptConfig, Recipe
 from grouper.data import load_problems, loading
 from grouper.prompts import make_format
-from grouper.recipe import load_recipe, resolved_yaml
 from grouper.rewards import build_rewards
 from grouper.rewards.registry import find_reward
 from grouper.types import Problem
@@ -118,7 +118,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
         "grpo.optimizer.betas": [0.9, 0.99],
         "grpo.optimizer.weight_decay": 0.1,
         "grpo.optimizer.max_grad_norm": 0.1,
-        "grpo.checkpoint_every": 100,
+        "grpo.checkpoint_every": 25,
         "sampling.max_new_tokens": 200,
         "output_dir": "outputs",
     },
@@ -190,8 +190,9 @@ SYSTEMS: dict[str, dict[str, Any]] = {
             "min_wrong": -0.5,
             "max_wrong": -0.1,
             "scale": 1000,
+            "unit": "characters",
         },
-        "rewards.4.params": {"n": 3, "max_penalty": -0.1},
+        "rewards.4.params": {"n": 3, "max_penalty": -0.1, "unit": "words"},
         "model.path": "Qwen/Qwen2.5-0.5B",
         "model.lora": None,
         "model.compute_dtype": "bfloat16",
@@ -280,7 +281,7 @@ def test_all_subjects_of_math_are_measured(
 ) -> None:
     """The first thousand rows of the file hold two; validation and test share no row."""
     # Whether the references can be graded is another question, and takes seconds.
-    monkeypatch.setattr(loading, "check_references", lambda answers: {})
+    monkeypatch.setattr(loading, "check_references", dict.fromkeys)
     folder = shared_data / "math"
     recipe = load_recipe(
         "math-r1-zero", [f"data.{part}.path={folder}" for part in ("validation", "test")]

@@ -11,9 +11,9 @@ import click
 import pytest
 from model_shapes import shape_folder
 
+from grouper.advice.run_plan import plan_run
 from grouper.cli.main import cli
-from grouper.planning.run_plan import plan_run
-from grouper.recipe import list_recipes, load_recipe
+from grouper.config.loading import list_recipes, load_recipe
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "recipes"
 NEED_NOTHING = ("demo", "gsm8k-tiny")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from grouper.config import PromptConfig
+from grouper.config.schema import PromptConfig
 from grouper.prompts import make_format
-from grouper.rewards import REWARDS, RewardLayout
-from grouper.types import Grade, Verdict
+from grouper.rewards import REWARDS
+from grouper.types import Grade, RewardLayout, Verdict
 
 XML = make_format(PromptConfig(format="xml")).layout
 THINK = make_format(PromptConfig(format="think")).layout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grouper.config import GradingConfig
+from grouper.config.schema import GradingConfig
 from grouper.grading import Grader
 from grouper.prompts import FORMATS
 from grouper.rewards.attacks import PROBES, REASONING

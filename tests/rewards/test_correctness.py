@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from grouper.rewards import REWARDS, RewardLayout
-from grouper.types import AnswerContract, AnswerKind, Grade, Verdict
+from grouper.rewards import REWARDS
+from grouper.types import AnswerContract, AnswerKind, Grade, RewardLayout, Verdict
 
 LAYOUT = RewardLayout(contract=AnswerContract(kind=AnswerKind.BOXED), tags=None)
 

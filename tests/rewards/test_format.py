@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from reward_calls import BOXED, R1_ZERO
 
-from grouper.rewards import REWARDS, RewardLayout
-from grouper.types import AnswerContract, AnswerKind
+from grouper.rewards import REWARDS
+from grouper.types import AnswerContract, AnswerKind, RewardLayout
 
 CONTRACT = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -25,7 +26,8 @@ CASES: list[tuple[str, float, float, float]] = [
     ("<think>a</think> so <answer>4</answer>", 0, 0, 1),
     ("<think>a</think>", 0, 0, 0.5),
     ("<answer>4</answer><think>a</think>", 0, 0, 1),
-    ("<think></think><answer></answer>", 0, 1, 1),
+    ("<think></think><answer></answer>", 0, 0, 1),  # an empty answer is none
+    ("<think></think><answer>4</answer>", 0, 1, 1),
     ("<think>a</think><answer>4</answer></answer>", 0, 1, 0.75),
     ("<think><think>a</think><answer>4</answer>", 0, 1, 0.75),
     ("<think>a</think><answer>3</answer><answer>4</answer>", 0, 1, 0.5),
@@ -90,3 +92,22 @@ def test_long_output_is_fast(name: str, text: str) -> None:
     started = time.perf_counter()
     score(name, text)
     assert time.perf_counter() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<think>a</think>4", 1),
+        ("\n<think>\na\nb\n</think>\n\n\\boxed{4}\n", 1),
+        ("<think></think>4", 0),
+        ("<think>a</think> \n", 0),
+        ("hm <think>a</think>4", 0),
+        ("<think>a</think>4</think>", 0),
+        ("</think>a<think>4", 0),
+        ("", 0),
+    ],
+)
+def test_thoughts_and_then_the_answer(text: str, value: float) -> None:
+    assert score("think_format", text, BOXED) == value
+    opened = score("think_format", text.removeprefix("<think>"), R1_ZERO)
+    assert opened == value * text.startswith("<think>")

@@ -16,6 +16,8 @@ GOOD = "<reasoning>\na\n</reasoning>\n<answer>\n42\n</answer>"
         (GOOD, "42.00001", 0, 0.1),
         ("<answer>1,234</answer>", "1234", 1.0, 0.1),
         ("<answer>$5</answer>", "5", 1.0, 0.1),
+        ("<answer>7.</answer>", "7", 1.0, 0.1),
+        ("<answer>1e3</answer>", "1000", 1.0, 0.1),
         ("<answer>blue</answer>", "blue", 1.0, 0),
         ("<answer>Blue</answer>", "blue", 0, 0),
         ("<answer>42 apples</answer>", "42", 0, 0),

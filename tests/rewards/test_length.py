@@ -63,10 +63,30 @@ def test_length_compares_the_completions_of_one_prompt_only() -> None:
     assert length(["a", "b", "a", "b"], [10, 100, 20, 300], [RIGHT] * 4) == [0.5, 0.5, -0.5, -0.5]
 
 
-def test_length_counts_characters_without_ids() -> None:
-    function = REWARDS["length"](THINK)
-    values = function(prompts=["q"] * 2, completions=["ab", "abcd"], grades=[RIGHT, RIGHT])
-    assert values == [0.5, -0.5]
+def test_the_unit_of_a_length_is_named() -> None:
+    given: dict[str, Any] = {
+        "prompts": ["q"] * 2,
+        "completions": ["a b c", "abcd efgh"],
+        "grades": [RIGHT, RIGHT],
+        "completion_ids": [[1] * 7, [1] * 6],
+    }
+    assert REWARDS["length"](THINK)(**given) == [-0.5, 0.5]
+    assert REWARDS["length"](THINK, unit="characters")(**given) == [0.5, -0.5]
+    assert REWARDS["length"](THINK, unit="words")(**given) == [-0.5, 0.5]
+    for unit, scale in (("tokens", 7), ("characters", 5), ("words", 3)):
+        assert REWARDS["cosine"](THINK, unit=unit, scale=scale)(**given)[0] == pytest.approx(0.8)
+    with pytest.raises(RewardError, match="Use tokens, characters or words"):
+        REWARDS["length"](THINK, unit="bytes")
+
+
+def test_tokens_are_never_guessed() -> None:
+    for function in (
+        REWARDS["length"](THINK),
+        REWARDS["soft_overlong"](THINK, max_tokens=4, buffer_tokens=2),
+        REWARDS["cosine"](THINK, unit="tokens"),
+    ):
+        with pytest.raises(ValueError, match="needs completion_ids"):
+            function(prompts=["q"], completions=["ab"], grades=[RIGHT])
 
 
 @pytest.mark.parametrize(

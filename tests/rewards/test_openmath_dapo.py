@@ -31,53 +31,62 @@ def test_formats(text: str, exact: float, approximate: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "reference", "value", "number"),
+    ("answer", "reference", "value", "number", "old_value", "old_number"),
     [
-        ("100", "100", 5, 3),
-        (" 100\n", "100", 3.5, 3),
-        ("1 00", "100", 3.5, -1.5),  # the first number is 1
-        ("100.0", "100", 2, 3),
-        ("90", "100", 2, 2.5),
-        ("110", "100", 2, 2.5),
-        ("89", "100", 1.5, 1.5),
-        ("120", "100", 1.5, 1.5),
-        ("121", "100", -2, -1.5),
-        ("-95", "-100", 2, 2.5),
-        ("95", "-100", -2, -1.5),
-        ("0", "0", 5, 3),
-        ("0.01", "0", -2, -1.5),
-        ("100 or 7", "100", -2, 3),  # a list: the ladder of numbers is fooled
-        ("x=100", "100", -2, 3),
-        ("none", "100", -2, -1.5),
-        ("", "100", -2, -1.5),
-        ("a+b", "a+b", 5, -1.5),
+        ("100", "100", 5, 3, 5, 4),
+        (" 100\n", "100", 5, 3, 5, 4),  # the layout that the format itself prints
+        ("\n100\n", "100", 5, 3, 5, 4),
+        ("1 00", "100", 3.5, -1.5, 3.5, -2),  # the first number is 1
+        ("1\n00", "100", 3.5, -1.5, -2.5, -2),
+        ("100.0", "100", 2, 3, 2, 4),
+        ("90", "100", 2, 2.5, 2, 2.5),
+        ("110", "100", 2, 2.5, 2, 2.5),
+        ("89", "100", 1.5, 1.5, 1.5, 1.5),
+        ("120", "100", 1.5, 1.5, 1.5, 1.5),
+        ("121", "100", -2, -1.5, -2.5, -2),
+        ("1e2", "100", 2, 3, 2, -2),  # its first number is 1
+        ("$100", "100", 2, 3, -2.5, 4),
+        ("1,000", "1,000", 5, 3, 5, -1.5),  # a reference that `float` refuses
+        ("-95", "-100", 2, 2.5, 2, 2.5),
+        ("95", "-100", -2, -1.5, -2.5, -2),
+        ("0", "0", 5, 3, 5, 4),
+        ("0.0", "0", 2, 3, 5, 4),
+        ("0.01", "0", -2, -1.5, -2.5, -2),
+        ("100 or 7", "100", -2, 3, -2.5, 4),  # a list: the ladder of numbers is fooled
+        ("x=100", "100", -2, 3, -2.5, 4),
+        ("none", "100", -2, -1.5, -2.5, -1.5),
+        ("", "100", -2, -1.5, -2.5, -1.5),
+        ("a+b", "a+b", 5, -1.5, 5, -1.5),
     ],
 )
-def test_ladders(answer: str, reference: str, value: float, number: float) -> None:
+def test_ladders(
+    answer: str, reference: str, value: float, number: float, old_value: float, old_number: float
+) -> None:
     text = f"a<end_working_out><SOLUTION>{answer}</SOLUTION>"
     assert score("dapo_answer", DAPO, text, reference) == value
     assert score("dapo_number", DAPO, text, reference) == number
-    worst = {-2: -2.5}.get(value, value)
-    assert score("dapo_answer", DAPO, text, reference, variant="original") == worst
-    outer = {3: 4.0, -1.5: -2.0}.get(number, number)
-    assert score("dapo_number", DAPO, text, reference, variant="original") == outer
+    assert score("dapo_answer", DAPO, text, reference, variant="original") == old_value
+    assert score("dapo_number", DAPO, text, reference, variant="original") == old_number
 
 
 def total(text: str, variant: str) -> float:
-    ladders = ("dapo_answer", "dapo_number")
-    formats = ("dapo_exact_format", "dapo_approximate_format")
-    return sum(score(name, DAPO, text, "100", variant=variant) for name in ladders) + sum(
-        score(name, DAPO, text) for name in formats
-    )
+    names = ("dapo_exact_format", "dapo_approximate_format", "dapo_answer", "dapo_number")
+    return sum(score(name, DAPO, text, "100", variant=variant) for name in names)
 
 
-@pytest.mark.parametrize(
-    ("variant", "low", "high"), [("default", -6.5, 12.5), ("original", -7.5, 13.5)]
-)
-def test_totals(variant: str, low: float, high: float) -> None:
-    assert total(GOOD, variant) == high
-    for text in ("", "100", GOOD * 2 + "<SOLUTION>"):
-        assert total(text, variant) == low
+def test_totals() -> None:
+    assert total(GOOD, "default") == 12.5
+    assert total("<start_working_out>" + GOOD, "original") == 13.5
+    assert total(GOOD, "original") == 10.5  # the prompt has opened the first tag
+    for text in ("", "100", "<SOLUTION>" * 2):
+        assert total(text, "default") == total(text, "original") == -6.5
+    assert total("<SOLUTION>9</SOLUTION>" * 2, "original") == -7.5
+
+
+def test_the_original_reads_the_first_solution() -> None:
+    text = "<SOLUTION>1</SOLUTION><SOLUTION>100</SOLUTION>"
+    assert score("dapo_answer", DAPO, text, "100", variant="original") == -2.5
+    assert score("dapo_number", DAPO, text, "1", variant="original") == 4
 
 
 def test_the_last_closed_solution_counts() -> None:

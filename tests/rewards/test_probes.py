@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from grouper.config import GradingConfig, PromptConfig, RewardConfig
+from grouper.config.loading import load_recipe
+from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig
+from grouper.config.stacks import STACKS
 from grouper.errors import RewardError
 from grouper.grading import Grader
 from grouper.prompts import PromptFormat, make_format
-from grouper.recipe import load_recipe
-from grouper.rewards import STACKS, ProbeResult, RewardStack, build_rewards, probe
+from grouper.rewards import ProbeResult, RewardStack, build_rewards, probe
 from grouper.rewards.attacks import PROBES
 from grouper.types import Verdict
 

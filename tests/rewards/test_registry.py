@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from grouper.config import RewardConfig
+from grouper.config.schema import RewardConfig
 from grouper.errors import RewardError
-from grouper.rewards import REWARDS, RewardLayout, build_rewards
-from grouper.types import AnswerContract, AnswerKind
+from grouper.rewards import REWARDS, build_rewards
+from grouper.types import AnswerContract, AnswerKind, RewardLayout
 
 LAYOUT = RewardLayout(
     contract=AnswerContract(kind=AnswerKind.TAG, open="<a>", close="</a>"),

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from grouper.config import RewardConfig
+from grouper.config.schema import RewardConfig
 from grouper.errors import RewardError
-from grouper.rewards import RewardLayout, RewardStack, build_rewards
+from grouper.rewards import RewardStack, build_rewards
+from grouper.rewards.calling import one_by_one
 from grouper.types import (
     AnswerContract,
     AnswerKind,
@@ -21,6 +22,7 @@ from grouper.types import (
     Grade,
     Problem,
     Prompt,
+    RewardLayout,
     Verdict,
 )
 
@@ -104,8 +106,8 @@ def test_columns_arrive_under_their_own_names() -> None:
 
     run(function)
     assert seen["difficulty"] == [3, 3]
-    assert seen["answer"] == ["2+2=4\n#### 4"] * 2  # the source's own column, unchanged
-    assert seen["reference_answer"] == ["4", "4"]
+    assert seen["answer"] == seen["reference_answer"] == ["4", "4"]
+    assert seen["source_answer"] == ["2+2=4\n#### 4"] * 2  # the source's own column, unchanged
     assert seen["solution"] == seen["reference_solution"] == ["2+2=4\n#### 4"] * 2
     assert seen["question"] == ["2+2?"] * 2
     assert seen["grades"] == [RIGHT, WRONG]
@@ -118,9 +120,8 @@ def test_columns_arrive_under_their_own_names() -> None:
 def test_chat_completions_are_messages() -> None:
     def trl_style(prompts: Any, completions: Any, answer: Any, **kwargs: Any) -> list[float]:
         assert prompts[0][-1]["content"] == "2+2?"
-        reference = [a.split("#### ")[1] for a in answer]
         texts = [c[0]["content"] for c in completions]
-        return [2.0 if f"<answer>{r}" in t else 0.0 for r, t in zip(reference, texts, strict=True)]
+        return [2.0 if f"<answer>{a}" in t else 0.0 for a, t in zip(answer, texts, strict=True)]
 
     assert [r.total for r in run(trl_style, prompt=CHAT)] == [2.0, 0.0]
 
@@ -286,9 +287,68 @@ def test_check_finds_what_varies_and_reports_all_at_once() -> None:
     assert "fine" not in text
 
 
+def test_a_reward_that_is_declared_to_vary_is_allowed_and_said(tmp_path: Path) -> None:
+    file = tmp_path / "judges.py"
+    file.write_text(
+        "import random\n\n\ndef judge(completions, **kwargs):\n"
+        "    return [random.random() + (len(text) > 9) for text in completions]\n"
+    )
+    plain = build_rewards([RewardConfig(name=f"{file}:judge")], LAYOUT)
+    with pytest.raises(RewardError, match="declare it with `deterministic: false`"):
+        plain.check(problem=PROBLEM, prompt=PLAIN, right="long enough")
+    declared = build_rewards([RewardConfig(name=f"{file}:judge", deterministic=False)], LAYOUT)
+    (warning,) = declared.check(problem=PROBLEM, prompt=PLAIN, right="long enough")
+    assert "'judge' is declared as not deterministic: the run cannot be repeated" in warning
+    assert declared.for_measuring().check(problem=PROBLEM, prompt=PLAIN, right="long enough")
+
+
 def test_check_passes_the_built_ins() -> None:
     names = ("correctness", "format", "soft_format", "tag_count", "boxed_format")
     build_rewards([RewardConfig(name=name) for name in names], LAYOUT).check()
+
+
+def least(function: Any, weight: float = 1.0) -> list[str]:
+    right = "<think>2+2=4</think><answer>4</answer>"
+    stack = RewardStack([("mine", weight, function)])
+    return stack.check(problem=PROBLEM, prompt=PLAIN, right=right)
+
+
+def test_check_warns_of_a_reward_that_pays_a_right_completion_its_minimum() -> None:
+    def against(column: str) -> Any:
+        return lambda completions, **columns: [
+            2.0 * (f">{wanted}<" in text)
+            for text, wanted in zip(completions, columns[column], strict=True)
+        ]
+
+    (warning,) = least(against("source_answer"))
+    assert "'mine' pays 0 for a right completion of gsm8k/test/0" in warning
+    assert "<answer>4</answer>" in warning
+    assert "`answer` was '4'" in warning
+    assert least(against("answer")) == []
+
+
+def test_a_reward_of_length_is_not_warned_of() -> None:
+    assert least(lambda completions, **_: [-float(len(text)) for text in completions]) == []
+    assert least(lambda completions, **_: [float(len(text)) for text in completions]) == []
+
+
+def test_the_stated_range_says_what_the_minimum_is() -> None:
+    def constant(completions: Any, **_: Any) -> list[float]:
+        return [0.5] * len(completions)
+
+    assert len(least(constant)) == 1
+    constant.bounds = (0.0, 1.0)  # type: ignore[attr-defined] # how a user states a range
+    assert least(constant) == []
+    constant.bounds = (0.5, 1.0)  # type: ignore[attr-defined]
+    assert len(least(constant)) == 1
+
+
+def test_no_warning_of_what_is_subtracted_or_not_scored_or_ours() -> None:
+    assert least(lambda completions, **_: [0.0] * len(completions), weight=-1.0) == []
+    assert least(lambda completions, **_: [None] * len(completions)) == []
+    names = ("xml_integer", "lite_numeric", "boxed_format", "repetition_penalty")
+    stack = build_rewards([RewardConfig(name=name) for name in names], LAYOUT)
+    assert stack.check(problem=PROBLEM, prompt=PLAIN) == []
 
 
 def test_two_rewards_of_one_label_are_refused(tmp_path: Path) -> None:
@@ -297,3 +357,74 @@ def test_two_rewards_of_one_label_are_refused(tmp_path: Path) -> None:
     configs = [RewardConfig(name="format"), RewardConfig(name=f"{file}:format")]
     with pytest.raises(RewardError, match="two rewards are called 'format'"):
         build_rewards(configs, LAYOUT)
+
+
+@pytest.mark.parametrize(("value", "weight"), [(1e10, 1e6), (-1e10, 1e6), (1e300, 0.0)])
+def test_a_weight_cannot_make_of_a_value_what_sums_cannot_hold(value, weight):
+    stack = RewardStack([("mine", weight, lambda completions, **_: [value] * len(completions))])
+    with pytest.raises(RewardError, match=r"'mine' returned 1e\+300|its weight 1e\+06 makes more"):
+        stack.check(problem=PROBLEM, prompt=PLAIN)
+
+
+@pytest.mark.parametrize("weight", [1e16, -1e308, math.nan, math.inf])
+def test_a_weight_is_a_number_that_sums_can_hold(weight):
+    with pytest.raises(ValueError, match="weight"):
+        RewardConfig(name="correctness", weight=weight)
+
+
+class _Logging:
+    """A function that uses what TRL passes beside the columns, all of it required."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    def __call__(self, completions, *, trainer_state, log_metric, log_extra, **kwargs):
+        self.seen.append((trainer_state.global_step, trainer_state.max_steps))
+        log_extra("upper", [text.upper() for text in completions])
+        log_metric("words", sum(len(text.split()) for text in completions))
+        return [1.0] * len(completions)
+
+
+def _score(stack: RewardStack, *texts: str) -> list[Any]:
+    return stack.score(
+        problem=PROBLEM,
+        prompt=PLAIN,
+        completions=[completion(text) for text in texts],
+        grades=[grade(Verdict.CORRECT) for _ in texts],
+    )
+
+
+def test_functions_are_told_the_step_and_log_metrics_as_in_trl():
+    function = _Logging()
+    stack = RewardStack([("mine", 1.0, function)])
+    stack.check(problem=PROBLEM, prompt=PLAIN)  # what is logged while trying counts for nothing
+    stack.begin_step(3, 10)
+    _score(stack, "one two", "three")
+    _score(stack, "four")
+    assert function.seen == [(0, 1), (0, 1), (3, 10), (3, 10)]
+    (name, tally), *_ = stack.logged().items()
+    assert (name, tally.count, tally.mean) == ("rewards/words", 2, 2.0)
+    stack.begin_step(4, 10)
+    assert stack.logged() == {}
+
+
+def test_a_function_of_one_completion_is_given_them_whole():
+    def single(completion, log_metric, **kwargs):
+        log_metric("length", len(completion))
+        return 1.0
+
+    stack = RewardStack([("mine", 1.0, one_by_one(single))])
+    _score(stack, "1234", "12")
+    assert stack.logged()["rewards/length"].mean == 3.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "many"])
+def test_logging_what_is_no_number_is_the_functions_failure(value):
+    def bad(completions, log_metric, **kwargs):
+        log_metric("x", value)
+        return [1.0] * len(completions)
+
+    stack = RewardStack([("bad", 1.0, bad)])
+    with pytest.raises(RewardError, match=r"'bad' raised ValueError: .*test_stack.py, line"):
+        stack.check(problem=PROBLEM, prompt=PLAIN)
+    assert stack.logged() == {}

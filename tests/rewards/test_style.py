@@ -8,6 +8,7 @@ import pytest
 from reward_calls import THINK, score
 
 from grouper.errors import RewardError
+from grouper.rewards import REWARDS
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,19 @@ def test_repetition(text: str, repeated: float) -> None:
 def test_no_repetition_is_zero_and_not_minus_zero() -> None:
     for text in ("a b c d", "two words"):
         assert math.copysign(1, score("repetition_penalty", THINK, text)) == 1
+
+
+def test_repetition_in_tokens_and_characters() -> None:
+    function = REWARDS["repetition_penalty"](THINK, unit="tokens", n=2)
+    (value,) = function(prompts=["q"], completions=["one"], completion_ids=[[5, 6, 5, 6]])
+    assert value == pytest.approx(-0.1 / 3)
+    assert score("repetition_penalty", THINK, "abAb", unit="characters", n=2) == pytest.approx(
+        -0.1 / 3
+    )
+    with pytest.raises(ValueError, match="needs completion_ids"):
+        function(prompts=["q"], completions=["one"])
+    with pytest.raises(RewardError, match="'lines' is not a unit of the reward"):
+        score("repetition_penalty", THINK, "x", unit="lines")
 
 
 def test_shorter_n_grams() -> None:

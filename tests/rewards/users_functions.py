@@ -5,12 +5,22 @@ import re
 
 
 def a_correctness(prompts, completions, answer, **kwargs):
-    """A: chat messages, the answer column of GSM8K cut by hand."""
+    """A: chat messages, the answer alone."""
     replies = [completion[0]["content"] for completion in completions]
     given = [reply.split("<answer>")[-1].split("</answer>")[0].strip() for reply in replies]
-    wanted = [text.split("####")[-1].strip() for text in answer]
     assert prompts[0][-1]["role"] == "user"
-    return [2.0 if g == w else 0.0 for g, w in zip(given, wanted, strict=True)]
+    return [2.0 if g == w else 0.0 for g, w in zip(given, answer, strict=True)]
+
+
+class _Judge:
+    """A function that keeps something, as a class."""
+
+    def __call__(self, prompts, completions, answer, **kwargs):
+        texts = [completion[0]["content"] for completion in completions]
+        return [float(f">{a}<" in text) for a, text in zip(answer, texts, strict=True)]
+
+
+Judge = _Judge()
 
 
 def c_correctness(*, prompts, completions, reference_answer, reference_solution, **kwargs):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grouper.attention import AttentionSpec
+from grouper.models.attention import AttentionSpec
 from grouper.sampling.decode_kernel import DecodeState, has_kernel, kernel_decode, plain_decode
 from grouper.sampling.decode_programs import AVAILABLE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -37,11 +38,14 @@ def test_draws_follow_the_distribution() -> None:
     logits = torch.tensor([2.0, 0.0, -1.0, 1.0])
     count = 40_000
     uniform = torch.from_numpy(uniforms(7, count))
-    tokens, logprobs = draw(logits.expand(count, 4), uniform, settings(count, temperature=0.5))
+    hot = settings(count, temperature=0.5)
+    tokens, logprobs, entropies = draw(logits.expand(count, 4), uniform, hot)
     expected = (logits / 0.5).softmax(-1)
     found = torch.bincount(tokens, minlength=4) / count
     assert float((found - expected).abs().max()) < 0.01
     torch.testing.assert_close(logprobs, expected.log()[tokens], rtol=0, atol=1e-6)
+    entropy = -(expected * expected.log()).sum()
+    torch.testing.assert_close(entropies, entropy.expand(count), rtol=0, atol=1e-6)
 
 
 @given(
@@ -56,7 +60,7 @@ def test_truncation_never_leaves_its_set(
 ) -> None:
     values = torch.tensor([logits])
     params: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    token, logprob = draw(values, torch.tensor([uniform]), settings(1, **params))
+    token, logprob, entropy = draw(values, torch.tensor([uniform]), settings(1, **params))
     probabilities = values[0].softmax(-1)
     chosen = float(probabilities[token])
     above = probabilities > chosen
@@ -67,20 +71,26 @@ def test_truncation_never_leaves_its_set(
     assert chosen >= min_p * float(probabilities.max()) - 1e-6
     # T3: the reported log-prob is the full distribution's, not the truncated one's.
     assert float(logprob) == pytest.approx(float(values.log_softmax(-1)[0, token]), abs=1e-5)
+    assert float(entropy) == pytest.approx(
+        float(torch.distributions.Categorical(logits=values).entropy()), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1.0 - 2.0**-24])
 def test_the_ends_of_the_unit_interval_draw_a_possible_token(uniform: float) -> None:
     logits = torch.tensor([[-torch.inf, 1.0, 2.0, -torch.inf]])
-    token, _ = draw(logits, torch.tensor([uniform]), settings(1))
+    token, _, entropy = draw(logits, torch.tensor([uniform]), settings(1))
     assert int(token) == (1 if uniform == 0.0 else 2)
+    likelier = 1 / (1 + math.exp(-1.0))
+    expected = -likelier * math.log(likelier) - (1 - likelier) * math.log(1 - likelier)
+    assert float(entropy) == pytest.approx(expected, abs=1e-6)  # what cannot be drawn adds nothing
 
 
 def test_banned_tokens_are_not_drawn_but_counted_in_logprobs() -> None:
     logits = torch.tensor([[5.0, 0.0, 0.0]])
     banned = torch.tensor([[True, False, False]])
-    token, logprob = draw(logits, torch.tensor([0.1]), settings(1), banned)
+    token, logprob, _ = draw(logits, torch.tensor([0.1]), settings(1), banned)
     assert int(token) == 1
     assert float(logprob) == pytest.approx(float(logits.log_softmax(-1)[0, 1]))
-    greedy, _ = draw(logits, torch.tensor([0.1]), settings(1, temperature=0.0), banned)
+    greedy, *_ = draw(logits, torch.tensor([0.1]), settings(1, temperature=0.0), banned)
     assert int(greedy) == 1

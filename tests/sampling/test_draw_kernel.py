@@ -31,12 +31,13 @@ def test_it_draws_what_draw_draws(vocabulary: int, bans: bool) -> None:
     stops[logits.argmax(-1)] = True
     early = (torch.arange(rows, device=DEVICE) % 3 == 0) if bans else None
     banned = None if early is None else early[:, None] & stops
-    expected, expected_logprobs = draw(logits, uniform, settings, banned)
-    tokens, logprobs = kernel_draw(logits, uniform, settings.temperature, early, stops)
+    expected, expected_logprobs, expected_entropies = draw(logits, uniform, settings, banned)
+    tokens, logprobs, entropies = kernel_draw(logits, uniform, settings.temperature, early, stops)
     same = tokens == expected
     # Two orders of summation: a number within rounding of a border may fall to either side.
     assert int((~same).sum()) <= 1
     torch.testing.assert_close(logprobs[same], expected_logprobs[same], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropies, expected_entropies, rtol=1e-5, atol=1e-5)
     if banned is not None:
         assert not bool(banned.gather(1, tokens[:, None]).any())
     greedy = settings.temperature == 0
@@ -56,14 +57,15 @@ def test_nothing_impossible_is_drawn() -> None:
     uniform = torch.tensor([0.0, 1.0 - 2.0**-24], device=DEVICE)
     stops = torch.zeros(5000, dtype=torch.bool, device=DEVICE)
     heat = torch.ones(2, device=DEVICE)
-    tokens, logprobs = kernel_draw(logits, uniform, heat, None, stops)
+    tokens, logprobs, entropies = kernel_draw(logits, uniform, heat, None, stops)
     assert tokens.tolist() == [3000, 3000]
     torch.testing.assert_close(logprobs, torch.zeros(2, device=DEVICE))
+    torch.testing.assert_close(entropies, torch.zeros(2, device=DEVICE))
 
 
 def test_logits_that_are_no_numbers_stay_inside_the_vocabulary() -> None:
     stops = torch.zeros(97, dtype=torch.bool, device=DEVICE)
     logits = torch.full((1, 97), torch.nan, device=DEVICE)
     half, one = torch.full((1,), 0.5, device=DEVICE), torch.ones(1, device=DEVICE)
-    tokens, _ = kernel_draw(logits, half, one, None, stops)
+    tokens, *_ = kernel_draw(logits, half, one, None, stops)
     assert 0 <= int(tokens) < 97

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from grouper.kernels import tape
 from grouper.kernels.library import library
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 from grouper.sampling import compiled_decode, graphs, slots
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.decode_kernel import kernel_decode, plain_decode

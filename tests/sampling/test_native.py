@@ -8,10 +8,10 @@ import pytest
 import torch
 from tiny_models import FAMILIES, LetterTokenizer, make_group, make_prompt, tiny_model
 
+from grouper.algorithms.batching import rollout_batch
 from grouper.algorithms.weighting import token_mean
-from grouper.batching import rollout_batch
 from grouper.errors import PromptError
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 from grouper.sampling.base import Sampler, SampleRequest, address
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
@@ -105,9 +105,12 @@ def test_sampled_logprobs_are_the_trainers(family: str) -> None:
     assert batch is not None
     assert batch.temperature == 0.7
     assert batch.sampler_logprobs is not None
-    gap = (policy(batch).logprobs - batch.sampler_logprobs).abs()[batch.mask]
+    outputs = policy(batch)
+    gap = (outputs.logprobs - batch.sampler_logprobs).abs()[batch.mask]
     assert float(gap.mean()) < 1e-6
     assert float(gap.max()) < 1e-5
+    entropies = torch.tensor([entropy for completion in drawn for entropy in completion.entropies])
+    torch.testing.assert_close(entropies, outputs.entropies[batch.mask], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("slots", [1, 3, 7, 20])

@@ -9,8 +9,8 @@ import torch
 from tiny_models import make_prompt, tiny_model
 from torch import Tensor
 
-from grouper.attention import AttentionSpec
-from grouper.policy import Policy
+from grouper.models.attention import AttentionSpec
+from grouper.models.policy import Policy
 from grouper.sampling import engines
 from grouper.sampling.engines import SlotEngine
 from grouper.sampling.layouts import Decode, Groups, Prefill

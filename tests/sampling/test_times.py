@@ -5,7 +5,7 @@ import time
 import torch
 from tiny_models import LetterTokenizer, make_prompt, tiny_model
 
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.times import SampleTimes

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny_models import make_batch, tiny_model
 
-from grouper.config import LoraConfig, ModelConfig, SamplingConfig
-from grouper.model_files import load_policy
-from grouper.policy import Policy
+from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig
+from grouper.models.model_files import load_policy
+from grouper.models.policy import Policy
 from grouper.sampling.weights import SamplingWeights, copy_dtype
 
 
@@ -90,3 +90,13 @@ def test_quantised_weights_are_not_copied() -> None:
         {"path": "a-model", "quantization": "4bit", "lora": LoraConfig(), "dtype": "bfloat16"}
     )
     assert copy_dtype(SamplingConfig(), model, "cpu", lora=True) is None
+
+
+@torch.no_grad()
+def test_a_copy_in_the_training_dtype_computes_as_training_does() -> None:
+    """T4: float32 weights with bfloat16 products, copied because they are about to be split."""
+    policy = Policy(tiny_model(), compute_dtype=torch.bfloat16)
+    batch = make_batch()
+    copy = SamplingWeights(policy, copy_now=True).current()
+    assert copy is not policy
+    assert torch.equal(copy(batch).logprobs, policy(batch).logprobs)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_models import LetterTokenizer, make_prompt, tiny_model
 
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.stops import StopStrings
@@ -131,12 +131,12 @@ def test_the_host_decodes_only_what_may_end() -> None:
     journal.begin([0, 1], [ask(0, 0, stop=("ab",)), ask(0, 1, max_new_tokens=3)])
     a, b, c = (ord(letter) - 32 for letter in "abc")
     block = torch.tensor([[c, c], [b, a], [a, c], [b, c]])
-    ended = journal.write((block, torch.zeros(4, 2)))
+    ended = journal.write((block, *torch.zeros(2, 4, 2)))
     assert sorted(ended) == [(0, FinishReason.STOP_STRING), (1, FinishReason.LENGTH)]
     assert journal.written(0)[0] == [c, b, a, b]
     assert journal.written(1)[0] == [c, a, c], "what came after its end is thrown away"
     assert Counted.asked == 2
-    assert journal.write((block[:1], torch.zeros(1, 2))) == [], "nobody is left"
+    assert journal.write((block[:1], *torch.zeros(2, 1, 2))) == [], "nobody is left"
 
 
 def test_rows_never_move_and_never_pass_their_budget() -> None:
@@ -161,6 +161,6 @@ def test_logits_that_are_no_numbers_lead_to_no_token_outside_the_vocabulary() ->
     wanted = [ask(0, 0)]
     rows = Rows(wanted, 1, 97, STOPS, CPU)
     rows.fill([0], wanted)
-    tokens, logprobs = rows.draw(torch.full((1, 97), torch.nan), early=False)
+    tokens, logprobs, _ = rows.draw(torch.full((1, 97), torch.nan), early=False)
     assert 0 <= int(tokens) < 97
     assert np.isnan(float(logprobs))

@@ -159,6 +159,18 @@ def test_quiet_shows_nothing_and_still_logs(log):
     assert "grpo 1/1 learning" in log.read_text()
 
 
+def test_a_sample_is_shown_as_it_is_and_not_logged(log):
+    """Square brackets in what a model wrote are no markup, and a log of a long run stays short."""
+    for make in (plain, terminal):
+        console, out = make()
+        Progress(console=console).sample("Response: [red]4[/red]\nExtracted: [4]")
+        assert "[red]4[/red]\nExtracted: [4]\n" in out.getvalue()
+        quiet, out = make()
+        Progress(console=quiet, quiet=True).sample("Response: 4")
+        assert out.getvalue() == ""
+    assert "Response" not in log.read_text()
+
+
 def test_the_log_holds_every_nth_step_the_edges_and_all_events(log):
     console, _ = plain()
     progress = Progress(console=console, log_every=5)

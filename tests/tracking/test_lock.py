@@ -42,6 +42,21 @@ def test_a_second_process_is_refused_with_the_first_ones_name(tmp_path: Path, ot
         RunLock(tmp_path)
 
 
+def test_deleting_the_lock_of_a_live_process_lets_nobody_in(tmp_path: Path, other) -> None:
+    """R7: the message told people to delete the file, and then there were two writers."""
+    with pytest.raises(RunFolderError) as caught:
+        RunLock(tmp_path)
+    assert "delete" not in str(caught.value)
+    (tmp_path / LOCK_FILE).unlink()
+    for _ in range(2):
+        with pytest.raises(RunFolderError, match="another process is writing this run"):
+            RunLock(tmp_path)
+    other.kill()
+    other.wait()
+    RunLock(tmp_path).release()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_killed_process_holds_nothing(tmp_path: Path, other) -> None:
     other.send_signal(signal.SIGKILL)
     other.wait()

@@ -216,6 +216,18 @@ def test_changes_that_are_allowed_are_recorded_with_their_place(tmp_path):
     assert len(again.read_info()["changes"]) == 1
 
 
+def test_changed_code_is_refused_by_name_and_recorded_when_allowed(tmp_path):
+    """R1: the source of a reward file is part of what a run is."""
+    create(tmp_path, code={"mine.py": "c1"})
+    with pytest.raises(RunFolderError, match=r"the code changed since this run began: mine\.py"):
+        create(tmp_path, code={"mine.py": "c2"}, resume=True)
+    run = create(tmp_path, code={"mine.py": "c2"}, resume=True, allow_changes=True)
+    assert run.changes_begin_at("grpo", 4) == {"code.mine.py": ["c1", "c2"]}
+    assert create(tmp_path, code={"mine.py": "c2"}, resume=True).read_info()["code"] == {
+        "mine.py": "c2"
+    }
+
+
 def test_allowing_changes_does_not_continue_by_itself(tmp_path):
     create(tmp_path)
     with pytest.raises(RunFolderError, match="--resume"):

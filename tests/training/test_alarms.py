@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from grouper.config import AlarmsConfig, Recipe
-from grouper.recipe import load_recipe
-from grouper.section import Section
+from grouper.config.loading import load_recipe
+from grouper.config.schema import AlarmsConfig, Recipe
+from grouper.config.section import Section
 from grouper.training.alarms import ALARMS, Alarms, replay, slope
 from grouper.types import StepReport, Tally
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_states import HASH, SavedTokenizer, take_step, tiny_state
 
-from grouper.config import AlarmsConfig, DifficultyConfig, PromptConfig, RewardConfig
+from grouper.config.schema import AlarmsConfig, DifficultyConfig, PromptConfig, RewardConfig
 from grouper.errors import CheckpointError, RunFolderError
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
@@ -65,7 +65,7 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
 
     state = fresh()
     take_step(state)
-    state.skipped, state.position = 2, 17
+    state.skipped, state.position, state.epoch_ended = 2, 17, True
     assert state.difficulty is not None
     assert state.rewards is not None
     state.difficulty.load_state_dict({"seen": {"p/1": [3, 8, 0]}})
@@ -82,7 +82,7 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
     saved = read_state(save(tmp_path, state))
     back = fresh()
     restore_counters(back, saved)
-    assert (back.step, back.skipped, back.position) == (1, 2, 17)
+    assert (back.step, back.skipped, back.position, back.epoch_ended) == (1, 2, 17, True)
     assert back.difficulty is not None
     assert back.rewards is not None
     assert back.difficulty.state_dict() == state.difficulty.state_dict()
@@ -96,6 +96,7 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
         "step",
         "skipped",
         "position",
+        "epoch_ended",
         "difficulty",
         "rewards",
         "best",
@@ -160,6 +161,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     ("model.safetensors", flip, "model.safetensors is damaged"),
     ("model.safetensors", empty, "model.safetensors is damaged"),
     ("config.json", delete, "config.json is missing"),
+    ("config.json", lambda path: path.write_text("{}"), "config.json is damaged or was edited"),
 ]
 
 
@@ -189,10 +191,13 @@ def test_where_none_is_left_it_is_an_error(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path, "sft", recipe_hashes={HASH}) is None
 
 
-def test_people_may_edit_the_small_files(tmp_path: Path) -> None:
-    three_checkpoints(tmp_path)
-    (tmp_path / "grpo" / "checkpoint-3" / "generation_config.json").write_text("{}")
-    assert newest(tmp_path) == "checkpoint-3"
+def test_a_final_folder_whose_small_files_were_edited_is_named_and_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_final(tmp_path, tiny_state("sft"), TOKENIZER, recipe_hash=HASH, total=4)
+    (tmp_path / "sft" / "final" / "generation_config.json").write_text("{}")
+    assert is_finished(tmp_path, "sft", 4)
+    assert "its generation_config.json is damaged or was edited" in caplog.text
 
 
 def test_one_of_another_recipe_is_refused(tmp_path: Path) -> None:
@@ -215,16 +220,17 @@ def test_the_best_one_without_its_optimizer_is_nothing_to_go_on_from(
 def test_a_damaged_final_is_made_again_unless_something_came_from_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    final = save_final(tmp_path, tiny_state("sft"), TOKENIZER, recipe_hash=HASH)
-    assert is_finished(tmp_path, "sft")
+    final = save_final(tmp_path, tiny_state("sft"), TOKENIZER, recipe_hash=HASH, total=4)
+    assert is_finished(tmp_path, "sft", 4)
+    assert not is_finished(tmp_path, "sft", 5), "it has been given another step"
     flip(final / "model.safetensors")
-    assert not is_finished(tmp_path, "sft")
+    assert not is_finished(tmp_path, "sft", 4)
     assert "model.safetensors is damaged" in caplog.text
     state = tiny_state("grpo")
     state.step = 2
     save(tmp_path, state)
     with pytest.raises(CheckpointError, match="GRPO has begun from it"):
-        is_finished(tmp_path, "sft")
+        is_finished(tmp_path, "sft", 4)
 
 
 def test_an_optimizer_of_other_weights_is_one_paragraph(tmp_path: Path) -> None:
@@ -291,3 +297,22 @@ def test_a_checkpoint_is_whole_whether_it_still_is_the_best_one_or_not(tmp_path:
     assert damage(folder) is None
     (folder / BEST_FILE).unlink()
     assert damage(folder) is None
+
+
+@pytest.mark.parametrize("key", ["step", "position", "started_from", "best.accuracy"])
+def test_a_state_without_a_key_is_one_paragraph(tmp_path: Path, key: str) -> None:
+    """R5: written by another version, or edited."""
+    folder = save(tmp_path, tiny_state())
+    content = json.loads((folder / STATE_FILE).read_text())
+    content["best"]["step"] = 0
+    outer, _, inner = key.partition(".")
+    del (content[outer] if inner else content)[inner or outer]
+    (folder / STATE_FILE).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=f"the state has no '{inner or outer}'"):
+        _go_on_from(folder)
+
+
+def _go_on_from(folder: Path) -> None:
+    saved = read_state(folder)
+    tiny_state(started_from=saved["started_from"])
+    restore_counters(tiny_state(), saved)

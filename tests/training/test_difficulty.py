@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_models import make_group
 
-from grouper.config import DifficultyConfig
+from grouper.config.schema import DifficultyConfig
 from grouper.errors import ConfigError
 from grouper.training.difficulty import DifficultyBand, read_pass_rates
 from grouper.types import RolloutGroup

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_states import HASH, SavedTokenizer, take_step, tiny_state
 
-from grouper.config import GRPOConfig, SFTConfig
+from grouper.config.schema import GRPOConfig, SFTConfig
 from grouper.errors import RunFolderError
 from grouper.training import disk_space
 from grouper.training.checkpoint import save_checkpoint
@@ -45,6 +45,6 @@ def test_a_run_is_refused_where_not_even_its_models_fit_and_warned_of_its_checkp
     check(2.1 * weights)
     assert "lower keep_checkpoints" in caplog.text
     caplog.clear()
-    # Two finals, one checkpoint of SFT for an interrupt, three of GRPO and one being written.
-    check(1.1 * (2 * weights + 5 * (weights + moments)))
+    # Two finals; two checkpoints of SFT and three of GRPO, and one more of each being written.
+    check(1.1 * (2 * weights + 7 * (weights + moments)))
     assert not caplog.records

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tiny_models import make_group, tiny_model
 from torch import Tensor
 
-from grouper.batching import TrainBatch
-from grouper.config import GRPOConfig
-from grouper.policy import Policy
+from grouper.algorithms.batching import TrainBatch
+from grouper.config.schema import GRPOConfig
+from grouper.models.policy import Policy
 from grouper.training.experience import make_experience, top_entropy_selection
 from grouper.training.incident import not_finite
 from grouper.training.objectives import grpo_objective

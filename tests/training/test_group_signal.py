@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from tiny_models import make_group
 
-from grouper.config import GRPOConfig
+from grouper.advice.checks import _NO_SIGNAL, _NO_SIGNAL_FIXES
+from grouper.config.schema import GRPOConfig
 from grouper.training.group_signal import (
     advantages_of,
     rollout_tallies,
@@ -103,6 +104,14 @@ def test_the_status_word_names_the_cause(verdict: Verdict, reason: FinishReason,
     assert status_of(groups, applied=False, any_advantage=False) == word
 
 
+def test_rollouts_without_a_reward_are_not_called_wrong() -> None:
+    """R10: the reward had failed, and the step was told as all-wrong."""
+    groups = [make_group(0, [None, None], [3, 3]), make_group(1, [None, None], [3, 3])]
+    word = status_of(groups, applied=False, any_advantage=False)
+    assert word == "no-signal:not-scored"
+    assert word.partition(":")[2] in _NO_SIGNAL.keys() & _NO_SIGNAL_FIXES.keys()
+
+
 def test_the_other_status_words() -> None:
     groups = [make_group(0, [1.0, 0.0], [3, 3])]
     assert status_of(groups, applied=True, any_advantage=True) == "learning"
@@ -119,3 +128,22 @@ def test_sameness_is_measured_in_groups_that_are_not_all_right() -> None:
     tally = rollout_tallies([same, wrong, two_kinds], [(0.0,) * 2, (0.0,) * 4, (0.0,) * 4])
     assert (tally["completion/unique"].max, tally["completion/unique"].min) == (1.0, 1 / 3)
     assert tally["completion/repetition"].count == 10
+
+
+def test_entropy_and_log_probs_are_of_every_sampled_token() -> None:
+    """T6: also of groups without a signal, from which nothing is trained."""
+    lengths = ([2, 3], [5, 1])
+    groups = [
+        replace(
+            group,
+            rollouts=tuple(
+                replace(r, completion=replace(r.completion, entropies=(float(g),) * length))
+                for r, length in zip(group.rollouts, lengths[g], strict=True)
+            ),
+        )
+        for g, group in enumerate(make_group(g, [g, 0.0], lengths[g]) for g in range(2))
+    ]
+    tallies = rollout_tallies(groups, [(0.0, 0.0), (1.0, -1.0)])
+    assert tallies["policy/entropy"].count == 11
+    assert tallies["policy/entropy"].mean == 6 / 11
+    assert tallies["policy/logprob"].count == 11

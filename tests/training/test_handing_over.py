@@ -7,8 +7,8 @@ import os
 
 import pytest
 
+from grouper.config.loading import load_recipe, recipe_hash
 from grouper.errors import RunFolderError
-from grouper.recipe import load_recipe, recipe_hash
 from grouper.training.handing_over import check_save_path, hand_over
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
-from grouper.errors import ConfigError
-from grouper.planning.lengths import find_lengths
-from grouper.recipe import load_recipe
+from grouper.advice.lengths import find_lengths
+from grouper.config.loading import load_recipe
+from grouper.errors import ConfigError, ModelError
 from grouper.tracking.live import Progress
 from grouper.training.problem_sets import load_problem_sets
 from grouper.training.session import Session
@@ -43,7 +46,7 @@ def longest(session: Session) -> int:
 
 def test_the_budget_is_what_the_longest_kept_prompt_leaves(session):
     budget = 100 - longest(session)
-    assert session.recipe.sampling.max_new_tokens == budget
+    assert session.max_new_tokens == budget
     assert session.training_params().max_new_tokens == budget
     assert session.evaluation_params().max_new_tokens == budget
     assert session.inputs.budget == (
@@ -53,6 +56,12 @@ def test_the_budget_is_what_the_longest_kept_prompt_leaves(session):
     assert 30 <= len(session.inputs.train) < 40
     # What is measured on is not chosen by length.
     assert len(session.inputs.test) == 8
+
+
+def test_the_recipe_stays_as_it_was_loaded(session):
+    """T3: a resolved recipe can be changed, written and read again."""
+    assert session.recipe.override("grpo.steps=3").grpo.steps == 3
+    assert load_recipe(session.path / "recipe.yaml") == session.recipe
 
 
 def test_run_json_records_it(session):
@@ -86,6 +95,22 @@ def test_a_plan_counts_on_it(session):
     assert lengths.sft_prompt + lengths.sft_completion <= 2 * 60
     unmeasured = find_lengths(recipe, None, 2048)
     assert (unmeasured.grpo_prompt, unmeasured.completion) == (99, 99)
+
+
+@pytest.mark.parametrize(("more", "refused"), [("many", True), ("never-written", False)])
+def test_a_tokenizer_that_knows_more_than_the_model(session, tmp_path, more, refused):
+    """R5: as long as nobody writes what the embedding has no row for, all is well."""
+    shutil.copytree(session.base_path, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.add_tokens([*(f"<{n}>" for n in range(500)), more])
+    tokenizer.save_pretrained(tmp_path / "model")
+    recipe = load_recipe("demo", [*SMALL[3:], f"model={{path: {tmp_path}/model}}"]).override(
+        output_dir=str(tmp_path)
+    )
+    with contextlib.ExitStack() as stack:
+        if refused:
+            stack.enter_context(pytest.raises(ModelError, match=r"'many'.*the model knows \d+"))
+        stack.enter_context(Session(recipe, Progress(quiet=True)))
 
 
 def test_prompts_that_leave_nothing(tmp_path):

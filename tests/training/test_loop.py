@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,9 @@ import pytest
 from tiny_models import make_batch
 from tiny_states import TinyPhase, TinySession, tiny_state
 
-from grouper.config import AlarmsConfig, GRPOConfig
+from grouper.config.schema import AlarmsConfig, GRPOConfig, SFTConfig
 from grouper.errors import AlarmError, Interrupted, ModelError, RunFolderError
-from grouper.training import checkpoint
+from grouper.training import checkpoint, loop
 from grouper.training.alarms import Alarms
 from grouper.training.loop import run_phase
 from grouper.training.retention import BEST_FILE, OPTIMIZER_FILE, numbered
@@ -47,7 +48,7 @@ def test_the_best_policy_stays_and_the_newest_can_be_gone_on_from(tmp_path: Path
         keep_checkpoints=1,
     )
     # Of equal accuracies the earlier one; weights alone, since no checkpoint was due at 1.
-    assert saved(tmp_path) == {1: "b", 4: "o"}
+    assert saved(tmp_path) == {1: "b", 6: "o"}
 
 
 def test_without_keep_best_only_the_newest_stay(tmp_path: Path) -> None:
@@ -59,16 +60,31 @@ def test_without_keep_best_only_the_newest_stay(tmp_path: Path) -> None:
         keep_checkpoints=1,
         keep_best=False,
     )
-    assert saved(tmp_path) == {4: "o"}
+    assert saved(tmp_path) == {6: "o"}
 
 
 def test_validation_by_epoch_and_off(tmp_path: Path) -> None:
     """Ten items and four a step: epochs end within steps 3 and 5."""
     accuracies = {0: 0.0, 3: 0.4, 5: 0.3, 6: 0.2}  # any other step would not be found
     run(tmp_path / "on", session={"accuracies": accuracies}, evaluate_every="epoch")
-    assert saved(tmp_path / "on") == {3: "b"}
+    assert saved(tmp_path / "on") == {3: "b", 6: "o"}
     run(tmp_path / "off", session={"accuracies": {}}, evaluate_every=0)
-    assert saved(tmp_path / "off") == {}
+    assert saved(tmp_path / "off") == {6: "o"}
+
+
+@pytest.mark.parametrize(("minutes", "expected"), [(0.0, {6}), (1.0, {2, 4, 6}), (10.0, {6})])
+def test_checkpoints_are_also_due_by_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, expected: set[int]
+) -> None:
+    """T12: a kill costs no more than that. Each look at the clock takes forty seconds here."""
+    seconds = itertools.count(0, 40)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    run(tmp_path, checkpoint_minutes=minutes, keep_checkpoints=6)
+    assert set(saved(tmp_path)) == expected
+
+
+def test_ten_minutes_is_the_default() -> None:
+    assert GRPOConfig().checkpoint_minutes == SFTConfig().checkpoint_minutes == 10
 
 
 def test_an_interrupt_saves_where_it_stopped(tmp_path: Path) -> None:
@@ -93,7 +109,7 @@ def test_a_failed_save_warns_is_recorded_and_training_goes_on(
 ) -> None:
     fail_at(monkeypatch, {2})
     desk = run(tmp_path, checkpoint_every=2)
-    assert saved(tmp_path) == {4: "o"}
+    assert saved(tmp_path) == {4: "o", 6: "o"}
     assert not list((tmp_path / "grpo").glob(".*"))
     assert "No space left on device" in caplog.text
     events = {report.step: report.events for report in desk.folder.read_metrics()}
@@ -126,14 +142,25 @@ def test_the_run_stops_after_so_many_updates_that_are_not_finite(tmp_path: Path)
     (tmp_path / "recipe.yaml").write_text("name: demo")
     config = GRPOConfig(checkpoint_every=2, max_skipped_updates=2)
     phase = BrokenPhase(desk, tiny_state(), config, 9)
-    with pytest.raises(ModelError, match="grpo step 4: nothing finite came out of 2 updates"):
+    with pytest.raises(ModelError, match="nothing finite came out of 2 updates") as caught:
         run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session
+    assert caught.value.where == "grpo step 4"
+    assert f"{tmp_path / 'grpo' / 'checkpoint-2'} is from before" in caught.value.fix
     assert saved(tmp_path) == {2: "o"}
     assert len(desk.folder.read_metrics()) == 4
     folder = tmp_path / "incident" / "grpo-000004"
     assert {"README.md", "batch.safetensors", "texts.jsonl", "metrics.jsonl", "recipe.yaml"} <= {
         path.name for path in folder.iterdir()
     }
+
+
+def test_where_there_is_no_checkpoint_none_is_promised(tmp_path: Path) -> None:
+    """R10: the checkpoints that were named as being from before were not there."""
+    desk = TinySession(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("name: demo")
+    phase = BrokenPhase(desk, tiny_state(), GRPOConfig(max_skipped_updates=2), 9)
+    with pytest.raises(ModelError, match="No checkpoint of grpo has been saved"):
+        run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session
 
 
 class CutOffPhase(TinyPhase):
@@ -152,7 +179,7 @@ def test_an_alarm_is_told_recorded_and_heeded(
     phase = CutOffPhase(desk, tiny_state(alarms=Alarms(config)), GRPOConfig(checkpoint_every=3), 20)
     if on_alarm == "warn":
         run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session
-        assert sorted(saved(tmp_path)) == [15, 18]
+        assert sorted(saved(tmp_path)) == [18, 20]
     else:
         with pytest.raises(AlarmError, match=r"sampling\.max_new_tokens.*checkpoint-6 is from be"):
             run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny_models import make_batch, tiny_model
 
-from grouper.batching import TrainBatch
-from grouper.config import GRPOConfig
-from grouper.policy import Policy, TokenOutputs
+from grouper.algorithms.batching import TrainBatch
+from grouper.config.schema import GRPOConfig
+from grouper.models.policy import Policy, TokenOutputs
 from grouper.training.objectives import grpo_objective
 from grouper.training.optimizers import make_optimizer
 from grouper.training.update import update
@@ -100,17 +100,16 @@ def test_the_entropy_bonus_raises_entropy() -> None:
             max_grad_norm=1.0,
             token_budget=1000,
         )
-        entropies.append(result.tallies["policy/entropy"].mean)
+        entropies.append(result.tallies["trained/entropy"].mean)
     assert entropies == sorted(entropies)
     assert entropies[-1] > entropies[0] + 0.01
 
 
-def test_log_probs_and_entropy_of_the_responses_are_told() -> None:
-    """System B logs both; the mean is over sampled tokens alone."""
+def test_log_probs_and_entropy_of_what_is_trained_are_reported() -> None:
     batch = make_batch()
     outputs = outputs_of(batch)
     _, tallies = grpo_objective(config())(outputs, batch)
     assert outputs.entropies is not None
     for name, values in (("logprob", outputs.logprobs.detach()), ("entropy", outputs.entropies)):
         wanted = float(values[batch.mask].double().mean())
-        assert tallies[f"policy/{name}"].mean == pytest.approx(wanted)
+        assert tallies[f"trained/{name}"].mean == pytest.approx(wanted)

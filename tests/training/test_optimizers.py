@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import io
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_models import make_batch, tiny_model
 
-from grouper import extras
-from grouper.config import OptimizerConfig
+from grouper.config import extras
+from grouper.config.schema import OptimizerConfig
 from grouper.errors import ConfigError
-from grouper.policy import Policy
+from grouper.models.policy import Policy
+from grouper.models.team import Solo
 from grouper.training.objectives import sft_objective
-from grouper.training.optimizers import Optimizer, make_optimizer
+from grouper.training.optimizers import SCHEDULES, Optimizer, make_optimizer, schedule
+from grouper.training.sharded_optimizer import load_shards, save_shards
 from grouper.training.update import update
 
-needs_bitsandbytes = pytest.mark.skipif(
-    find_spec("bitsandbytes") is None, reason="the extra `quantized` is not installed"
-)
+needs_bitsandbytes = pytest.mark.needs_package("bitsandbytes", extra="quantized")
 
 
 def wide_policy() -> Policy:
@@ -51,7 +51,7 @@ def config(name: Any) -> OptimizerConfig:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"bitsandbytes.*grouper\[quantized\]"):
+    with pytest.raises(ConfigError, match=r"bitsandbytes.*grouper-rl\[quantized\]"):
         make_optimizer(wide_policy(), config("adamw_8bit"))
 
 
@@ -93,3 +93,54 @@ def test_8_bit_state_round_trips_through_a_file() -> None:
     train(halves, second, 2)
     for a, b in zip(straight.parameters(), halves.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def changed(name: Any) -> OptimizerConfig:
+    return OptimizerConfig(
+        name=name, learning_rate=1e-3, weight_decay=0.5, betas=(0.5, 0.6), eps=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["adamw", "muon", pytest.param("adamw_8bit", marks=needs_bitsandbytes)],
+)
+def test_a_loaded_state_brings_no_settings_with_it(name: Any) -> None:
+    """T1: what the recipe says now is in force, on one process."""
+    policy = wide_policy()
+    before = make_optimizer(policy, config(name))
+    train(policy, before, 2)
+    fresh, after = make_optimizer(policy, changed(name)), make_optimizer(policy, changed(name))
+    after.load_state_dict(before.state_dict())
+    for part, untouched in zip(after.parts, fresh.parts, strict=True):
+        assert part.state, "the moments have been taken over"
+        for group, expected in zip(part.param_groups, untouched.param_groups, strict=True):
+            assert group == expected
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_loaded_shards_bring_no_settings_with_them(tmp_path: Path) -> None:
+    """T1, where the state is split over processes."""
+    policy = wide_policy()
+    before = make_optimizer(policy, config("adamw"))
+    train(policy, before, 2)
+    save_shards(before, tmp_path / "shards", Solo())
+    after = make_optimizer(policy, changed("adamw"))
+    load_shards(after, tmp_path / "shards")
+    (part,) = after.parts
+    assert part.state
+    (group,) = part.param_groups
+    assert (group["betas"], group["weight_decay"], group["eps"]) == ((0.5, 0.6), 0.5, 1e-3)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("warmup", [0, 1, 5])
+@pytest.mark.parametrize("total", [1, 2, 7, 100])
+def test_every_step_of_a_schedule_does_something(name: Any, warmup: int, total: int) -> None:
+    """T7: also the first step of a warm-up and the last one of a decay to nothing."""
+    settings = OptimizerConfig(schedule=name, warmup_steps=warmup)
+    scales = [schedule(settings, step, total) for step in range(total)]
+    assert min(scales) > 0
+    assert max(scales) <= 1
+    if name == "linear" and warmup < total:
+        assert scales[-1] == pytest.approx(1 / (total - warmup))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_models import make_prompt
 
-from grouper.config import GradingConfig
+from grouper.config.schema import GradingConfig
 from grouper.errors import RunFolderError
 from grouper.grading import Grader
 from grouper.sampling.base import SampleRequest

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from grouper.advice.recipe_checks import check_recipe
+from grouper.config.loading import load_recipe
 from grouper.data import find_overlap, load_problems
 from grouper.errors import DataError
-from grouper.recipe import load_recipe
-from grouper.recipe_checks import check_recipe
 from grouper.training.problem_sets import load_part, load_problem_sets
-from grouper.training.sizes import leak_warnings, phase_lines
+from grouper.training.sizes import find_leaks, phase_lines
 
 HELD_OUT = [
     "data.validation=null",
@@ -27,7 +27,7 @@ def test_a_share_of_train_is_validation():
     sets = load_problem_sets(recipe)
     assert (len(sets.train), len(sets.validation), len(sets.sft)) == (90, 10, 50)
     assert find_overlap(sets.for_fitting, sets.validation.problems) == ()
-    assert leak_warnings(sets) == []
+    assert find_leaks(sets) == []
     assert set(sets.fingerprints) == {"sft", "train", "validation", "test"}
     assert "data.train: validation_share: 10 problems are held out." in phase_lines(recipe, sets)
     assert any(
@@ -51,7 +51,7 @@ def test_demonstrations_of_the_same_set_lose_the_held_out_questions():
     sets = load_problem_sets(recipe)
     assert len(sets.sft) == 90
     assert {p.id for p in sets.sft.problems} == {p.id for p in sets.train.problems}
-    assert leak_warnings(sets) == []
+    assert find_leaks(sets) == []
 
 
 def test_what_settings_are_chosen_on_is_not_the_test_set(tmp_path):
@@ -62,11 +62,11 @@ def test_what_settings_are_chosen_on_is_not_the_test_set(tmp_path):
     source = f"source: file, path: {file}, shuffle: 0"
     parts = [f"data.validation={{{source}, limit: 8}}", f"data.test={{{source}, offset: 8}}"]
     apart = load_recipe("demo", [*HELD_OUT[2:4], *parts])
-    assert leak_warnings(load_problem_sets(apart)) == []
+    assert find_leaks(load_problem_sets(apart)) == []
     mixed = apart.override("data.test.shuffle=1")
-    (warning,) = leak_warnings(load_problem_sets(mixed))
-    assert "problems are in data.validation, too" in warning
-    assert "the same `shuffle`" in warning
+    (leak,) = find_leaks(load_problem_sets(mixed))
+    assert "problems are in data.validation, too" in leak.warning
+    assert "the same `shuffle`" in leak.warning
 
 
 def test_without_demonstrations_of_its_own_sft_has_the_rest():
@@ -99,6 +99,20 @@ def test_few_of_a_set_with_few_bad_rows_are_not_too_many_bad_rows(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[90:]))
     with pytest.raises(DataError, match="1 of 10 rows of gsm8k/train cannot be used"):
         load_part(load_recipe("demo", [train]), "train")
+
+
+def test_what_is_only_measured_is_kept_whole(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(8)]
+    rows += [{"question": f"u{i}", "answer": rf"\foo{{{i}}}^^+"} for i in range(2)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = f"{{source: file, path: {path}}}"
+    for part in ("test", "validation"):
+        found = load_part(load_recipe("demo", [f"data.{part}={source}"]), part)
+        assert len(found) == 10
+        assert "2 of 10 references cannot be read" in " ".join(found.notes)
+    with pytest.raises(DataError, match="2 of 10 rows of mine cannot be used"):
+        load_part(load_recipe("demo", [f"data.train={source}"]), "train")
 
 
 def test_prepared_parts_are_those_of_the_run(tmp_path, monkeypatch):

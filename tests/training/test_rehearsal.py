@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grouper.policy import Policy
-from grouper.recipe import load_recipe
+from grouper.config.loading import load_recipe
+from grouper.models.policy import Policy
 from grouper.tracking.live import Progress
 from grouper.training.run import train
 from grouper.training.session import Session
@@ -53,11 +53,11 @@ class Forwards:
         monkeypatch.setattr(Policy, "forward", forward)
 
 
-def run(folder: Path, *overrides: str) -> dict[str, torch.Tensor]:
+def run(folder: Path, *overrides: str, phase: str = "sft") -> dict[str, torch.Tensor]:
     recipe = load_recipe("demo", [*SMALL, f"output_dir={folder}", *overrides])
     with Session(recipe, Progress(quiet=True)) as session:
         path = train(session).path
-    return load_file(path / "sft" / "final" / "model.safetensors")
+    return load_file(path / phase / "final" / "model.safetensors")
 
 
 def test_a_rehearsed_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,3 +92,24 @@ def test_on_the_cpu_nothing_is_rehearsed_unless_asked(
     monkeypatch.setattr(rehearsal, "accumulate_gradient", None)
     run(tmp_path / "auto", "sft.steps=1", "device=cpu")
     run(tmp_path / "off", "sft.steps=1", "sft.rehearse=false")
+
+
+@pytest.mark.parametrize("bonus", [0.0, 0.01])
+def test_it_asks_for_the_gradient_that_the_phase_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bonus: float
+) -> None:
+    """T8: with an entropy bonus the backward of the head holds more."""
+    asked: list[bool] = []
+    honest: Callable[..., Any] = Policy.forward
+
+    def forward(policy: Policy, batch: Any, *, entropy_gradient: bool = False, **rest: Any) -> Any:
+        if torch.is_grad_enabled():
+            asked.append(entropy_gradient)
+        return honest(policy, batch, entropy_gradient=entropy_gradient, **rest)
+
+    monkeypatch.setattr(Policy, "forward", forward)
+    settings = ["skip_grpo=false", "skip_sft=true", f"grpo.entropy_bonus={bonus}"]
+    settings += ["grpo.rehearse=true", "grpo.steps=1", "grpo.prompts_per_step=2"]
+    run(tmp_path, *settings, "grpo.preflight_prompts=0", phase="grpo")
+    assert asked
+    assert set(asked) == {bonus > 0}

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import make_batch, tiny_model
 
-from grouper.batching import micro_batches
-from grouper.policy import Policy
-from grouper.team import Solo
+from grouper.algorithms.batching import micro_batches
+from grouper.models.policy import Policy
+from grouper.models.team import Solo
 from grouper.training.replica import Replica, make_replica
 
 

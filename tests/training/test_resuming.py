@@ -11,8 +11,9 @@ from grouper.types import StepReport, Tally
 
 INFO: dict[str, Any] = {
     "recipe_hash": "aaaa",
-    "versions": {"torch": "2.13.0"},
+    "versions": {"torch": "2.13.0", "kernels": "0123abcd"},
     "fingerprints": {"train": "0123456789abcdef"},
+    "code": {"mine.py": "fedcba9876543210"},
     "host": {"threads": 2, "processes": 1},
     "changes": [],
 }
@@ -28,6 +29,7 @@ def test_nothing_differs(caplog: pytest.LogCaptureFixture) -> None:
     text = lines()
     assert "recipe: unchanged (hash aaaa)" in text
     assert "train 0123456789ab" in text
+    assert "code: mine.py fedcba987654" in text
     assert "2 CPU threads" in text
     assert not caplog.records
 
@@ -36,6 +38,7 @@ def test_nothing_differs(caplog: pytest.LogCaptureFixture) -> None:
     ("change", "told"),
     [
         ({"versions": {"torch": "2.14.0"}}, "torch 2.13.0 -> 2.14.0"),
+        ({"versions": {"torch": "2.13.0", "kernels": "none"}}, "kernels 0123abcd -> none"),
         ({"threads": 1}, "CPU threads 2 -> 1"),
         ({"processes": 4}, "processes 1 -> 4"),
     ],

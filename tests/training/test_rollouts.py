@@ -8,7 +8,7 @@ from threading import Semaphore
 
 from tiny_models import make_prompt
 
-from grouper.config import PromptConfig, RewardConfig
+from grouper.config.schema import PromptConfig, RewardConfig
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
 from grouper.sampling.base import SampleRequest

@@ -10,9 +10,9 @@ import pytest
 import torch
 from tiny_runs import TINY_RUN, data_from, write_problems
 
-from grouper.policy import Policy
-from grouper.recipe import load_recipe
-from grouper.setup import prepare, train
+from grouper.api import prepare, train
+from grouper.config.loading import load_recipe
+from grouper.models.policy import Policy
 from grouper.training.grpo import GRPOPhase
 from grouper.training.sft import SFTPhase
 

@@ -9,10 +9,13 @@ import pytest
 from tiny_models import tiny_model
 from transformers import AutoTokenizer
 
-from grouper.config import Recipe
+from grouper.api import prepare
+from grouper.config.loading import load_recipe
+from grouper.config.schema import Recipe
 from grouper.errors import ModelError
-from grouper.model_files import quiet
-from grouper.recipe import load_recipe
+from grouper.grading import Grader
+from grouper.models.model_files import quiet
+from grouper.rewards import RewardStack
 from grouper.tracking.live import Progress
 from grouper.training.session import Session, check_models
 
@@ -62,3 +65,34 @@ def test_a_run_that_goes_on_needs_its_start_no_more(recipe: Recipe, lora_run: Pa
             check_models(gone, run, resume=resume)
     with pytest.raises(ModelError, match="there is no folder"):  # the reference
         check_models(gone.override("grpo.beta=0.1"), lora_run, resume=True)
+
+
+@pytest.mark.parametrize("opened", ["session", "setup"])
+def test_what_is_refused_late_leaves_nothing_running(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: str
+) -> None:
+    """T12: neither grading processes nor the lock, whatever went wrong."""
+
+    class UnforeseenError(Exception):
+        pass
+
+    def fail(self: RewardStack, **_: object) -> None:
+        raise UnforeseenError
+
+    closed: list[Grader] = []
+    honest = Grader.close
+
+    def close(self: Grader) -> None:
+        closed.append(self)
+        honest(self)
+
+    monkeypatch.setattr(RewardStack, "check", fail)
+    monkeypatch.setattr(Grader, "close", close)
+    plain = recipe.override("grpo.start_from=null")
+    with pytest.raises(UnforeseenError):
+        Session(plain, Progress(quiet=True)) if opened == "session" else prepare(plain)
+    assert len(closed) == 1
+    assert not (tmp_path / "again").exists()
+    monkeypatch.undo()
+    with Session(plain, Progress(quiet=True)):
+        """The lock is free."""

@@ -8,12 +8,11 @@ import pytest
 import torch
 from tiny_models import make_batch, make_group, tiny_model
 
-from grouper.config import ModelConfig
-from grouper.model_files import weightless_policy
-from grouper.model_flops import sampling_flops, update_flops
-from grouper.policy import Policy
+from grouper.config.schema import ModelConfig
+from grouper.models.model_files import weightless_policy
+from grouper.models.policy import Policy
 from grouper.training import step_times
-from grouper.training.step_times import StepTimes, matrix_rate, shape_of
+from grouper.training.step_times import StepTimes, _weights_of, matrix_rate
 
 RATE = 1e9
 SPLIT = ("prefill", "decode", "grade", "update", "other")
@@ -42,8 +41,9 @@ def test_the_parts_add_up_to_the_step(times: StepTimes) -> None:
 
 
 def test_utilisation_is_flops_over_what_the_device_could_have_done(times: StepTimes) -> None:
-    shape = shape_of(Policy(tiny_model()))
-    assert shape is not None
+    policy = Policy(tiny_model())
+    layers = [m for m in policy.model.modules() if isinstance(m, torch.nn.Linear)]
+    matrices = sum(layer.weight.numel() for layer in layers)
     group, batch = make_group(0, [1.0, 0.0], [3, 7], prompt_length=4), make_batch()
     times.begin()
     times.took(prefill=0.25, decode=0.5)
@@ -51,8 +51,9 @@ def test_utilisation_is_flops_over_what_the_device_could_have_done(times: StepTi
     times.took(update=0.5)
     times.trained(batch)
     found = means(times)
-    drawn = sampling_flops(shape, [(4, [3, 7])])
-    learned = update_flops(shape, [(4, [3, 7, 1, 5]), (7, [9, 2, 6]), (1, [4, 8, 3])])
+    drawn = 2 * matrices * (4 + 3 + 7)
+    rows = [(4, [3, 7, 1, 5]), (7, [9, 2, 6]), (1, [4, 8, 3])]
+    learned = 6 * matrices * sum(prompt + sum(lengths) for prompt, lengths in rows)
     assert found["mfu_sample"] == pytest.approx(drawn / (0.75 * RATE))
     assert found["mfu_update"] == pytest.approx(learned / (0.5 * RATE))
     assert found["mfu"] == pytest.approx((drawn + learned) / (found["step"] * RATE))
@@ -108,13 +109,12 @@ def test_more_processes_could_have_done_more(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_with_lora_only_its_own_matrices_are_trained() -> None:
     config = tiny_model().config
-    whole = shape_of(weightless_policy(ModelConfig(path="x"), config))
-    lora = shape_of(weightless_policy(ModelConfig(path="x", lora={"rank": 4}), config))
+    whole = _weights_of(weightless_policy(ModelConfig(path="x"), config))
+    lora = _weights_of(weightless_policy(ModelConfig(path="x", lora={"rank": 4}), config))
     assert whole is not None
     assert lora is not None
-    assert whole.trained_body == whole.body
-    assert 0 < lora.trained_body == lora.body - whole.body
-    assert lora.trained_head == 0
+    assert whole.trained == whole.all
+    assert 0 < lora.trained == lora.all - whole.all
 
 
 def test_a_mixture_of_experts_has_no_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouper.config import SFTConfig
+from grouper.config.schema import SFTConfig
 from grouper.training.stream import ProblemStream, total_steps
 
 
@@ -43,3 +43,20 @@ def test_seeds_and_phases_have_their_own_orders() -> None:
 )
 def test_steps_of_a_phase(config: SFTConfig, expected: int) -> None:
     assert total_steps(config, size=100, per_step=32) == expected
+
+
+def test_a_difficulty_band_holds_beyond_the_first_epoch() -> None:
+    """T2: ten of a hundred problems are in the band, and a step wants sixteen."""
+    stream = ProblemStream(size=100, per_step=16, seed=0, phase="grpo")
+    position = 0
+    for _ in range(20):
+        taken, position = stream.take(position, 16, lambda index, epoch: index < 10)
+        assert len(taken) == 16
+        assert max(taken) < 10
+
+
+def test_a_stream_in_which_nothing_is_wanted_does_not_end() -> None:
+    stream = ProblemStream(size=5, per_step=3, seed=0, phase="grpo")
+    taken, position = stream.take(0, 3, lambda index, epoch: False)
+    assert len(taken) == 3
+    assert position == 5 + 3

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from tiny_models import tiny_model
 
-from grouper.config import LoraConfig, OptimizerConfig
+from grouper.config.schema import LoraConfig, OptimizerConfig
 from grouper.errors import Interrupted
-from grouper.model_files import _new_adapter
-from grouper.policy import Policy
-from grouper.team import Solo
+from grouper.models.model_files import _new_adapter
+from grouper.models.policy import Policy
+from grouper.models.team import Solo
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.checkpoint import TrainState
 from grouper.training.optimizers import make_optimizer
 from grouper.training.replica import Replica
+from grouper.training.stream import ProblemStream
 from grouper.types import StepReport, Tally
 
 HASH = "0123456789abcdef"
@@ -131,13 +132,16 @@ class TinyPhase:
     def __init__(self, session: TinySession, state: TrainState, config: Any, total: int) -> None:
         self.name = state.phase
         self.total = total
-        self.size, self.per_step = 10, 4
+        self._stream = ProblemStream(size=10, per_step=4, seed=0, phase=self.name)
         self.state = state
         self.config = config
         self._session = session
 
     def step(self) -> StepReport:
+        number = self.state.step
         take_step(self.state)
+        stream = self._stream
+        self.state.epoch_ended = stream.epoch_after(number) > stream.epoch_after(number - 1)
         self._session.saw(self.state.step)
         return StepReport(
             phase=self.name,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from grouper.config import Recipe
+from grouper.config.loading import load_recipe
+from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
-from grouper.recipe import load_recipe
 from grouper.trl_import import ImportedRecipe, import_trl
 
 # As somebody's own, whose batch is 4 prompts x 16 completions.

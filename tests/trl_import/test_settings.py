@@ -7,7 +7,7 @@ import re
 import pytest
 from pydantic import BaseModel
 
-from grouper.config import Recipe
+from grouper.config.schema import Recipe
 from grouper.trl_import.settings import names, others
 
 ROWS = {**names(), **others()}

@@ -1,30 +1,37 @@
-"""One check for each way to fail. Thresholds are rough on purpose: a finding is a place to look."""
+"""What went wrong in a run, read from its logs alone: the failure, its evidence, what to change.
+
+Nothing is loaded and nothing is sampled again. Each check looks at one way to fail; thresholds are
+rough on purpose, for a finding is a place to look. A new check is one function and its row in
+`CHECKS`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
-from statistics import stdev
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean, stdev
 
-from grouper.diagnosis.record import Finding, Record, curve, ends, mean, span
-from grouper.training.alarms import replay
+from grouper.advice.record import WINDOW, Finding, Record, curve, ends, mean, span
+from grouper.training.alarms import replay, slope
+from grouper.types import StepReport
 
-__all__ = [
-    "alarms",
-    "format_only",
-    "grader",
-    "no_signal",
-    "not_finite",
-    "reward_without_correctness",
-    "stale_sampler",
-]
+__all__ = ["CHECKS", "Check", "diagnose"]
+
+Check = Callable[[Record], Iterator[Finding]]
 
 MOST = 0.5
 """A share of the steps above which something is the rule."""
 SOME = 0.05
 """A share of the rollouts, or points of an accuracy, that are worth a word."""
 MIN_STEPS = 20
-"""Reward and solve rate are compared in runs at least as long."""
+"""Curves are compared in runs at least as long, and a learning rate judged after as many steps."""
+FEW_UPDATES = 5
+"""A policy that is lost after as few was lost to their size."""
+MOVED = 0.05
+"""The share by which an entropy, or the points by which a solve rate, has changed noticeably."""
+MOSTLY_CLIPPED = 0.5
+"""A share of the ratios, or of the completions cut off."""
 MAX_GAP = 0.05
 """Nats a token between sampler and trainer; bfloat16 sampling alone stays well below it."""
 SAMPLED_STEPS = 20
@@ -36,6 +43,7 @@ _NO_SIGNAL = {
     "all-right": "every rollout was right: there is nothing left to learn here",
     "truncated": "every completion was cut off before its answer",
     "grader-error": "the grader could decide on nothing",
+    "not-scored": "no rollout was scored",
     "equal-rewards": "within no group did the rewards differ",
 }
 
@@ -46,6 +54,8 @@ _NO_SIGNAL_FIXES = {
     "truncated": "Raise sampling.max_new_tokens, or teach the stop token first (sft.steps).",
     "grader-error": "Look at `reason` in the rollouts; raise grading.timeout_seconds, or audit "
     "data.train with `grouper data audit`.",
+    "not-scored": "The events of these steps in metrics.jsonl say which reward failed and why; try "
+    "it with `grouper rewards try`.",
     "equal-rewards": "Use a reward that tells rollouts apart (rewards), or a larger "
     "grpo.group_size.",
 }
@@ -193,7 +203,7 @@ def stale_sampler(record: Record) -> Iterator[Finding]:
             fix="The sampler was not given the new weights; without that, set grpo.importance: "
             "truncate.",
         )
-    gaps = curve(record.grpo, "policy/gap")
+    gaps = curve(record.grpo, "sampler_logprob_diff")
     if gaps and mean(gaps) > MAX_GAP:
         yield Finding(
             name="stale-sampler",
@@ -239,3 +249,104 @@ def not_finite(record: Record) -> Iterator[Finding]:
                 fix=f"Lower {phase}.optimizer.learning_rate, or use model.compute_dtype: float32; "
                 "the folder incident/ has the batch where the run stopped.",
             )
+
+
+# --- learning rates ------------------------------------------------------------------------------
+
+
+def rate_too_high(record: Record) -> Iterator[Finding]:
+    """What was learned is lost again, the gradient explodes, or most of the ratios are clipped."""
+    reports = record.grpo
+    norms, solved = curve(reports, "grad_norm"), curve(reports, "solve_rate")
+    clipped = curve(reports, "policy/clip_fraction")
+    signs: dict[str, float] = {}
+    if len(solved) >= 2 * WINDOW:
+        best = max(fmean(solved[i : i + WINDOW]) for i in range(len(solved) - WINDOW + 1))
+        if best > 2 * MOVED and fmean(solved[-WINDOW:]) < best / 2:
+            signs |= {"solve_rate_best": best, "solve_rate_at_the_end": fmean(solved[-WINDOW:])}
+    if len(norms) >= MIN_STEPS and ends(norms)[1] > 10 * ends(norms)[0]:
+        signs |= {"grad_norm_before": ends(norms)[0], "grad_norm_after": ends(norms)[1]}
+    if clipped and mean(clipped) > MOSTLY_CLIPPED:
+        signs |= {"clip_fraction": mean(clipped)}
+    signs |= _sudden_loss(reports)
+    if signs:
+        yield _rate(record, "grpo", "too-high", signs)
+
+
+def _sudden_loss(reports: Sequence[StepReport]) -> dict[str, float]:
+    """What the model could do before the first update, and never again after a few."""
+    learned = [r.step for r in reports if r.status == "learning"]
+    if not 0 < len(learned) <= FEW_UPDATES or len(reports) < MIN_STEPS:
+        return {}
+    signs = {}
+    for name, lost in (("solve_rate", -2 * MOVED), ("completion/truncated", MOSTLY_CLIPPED)):
+        values = curve(reports, name)
+        change = fmean(values[-WINDOW:]) - values[0]
+        if change * math.copysign(1, lost) >= abs(lost):
+            signs[f"{name}_at_first"] = values[0]
+            signs[f"{name}_at_the_end"] = fmean(values[-WINDOW:])
+    return signs | ({"steps_that_learned": len(learned)} if signs else {})
+
+
+def rate_too_low(record: Record) -> Iterator[Finding]:
+    """There was a signal, and neither the solve rate nor the policy moved."""
+    learned = [r for r in record.grpo if r.status == "learning"]
+    solved, entropy = curve(learned, "solve_rate"), curve(learned, "policy/entropy")
+    if len(learned) < MIN_STEPS or len(solved) < MIN_STEPS or not entropy:
+        return
+    rise = slope(solved) * len(solved)
+    # The rise of a straight line through n independent values has this standard error.
+    noise = stdev(solved) * math.sqrt(12 / len(solved))
+    before, after = ends(entropy)
+    moved = abs(after - before) / before if before else math.inf
+    if abs(rise) > 2 * noise or rise > MOVED or moved > MOVED:
+        return
+    signs = {"solve_rate_rise": rise, "its_noise": noise, "entropy_change": moved}
+    yield _rate(record, "grpo", "too-low", signs)
+
+
+def sft_rate(record: Record) -> Iterator[Finding]:
+    """The loss rose, or stayed where it was."""
+    losses = curve(record.sft, "loss")
+    if len(losses) < MIN_STEPS:
+        return
+    before, after = ends(losses)
+    signs = {"loss_before": before, "loss_after": after}
+    if after > 1.05 * before:
+        yield _rate(record, "sft", "too-high", signs)
+    elif after > 0.98 * before:
+        yield _rate(record, "sft", "too-low", signs)
+
+
+def _rate(record: Record, phase: str, kind: str, signs: dict[str, float]) -> Finding:
+    rate = getattr(record.recipe, phase).optimizer.learning_rate
+    told = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in signs.items())
+    verb = {"too-high": "Lower", "too-low": "Raise"}[kind]
+    return Finding(
+        name=f"learning-rate-{kind}",
+        phase=phase,
+        what=f"a learning rate of {rate:g} looks {kind.replace('-', ' ')}: {told}",
+        steps=span(getattr(record, phase)),
+        evidence={**signs, "learning_rate": rate},
+        fix=f"{verb} {phase}.optimizer.learning_rate by a factor of 3 to 10.",
+    )
+
+
+CHECKS: tuple[Check, ...] = (
+    not_finite,
+    stale_sampler,
+    rate_too_high,
+    no_signal,
+    grader,
+    alarms,
+    format_only,
+    reward_without_correctness,
+    sft_rate,
+    rate_too_low,
+)
+"""In the order in which findings are reported: the first ones can be the cause of the later."""
+
+
+def diagnose(record: Record) -> list[Finding]:
+    """Everything that is found wrong, the most telling first."""
+    return [finding for check in CHECKS for finding in check(record)]

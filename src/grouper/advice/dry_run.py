@@ -9,15 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from grouper.config import Recipe
+from grouper.config.loading import recipe_hash, resolved_yaml
+from grouper.config.schema import Recipe
 from grouper.errors import GrouperError, RunFolderError, raise_all
 from grouper.grading import require_symbolic
 from grouper.prompts import make_format
-from grouper.recipe import recipe_hash, resolved_yaml
 from grouper.rewards import build_rewards
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
-from grouper.training.sizes import leak_warnings, phase_lines
+from grouper.training.sizes import find_leaks, phase_lines
+from grouper.types import Problem, Prompt
 
 __all__ = ["Plan", "make_plan"]
 
@@ -31,6 +32,10 @@ class Plan:
     sizes: tuple[str, ...]
     """One line per phase, measurement and folder."""
     warnings: tuple[str, ...]
+    leaks: tuple[str, ...]
+    """Those of the warnings that are about held-out problems, in a few words each."""
+    unchecked: tuple[str, ...]
+    """What could not be looked at, and why."""
 
 
 def make_plan(
@@ -56,35 +61,69 @@ def make_plan(
 
     attempt(partial(require_symbolic, recipe.grading))
     attempt(partial(_check_device, recipe.device))
+    unchecked = attempt(partial(_check_models, recipe, resume=resume))
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     folder = attempt(partial(_folder_line, recipe, **intent))
     sets = attempt(partial(load_problem_sets, recipe))
     if sets is not None:
-        attempt(partial(_check_rewards, recipe, sets))
-        prompts = attempt(partial(_prompt_lines, recipe, sets))
+        prompts = attempt(partial(_prompts, recipe, sets))
+        warnings = attempt(partial(_check_rewards, recipe, sets, prompts))
     raise_all(problems)
+    assert unchecked is not None
     assert folder is not None
     assert sets is not None
     assert prompts is not None
+    assert warnings is not None
+    if not prompts.lines:
+        unchecked.append("the lengths of the prompts, which take the model's tokenizer")
+    leaks = find_leaks(sets)
     return Plan(
-        sizes=(*phase_lines(recipe, sets), *prompts, folder), warnings=tuple(leak_warnings(sets))
+        sizes=(*phase_lines(recipe, sets), *prompts.lines, folder),
+        warnings=(*(leak.warning for leak in leaks), *warnings),
+        leaks=tuple(leak.count for leak in leaks),
+        unchecked=tuple(unchecked),
     )
 
 
 def _check_device(name: str) -> None:
     if name not in ("auto", "cpu"):
-        from grouper.device import find_device
+        from grouper.models.device import find_device
 
         find_device(name)
 
 
-def _check_rewards(recipe: Recipe, sets: ProblemSets) -> None:
-    """Try the rewards on a real problem, so that they meet the columns they will be given."""
+def _check_models(recipe: Recipe, *, resume: bool) -> list[str]:
+    """Look at the models that the run will load.
+
+    Returns:
+        What could not be looked at.
+    """
+    model = recipe.model
+    if model.path is None and recipe.grpo.start_from is None and model.lora is None:
+        return []  # torch is needed for no more than this
+    from grouper.training.session import check_models
+
+    run = Path(recipe.output_dir).expanduser() / recipe.name
+    missing = check_models(recipe, run, resume=resume)
+    return [f"the model {path!r}, which is not on this machine" for path in missing]
+
+
+def _check_rewards(recipe: Recipe, sets: ProblemSets, prompts: _Prompts | None) -> list[str]:
+    """Try the rewards on a real problem with its columns, in a chat where the run has one.
+
+    Returns:
+        Warnings.
+    """
     if recipe.skip_grpo:
-        return
+        return []
     assert sets.train is not None
-    rewards = build_rewards(recipe.rewards, make_format(recipe.prompt).layout)
-    rewards.check(problem=sets.train.problems[0])
+    fmt = make_format(recipe.prompt)
+    problem = sets.train.problems[0]
+    prompt = fmt.made_up_prompt(problem)
+    if prompts is not None and prompts.first is not None:
+        problem, prompt = prompts.first
+    rewards = build_rewards(recipe.rewards, fmt.layout)
+    return rewards.check(problem=problem, prompt=prompt, right=fmt.right_completion(problem))
 
 
 def _folder_line(recipe: Recipe, *, resume: bool, overwrite: bool, allow_changes: bool) -> str:
@@ -114,12 +153,21 @@ def _folder_line(recipe: Recipe, *, resume: bool, overwrite: bool, allow_changes
     return f"Output: {path} (continues the run that is there; {state})"
 
 
-def _prompt_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prompts:
+    """The prompts of a run, as far as they are known without its model."""
+
+    lines: tuple[str, ...] = ()
+    first: tuple[Problem, Prompt] | None = None
+    """The first that is trained."""
+
+
+def _prompts(recipe: Recipe, sets: ProblemSets) -> _Prompts:
     """Every prompt through the real tokenizer, where it lies on this machine."""
     path = recipe.model.path
     if path is None or not Path(path).expanduser().exists():
-        return []
-    from grouper.model_files import require_model_folder
+        return _Prompts()
+    from grouper.models.model_files import require_model_folder
     from grouper.training.inputs import prepare_inputs
     from grouper.training.workbench import Workbench
 
@@ -132,7 +180,8 @@ def _prompt_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
         shown = [len(demonstration.token_ids) for demonstration in inputs.demonstrations]
         lines.append(_lengths_line("Demonstrations", shown))
     lines += [] if inputs.budget is None else [inputs.budget]
-    return [*lines, f"Stop tokens: {' '.join(stops)}"]
+    lines.append(f"Stop tokens: {' '.join(stops)}")
+    return _Prompts(lines=tuple(lines), first=inputs.train[0] if inputs.train else None)
 
 
 def _lengths_line(what: str, lengths: Sequence[int]) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grouper.config import Recipe
+from grouper.config.schema import Recipe
 from grouper.errors import GrouperError
-from grouper.model_files import load_tokenizer, stop_ids_of
-from grouper.new_model import fit_tokenizer, fitting_texts
+from grouper.models.model_files import load_tokenizer, stop_ids_of
+from grouper.models.new_model import fit_tokenizer, fitting_texts
 from grouper.prompts import (
     find_stop_tokens,
     make_format,
@@ -60,7 +60,7 @@ def find_lengths(recipe: Recipe, sets: ProblemSets | None, context: int | None) 
             assert sets is not None
             return _measured(recipe, sets, tokenizer, limit, context)
     except GrouperError:
-        pass  # a dry run tells what is wrong; sizes can be bounded all the same
+        pass  # a dry run reports what is wrong; sizes can be bounded anyway
     # The longest demonstration, all but the shortest prompt of it trained.
     most = min(limit + new, recipe.sft.max_tokens or limit + new)
     return Lengths(

@@ -3,12 +3,11 @@
 The steps are those of a run, with what would falsify the figures taken out: every group is given
 a signal, so that the update has all its rows, whatever an untrained model answers; nothing is
 resampled or left out for its difficulty; and the learning rate is so small that the model stays
-what it is. Grading and the recipe's own rewards are computed all the same.
+what it is. Grading and the recipe's own rewards are computed anyway.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import statistics
 import sys
@@ -19,10 +18,9 @@ from typing import Any
 
 import torch
 
-from grouper.benching.bystanders import Bystanders
-from grouper.config import Recipe
+from grouper.config.schema import Recipe
 from grouper.errors import Interrupted
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 from grouper.rewards import RewardStack
 from grouper.rewards.registry import find_reward, reward_label
 from grouper.tracking.live import TIME_PARTS, Progress, setup_logging
@@ -62,8 +60,6 @@ class Bench:
     threads: int
     matrix_rate: float
     """FLOP/s of large products in `dtype`: what a utilisation of 1 would be."""
-    bfloat16_rate: float
-    """The same in bfloat16."""
     warmup: int
     reports: tuple[StepReport, ...]
     """One a measured step."""
@@ -75,10 +71,6 @@ class Bench:
     """Of the GPU."""
     token_limit: int | None
     """Tokens of a slice since memory ran out; None: it never did."""
-    other_cores: float | None
-    """Cores that other processes kept busy meanwhile, as far as it is known."""
-    cores: int
-    """Cores this process may run on."""
     recipe_steps: int
     """GRPO steps of the recipe."""
 
@@ -123,7 +115,6 @@ class Bench:
             "peak_bytes",
             "memory_bytes",
             "token_limit",
-            "other_cores",
             "recipe_steps",
             "hours",
         )
@@ -173,7 +164,7 @@ def bench(
                     for _ in range(warmup):
                         _step(session, phase, task.advance)
                 _forget_peak(phase.state.policy)
-                with Bystanders() as others, progress.track("measuring", steps) as task:
+                with progress.track("measuring", steps) as task:
                     reports = [_step(session, phase, task.advance) for _ in range(steps)]
                 return Bench(
                     recipe=session.recipe,
@@ -181,8 +172,11 @@ def bench(
                     warmup=warmup,
                     reports=tuple(reports),
                     completion_tokens=completion_tokens,
-                    other_cores=others.cores,
-                    recipe_steps=total_steps(recipe.grpo, size=phase.size, per_step=phase.per_step),
+                    recipe_steps=total_steps(
+                        recipe.grpo,
+                        size=len(session.inputs.train),
+                        per_step=recipe.grpo.prompts_per_step,
+                    ),
                 )
         except Interrupted as error:
             raise Interrupted("stopped on request", fix="Nothing was written.") from error
@@ -242,9 +236,7 @@ def _machine(policy: Policy) -> dict[str, Any]:
         "device": _name_of(policy.device),
         "dtype": str(dtype).removeprefix("torch."),
         "threads": threads,
-        "cores": _cores(),
         "matrix_rate": matrix_rate(policy.device, dtype, threads),
-        "bfloat16_rate": matrix_rate(policy.device, torch.bfloat16, threads),
         "peak_bytes": _peak(policy),
         "memory_bytes": _memory_of(policy.device),
         "token_limit": policy.token_limit,
@@ -295,9 +287,3 @@ def _peak(policy: Policy) -> int:
 
 def _shown(recipe: Recipe) -> str:
     return recipe.model.path or "a new model"
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

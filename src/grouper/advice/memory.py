@@ -8,30 +8,27 @@ docs/memory.md.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from grouper.config import ModelConfig, OptimizerConfig
+from grouper.advice.tracing import Tracer
+from grouper.algorithms.rows import Rows
+from grouper.config.schema import ModelConfig, OptimizerConfig
 from grouper.kernels.library import library
 from grouper.kernels.packing import packed_bytes
-from grouper.planning.rows import Rows
-from grouper.planning.tracing import Tracer
-from grouper.policy import Policy
-from grouper.token_scores import chunk_rows
+from grouper.models.policy import Policy
+from grouper.models.token_scores import chunk_rows
+from grouper.training.optimizers import state_bytes
 
-__all__ = ["Memory", "ModelMemory", "optimizer_bytes"]
+__all__ = ["Memory", "ModelMemory"]
 
 GIB = 2**30
 
 FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of an NF4 weight: half a byte, a byte of scale for 64 of them, a float for 256 scales."""
-
-SMALLEST_8BIT = 4096
-"""Tensors with fewer elements keep 32-bit moments in bitsandbytes."""
 
 DRAW_COPIES = 6
 """[slots, V] float32 at a time while tokens are drawn: logits old and new, scaled, log-softmax,
@@ -60,39 +57,6 @@ class Memory:
     def peak(self) -> int:
         parts = (self.weights, self.reference, self.gradients, self.optimizer)
         return sum(parts) + self.activations + self.cache + self.sampling_copy
-
-
-def _adamw(elements: int, size: int) -> float:
-    return 2 * elements * size
-
-
-def _adamw_8bit(elements: int, size: int) -> float:
-    del size
-    # Two moments of a byte and a float32 scale for each 256 of them.
-    return elements * (2 + 8 / 256) if elements >= SMALLEST_8BIT else elements * 8
-
-
-OPTIMIZER_BYTES: dict[str, Callable[[int, int], float]] = {
-    "adamw": _adamw,
-    "adamw_8bit": _adamw_8bit,
-    # One moment for the matrices between embedding and head, which are most of it.
-    "muon": lambda elements, size: elements * size,
-}
-"""(elements of a tensor, bytes of one) -> bytes of its state."""
-
-
-def optimizer_bytes(config: OptimizerConfig, policy: Policy) -> int:
-    """Bytes of the optimizer states of a policy."""
-    ends: set[int] = set()
-    if config.name == "muon":
-        heads = (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())
-        ends = {id(p) for head in heads for p in head.parameters()}
-    total = 0.0
-    for parameter in policy.trainable().values():
-        matrix = parameter.ndim == 2 and id(parameter) not in ends
-        name = "adamw" if config.name == "muon" and not matrix else config.name
-        total += OPTIMIZER_BYTES[name](parameter.numel(), parameter.element_size())
-    return round(total)
 
 
 class ModelMemory:
@@ -158,7 +122,7 @@ class ModelMemory:
             weights=self.weights,
             reference=gradients if reference else 0,
             gradients=gradients,
-            optimizer=optimizer_bytes(optimizer, self._policy),
+            optimizer=state_bytes(optimizer, self._policy),
             activations=max(peak, stepping) + self._dequantised - gradients,
             logits_chunk=targets * vocabulary * 4,
         )

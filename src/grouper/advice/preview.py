@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from grouper.config import GRPOConfig
+from grouper.config.schema import GRPOConfig
 from grouper.errors import PromptError
 from grouper.prompts import PromptFormat, StopTokens
 from grouper.prompts.rendering import encode_completion
@@ -121,8 +121,11 @@ def preview(
     broken = tokenisation_causes(fmt, tokenizer, stop_tokens, items[0][1], vocabulary)
     signal = tuple(any(values) for values in advantages_of(groups, config))
     seen = Preview(groups=groups, signal=signal, causes=())
-    silent = () if any(signal) else _silent(seen, fmt)
-    return replace(seen, causes=(*broken, *silent))
+    if any(signal):
+        # Rewards may differ by accident among completions of which none comes to an end.
+        cut_off = _cut_off(seen, fmt)
+        return replace(seen, causes=broken if cut_off is None else (*broken, cut_off))
+    return replace(seen, causes=(*broken, *_silent(seen, fmt)))
 
 
 def _diversity(group: RolloutGroup) -> float:

@@ -7,11 +7,11 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from grouper.config import Recipe, SourceConfig
+from grouper.config.data import RowsConfig
+from grouper.config.extras import require_extra
+from grouper.config.schema import Recipe, SourceConfig
 from grouper.data import SOURCES, check_source
-from grouper.data_config import RowsConfig
 from grouper.errors import ConfigError, GrouperError, did_you_mean, raise_all
-from grouper.extras import require_extra
 from grouper.prompts import make_format, warn_about_system
 from grouper.rewards import build_rewards
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from grouper.config import Recipe
+from grouper.config.loading import load_recipe
+from grouper.config.schema import Recipe
 from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationResult
-from grouper.recipe import load_recipe
 from grouper.tracking.run_folder import RunFolder
 from grouper.types import StepReport
 

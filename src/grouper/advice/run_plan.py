@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from grouper.config import GRPOConfig, PhaseConfig, Recipe, SFTConfig
+from grouper.advice.lengths import Lengths, find_lengths
+from grouper.advice.memory import GIB, Memory, ModelMemory
+from grouper.algorithms.rows import Rows, worst_rows
+from grouper.config.schema import GRPOConfig, PhaseConfig, Recipe, SFTConfig
 from grouper.errors import GrouperError
-from grouper.model_files import shape_of, weightless_policy
-from grouper.new_model import new_model_config
-from grouper.planning.lengths import Lengths, find_lengths
-from grouper.planning.memory import GIB, Memory, ModelMemory, optimizer_bytes
-from grouper.planning.rows import Rows, worst_rows
+from grouper.models.model_files import context_length_of, shape_of, weightless_policy
+from grouper.models.new_model import new_model_config
 from grouper.sampling.weights import copy_dtype
+from grouper.training.optimizers import state_bytes
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 from grouper.training.stream import total_steps
 
@@ -122,7 +123,7 @@ class _Planner:
         self.sets = _problem_sets(recipe)
         path = recipe.model.path
         shape = None if path is None else shape_of(path, recipe.model.revision)
-        context = None if shape is None else shape.get_text_config().max_position_embeddings
+        context = None if path is None else context_length_of(path, recipe.model.revision)
         if recipe.model.new is not None:
             context = recipe.model.new.max_position_embeddings
         self.lengths: Lengths = find_lengths(recipe, self.sets, context)
@@ -216,7 +217,7 @@ class _Planner:
             prompt=lengths.grpo_prompt,
             completion=completion,
             copy=copy,
-            optimizer=optimizer_bytes(config.optimizer, self.policy),
+            optimizer=state_bytes(config.optimizer, self.policy),
             reference=beta and not recipe.skip_grpo,
         )
 

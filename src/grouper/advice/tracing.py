@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +20,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # torch's 
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grouper import attention
-from grouper.attention import SharedPrompts
-from grouper.batching import TrainBatch
+from grouper.algorithms.batching import TrainBatch
+from grouper.algorithms.rows import Rows
 from grouper.kernels.switch import switched_off
-from grouper.planning.rows import Rows
-from grouper.policy import Policy
+from grouper.models import attention
+from grouper.models.attention import SharedPrompts
+from grouper.models.policy import Policy
 
 __all__ = ["Trace", "Tracer"]
 
@@ -181,9 +180,8 @@ class Tracer:
     @contextlib.contextmanager
     def _run(self) -> Iterator[_Live]:
         live = _Live()
-        repeating = {"cpu"} if self._device in attention.REPEATING else set()
         fused = contextlib.nullcontext() if self._device == "cpu" else switched_off()
-        with mock.patch.object(attention, "REPEATING", repeating), fused, self._mode, live:
+        with attention.as_on(self._device), fused, self._mode, live:
             for tensor in self._owned:
                 live.count(tensor)
             yield live

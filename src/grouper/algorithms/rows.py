@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from grouper.batching import TrainBatch
+from grouper.algorithms.batching import TrainBatch
 
 __all__ = ["Rows", "worst_rows"]
 

@@ -12,6 +12,7 @@ from grouper.cli.options import (
     chosen_model,
     dry_run_option,
     model_option,
+    models_not_here,
     open_recipe,
     output_console,
     quiet_option,
@@ -19,13 +20,13 @@ from grouper.cli.options import (
     run_of,
     show_plan,
 )
-from grouper.config import Recipe
+from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from grouper.benching.measuring import Bench
+    from grouper.advice.measuring import Bench
 
 __all__ = ["bench_command"]
 
@@ -86,7 +87,7 @@ def bench_command(
 
     Nothing is left behind: the steps are taken in a temporary folder. Every group is given a
     signal, so that the update has all its rows even where the model is untrained; weights stay
-    what they are. What is clearly off is named, with the setting to try.
+    what they are.
 
     An untrained model rarely stops by itself. To compare machines or settings, give all
     completions one length with --completion-tokens.
@@ -97,8 +98,7 @@ def bench_command(
     if dry_run:
         _dry_run(opened, subject, warmup, steps)
         return
-    from grouper.benching.measuring import bench
-    from grouper.benching.suggesting import suggestions
+    from grouper.advice.measuring import bench
     from grouper.tracking.live import Progress, setup_logging
 
     progress = Progress(quiet=quiet)
@@ -111,11 +111,10 @@ def bench_command(
         completion_tokens=completion_tokens,
         progress=progress,
     )
-    told = suggestions(seen)
     if as_json:
-        click.echo(json.dumps({**seen.as_dict(), "suggestions": told}, indent=2))
+        click.echo(json.dumps(seen.as_dict(), indent=2))
     else:
-        _show(seen, told)
+        _show(seen)
 
 
 def _check_alone() -> None:
@@ -131,10 +130,15 @@ def _check_alone() -> None:
 def _dry_run(recipe: Recipe, model: str | None, warmup: int, steps: int) -> None:
     samples = recipe.grpo.prompts_per_step * recipe.grpo.group_size
     subject = model or "a new random model"
-    show_plan(recipe, [f"{subject}: {warmup} + {steps} steps of {samples} completions"])
+    unchecked = [
+        *([] if model is None else models_not_here(recipe, model)),
+        "the data and the rewards",
+    ]
+    sizes = [f"{subject}: {warmup} + {steps} steps of {samples} completions"]
+    show_plan(recipe, sizes, unchecked=unchecked)
 
 
-def _show(seen: Bench, told: tuple[str, ...]) -> None:
+def _show(seen: Bench) -> None:
     console = output_console()
     console.print(
         f"{seen.model}: {seen.parameters:,} parameters on {seen.device}, "
@@ -150,14 +154,19 @@ def _show(seen: Bench, told: tuple[str, ...]) -> None:
     if seen.memory_bytes is not None:
         of_what = f"of {seen.memory_bytes / 2**30:.0f} GiB on the GPU"
     console.print(f"Peak memory: {seen.peak_bytes / 2**30:.2f} GiB {of_what}", highlight=False)
+    if seen.token_limit is not None:
+        console.print(
+            f"Memory ran out: slices have had at most {seen.token_limit:,} tokens since. Set "
+            f"grpo.tokens_per_micro_batch={seen.token_limit} to begin there.",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(
         f"The recipe's {seen.recipe_steps:,} GRPO steps: {_duration(seen.hours)}, evaluations and "
         "checkpoints not counted",
         highlight=False,
         soft_wrap=True,
     )
-    for text in told:
-        console.print(f"[yellow]Try:[/yellow] {text}", highlight=False, soft_wrap=True)
 
 
 def _workload(seen: Bench) -> str:

@@ -94,6 +94,8 @@ def show_command(
                 noun = "Response" if problem.response else "Solution"
                 click.echo(f"{noun}: {_short(problem.response or problem.solution or '')}")
             click.echo(f"Answer: {problem.answer}")
+        for row in problems.quarantined:
+            click.echo(click.style(f"\nrow {row.row} is left out: {row.reason}", fg="yellow"))
         click.echo()
 
 
@@ -123,7 +125,7 @@ def audit_command(
     import json
 
     from grouper.data.audit import audit, quarantine_rows
-    from grouper.tracking.files import write_atomic
+    from grouper.files import write_atomic
 
     loaded = load_sets(source, path, splits, settings, limit=limit)
     sets = {name: problems for name, (_, problems) in loaded.items()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grouper.cli.options import warn
-from grouper.config import Recipe, SourceConfig
+from grouper.config.schema import Recipe, SourceConfig
 from grouper.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def load_sets(
         DataError: see `load_problems`.
     """
     from grouper.data import load_problems
+    from grouper.prompts import make_format
+    from grouper.training.problem_sets import MEASURED
 
     recipe = _as_recipe(source, path, splits, settings)
     configs: Mapping[str, SourceConfig]
@@ -73,13 +75,18 @@ def load_sets(
         parts = {part: getattr(recipe.data, part) for part in _PARTS}
         configs = {part: config for part, config in parts.items() if config is not None}
         share, seed = recipe.data.validation_share, recipe.seed
+        fmt = make_format(recipe.prompt)
     else:
+        fmt = None
         configs, share, seed = _of_source(source, path, splits, settings)
     loaded: Loaded = {}
     for name, config in configs.items():
         few = min(filter(None, (limit, config.limit)), default=None)
         read = config.model_copy(update={"limit": few})
-        loaded[name] = (read, load_problems(read, seed=seed))
+        # As a run does: what is only measured on is kept whole.
+        keep = recipe is not None and name in MEASURED
+        problems = load_problems(read, seed=seed, fmt=fmt, keep_unreadable=keep)
+        loaded[name] = (read, problems)
     return _with_held_out(loaded, share, seed) if share else loaded
 
 
@@ -103,8 +110,8 @@ def _as_recipe(
     source: str, path: str | None, splits: Sequence[str], settings: Sequence[str]
 ) -> Recipe | None:
     """The recipe that SOURCE is, or None where it is none."""
+    from grouper.config.loading import list_recipes, load_recipe
     from grouper.data import SOURCES
-    from grouper.recipe import list_recipes, load_recipe
 
     shipped = [recipe for recipe, _ in list_recipes()]
     here = Path(source).expanduser().exists()
@@ -173,6 +180,6 @@ def _setting(text: str) -> tuple[str, Any]:
 def _config(settings: Mapping[str, Any]) -> SourceConfig:
     import json
 
-    from grouper.validation import validate_json
+    from grouper.config.validation import validate_json
 
     return validate_json(SourceConfig, json.dumps(settings, default=str), where="settings")

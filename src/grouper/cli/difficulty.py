@@ -7,15 +7,16 @@ from pathlib import Path
 import click
 
 from grouper.cli.options import open_recipe, quiet_option, recipe_arguments, run_of
-from grouper.config import Recipe
-from grouper.model_place import trained_model
+from grouper.config.schema import Recipe
+from grouper.models.model_place import trained_model
 
 __all__ = ["difficulty_command"]
 
 EXAMPLES = """\b
 Examples:
   grouper data difficulty demo --model outputs/demo/sft/final --samples 8
-  grouper run demo "grpo.difficulty={file: outputs/demo/pass_rates.jsonl, low: 0.1, high: 0.9}"
+  grouper run demo name=in-band \\
+      "grpo.difficulty={file: outputs/demo/pass_rates.jsonl, low: 0.1, high: 0.9}"
 """
 
 
@@ -46,7 +47,7 @@ def difficulty_command(
     """Sample each training problem of RECIPE several times, as GRPO would, and write how often it
     is solved. A stopped measurement goes on where it was; `grpo.difficulty.file` reads the file.
     """
-    from grouper.model_files import require_model_folder
+    from grouper.models.model_files import require_model_folder
 
     opened = open_recipe(recipe, overrides)
     run = run_of(recipe, opened)

@@ -14,6 +14,7 @@ import click
 
 from grouper.cli.options import (
     dry_run_option,
+    models_not_here,
     open_recipe,
     output_console,
     quiet_option,
@@ -22,14 +23,14 @@ from grouper.cli.options import (
     show_plan,
     warn,
 )
-from grouper.config import Recipe
+from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
+from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
 from grouper.errors import ConfigError
 from grouper.evaluation.result import EvaluationResult
-from grouper.model_place import is_model, trained_model
-from grouper.recipe import load_recipe, recipe_hash, resolved_yaml
+from grouper.files import write_atomic
+from grouper.models.model_place import is_model, trained_model
 from grouper.rewards import build_rewards
-from grouper.tracking.files import write_atomic
 from grouper.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _problems(recipe: Recipe, split: str) -> ProblemSet:
 def _dry_run(
     recipe: Recipe, subjects: Sequence[_Subject], problems: ProblemSet, split: str
 ) -> None:
-    from grouper.model_files import require_model_folder
+    from grouper.models.model_files import require_model_folder
 
     sizes = []
     k = recipe.evaluation.samples
@@ -210,7 +211,8 @@ def _dry_run(
             f"{subject.model}: {len(problems):,} {split} problems x {k} = "
             f"{k * len(problems):,} completions, to {subject.folder}"
         )
-    show_plan(recipe, sizes)
+    unchecked = [*models_not_here(recipe, *(subject.model for subject in subjects)), "the rewards"]
+    show_plan(recipe, sizes, unchecked=unchecked)
 
 
 def _measure_all(
@@ -221,7 +223,7 @@ def _measure_all(
     *,
     quiet: bool,
 ) -> list[EvaluationResult]:
-    from grouper.model_files import require_model_folder
+    from grouper.models.model_files import require_model_folder
     from grouper.tracking.live import Progress, setup_logging
 
     progress = Progress(quiet=quiet)

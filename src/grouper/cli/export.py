@@ -6,9 +6,7 @@ from pathlib import Path
 
 import click
 
-from grouper.cli.options import run_folder_of
-from grouper.model_place import trained_model
-from grouper.recipe import load_recipe
+from grouper.models.model_place import model_in
 
 __all__ = ["export_command"]
 
@@ -38,12 +36,11 @@ def export_command(source: str, target: Path, *, dtype: str) -> None:
     again and its log-probs compared with those of base and adapter side by side; where they
     disagree nothing is left behind.
     """
-    from grouper.exporting import export_model
+    from grouper.models.exporting import export_model
     from grouper.tracking.live import Progress, setup_logging
 
     setup_logging(None, console=Progress().console)
-    run = run_folder_of(source)
-    model = source if run is None else trained_model(load_recipe(run / "recipe.yaml"), run)
+    model = model_in(source)
     done = export_model(model, target.expanduser(), dtype=dtype)
     click.echo(
         f"{model} -> {done.path} ({dtype}). Checked: log-probs differ by at most {done.gap:.2g}, "

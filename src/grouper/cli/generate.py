@@ -11,16 +11,23 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from grouper.cli.options import dry_run_option, open_recipe, quiet_option, show_plan
-from grouper.config import Recipe
+from grouper.cli.options import (
+    dry_run_option,
+    models_not_here,
+    open_recipe,
+    quiet_option,
+    show_plan,
+)
+from grouper.config.schema import Recipe
 from grouper.data.rows import find_file, read_files
 from grouper.errors import DataError, RunFolderError
 from grouper.grading import extract
-from grouper.model_place import model_in, recipe_for, with_sampling
+from grouper.models.model_place import model_in, recipe_for, with_sampling
+from grouper.tracking.samples import printable
 from grouper.types import Completion
 
 if TYPE_CHECKING:
-    from grouper.generation import Generator
+    from grouper.api import Generator
     from grouper.tracking.live import Progress
 
 __all__ = ["generate_command"]
@@ -34,7 +41,7 @@ ADDED = ("response", "extracted", "finish_reason", "sample")
 EXAMPLES = """\b
 Examples:
   grouper generate outputs/demo/grpo/final --question \\
-      "Vera has 9 shells, drops 2 and then sells 3. How many shells does Vera have?"
+      "Eva has 7 eggs, drops 3 and then sells 2. How many eggs does Eva have?"
   grouper generate outputs/demo/grpo/final                 an interactive prompt
   grouper generate ./my-model --format boxed --input in.jsonl --output out.jsonl
 """
@@ -168,19 +175,20 @@ def _check_output(path: Path) -> None:
 
 
 def _dry_run(recipe: Recipe, model: str, rows: Sequence[object] | None) -> None:
-    from grouper.model_files import require_model_folder
+    from grouper.models.model_files import require_model_folder
 
     require_model_folder(model, where="MODEL")
     k = recipe.evaluation.samples
     questions = "questions as they come" if rows is None else f"{len(rows):,} questions"
-    show_plan(recipe, [f"{model}: {questions} x {k} samples, format {recipe.prompt.format}"])
+    sizes = [f"{model}: {questions} x {k} samples, format {recipe.prompt.format}"]
+    show_plan(recipe, sizes, unchecked=models_not_here(recipe, model))
 
 
 class _Answerer:
     """A loaded model that answers questions on standard output or into a file."""
 
     def __init__(self, recipe: Recipe, model: str, *, quiet: bool) -> None:
-        from grouper.generation import Generator
+        from grouper.api import Generator
         from grouper.tracking.live import Progress, setup_logging
 
         self.recipe = recipe
@@ -200,11 +208,12 @@ class _Answerer:
         self.generator.require_fitting(prompt)
         for _, completion in sorted(self.generator.draw([prompt]), key=lambda drawn: drawn[0]):
             solution = self.generator.solution(question, prompt, completion)
-            click.echo(prompt.prefix + solution.response)
+            click.echo(printable(prompt.prefix + solution.response))
             if solution.answer is None:
                 click.echo(click.style(f"No answer: {solution.reason}.", fg="yellow"))
             else:
-                click.echo(click.style(f"Answer: {solution.answer}", fg="green", bold=True))
+                answer = printable(f"Answer: {solution.answer}")
+                click.echo(click.style(answer, fg="green", bold=True))
             if completion.truncated:
                 limit = self.generator.params.max_new_tokens
                 click.echo(f"(cut off after {limit} tokens; see --max-new-tokens)")
@@ -213,7 +222,7 @@ class _Answerer:
         self, rows: Sequence[tuple[str, Mapping[str, Any]]], output: Path | None
     ) -> None:
         """Answer all rows, in order, one line a row and sample; whole or not at all."""
-        from grouper.tracking.files import dumps, write_atomic
+        from grouper.files import dumps, write_atomic
 
         prompts = [
             self.generator.prompt(question, number) for number, (question, _) in enumerate(rows)

@@ -50,7 +50,7 @@ def grade_command(text: str, *, answer: str, format_: str | None, timeout: float
     """Grade one completion TEXT (`-`: standard input) against a reference, and show every stage:
     what strict and lenient extraction find, which rung decides, the verdict, why, and the time.
     """
-    from grouper.config import GradingConfig
+    from grouper.config.schema import GradingConfig
     from grouper.grading import Grader, check_reference, extract, extract_lenient
 
     text = sys.stdin.read() if text == "-" else text
@@ -140,7 +140,7 @@ def grade_agreement_command(
     FILE holds one row a line, or is a stored file of rollouts or evaluation items. Math-Verify is
     given the answer that we extracted, in a process of its own with a deadline.
     """
-    from grouper.config import GradingConfig
+    from grouper.config.schema import GradingConfig
     from grouper.grading.agreement import compare_with_math_verify
 
     rows = _rows(file)
@@ -153,7 +153,7 @@ def grade_agreement_command(
 
 def _rows(file: Path) -> list[dict[str, Any]]:
     from grouper.data.rows import read_files
-    from grouper.tracking.files import read_lines
+    from grouper.files import read_lines
 
     rows = list(read_lines(file)) if file.suffix == ".gz" else read_files((file,))
     if not rows:

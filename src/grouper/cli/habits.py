@@ -38,7 +38,7 @@ class TrainingCommand(click.Command):
     def _joined(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
         """`--rewards a b` as `--rewards a,b`.
 
-        A word without `=` that stands behind a list belongs to it, but for RECIPE: where nothing
+        A word without `=` that stands after a list belongs to it, but for RECIPE: where nothing
         else on the line can be it, it is the last of these words.
         """
         joined: list[str] = []

@@ -6,16 +6,19 @@ import contextlib
 import importlib
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
 import click
 
-from grouper.allocator import prefer_expandable_segments
 from grouper.cli.groups import NamingGroup
 from grouper.cli.launch import let_the_first_speak
 from grouper.errors import GrouperError, Interrupted, ModelError
+from grouper.models.allocator import prefer_expandable_segments
 
 __all__ = ["cli", "main"]
 
@@ -42,7 +45,7 @@ COMMANDS = {
 
 EPILOG = """\b
 Start here:
-  grouper run demo                 a tiny model learns arithmetic in about a minute
+  grouper run demo                 a tiny model learns arithmetic in a few minutes
   grouper eval outputs/demo        measure what it learned again
   grouper generate outputs/demo/grpo/final
   grouper recipes                  what else there is
@@ -78,7 +81,7 @@ class LazyGroup(NamingGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS:
-            from grouper.recipe import list_recipes
+            from grouper.config.loading import list_recipes
 
             if args[0] in dict(list_recipes()) or args[0].endswith((".yaml", ".yml")):
                 ctx.fail(f"{args[0]} is a recipe. Give the command, too: grouper run {args[0]}")
@@ -122,7 +125,7 @@ class LazyGroup(NamingGroup):
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(package_name="grouper", message="grouper %(version)s")
+@click.version_option(package_name="grouper-rl", message="grouper %(version)s")
 def cli() -> None:
     """Train small language models to solve maths problems, and measure honestly whether it worked.
 
@@ -153,9 +156,37 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
+class _Interrupts:
+    """Remembers Ctrl-C, since what it interrupts may make another error of it.
+
+    Libraries that are being imported do: transformers says that a module could not be found.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __enter__(self) -> Self:
+        # Handlers can only be set in the main thread; a caller's own handler stays.
+        main = threading.current_thread() is threading.main_thread()
+        self._ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._ours:
+            signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.came and kind is not None and issubclass(kind, Exception):
+            raise click.exceptions.Abort
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        signal.default_int_handler(number, frame)
+
+
 def _run(arguments: list[str] | None) -> int:
     try:
-        with _shortage_told():
+        with _Interrupts(), _shortage_told():
             result: Any = cli.main(
                 args=arguments,
                 prog_name="grouper",

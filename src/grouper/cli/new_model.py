@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from grouper.cli.options import open_recipe
-from grouper.config import NewModelConfig
-from grouper.validation import validate_json
+from grouper.config.schema import NewModelConfig
+from grouper.config.validation import validate_json
 
 __all__ = ["new_model_command"]
 
@@ -48,7 +48,7 @@ def new_model_command(
     Hugging Face model, for any recipe of the same prompt format. It knows nothing until it is
     trained.
     """
-    from grouper.new_model import make_new_model, save_new_model
+    from grouper.models.new_model import make_new_model, save_new_model
     from grouper.prompts import make_format
     from grouper.training.problem_sets import load_problem_sets
 

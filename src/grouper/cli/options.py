@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from grouper.advice.recipe_checks import check_recipe
+from grouper.cli.fallbacks import fallbacks
 from grouper.cli.launch import is_follower
-from grouper.config import Recipe
+from grouper.config.loading import load_recipe, resolved_yaml
+from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
-from grouper.local_models import local_model
-from grouper.model_place import is_model
-from grouper.recipe import load_recipe, resolved_yaml
-from grouper.recipe_checks import check_recipe
+from grouper.models.model_place import is_model, local_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +23,7 @@ __all__ = [
     "chosen_model",
     "dry_run_option",
     "model_option",
+    "models_not_here",
     "open_recipe",
     "output_console",
     "quiet_option",
@@ -43,7 +44,8 @@ RECIPE_FILE = "recipe.yaml"
 dry_run_option = click.option(
     "--dry-run",
     is_flag=True,
-    help="Check everything, print the resolved recipe and the sizes, load no model.",
+    help="Check what can be checked without loading a model, say what was not, print the resolved "
+    "recipe and the sizes. Python files that the recipe names (rewards, trackers) are executed.",
 )
 model_option = click.option(
     "--model",
@@ -65,7 +67,8 @@ def open_recipe(name: str, overrides: Sequence[str], *, runs_here: bool = True) 
     Args:
         name: a shipped name, a YAML file, or a run folder, whose own recipe is meant.
         overrides: `section.key=value`. A model in ./models or ./.models comes before the Hub.
-        runs_here: refuse what needs a file or library that this machine lacks.
+        runs_here: refuse what needs a file or library that this machine lacks; a default of the
+            recipe's gives way to what there is, with a warning.
 
     Raises:
         ConfigError: every problem at once.
@@ -73,7 +76,14 @@ def open_recipe(name: str, overrides: Sequence[str], *, runs_here: bool = True) 
     recipe = read_recipe(name, overrides)
     local = local_model(recipe.model.path or "")
     if local != (recipe.model.path or ""):
-        recipe = read_recipe(name, (*overrides, f"model.path={local}", "model.revision=null"))
+        overrides = (*overrides, f"model.path={local}", "model.revision=null")
+        recipe = read_recipe(name, overrides)
+    if runs_here:
+        instead = fallbacks(name, recipe, overrides)
+        if instead:
+            recipe = read_recipe(name, (*overrides, *(override for override, _ in instead)))
+        for _, text in instead:
+            warn(text)
     for text in check_recipe(recipe, runs_here=runs_here):
         warn(text)
     return recipe
@@ -128,7 +138,7 @@ def chosen_model(model: str | None, recipe: Recipe, run: Path) -> str | None:
     Raises:
         ModelError: a folder that holds no model.
     """
-    from grouper.model_folders import require_model_folder
+    from grouper.models.model_folders import require_model_folder
 
     subject = model or start_of_grpo(recipe, run)
     if subject is not None:
@@ -143,14 +153,42 @@ def warn(text: str) -> None:
     click.echo(click.style("warning: ", fg="yellow") + text, err=True)
 
 
-def show_plan(recipe: Recipe, sizes: Sequence[str], warnings: Sequence[str] = ()) -> None:
-    """What a dry run prints: the resolved recipe, then the sizes as YAML comments."""
+def show_plan(
+    recipe: Recipe,
+    sizes: Sequence[str],
+    warnings: Sequence[str] = (),
+    *,
+    leaks: Sequence[str] = (),
+    unchecked: Sequence[str] = (),
+) -> None:
+    """What a dry run prints: the resolved recipe, then the sizes as YAML comments.
+
+    Args:
+        recipe: what would be run.
+        sizes: one line each.
+        warnings: for standard error.
+        leaks: held-out problems that training sees; repeated in the last line.
+        unchecked: what was not looked at.
+    """
     for text in warnings:
         warn(text)
     click.echo(resolved_yaml(recipe))
     for line in sizes:
         click.echo(f"# {line}")
-    click.echo("# Dry run: everything checks out; no model was loaded and nothing was written.")
+    last = "Everything that was looked at checks out"
+    last += f", but {' and '.join(leaks)}." if leaks else "."
+    if unchecked:
+        last += f" Not checked: {'; '.join(unchecked)}."
+    click.echo(f"# Dry run: no model was loaded and nothing was written. {last}")
+
+
+def models_not_here(recipe: Recipe, *models: str) -> list[str]:
+    """Of some models, those that are not on this machine, as `show_plan` takes them."""
+    from grouper.models.model_folders import on_this_machine
+
+    own, revision = recipe.model.path, recipe.model.revision
+    missing = [m for m in models if not on_this_machine(m, revision if m == own else None)]
+    return [f"the model {model!r}, which is not on this machine" for model in missing]
 
 
 def output_console() -> Console:

@@ -14,7 +14,7 @@ from grouper.cli.options import open_recipe, output_console, recipe_arguments
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from grouper.planning.run_plan import PhasePlan, RunPlan, Speed
+    from grouper.advice.run_plan import PhasePlan, RunPlan, Speed
 
 __all__ = ["plan_command"]
 
@@ -56,7 +56,7 @@ def plan_command(
     # Read by the libraries when they are imported.
     os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
     opened = open_recipe(recipe, overrides, runs_here=False)
-    from grouper.planning.run_plan import Speed, plan_run
+    from grouper.advice.run_plan import Speed, plan_run
 
     speed = Speed(tokens_per_second=tokens_per_second)
     plan = plan_run(opened, device=device, speed=speed if like is None else _measured(like))
@@ -72,8 +72,8 @@ def _measured(run: str) -> Speed:
     Raises:
         RunFolderError: it is none, or has not finished a step.
     """
+    from grouper.advice.run_plan import Speed
     from grouper.errors import RunFolderError
-    from grouper.planning.run_plan import Speed
     from grouper.tracking.run_folder import RunFolder
 
     folder = RunFolder(Path(run).expanduser())

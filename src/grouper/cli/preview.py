@@ -12,18 +12,20 @@ from grouper.cli.options import (
     chosen_model,
     dry_run_option,
     model_option,
+    models_not_here,
     open_recipe,
     quiet_option,
     recipe_arguments,
     run_of,
     show_plan,
 )
-from grouper.config import Recipe
+from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
+from grouper.tracking.samples import printable
 
 if TYPE_CHECKING:
+    from grouper.advice.preview import Preview
     from grouper.prompts import PromptFormat
-    from grouper.training.preview import Preview
     from grouper.types import Rollout, SamplingParams
 
 __all__ = ["preview_command"]
@@ -92,13 +94,14 @@ def _chosen_model(model: str | None, recipe: Recipe, run: Path) -> str:
 
 
 def _dry_run(recipe: Recipe, model: str, samples: int, problems: int) -> None:
-    show_plan(recipe, [f"{model}: {problems} problems x {samples} samples"])
+    unchecked = [*models_not_here(recipe, model), "the data and the rewards"]
+    show_plan(recipe, [f"{model}: {problems} problems x {samples} samples"], unchecked=unchecked)
 
 
 def _preview(recipe: Recipe, model: str, samples: int, problems: int, *, quiet: bool) -> int:
+    from grouper.advice.preview import preview
     from grouper.rewards import build_rewards
     from grouper.tracking.live import Progress, setup_logging
-    from grouper.training.preview import preview
     from grouper.training.problem_sets import load_part
     from grouper.training.stream import first_met
     from grouper.training.workbench import Workbench
@@ -138,7 +141,8 @@ def _show(seen: Preview, fmt: PromptFormat, model: str) -> None:
     for group in seen.groups:
         click.echo()
         click.echo(click.style(f"Problem {group.problem.id}", bold=True))
-        click.echo(f"{group.problem.question}\nReference: {group.problem.answer}")
+        asked = f"{group.problem.question}\nReference: {group.problem.answer}"
+        click.echo(printable(asked))
         for number, rollout in enumerate(group.rollouts, start=1):
             click.echo()
             _show_rollout(rollout, fmt, f"{number} of {len(group.rollouts)}")
@@ -157,7 +161,7 @@ def _sampling(params: SamplingParams) -> str:
 
 
 def _show_rollout(rollout: Rollout, fmt: PromptFormat, place: str) -> None:
-    from grouper.training.preview import tags_in
+    from grouper.advice.preview import tags_in
 
     completion, grade, reward = rollout.completion, rollout.grade, rollout.reward
     parts = ", ".join(
@@ -168,13 +172,14 @@ def _show_rollout(rollout: Rollout, fmt: PromptFormat, place: str) -> None:
     found = tags_in(completion.text, fmt)
     missing = [tag for tag, there in found.items() if not there]
     click.echo(click.style(f"[{place}] ", fg="cyan") + f"reward {total} ({parts})")
-    click.echo(f"answer {grade.extracted or 'none'}: {grade.verdict.value} ({grade.reason})")
+    found_answer = f"answer {grade.extracted or 'none'}: {grade.verdict.value} ({grade.reason})"
+    click.echo(printable(found_answer))
     click.echo(
         f"tags {len(found) - len(missing)} of {len(found)}"
         + (f", missing {', '.join(missing)}" if missing else "")
         + f"; {len(completion.token_ids)} tokens, ended by {completion.finish_reason.value}"
     )
-    click.echo(click.style(fmt.prefix, dim=True) + completion.text)
+    click.echo(click.style(fmt.prefix, dim=True) + printable(completion.text))
 
 
 def _summarise(seen: Preview) -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from grouper.cli.groups import NamingGroup
-from grouper.config import Recipe
+from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, did_you_mean
 
 __all__ = ["recipes_command"]
@@ -37,7 +37,7 @@ def recipes_command(ctx: click.Context) -> None:
     command line, as section.key=value.
     """
     if ctx.invoked_subcommand is None:
-        from grouper.recipe import list_recipes
+        from grouper.config.loading import list_recipes
 
         _table(list_recipes())
 
@@ -47,7 +47,7 @@ def recipes_command(ctx: click.Context) -> None:
 @click.argument("overrides", nargs=-1, metavar="[section.key=value]...")
 def show_command(recipe: str, overrides: tuple[str, ...]) -> None:
     """Print RECIPE with every default filled in, as YAML that can be run."""
-    from grouper.recipe import load_recipe, resolved_yaml
+    from grouper.config.loading import load_recipe, resolved_yaml
 
     click.echo(resolved_yaml(load_recipe(recipe, overrides)), nl=False)
 
@@ -55,13 +55,16 @@ def show_command(recipe: str, overrides: tuple[str, ...]) -> None:
 @recipes_command.command("fields", short_help="Print every setting with its meaning.")
 @click.argument("section", required=False)
 def fields_command(section: str | None) -> None:
-    """Print every setting with its type, default and meaning; SECTION prints one part (grpo)."""
+    """Print every setting with its type, default and meaning; SECTION prints one part, such as
+    grpo, data.train or grpo.steps.
+    """
     rows = list(_fields(Recipe, ""))
     if section is not None:
-        rows = [row for row in rows if row[0].split(".")[0] == section]
+        sections = {row[0].rpartition(".")[0] or row[0] for row in rows}
+        rows = [row for row in rows if f"{row[0]}.".startswith(f"{section}.")]
         if not rows:
             raise ConfigError(
-                f"there is no section {section!r}", fix=did_you_mean(section, Recipe.model_fields)
+                f"there is no section {section!r}", fix=did_you_mean(section, sections)
             )
     _table(rows)
 
@@ -85,7 +88,7 @@ def from_trl_command(
     listed at the top of the recipe with the reason; what FILE leaves out gets TRL's default. What
     cannot be trained (num_generations 1) is refused.
     """
-    from grouper.tracking.files import write_atomic
+    from grouper.files import write_atomic
     from grouper.trl_import import import_trl
 
     if output is not None and output.exists():
@@ -108,7 +111,7 @@ def from_trl_command(
 @recipes_command.command("formats")
 def formats_command() -> None:
     """List the prompt formats (`prompt.format`)."""
-    from grouper.config import PromptConfig
+    from grouper.config.schema import PromptConfig
     from grouper.prompts import FORMATS, make_format
 
     _table([(name, make_format(PromptConfig(format=name)).description) for name in FORMATS])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grouper.cli.options import RECIPE_FILE, open_recipe, run_folder_of, warn
-from grouper.config import Recipe
+from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, GrouperError
 from grouper.types import Completion, FinishReason, Grade, Message, Problem, Prompt, Reward, Verdict
 
@@ -76,10 +76,10 @@ def regrade_command(
     Nothing in the run folder is changed. The answer is looked for as the run's own prompt format
     says, since that is what the model was asked for.
     """
+    from grouper.files import write_atomic
     from grouper.grading import Grader
     from grouper.prompts import make_format
     from grouper.rewards import build_rewards
-    from grouper.tracking.files import write_atomic
 
     own, chosen = _recipes(run, other, overrides)
     fmt = make_format(own.prompt)
@@ -124,13 +124,16 @@ class _Bench:
 
 
 def _evaluations(run: Path, grader: Grader, show: int) -> list[Flip]:
+    from grouper.grading import by_text_alone
     from grouper.tracking.run_folder import RunFolder
 
     flips = []
     for result in RunFolder(run).read_evaluations():
-        grades = grader.grade(
-            [item.completion for item in result.items], [item.answer for item in result.items]
-        )
+        answers = [item.answer for item in result.items]
+        again = grader.grade([item.completion for item in result.items], answers)
+        grades = [
+            by_text_alone(grade, answer) for grade, answer in zip(again, answers, strict=True)
+        ]
         found = [
             Flip(
                 where=result.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import click
 
 from grouper.cli.groups import NamingGroup
 from grouper.cli.options import open_recipe, output_console
-from grouper.config import GradingConfig, PromptConfig, RewardConfig
+from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig
 from grouper.errors import RewardError, did_you_mean
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def rewards_command() -> None:
 @rewards_command.command("list")
 def list_command() -> None:
     """List the built-in rewards and the named stacks."""
-    from grouper.rewards import REWARDS, STACKS
+    from grouper.config.stacks import STACKS
+    from grouper.rewards import REWARDS
 
     _columns(
         [(name, _doc(builder).split("\n")[0]) for name, builder in REWARDS.items()],
@@ -66,7 +68,8 @@ def show_command(name: str) -> None:
 
     NAME is a reward (`dapo_answer`) or a stack (`gsm8k-xml`).
     """
-    from grouper.rewards import REWARDS, STACKS
+    from grouper.config.stacks import STACKS
+    from grouper.rewards import REWARDS
 
     key = name.removeprefix("stack:")
     if key in STACKS:
@@ -101,8 +104,9 @@ def _doc(builder: object) -> str:
 def _show_stack(name: str) -> None:
     import yaml
 
+    from grouper.config.stacks import STACKS
     from grouper.prompts import make_format
-    from grouper.rewards import STACKS, build_rewards
+    from grouper.rewards import build_rewards
 
     stack = STACKS[name]
     bounds = build_rewards(
@@ -114,6 +118,13 @@ def _show_stack(name: str) -> None:
     click.echo(f"# Probes it fails: {', '.join(stack.fails) or 'none'}.")
     entries = [{**r.model_dump(mode="json", exclude_defaults=True)} for r in stack.rewards]
     click.echo(yaml.safe_dump({"rewards": entries}, sort_keys=False), nl=False)
+
+
+# `\n` as people type a line break, and not the beginning of a LaTeX command.
+_LINE_BREAK = re.compile(
+    r"\\n(?!(?:abla|cong|e|earrow|eg|eq|exists|geq|leq|mid|ot|otin|parallel|rightarrow|subset|"
+    r"subseteq|u|warrow)(?![A-Za-z]))"
+)
 
 
 @rewards_command.command("try")
@@ -128,7 +139,7 @@ def try_command(
     r"""Show what RECIPE's rewards pay for the completion TEXT, and why.
 
     RECIPE is a recipe, or stack:NAME. TEXT is what the model wrote after the prompt; `\n` in it
-    is a line break.
+    is a line break, unless a LaTeX command such as `\neq` begins there.
     """
     from grouper.grading import Grader
     from grouper.rewards import build_rewards
@@ -136,7 +147,7 @@ def try_command(
     from grouper.types import Problem
 
     fmt, rewards, grading = _open(recipe, overrides)
-    text = text.replace("\\n", "\n")
+    text = _LINE_BREAK.sub("\n", text)
     problem = Problem(id="try/0", question=question, answer=answer, source="try")
     with Grader(fmt.contract, grading) as grader:
         grade, reward = score_text(
@@ -207,9 +218,8 @@ def _open(
     name: str, overrides: Sequence[str]
 ) -> tuple[PromptFormat, tuple[RewardConfig, ...], GradingConfig]:
     """Format, rewards and grading of a recipe, or of a stack in the format it is made for."""
+    from grouper.config.stacks import PREFIX, STACKS, stack
     from grouper.prompts import make_format
-    from grouper.rewards import STACKS, stack
-    from grouper.rewards.stacks import PREFIX
 
     if not name.startswith(PREFIX):
         recipe = open_recipe(name, overrides)

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from grouper.config import Recipe
+from grouper.config.schema import Recipe
 
-__all__ = ["FLAGS", "Flag", "add_flags", "spelled_out"]
+__all__ = ["FLAGS", "Flag", "add_flags", "phase_note", "spelled_out"]
 
 Command = Callable[..., Any]
 Phases = Sequence[str]
@@ -52,16 +52,54 @@ def _of_each_phase(key: str) -> Spelling:
     return lambda value, _recipe, phases: [f"{phase}.{key}={_value(value)}" for phase in phases]
 
 
+def _running(recipe: Recipe, phases: Phases) -> Phases:
+    """The phases of the command that the recipe does not skip."""
+    return [phase for phase in phases if not getattr(recipe, f"skip_{phase}")] or phases
+
+
+def _steps(value: int, recipe: Callable[[], Recipe], phases: Phases) -> list[str]:
+    """Of GRPO where it runs: a step of SFT is something else."""
+    return [f"{_running(recipe(), phases)[-1]}.steps={value}"]
+
+
 def _learning_rate(value: float, recipe: Callable[[], Recipe], phases: Phases) -> list[str]:
-    """With muon there are two rates: the matrices' own keeps its proportion to the other."""
-    spelled = []
-    for phase in phases:
-        optimizer = getattr(recipe(), phase).optimizer
-        spelled.append(f"{phase}.optimizer.learning_rate={value!r}")
-        if optimizer.name == "muon":
-            rate = optimizer.muon_learning_rate * value / optimizer.learning_rate
-            spelled.append(f"{phase}.optimizer.muon_learning_rate={rate!r}")
+    """Of GRPO where it runs: a rate that suits SFT is far too high for it.
+
+    With muon there are two rates: the matrices' own keeps its proportion to the other.
+    """
+    phase = _running(recipe(), phases)[-1]
+    optimizer = getattr(recipe(), phase).optimizer
+    spelled = [f"{phase}.optimizer.learning_rate={value!r}"]
+    if optimizer.name == "muon":
+        rate = optimizer.muon_learning_rate * value / optimizer.learning_rate
+        spelled.append(f"{phase}.optimizer.muon_learning_rate={rate!r}")
     return spelled
+
+
+_ONE_PHASE = {
+    "steps": ("--max-steps", "steps"),
+    "learning_rate": ("--learning-rate", "optimizer.learning_rate"),
+}
+"""Parameter -> its flag, and the key that it sets in one phase."""
+
+
+def phase_note(
+    given: Mapping[str, Any], recipe: Callable[[], Recipe], phases: Phases
+) -> str | None:
+    """What a flag that sets one phase leaves to the other; None where only one phase runs.
+
+    Args:
+        given: value by parameter, as click hands it over.
+        recipe: reads the recipe without flags.
+        phases: that the command runs.
+    """
+    set_ = [keys for name, keys in _ONE_PHASE.items() if given[name] is not None]
+    if not set_ or len(_running(recipe(), phases)) < 2:
+        return None
+    flags = " and ".join(flag for flag, _ in set_)
+    mean = "means" if len(set_) == 1 else "mean"
+    keys = " and ".join(f"sft.{key}=..." for _, key in set_)
+    return f"{flags} {mean} GRPO. SFT stays as the recipe has it; {keys} would change it."
 
 
 def _model(value: str, _recipe: Callable[[], Recipe], _phases: Phases) -> list[str]:
@@ -129,14 +167,14 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         names=("--steps", "--max-steps"),
-        spell=_of_each_phase("steps"),
-        help="Steps of each phase that runs.",
+        spell=_steps,
+        help="Steps of GRPO; of SFT where only SFT runs.",
         options=_COUNT,
     ),
     Flag(
         names=("--learning-rate",),
         spell=_learning_rate,
-        help="Of each phase that runs; with muon its own rate changes in proportion.",
+        help="Learning rate of GRPO; of SFT where only SFT runs. Muon's changes in proportion.",
         options={"type": click.FloatRange(min=0, min_open=True), "metavar": "X"},
     ),
     Flag(

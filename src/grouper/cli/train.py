@@ -12,6 +12,7 @@ import click
 from grouper.cli.habits import TrainingCommand
 from grouper.cli.launch import is_follower, launch, stop_with_the_launcher, without_nproc
 from grouper.cli.options import (
+    RECIPE_FILE,
     dry_run_option,
     open_recipe,
     output_console,
@@ -20,14 +21,19 @@ from grouper.cli.options import (
     recipe_arguments,
     show_plan,
 )
-from grouper.cli.spellings import add_flags, spelled_out
-from grouper.config import Recipe
-from grouper.tracking_config import check_trackers
+from grouper.cli.spellings import add_flags, phase_note, spelled_out
+from grouper.config.loading import is_shipped
+from grouper.config.schema import Recipe
+from grouper.config.tracking import check_trackers
 
 if TYPE_CHECKING:
     from grouper.training.run import RunResult
 
 __all__ = ["grpo_command", "run_command", "sft_command"]
+
+
+RUNS = str(Recipe.model_fields["output_dir"].default)
+"""Where runs lie unless the recipe or the user says otherwise."""
 
 
 def _dashes(name: str) -> str:
@@ -43,11 +49,15 @@ def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--config", metavar="FILE", help="Another way to name RECIPE: a file, or a name."
         ),
-        click.option("--resume", is_flag=True, help="Continue the run in the folder, if any."),
+        click.option(
+            "--resume",
+            is_flag=True,
+            help="Continue the run in the folder, if any. RECIPE may then be the run's name.",
+        ),
         click.option(
             "--allow-changes",
             is_flag=True,
-            help="With --resume: go on although the recipe or the data changed; recorded.",
+            help="With --resume: go on although recipe, data or code changed; recorded.",
         ),
         click.option("--overwrite", is_flag=True, help="Delete the run in the folder first."),
         click.option(
@@ -65,10 +75,11 @@ def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 RUN_EXAMPLES = """\b
 Examples:
-  grouper run demo                                 about a minute on a laptop
-  grouper run demo --dry-run                       check everything, load nothing
+  grouper run demo                                 a few minutes on a laptop
+  grouper run demo --dry-run                       check what needs no model, load nothing
   grouper run demo seed=1 name=demo-1 grpo.steps=20
   grouper run ./mine.yaml --resume
+  grouper run --resume demo-1                      a run by its name
   grouper run --config mine.yaml --nproc 4         one process a GPU
   grouper run gsm8k-lite --model ./models/mine --max-steps 20 --tracker wandb --project maths
   grouper run r1-zero-numina --rewards accuracy,format --logging-steps 1 --save-steps 50
@@ -152,8 +163,14 @@ def _start(
         raise click.UsageError("--allow-changes is about a run that is continued: add --resume.")
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     name, overrides = _named(name, config, overrides)
-    spelled = [f"{key}=true" for key, value in switches.items() if value]
-    spelled += spelled_out(flags, lambda: read_recipe(name, overrides), phases)
+    if resume:
+        name = _run_of_that_name(name, overrides, flags["output_dir"])
+    switched = tuple(f"{key}=true" for key, value in switches.items() if value)
+    named, overrides = name, (*overrides, *switched)
+    spelled = spelled_out(flags, lambda: read_recipe(named, overrides), phases)
+    note = phase_note(flags, lambda: read_recipe(named, overrides), phases)
+    if note is not None and not is_follower():
+        click.echo(f"note: {note}", err=True)
     recipe = open_recipe(name, (*overrides, *spelled))
     check_trackers(recipe.tracking)
     if nproc > 1 and not dry_run:
@@ -180,6 +197,15 @@ def _named(
     return name, overrides
 
 
+def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dir: str | None) -> str:
+    """The folder of a run that is continued by its name; a recipe's name is the recipe."""
+    if "/" in name or Path(name).suffix or is_shipped(name):
+        return name
+    keys = [text.partition("=")[2] for text in overrides if text.startswith("output_dir=")]
+    folder = Path([RUNS, *keys, *([output_dir] if output_dir else [])][-1]).expanduser() / name
+    return str(folder) if (folder / RECIPE_FILE).is_file() else name
+
+
 def _recipe_of(config: str) -> str:
     """A file, first of all; a shipped recipe's name does as well."""
     is_name = "/" not in config and not Path(config).suffix and not Path(config).exists()
@@ -187,17 +213,12 @@ def _recipe_of(config: str) -> str:
 
 
 def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
-    from grouper.planning.dry_run import make_plan
+    from grouper.advice.dry_run import make_plan
     from grouper.tracking.live import Progress, setup_logging
 
     setup_logging(None, console=Progress().console)
-    if recipe.grpo.start_from is not None:  # else torch is not needed for this
-        from grouper.training.session import check_models
-
-        run = Path(recipe.output_dir).expanduser() / recipe.name
-        check_models(recipe, run, resume=intent["resume"])
     plan = make_plan(recipe, **intent)
-    show_plan(recipe, plan.sizes, plan.warnings)
+    show_plan(recipe, plan.sizes, plan.warnings, leaks=plan.leaks, unchecked=plan.unchecked)
 
 
 def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from grouper.section import NonNegative, Positive, PositiveFloat, Section
+from grouper.config.section import NonNegative, Positive, PositiveFloat, Section
 
 __all__ = [
     "DataConfig",
@@ -43,9 +43,13 @@ class RowsConfig(Section):
     )
     offset: NonNegative = Field(0, description="leave out this many rows at the start")
     limit: Positive | None = Field(None, description="use at most this many rows")
-    numeric_only: bool = Field(False, description="only problems whose answer is a plain number")
+    numeric_only: bool = Field(
+        False, description="only problems whose answer is a plain decimal number"
+    )
     only_correct: bool = Field(
-        False, description="only worked solutions whose own answer grades as correct"
+        False,
+        description="only worked solutions whose own answer grades as correct; whole responses "
+        "must also be in the prompt's format",
     )
     unique: Positive | Literal["all"] = Field(
         "all", description="use this many that differ; all: every one, repeated or not"

@@ -25,6 +25,6 @@ def require_extra(package: str, extra: str, *, where: str, instead: str = "") ->
         raise ConfigError(
             f"this needs the package {package}, which is not installed",
             where=where,
-            fix=f'Install it with: pip install "grouper[{extra}]"'
+            fix=f'Install it with: pip install "grouper-rl[{extra}]"'
             + (f", or set {instead}." if instead else ""),
         )

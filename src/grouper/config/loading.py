@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from grouper.config import Recipe
+from grouper.config.overrides import as_json, parse_yaml
+from grouper.config.schema import Recipe
+from grouper.config.validation import validate_json
 from grouper.errors import ConfigError, did_you_mean
-from grouper.overrides import as_json, parse_yaml
-from grouper.validation import validate_json
 
 __all__ = [
     "list_recipes",
@@ -41,7 +41,10 @@ NOT_THE_EXPERIMENT = (
     "skip_sft",
     "skip_grpo",
     "alarms",
+    "tracking.print_every_steps",
     "tracking.trackers",
+    "grpo.allow_truncation",
+    "grpo.preflight_prompts",
 )
 
 
@@ -69,6 +72,11 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     return validate_json(Recipe, as_json(data, overrides, where=where), where=where)
 
 
+def is_shipped(name: str) -> bool:
+    """Whether a name is that of a shipped recipe, not a path."""
+    return name in _shipped()
+
+
 def list_recipes() -> list[tuple[str, str]]:
     """(name, description) of every shipped recipe, by name."""
     recipes = [load_recipe(name) for name in _shipped()]
@@ -90,13 +98,16 @@ def recipe_hash(recipe: Recipe) -> str:
     exclude: dict[str, Any] = {}
     for name in NOT_THE_EXPERIMENT:
         section, _, field = name.partition(".")
-        exclude[section] = {field} if field else True
+        if field:
+            exclude.setdefault(section, set()).add(field)
+        else:
+            exclude[section] = True
     data = recipe.model_dump(mode="json", exclude=exclude)
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _shipped() -> list[str]:
-    folder = importlib.resources.files("grouper") / "recipes"
+    folder = importlib.resources.files("grouper.config") / "recipes"
     return sorted(
         f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
     )
@@ -119,7 +130,7 @@ def _read(name_or_path: str | Path) -> tuple[str, str]:
             fix=f"{did_you_mean(name, shipped)} A file of your own is given as a path "
             f"(./{name}.yaml).",
         )
-    resource = importlib.resources.files("grouper") / "recipes" / f"{name}.yaml"
+    resource = importlib.resources.files("grouper.config") / "recipes" / f"{name}.yaml"
     return resource.read_text(encoding="utf-8"), f"recipe {name}"
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from grouper.config.presets import PRESETS
+from grouper.config.stacks import expand_stacks
 from grouper.errors import ConfigError
-from grouper.presets import PRESETS
-from grouper.rewards.stacks import expand_stacks
 
 __all__ = ["apply", "as_json", "changed", "parse_yaml"]
 
@@ -48,10 +48,17 @@ def parse_yaml(text: str, where: str) -> Any:
     """The value that a text of YAML stands for.
 
     Raises:
-        ConfigError: it is not YAML, or says a key twice; with the line.
+        ConfigError: it is not YAML, says a key twice, is nested too deeply, or repeats itself
+            through aliases without bound; with the line where there is one.
     """
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except RecursionError as error:
+        raise _unbounded("brackets or sections nested too deeply", where) from error
+    except ValueError as error:  # int() of more digits than Python reads, a date that is none
+        raise ConfigError(
+            f"a value cannot be read: {str(error).split(';')[0]}", where=where
+        ) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -59,6 +66,39 @@ def parse_yaml(text: str, where: str) -> Any:
             f"this is not valid YAML: {getattr(error, 'problem', None) or error}",
             where=f"{where}{line}",
         ) from error
+    _require_bounded(value, where)
+    return value
+
+
+# A recipe has some hundreds of values; nine aliases of ten entries, each of the one before, have
+# ten to the power of nine.
+_MOST_VALUES = 100_000
+
+
+def _require_bounded(value: Any, where: str) -> None:
+    """Refuse what a few lines of aliases can unfold to, before anything unfolds it.
+
+    Raises:
+        ConfigError: there are more values than any recipe has, or one holds itself.
+    """
+    waiting, count = [value], 0
+    while waiting:
+        inner = waiting.pop()
+        count += 1
+        if count > _MOST_VALUES:
+            raise _unbounded(f"more than {_MOST_VALUES:,} values, aliases written out", where)
+        if isinstance(inner, Mapping):
+            waiting += inner.values()
+        elif isinstance(inner, list):
+            waiting += inner
+
+
+def _unbounded(what: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"this YAML holds {what}",
+        where=where,
+        fix="A recipe is a few sections of settings; is this the right file?",
+    )
 
 
 def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> str:
@@ -171,13 +211,17 @@ def apply(data: dict[str, Any], override: str) -> None:
 
 
 def _step_into(node: Any, part: str, where: str) -> Any:
-    if isinstance(node, list):
-        return node[_index(node, part, where)]
-    child = node.get(part)
-    if child is None:
+    child = node[_index(node, part, where)] if isinstance(node, list) else node.get(part)
+    if child is None and isinstance(node, dict):
         child = node[part] = {}
     if not isinstance(child, dict | list):
-        raise ConfigError(f"holds {child!r}, which has no settings inside", where=where)
+        raise ConfigError(
+            f"holds {child!r}, which has no settings inside",
+            where=where,
+            fix=f"Set the whole of it: {where}={{name: {child}, ...}}."
+            if isinstance(node, list)
+            else f"Set {where} itself.",
+        )
     return child
 
 

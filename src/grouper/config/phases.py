@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from grouper.presets import PRESETS
-from grouper.section import (
+from grouper.config.presets import PRESETS
+from grouper.config.section import (
     Fraction,
     NonNegative,
     NonNegativeFloat,
@@ -48,7 +48,9 @@ class OptimizerConfig(Section):
     schedule: ScheduleName = "constant"
     warmup_ratio: Fraction = Field(0.0, description="share of the steps")
     warmup_steps: NonNegative | None = Field(None, description="steps, in place of warmup_ratio")
-    final_ratio: Fraction = Field(0.0, description="last learning rate / highest one")
+    final_ratio: Fraction = Field(
+        0.0, description="learning rate that the decay ends at / highest one"
+    )
 
     @model_validator(mode="after")
     def _one_warmup(self) -> OptimizerConfig:
@@ -63,7 +65,11 @@ class PhaseConfig(Section):
     steps: Positive | None = Field(
         None, description="optimizer steps (GRPO: rollout batches); left out: by epochs"
     )
-    epochs: PositiveFloat = Field(1.0, description="passes over the data, where steps is not set")
+    epochs: PositiveFloat = Field(
+        1.0,
+        description="passes over the data, where steps is not set (GRPO: at prompts_per_step; "
+        "resampling and a difficulty band meet problems faster)",
+    )
     tokens_per_micro_batch: Positive = Field(
         8192, description="tokens in one forward and backward; never changes the gradient"
     )
@@ -82,7 +88,10 @@ class PhaseConfig(Section):
     stop_at_accuracy: Fraction | None = Field(
         None, description="end the phase once validation accuracy has reached this"
     )
-    checkpoint_every: NonNegative = Field(0, description="steps; 0: only at the end")
+    checkpoint_every: NonNegative = Field(0, description="steps; 0: by time only")
+    checkpoint_minutes: NonNegativeFloat = Field(
+        10.0, description="also save this long after the last checkpoint; 0: by steps only"
+    )
     keep_checkpoints: Positive = Field(2, description="the newest ones, to go on from")
     max_skipped_updates: Positive = Field(
         3, description="updates in a row that are not finite and skipped before the run stops"
@@ -229,7 +238,7 @@ class GRPOConfig(PhaseConfig):
 
     @property
     def flat_rows_matter(self) -> bool:
-        """Whether a rollout with advantage 0 has a gradient all the same."""
+        """Whether a rollout with advantage 0 has a gradient anyway."""
         return (self.beta > 0 and not self.kl_in_reward) or self.entropy_bonus > 0
 
 

@@ -11,10 +11,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from grouper.data_config import DataConfig, PromptConfig, SourceConfig, TagsConfig
-from grouper.phases import DifficultyConfig, GRPOConfig, OptimizerConfig, PhaseConfig, SFTConfig
-from grouper.reward_config import RewardConfig
-from grouper.section import (
+from grouper.config.data import DataConfig, PromptConfig, SourceConfig, TagsConfig
+from grouper.config.phases import (
+    DifficultyConfig,
+    GRPOConfig,
+    OptimizerConfig,
+    PhaseConfig,
+    SFTConfig,
+)
+from grouper.config.rewards import RewardConfig
+from grouper.config.section import (
     Fraction,
     NonNegative,
     NonNegativeFloat,
@@ -22,8 +28,8 @@ from grouper.section import (
     PositiveFloat,
     Section,
 )
-from grouper.tracking_config import TrackerConfig, TrackingConfig
-from grouper.validation import validate_json
+from grouper.config.tracking import TrackerConfig, TrackingConfig
+from grouper.config.validation import validate_json
 
 __all__ = [
     "AlarmsConfig",
@@ -263,7 +269,7 @@ class Recipe(Section):
 
         Example: `recipe.override("grpo.steps=20", name="short", model={"lora": {"rank": 8}})`.
         """
-        from grouper.overrides import changed
+        from grouper.config.overrides import changed
 
         data = self.model_dump(mode="json", exclude_unset=True)
         text = changed(data, settings, sections, where=f"recipe {self.name}")

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grouper.config.rewards import RewardConfig
 from grouper.errors import RewardError, did_you_mean
-from grouper.reward_config import RewardConfig
 
 __all__ = ["PREFIX", "STACKS", "Stack", "expand_stacks", "stack"]
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from grouper.config.credentials import expanded, refuse_literal_secrets
+from grouper.config.extras import require_extra
+from grouper.config.section import Positive, Section
+from grouper.config.user_code import load_user_object
 from grouper.errors import ConfigError, did_you_mean, raise_all
-from grouper.extras import require_extra
-from grouper.section import Positive, Section
-from grouper.user_code import load_user_object
 
-__all__ = ["TRACKER_PACKAGES", "TrackerConfig", "TrackingConfig", "check_trackers"]
+__all__ = [
+    "TRACKER_PACKAGES",
+    "TrackerConfig",
+    "TrackingConfig",
+    "check_trackers",
+    "tracker_params",
+]
 
 TRACKER_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 """Built-in tracker -> the package it needs, which is also the name of the optional extra."""
@@ -30,8 +37,10 @@ class TrackerConfig(Section):
     mode: Literal["offline", "online"] = Field(
         "offline", description="online: send to its server while the run goes on"
     )
-    params: dict[str, Any] = Field(
-        default_factory=dict, description="further keywords: of wandb.init, trackio.init, or yours"
+    params: Annotated[dict[str, Any], AfterValidator(refuse_literal_secrets)] = Field(
+        default_factory=dict,
+        description="further keywords: of wandb.init, trackio.init, or yours; ${NAME} is read from "
+        "the environment",
     )
 
 
@@ -40,6 +49,9 @@ class TrackingConfig(Section):
 
     token_ids: bool = Field(False, description="keep ids and log-probs of every rollout")
     show_every: Positive = Field(1, description="steps between lines in training.log")
+    print_every_steps: Positive | None = Field(
+        None, description="GRPO steps between samples shown on the console; left out: none"
+    )
     trackers: tuple[TrackerConfig, ...] = Field(
         (), description="who else is told of each step; the run folder is written in any case"
     )
@@ -69,8 +81,19 @@ def check_trackers(tracking: TrackingConfig) -> None:
     raise_all(problems)
 
 
+def tracker_params(tracker: TrackerConfig) -> dict[str, Any]:
+    """What a tracker is made with: its `params`, secrets included.
+
+    Raises:
+        ConfigError: a variable that they refer to is not set.
+    """
+    params: dict[str, Any] = expanded(tracker.params, where="tracking.trackers", error=ConfigError)
+    return params
+
+
 def _check_tracker(tracker: TrackerConfig) -> None:
     where = "tracking.trackers"
+    tracker_params(tracker)
     if ":" in tracker.name:
         load_user_object(tracker.name, kind="tracker", where=where, error=ConfigError)
     elif tracker.name in TRACKER_PACKAGES:

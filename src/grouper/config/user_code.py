@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from grouper.errors import GrouperError, did_you_mean
 
-__all__ = ["load_user_object"]
+__all__ = ["code_fingerprints", "line_of_users", "load_user_object"]
 
+_OURS = f"{Path(__file__).parents[1]}/"
+_INSTALLED = tuple(
+    sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 _AS_READ: dict[str, tuple[int, int]] = {}
 """Module -> modification time and size of its file when it was loaded."""
 
@@ -34,9 +42,7 @@ def load_user_object(
     place, _, name = full_name.rpartition(":")
     is_file = place.endswith(".py")
     try:
-        module = (
-            _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        )
+        module = _load_file(Path(place)) if is_file else _import(place)
     except _NoFileError as missing:
         raise error(
             f"there is no file {place}",
@@ -47,7 +53,10 @@ def load_user_object(
         raise
     except BaseException as raised:  # a user's module may raise anything; it is told as theirs
         if is_file:
-            what, fix = f"{place} cannot be loaded: {type(raised).__name__}: {raised}", ""
+            line = (
+                "" if isinstance(raised, SyntaxError) else line_of_users(raised)
+            )  # it has its own
+            what, fix = f"{place} cannot be loaded: {type(raised).__name__}: {raised}{line}", ""
         else:
             what = f"the module {place} of a {kind} cannot be imported: {_told(raised)}"
             fix = f"Install it, or name a file: `path/to/file.py:{name}`."
@@ -60,6 +69,72 @@ def load_user_object(
     return found
 
 
+def code_fingerprints(full_names: Iterable[str]) -> dict[str, str]:
+    """File of the user's -> hash of its source, for all that the named objects run.
+
+    Counted are the file or module that a name leads to, and what that imports from its own folder
+    or below; installed packages have versions instead.
+
+    Args:
+        full_names: as `load_user_object` takes them; one without a colon is built in, and one
+            that cannot be loaded has none.
+    """
+    found: dict[Path, str] = {}
+    for name in full_names:
+        if ":" in name:
+            try:
+                load_user_object(name, kind="", where="")
+            except GrouperError:
+                continue  # refused with its own message where it is built
+            place = name.rpartition(":")[0]
+            label = _label(Path(place)) if place.endswith(".py") else place
+            _add_sources(sys.modules[label], found)
+    return {_seen_from_here(path): mark for path, mark in sorted(found.items())}
+
+
+def _add_sources(module: ModuleType, found: dict[Path, str]) -> None:
+    """Add a module's file and, in turn, those of what it imported from beside it."""
+    path = Path(getattr(module, "__file__", None) or "").resolve()
+    if path in found or path.suffix != ".py" or "site-packages" in path.parts:
+        return
+    found[path] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    for value in list(vars(module).values()):
+        name = getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None)
+        other = sys.modules.get(name) if isinstance(name, str) else None
+        file = getattr(other, "__file__", None)
+        if other is not None and file and Path(file).resolve().is_relative_to(path.parent):
+            _add_sources(other, found)
+
+
+def _seen_from_here(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def line_of_users(raised: BaseException) -> str:
+    """` (my_rewards.py, line 12, in brevity)`: where code of the user's raised an exception.
+
+    The innermost line that is neither Grouper's nor of Python or an installed package, or else
+    the innermost that is not Grouper's; empty where there is none.
+    """
+    frames = [(f.f_code, line) for f, line in traceback.walk_tb(raised.__traceback__)]
+    others = [(c, line) for c, line in frames if not c.co_filename.startswith((_OURS, "<"))]
+    theirs = [(c, line) for c, line in others if not c.co_filename.startswith(_INSTALLED)]
+    if not others:
+        return ""
+    code, line = (theirs or others)[-1]
+    return f" ({Path(code.co_filename).name}, line {line}, in {code.co_name})"
+
+
+def _import(name: str) -> ModuleType:
+    """A module, also of the working directory, which a console script does not search."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # last: what is installed wins
+        importlib.invalidate_caches()
+    return importlib.import_module(name)
+
+
 class _NoFileError(Exception):
     pass
 
@@ -68,11 +143,15 @@ def _told(raised: BaseException) -> str:
     return str(raised) if isinstance(raised, ImportError) else f"{type(raised).__name__}: {raised}"
 
 
+def _label(path: Path) -> str:
+    """A stable name, so that a file that is named twice is loaded once, until it is edited."""
+    return f"grouper_user_code.{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
+
+
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise _NoFileError
-    # A stable name, so that a file that is named twice is loaded once, until it is edited.
-    label = f"grouper_user_code.{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
+    label = _label(path)
     stat = path.stat()
     as_read = (stat.st_mtime_ns, stat.st_size)
     if label in sys.modules and _AS_READ.get(label) == as_read:

@@ -23,9 +23,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from grouper.config.validation import validate_json
 from grouper.errors import ConfigError, DataError, did_you_mean
 from grouper.types import Problem
-from grouper.validation import validate_json
 
 __all__ = ["SPLITS", "ArithmeticOptions", "arithmetic_options", "generate", "kinds", "split_of"]
 

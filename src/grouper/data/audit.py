@@ -63,7 +63,7 @@ def audit(problems: ProblemSet) -> Audit:
     """Look through a problem set; rows that could not become problems are in it already.
 
     >>> from grouper.data import load_problems
-    >>> from grouper.config import SourceConfig
+    >>> from grouper.config.schema import SourceConfig
     >>> few = load_problems(SourceConfig(source="arithmetic", limit=20), seed=0)
     >>> found = audit(few)
     >>> found.answer_types, found.repeated

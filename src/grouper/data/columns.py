@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -87,11 +88,31 @@ def _look_up(row: Row, column: str) -> Any:
 
 
 def _text(value: Any, column: str) -> str | None:
-    """Text as it is, numbers in their shortest form (145.0 is `145`), empty as None."""
+    """Text as it is, numbers in their shortest form (145.0 is `145`), what is missing as None.
+
+    pandas writes NaN for what is missing, and `nan` where it makes text of it.
+    """
     if value is None or isinstance(value, str):
-        return value or None
+        if value and not value.isascii():
+            _require_encodable(value, column)
+        return None if value is None or value.strip() in _MISSING else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() else repr(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     raise ValueError(f"column {column!r} holds a {type(value).__name__}, not text or a number")
+
+
+_MISSING = {"", "nan", "NaN", "NAN"}
+
+
+def _require_encodable(text: str, column: str) -> None:
+    """Raise `ValueError` for half of a surrogate pair, which no tokenizer and no file takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"column {column!r} holds {text[error.start]!a}, half of a character"
+        ) from error

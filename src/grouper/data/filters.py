@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from grouper.config.data import RowsConfig
 from grouper.data.overlap import question_words
 from grouper.data.problem_set import ProblemSet, subset_of
-from grouper.data.templates import RESPONSE_CONTRACT
-from grouper.data_config import RowsConfig
 from grouper.errors import DataError
 from grouper.grading import grade
-from grouper.grading.normalise import tidy
-from grouper.grading.numerals import read_number
-from grouper.grading.rational import TooLargeError
+from grouper.prompts.formats import FORMATS, PromptFormat
+from grouper.rewards.format import format_holds
+from grouper.rewards.numeric import whole_number_text
 from grouper.types import AnswerContract, AnswerKind, Problem
 
 __all__ = ["apply_filters", "grade_shown", "is_numeric"]
@@ -24,8 +23,16 @@ __all__ = ["apply_filters", "grade_shown", "is_numeric"]
 _BOXED = AnswerContract(kind=AnswerKind.BOXED)
 
 
-def apply_filters(problems: ProblemSet, config: RowsConfig) -> ProblemSet:
+def apply_filters(
+    problems: ProblemSet, config: RowsConfig, fmt: PromptFormat | None = None
+) -> ProblemSet:
     """The problems that `config` wants, in their order.
+
+    Args:
+        problems: all of them.
+        config: which filters.
+        fmt: the prompt format that whole responses must be in to count as correct; left out: that
+            of r1-zero, or a box where a response has no answer tag.
 
     Raises:
         DataError: a filter leaves nothing.
@@ -34,7 +41,7 @@ def apply_filters(problems: ProblemSet, config: RowsConfig) -> ProblemSet:
         value = getattr(config, name)
         if value in (False, "all"):
             continue
-        kept, note = keep(problems, config)
+        kept, note = keep(problems, config, fmt)
         if not kept:
             raise DataError(
                 f"{name}: {_told(value)} leaves none of {len(problems):,} problems",
@@ -50,37 +57,36 @@ def _told(value: Any) -> str:
 
 
 def is_numeric(answer: str) -> bool:
-    r"""Whether an answer is a plain number: no unit, no per cent, no arithmetic left to do.
+    r"""Whether an answer is a plain decimal number, which rewards that compare numbers can read.
+
+    No unit, no per cent, no fraction, no arithmetic left to do.
 
     >>> [is_numeric(a) for a in ("-3", "1,000", "2.5", r"\frac{1}{2}", "40%", "7 cm", "x+1")]
-    [True, True, True, True, False, False, False]
+    [True, True, True, False, False, False, False]
     """
-    try:
-        number = read_number(tidy(answer))
-    except TooLargeError:
-        return False
-    return number is not None and number.unit is None and not (number.percent or number.undone)
+    return whole_number_text(answer) is not None
 
 
-def _numeric(problems: ProblemSet, _: RowsConfig) -> tuple[list[Problem], str]:
+def _numeric(problems: ProblemSet, *_: object) -> tuple[list[Problem], str]:
     kept = [p for p in problems.problems if is_numeric(p.answer)]
     return kept, f"numeric_only: {len(kept):,} of {len(problems):,} answers are plain numbers."
 
 
-def grade_shown(problem: Problem) -> bool | None:
+def grade_shown(problem: Problem, fmt: PromptFormat | None = None) -> bool | None:
     r"""Whether the answer that a demonstration shows is right; None where it shows none of its own.
 
-    That is the answer of a whole response, the column `demonstrated_answer`, or the last
-    `\boxed{}` of the worked solution. A solution without it is trained with the reference behind.
+    That is the answer of a whole response, which must be in its format, the column
+    `demonstrated_answer`, or the last `\boxed{}` of the worked solution. A solution without it is
+    trained with the reference after it.
 
     >>> problem = Problem(id="a", question="1+1?", answer="2", source="a", solution=r"\boxed{3}")
     >>> grade_shown(problem)
     False
     """
     if problem.response is not None:
-        tagged = RESPONSE_CONTRACT.open in problem.response
-        contract = RESPONSE_CONTRACT if tagged else _BOXED
-        return grade(problem.response, problem.answer, contract).correct
+        fmt = fmt or FORMATS["r1-zero" if "<answer>" in problem.response else "question-only"]
+        right = grade(problem.response, problem.answer, fmt.contract).correct
+        return right and format_holds(problem.response, fmt.layout)
     if "demonstrated_answer" in problem.columns:
         shown = rf"\boxed{{{problem.columns['demonstrated_answer']}}}"
         return grade(shown, problem.answer, _BOXED).correct
@@ -89,17 +95,25 @@ def grade_shown(problem: Problem) -> bool | None:
     return None if problem.solution is not None else False
 
 
-def _correct(problems: ProblemSet, _: RowsConfig) -> tuple[list[Problem], str]:
-    verdicts = [grade_shown(problem) for problem in problems.problems]
+def _correct(
+    problems: ProblemSet, _: RowsConfig, fmt: PromptFormat | None
+) -> tuple[list[Problem], str]:
+    verdicts = [grade_shown(problem, fmt) for problem in problems.problems]
     kept = [p for p, right in zip(problems.problems, verdicts, strict=True) if right is not False]
     silent = verdicts.count(None)
-    note = f"only_correct: {len(kept) - silent:,} of {len(problems):,} demonstrations are correct."
+    whole = any(problem.response is not None for problem in problems.problems)
+    name = f"the format {fmt.name}" if fmt else "their format"
+    layout = f" and in {name}" if whole else ""
+    note = (
+        f"only_correct: {len(kept) - silent:,} of {len(problems):,} demonstrations are "
+        f"correct{layout}."
+    )
     if silent:
         note = f"{note[:-1]}, {silent:,} more state no answer of their own and show the reference."
     return kept, note
 
 
-def _unique(problems: ProblemSet, config: RowsConfig) -> tuple[list[Problem], str]:
+def _unique(problems: ProblemSet, config: RowsConfig, *_: object) -> tuple[list[Problem], str]:
     wanted, by_problem = int(config.unique), config.unique_by == "problem"
     keys = [_question(p) if by_problem else _row(p) for p in problems.problems]
     chosen = set(list(dict.fromkeys(keys))[:wanted])
@@ -125,7 +139,9 @@ def _row(problem: Problem) -> Any:
     return problem.question, problem.answer, problem.solution, problem.response
 
 
-FILTERS: dict[str, Callable[[ProblemSet, RowsConfig], tuple[list[Problem], str]]] = {
+Filter = Callable[[ProblemSet, RowsConfig, PromptFormat | None], tuple[list[Problem], str]]
+
+FILTERS: dict[str, Filter] = {
     "numeric_only": _numeric,
     "only_correct": _correct,
     "unique": _unique,

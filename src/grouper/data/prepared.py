@@ -10,6 +10,7 @@ were prepared, ids and fingerprint included, and nothing else is read or downloa
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -18,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grouper.config.data import RowsConfig
 from grouper.data.problem_set import ProblemSet
 from grouper.data.rows import Row
-from grouper.data_config import RowsConfig
 from grouper.errors import DataError, did_you_mean
 from grouper.types import Problem
 
@@ -37,7 +38,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 CHOICES = ("shuffle", "offset", "limit", "numeric_only", "only_correct", "unique", "unique_by")
 """Settings that choose rows. Repeated in a recipe they were meant once, not twice."""
-_FIELDS = ("id", "question", "answer", "source", "solution", "response", "subject", "level")
+_FIELDS = tuple(f.name for f in dataclasses.fields(Problem) if f.name != "columns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +146,7 @@ def find_prepared(config: RowsConfig) -> PreparedSplit | None:
         raise DataError(
             f"this was prepared from {entry['source']['source']}, not from {config.source}",
             where=str(folder),
-            fix="Write `source: file` to use it all the same.",
+            fix="Write `source: file` to use it anyway.",
         )
     file = folder / entry["file"]
     _refuse_changed(file, entry, whole=not config.streaming)

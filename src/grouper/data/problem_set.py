@@ -76,7 +76,7 @@ def fingerprint_of(problems: Sequence[Problem]) -> str:
     digest = hashlib.sha256()
     for p in problems:
         fields = [p.id, p.question, p.answer, p.solution, p.subject, p.level, dict(p.columns)]
-        fields += [] if p.response is None else [p.response]
+        fields += [text for text in (p.response, p.prompt) if text is not None]
         digest.update(json.dumps(fields, sort_keys=True, default=repr).encode())
         digest.update(b"\n")
     return digest.hexdigest()[:16]

@@ -20,14 +20,14 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from grouper.config import GradingConfig
+from grouper.config.schema import GradingConfig
+from grouper.config.user_cache import cache_folder
 from grouper.errors import GradingError
 from grouper.grading import Grader, require_symbolic
 from grouper.grading.equivalence import unreadable
 from grouper.grading.normalise import tidy
 from grouper.grading.numerals import read_number
 from grouper.types import AnswerContract, AnswerKind
-from grouper.user_cache import cache_folder
 
 __all__ = ["check_references"]
 
@@ -43,7 +43,11 @@ Verdicts = dict[str, str | None]
 def check_references(answers: Iterable[str]) -> Verdicts:
     r"""Why each answer cannot be graded against; None for those that are readable.
 
-    The same as `grading.check_reference` of each, for whole sets at a time.
+    The same as `grading.check_reference` of each, for whole sets at a time. What is said of an
+    answer depends on its spelling and on nothing else, so a set is the same on every machine.
+
+    Raises:
+        GradingError: see `Grader.read_reference`.
 
     >>> check_references(["1,234", r"\frac{1}{2"])
     {'1,234': None, '\\frac{1}{2': 'unbalanced braces'}
@@ -56,9 +60,9 @@ def check_references(answers: Iterable[str]) -> Verdicts:
     known = _read(path)
     asked = [answer for answer in hard if answer not in known]
     if asked:
-        said, lasting = _ask(asked)
+        said = _ask(asked)
         found |= said
-        _remember(path, lasting)
+        _remember(path, said)
     return found | {answer: known[answer] for answer in hard if answer in known}
 
 
@@ -70,19 +74,13 @@ def _has_symbolic() -> bool:
     return True
 
 
-def _ask(answers: list[str]) -> tuple[Verdicts, Verdicts]:
-    """What workers say of the answers, and the part of it that does not depend on the moment."""
+def _ask(answers: list[str]) -> Verdicts:
     workers = max(1, min(os.cpu_count() or 1, len(answers) // PER_WORKER))
     with (
         Grader(AnswerContract(kind=AnswerKind.BOXED), GradingConfig(workers=workers)) as grader,
         ThreadPoolExecutor(workers) as threads,
     ):
-        said = dict(zip(answers, threads.map(grader.read_reference, answers), strict=True))
-        # Timeouts and crashes may be the machine's doing: they are asked again next time.
-        unsure = {reference for _, reference, _ in grader.offenders}
-        if len(unsure) == grader.offenders.maxlen:  # older ones are forgotten
-            unsure |= {answer for answer, why in said.items() if why is not None}
-    return said, {answer: why for answer, why in said.items() if answer not in unsure}
+        return dict(zip(answers, threads.map(grader.read_reference, answers), strict=True))
 
 
 @cache

@@ -10,9 +10,20 @@ from typing import Any
 
 from grouper.errors import DataError, did_you_mean
 
-__all__ = ["Row", "find_file", "iterate_files", "read_files"]
+__all__ = ["Row", "UnreadableRow", "find_file", "iterate_files", "read_files"]
 
 Row = Mapping[str, Any]
+
+
+class UnreadableRow(dict[str, Any]):
+    """A line that holds no row: an empty row that says why, for the line to be listed.
+
+    Example: `UnreadableRow("not JSON: Expecting value")`.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
 
 
 def find_file(path: str | Path, *, split: str, subset: str | None) -> tuple[Path, ...]:
@@ -51,13 +62,27 @@ def find_file(path: str | Path, *, split: str, subset: str | None) -> tuple[Path
     )
 
 
-def read_files(files: tuple[Path, ...]) -> list[Row]:
-    """All rows of `files`, in order. Raises `DataError` for a file that cannot be read."""
-    return list(_rows_of(files))
+def read_files(files: tuple[Path, ...], *, set_aside: bool = False) -> list[Row]:
+    """All rows of `files`, in order.
+
+    Args:
+        files: of one set.
+        set_aside: a line that cannot be read becomes an `UnreadableRow`.
+
+    Raises:
+        DataError: a file that cannot be read, or a line of it unless it is set aside.
+    """
+    rows = list(_rows_of(files))
+    bad = next((row for row in rows if isinstance(row, UnreadableRow)), None)
+    if bad is not None and not set_aside:
+        raise DataError(bad.reason, where=", ".join(map(str, files)))
+    return rows
 
 
 def iterate_files(files: tuple[Path, ...]) -> Iterator[Row]:
     """The rows of `files`, in order, in bounded memory: a line or a block at a time.
+
+    A line that cannot be read is an `UnreadableRow`.
 
     Raises:
         DataError: a file that cannot be read, or of a kind that must be read as a whole.
@@ -88,20 +113,31 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(f"not JSON: {error.msg}", where=f"{path}, line {number}") from error
-            yield _as_row(row, f"{path}, line {number}")
+            except (ValueError, RecursionError) as error:
+                yield UnreadableRow(f"line {number} is not JSON: {_reason(error)}")
+                continue
+            what = f"line {number} is a {type(row).__name__}, not an object with named columns"
+            yield row if isinstance(row, dict) else UnreadableRow(what)
 
 
 def _read_json(path: Path) -> Iterator[Row]:
     try:
         rows = json.loads(path.read_text("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"not JSON: {error.msg}", where=f"{path}, line {error.lineno}") from error
+    except (ValueError, RecursionError) as error:
+        line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise DataError(f"not JSON: {_reason(error)}", where=f"{path}{line}") from error
     if not isinstance(rows, list):
         raise DataError("must be a list of objects", where=str(path))
-    for number, row in enumerate(rows):
-        yield _as_row(row, f"{path}, row {number}")
+    for row in rows:
+        what = f"it is a {type(row).__name__}, not an object with named columns"
+        yield row if isinstance(row, dict) else UnreadableRow(what)
+
+
+def _reason(error: ValueError | RecursionError) -> str:
+    """What Python says of a text that it cannot read as JSON."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return error.msg if isinstance(error, json.JSONDecodeError) else str(error).split(";")[0]
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
@@ -119,12 +155,6 @@ def _read_parquet(path: Path) -> Iterator[Row]:
                 yield from batch.to_pylist()
     except ArrowInvalid as error:
         raise DataError(f"not a Parquet file ({error})", where=str(path)) from error
-
-
-def _as_row(row: Any, where: str) -> Row:
-    if isinstance(row, dict):
-        return row
-    raise DataError(f"is a {type(row).__name__}, not an object with named columns", where=where)
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {

@@ -51,19 +51,30 @@ class Source:
 
 
 def _gsm8k(row: Fields) -> Fields:
-    """`answer` holds the worked solution with `<<48/2=24>>` annotations, then `#### 72`."""
+    """`answer` holds the worked solution with `<<48/2=24>>` annotations, then `#### 72`.
+
+    Commas between thousands go: rewards that compare text expect the digits alone.
+    """
     solution, marker, answer = (row["answer"] or "").rpartition("####")
     if not marker:
         raise ValueError("the answer has no ####")
+    answer = re.sub(r"(?<=\d),(?=\d{3})", "", answer)
     return {**row, "solution": re.sub(r"<<[^<>]*>>", "", solution).strip(), "answer": answer}
+
+
+# GSM8K's own notation, whatever the source is called.
+_HASHED = re.compile(r"####[ \t]*\S[^\n]*\s*\Z")
 
 
 def _boxed_answer(row: Fields) -> Fields:
     r"""The answer column where there is one, else the last `\boxed{}` of the solution.
 
-    A solution that is nothing but a number is the answer: some sets call it so.
+    A solution that is nothing but a number is the answer: some sets call it so. Of a worked
+    solution that ends in `#### 72`, in either column, the answer is 72.
     """
     solution = row["solution"]
+    if row["answer"] is not None and _HASHED.search(row["answer"]):
+        return _gsm8k(row)
     if row["answer"] is not None:
         return {**row, "solution": None if solution == row["answer"] else solution}
     if solution is None:
@@ -71,6 +82,8 @@ def _boxed_answer(row: Fields) -> Fields:
     if len(solution) < 40 and read_number(tidy(solution)) is not None:
         return {**row, "answer": solution, "solution": None}
     found = extract(solution, BOXED)
+    if found.answer is None and _HASHED.search(solution):
+        return _gsm8k({**row, "answer": solution})
     if found.answer is None:
         raise ValueError(f"no answer column, and in the solution: {found.reason}")
     return {**row, "answer": found.answer}
@@ -83,24 +96,38 @@ def _without_thinking_tags(row: Fields) -> Fields:
 
 
 def _prompt_response(row: Fields) -> Fields:
-    """The question out of the whole prompt; the response as it is to be trained."""
-    question, fmt, opened = read_prompt(row["question"] or "")
-    response = read_response(row["response"] or "", fmt, opened=opened)
-    answer = row["answer"]
-    if answer is None:
-        found = extract(response, RESPONSE_CONTRACT)
-        if found.answer is None:
-            raise ValueError(f"no reference answer, and in the response: {found.reason}")
-        answer = found.answer
-    # What stands in front of the answer, for whoever wants the working alone.
+    """The question out of the whole prompt; the response as it is to be trained.
+
+    A prompt of no known template is the question as it stands, and is trained as it stands.
+    """
+    prompt, response = row["question"] or "", row["response"] or ""
+    known = read_prompt(prompt)
+    if known is None:
+        if not response.strip():
+            raise ValueError("the response is empty")
+        answer = row["answer"] or _answer_of(response)
+        return {**row, "answer": answer, "solution": response.strip(), "prompt": prompt}
+    question, fmt, opened = known
+    response = read_response(response, fmt, opened=opened)
+    # What stands before the answer, for users who want the working alone.
     solution = response.partition(fmt.tags[1])[0].strip() if fmt.tags else response
     return {
         **row,
         "question": question,
-        "answer": answer,
+        "answer": row["answer"] or _answer_of(response),
         "solution": solution or response.strip(),
         "response": response,
     }
+
+
+def _answer_of(response: str) -> str:
+    """The answer that a response commits to. Raises `ValueError`: none."""
+    found = extract(response, RESPONSE_CONTRACT)
+    if found.answer is None:
+        found = extract(response, BOXED)
+    if found.answer is None:
+        raise ValueError(f"no reference answer, and in the response: {found.reason}")
+    return found.answer
 
 
 def _svamp(row: Fields) -> Fields:
@@ -181,7 +208,7 @@ SOURCES: dict[str, Source] = {
         parse_row=_without_thinking_tags,
     ),
     "prompt-response": Source(
-        description="rows of whole r1-zero prompt text and response, trained word for word",
+        description="rows of whole prompt text and response, trained word for word",
         splits=("train",),
         columns={
             "question": ("prompt", "question", "problem"),

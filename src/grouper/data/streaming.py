@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 def window(
     items: Iterable[Item], *, offset: int, limit: int, shuffle: int | None, buffer: int
 ) -> list[Item]:
-    """`limit` items behind the first `offset`; with `shuffle`, in the order of a buffer's draws.
+    """`limit` items after the first `offset`; with `shuffle`, in the order of a buffer's draws.
 
     >>> window(range(10**9), offset=2, limit=3, shuffle=None, buffer=10)
     [2, 3, 4]

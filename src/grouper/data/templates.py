@@ -1,12 +1,13 @@
 """Rows of whole prompt text and response (JSONL of SFT sets) -> question and response.
 
-The question is taken out of the text and rendered again by the one renderer, so that what SFT
-trains behind and what rollouts start from is the same text by construction.
+The question is taken out of a text of a known template and rendered again by the one renderer, so
+that SFT and rollouts start from the same text by construction. Any other prompt is left as it is.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 
 from grouper.prompts.formats import FORMATS, PromptFormat
@@ -17,28 +18,27 @@ __all__ = ["RESPONSE_CONTRACT", "read_prompt", "read_response"]
 _TEMPLATES: tuple[PromptFormat, ...] = (FORMATS["r1-zero"],)
 """Formats whose plain text is published as whole prompts."""
 
-RESPONSE_CONTRACT: AnswerContract = FORMATS["r1-zero"].contract
-"""Where the answer stands in a response."""
+RESPONSE_CONTRACT: AnswerContract = replace(FORMATS["r1-zero"].contract, open="<answer>")
+"""Where the answer of a response is read from, whatever stands between the tags."""
 
 
-def read_prompt(text: str) -> tuple[str, PromptFormat, bool]:
+def read_prompt(text: str) -> tuple[str, PromptFormat, bool] | None:
     r"""The question in a whole prompt, its format, and whether the prompt opens its first tag.
+
+    None where the text follows no known template.
 
     White space between the parts of the template may differ: the published SFT rows of R1-Zero
     have one blank line more.
 
-    Raises:
-        ValueError: the text follows no known template.
-
-    >>> read_prompt(FORMATS["r1-zero"].plain_text("1+1?"))[0]
+    >>> found = read_prompt(FORMATS["r1-zero"].plain_text("1+1?"))
+    >>> found and found[0]
     '1+1?'
     """
     for fmt in _TEMPLATES:
         match = _pattern(fmt).fullmatch(text)
-        if match is not None and match["question"].strip():
+        if match is not None:
             return match["question"].strip(), fmt, match["prefix"] is not None
-    names = ", ".join(fmt.name for fmt in _TEMPLATES)
-    raise ValueError(f"the prompt follows no known template ({names})")
+    return None
 
 
 @cache
@@ -59,7 +59,7 @@ def read_response(text: str, fmt: PromptFormat, *, opened: bool) -> str:
     r"""A response as the completion that sampling would have given.
 
     Word for word, but for its ends: the tag that `fmt`'s prompt opens is not written again, what
-    stands behind the stop string is cut off, and an answer that was published without its closing
+    stands after the stop string is cut off, and an answer that was published without its closing
     tag gets it back.
 
     Args:

@@ -223,7 +223,7 @@ def _notes(comparison: Comparison) -> list[str]:
     first = comparison.results[0]
     problems = len({item.problem_id for item in first.items})
     each = "1 completion" if first.samples == 1 else f"{first.samples} completions"
-    notes = [f"{problems} problems, {each} each; the same problems and draws for every model."]
+    notes = [f"{problems} problems, {each} each{_shared(comparison.results)}."]
     if comparison.differences:
         methods = sorted({d.paired.method for d in comparison.differences})
         notes.append(f"Paired by problem: {'; '.join(methods)}.")
@@ -234,7 +234,26 @@ def _notes(comparison: Comparison) -> list[str]:
         counts = [(label(r.name), r.split_counts[outcome]) for r in comparison.results]
         if any(count for _, count in counts):
             notes.append(f"{what}: {', '.join(f'{name} {count}' for name, count in counts)}.")
+    unread = [(label(r.name), *r.text_alone) for r in comparison.results]
+    if any(count for _, count, _ in unread):
+        shown = ", ".join(f"{name} {count} ({right} right)" for name, count, right in unread)
+        notes.append(f"Problems whose reference cannot be read, graded by text alone: {shown}.")
     return notes
+
+
+def _shared(results: Sequence[EvaluationResult]) -> str:
+    """What every model was measured with, as far as the settings kept with the results say."""
+    if len(results) == 1:
+        return ""
+    sampling = [r.card["sampling"] for r in results if r.card.get("sampling") is not None]
+    seeds = [result.card.get("seed") for result in results]
+    if len(sampling) < len(results):
+        return "; the same problems"
+    if any(other != sampling[0] for other in sampling):
+        return "; the same problems, sampled in different ways"
+    if sampling[0]["temperature"] > 0 and len(set(seeds)) > 1:
+        return "; the same problems, drawn with different seeds"
+    return "; the same problems and draws for every model"
 
 
 _NO_VERDICT: Mapping[Outcome, str] = {

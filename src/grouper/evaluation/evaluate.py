@@ -13,9 +13,10 @@ from typing import Any
 from grouper.errors import DataError
 from grouper.evaluation.metrics import Behaviour
 from grouper.evaluation.result import Accuracy, EvaluationItem, EvaluationResult, Outcome
+from grouper.grading import by_text_alone
+from grouper.models.team import Solo, Team
 from grouper.sampling.base import Sampler, SampleRequest, address
 from grouper.sampling.graded import Drawn, Grader, draw_and_grade
-from grouper.team import Solo, Team
 from grouper.types import Problem, Prompt, SamplingParams
 
 __all__ = [
@@ -168,7 +169,7 @@ def _item(
     drawn: Drawn,
     observed: Mapping[str, Any],
 ) -> EvaluationItem:
-    completion, grade = drawn.completion, drawn.grade
+    completion, grade = drawn.completion, by_text_alone(drawn.grade, problem.answer)
     return EvaluationItem(
         problem_id=problem.id,
         subject=problem.subject,
@@ -179,7 +180,7 @@ def _item(
         answer=problem.answer,
         extracted=grade.extracted,
         verdict=grade.verdict,
-        lenient=drawn.lenient,
+        lenient=grade.correct if drawn.lenient is None else drawn.lenient,
         reason=grade.reason,
         rung=grade.rung,
         finish_reason=completion.finish_reason,

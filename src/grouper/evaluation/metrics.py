@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from grouper.config import Recipe
+from grouper.config.schema import Recipe
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
-from grouper.grading import extract
-from grouper.rewards import RewardLayout, RewardStack
-from grouper.rewards.format import tags_are_in_order
-from grouper.types import AnswerKind, Problem, Prompt
+from grouper.rewards import RewardStack
+from grouper.rewards.format import format_holds
+from grouper.types import AnswerKind, Problem, Prompt, RewardLayout
 
 if TYPE_CHECKING:
     from grouper.sampling.graded import Drawn  # which loads torch, and reading a result must not
@@ -30,7 +29,6 @@ __all__ = [
     "Behaviour",
     "Metrics",
     "Observed",
-    "has_format",
     "metrics_line",
     "metrics_of",
     "reasoning_of",
@@ -50,7 +48,7 @@ class Observed:
     """
 
     format: bool
-    """See `has_format`."""
+    """See `rewards.format.format_holds`."""
     reasoning: int
     """Characters of reasoning; 0: there is none."""
     rewards: Mapping[str, float | None]
@@ -101,7 +99,7 @@ class Behaviour:
                 text = one.completion.text
                 found.append(
                     Observed(
-                        format=has_format(text, self._layout),
+                        format=format_holds(text, self._layout),
                         reasoning=len(reasoning_of(text, self._layout)),
                         rewards=dict(reward.components),
                         reward=reward.total,
@@ -115,16 +113,6 @@ class Behaviour:
                 events[0],
             )
         return found
-
-
-def has_format(text: str, layout: RewardLayout) -> bool:
-    """Whether a completion holds an answer where the format wants it, behind its reasoning.
-
-    With tags, both pairs must stand in order with only white space between them.
-    """
-    if extract(text, layout.contract).answer is None:
-        return False
-    return layout.tags is None or tags_are_in_order(layout.prefix + text, layout.tags)
 
 
 def reasoning_of(text: str, layout: RewardLayout) -> str:
@@ -157,7 +145,7 @@ class Metrics:
     """The five numbers of an evaluation, and the mean of each reward. NaN where nothing counts."""
 
     format_accuracy: float
-    """Share of the completions in the format, see `has_format`."""
+    """Share of the completions in the format, see `rewards.format.format_holds`."""
     answer_accuracy: float
     """The evaluation's accuracy."""
     with_reasoning: float

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from grouper.evaluation.statistics import Interval, mean_interval, pass_at_k
+from grouper.grading import TEXT_ALONE
 from grouper.types import FinishReason, Verdict
 
 __all__ = ["OUTCOMES", "Accuracy", "EvaluationItem", "EvaluationResult", "Outcome"]
@@ -112,9 +113,10 @@ class Accuracy:
 class EvaluationResult:
     """One model measured once on one set of problems.
 
-    A problem with a `NOT_SCORED` item has a reference nobody can read: it is left out of
-    accuracy, pass@k and `scores`, and stays in `split`. Timeouts and crashes of the grader count
-    as not correct.
+    A problem whose reference cannot be read is graded by text alone: it counts like any other, and
+    `text_alone` says how many there are. (In evaluations of earlier versions its items are
+    `NOT_SCORED`: left out of accuracy, pass@k and `scores`, and in `split`.) Timeouts and crashes
+    of the grader count as not correct.
     """
 
     name: str
@@ -183,6 +185,13 @@ class EvaluationResult:
         """How many items (problems x samples) had each outcome."""
         counts = Counter(item.outcome for item in self.items)
         return {outcome: counts[outcome] for outcome in OUTCOMES}
+
+    @cached_property
+    def text_alone(self) -> tuple[int, int]:
+        """Problems whose reference cannot be read, and how many of them are ever right."""
+        unread = {item.problem_id for item in self.items if item.rung == TEXT_ALONE}
+        right = {i.problem_id for i in self.items if i.problem_id in unread and i.correct}
+        return len(unread), len(right)
 
     @cached_property
     def cut_off(self) -> float:

@@ -7,13 +7,22 @@ processes behind a hard deadline. Model output is data: nothing here raises on i
 
 from grouper.grading.equivalence import Equivalence, equivalent
 from grouper.grading.extraction import Extraction, extract
-from grouper.grading.grader import Grader, check_reference, grade, require_symbolic
+from grouper.grading.grader import (
+    TEXT_ALONE,
+    Grader,
+    by_text_alone,
+    check_reference,
+    grade,
+    require_symbolic,
+)
 from grouper.grading.lenient import extract_lenient
 
 __all__ = [
+    "TEXT_ALONE",
     "Equivalence",
     "Extraction",
     "Grader",
+    "by_text_alone",
     "check_reference",
     "equivalent",
     "extract",

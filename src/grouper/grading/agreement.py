@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grouper.config import GradingConfig
+from grouper.config.schema import GradingConfig
 from grouper.grading.grader import Grader
 from grouper.grading.pool import WorkerPool
 from grouper.grading.worker import Answer, serve

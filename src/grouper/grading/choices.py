@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from grouper.grading.numerals import read_number
+
 __all__ = ["chosen_value", "is_choice", "value_of_choice"]
 
 _LETTER = re.compile(r"\(?([A-J])\)?", re.ASCII)
@@ -46,7 +48,8 @@ def chosen_value(prediction: str, reference: str) -> bool | tuple[str, str] | No
     """What a reference of letter and value says about an answer.
 
     Returns:
-        None where the reference is no such thing, whether the letter is right where the answer is
+        None where neither is such a thing, the two values where only the answer is and they are
+        numbers, whether the letter is right where the answer is
         only a letter, False where the letters differ, else the two values to compare.
 
     >>> chosen_value("B", "B. 5"), chosen_value("(C) 5", "B. 5"), chosen_value("5.0", "B. 5")
@@ -54,7 +57,7 @@ def chosen_value(prediction: str, reference: str) -> bool | tuple[str, str] | No
     """
     asked = value_of_choice(reference)
     if asked is None:
-        return None
+        return _chosen_number(prediction, reference)
     letter, value = asked
     prediction = _LOWER_MARK.sub(lambda match: match.group().upper(), prediction)
     given = value_of_choice(prediction)
@@ -62,3 +65,11 @@ def chosen_value(prediction: str, reference: str) -> bool | tuple[str, str] | No
         return (given[1], value) if given[0] == letter else False
     bare = _LETTER.fullmatch(prediction)
     return (prediction, value) if bare is None else bare.group(1) == letter
+
+
+def _chosen_number(prediction: str, reference: str) -> tuple[str, str] | None:
+    """`(B) 12` where 12 is asked; a letter before anything but a number may be a factor."""
+    given = value_of_choice(prediction)
+    if given is None or read_number(given[1]) is None or read_number(reference) is None:
+        return None
+    return given[1], reference

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from grouper.grading.choices import chosen_value, is_choice, value_of_choice
+from grouper.grading.equations import Chain, chain_of, compare_chains
 from grouper.grading.extraction import closing_brace
 from grouper.grading.normalise import canonical, tidy, tidy_reference
 from grouper.grading.numerals import ROUNDED_FROM, Number, read_number, same_number, split_unit
@@ -31,12 +32,10 @@ from grouper.grading.wording import (
 from grouper.types import Verdict
 
 __all__ = [
-    "VALUE_NAME",
     "Equivalence",
     "equivalent",
     "exact",
     "same_atoms",
-    "split_equation",
     "unreadable",
 ]
 
@@ -156,20 +155,24 @@ def _by_parts(prediction: str, reference: str) -> Equivalence | None:
     if undecided:
         return None
     verdict = Verdict.UNPARSEABLE if test.wordy else Verdict.INCORRECT
-    return Equivalence(verdict, test.rung, test.reason or "another number of parts, or brackets")
+    return Equivalence(verdict, test.rung, test.refusal or "another number of parts, or brackets")
 
 
 class _AtomTest:
-    """The exact test of two atoms, remembering the highest rung used and the last reason."""
+    """The exact test of two atoms, remembering the highest rung used and the last reasons."""
 
     def __init__(self) -> None:
         self.rung = "text"
         self.reason = ""
+        self.refusal = ""
         self.wordy = False
 
     def __call__(self, prediction: str, reference: str) -> bool | None:
         outcome, reason = same_atoms(prediction, reference)
-        self.reason = reason or self.reason
+        if outcome is False:
+            self.refusal = reason
+        else:
+            self.reason = reason or self.reason
         if reason not in ("same text", WORDS_DIFFER, WORDS_FOR_NUMBER):
             self.rung = "number"
         self.wordy |= reason == WORDS_FOR_NUMBER
@@ -178,33 +181,35 @@ class _AtomTest:
 
 @lru_cache(maxsize=8192)
 def same_atoms(prediction: str, reference: str) -> tuple[bool | None, str]:
-    """Whether two single values are the same, if the exact rungs can tell, and why."""
+    """Whether two single answers are the same, if the exact rungs can tell, and why."""
     if canonical(prediction).removeprefix("+") == canonical(reference).removeprefix("+"):
         return True, "same text"
-    prediction = prediction.partition(r"\approx")[0].strip() or prediction
-    left_name, left = split_equation(prediction)
-    right_name, right = split_equation(reference)
-    if left_name and right_name:
-        return _same_equations((left_name, left), (right_name, right))
-    misstated = left_name and _misstated(prediction, left_name, left)
-    if misstated:
+    given, asked = chain_of(prediction), chain_of(reference)
+    if misstated := _misstated(given, asked):
         return False, misstated
-    if right_name and not _names_a_value(right_name):
-        return None, ""
-    if left_name and not (VALUE_NAME.fullmatch(left_name) or read_number(left)):
-        return None, ""  # whether `3 = 2\sqrt3` is true is not for the exact rungs to say
-    return _same_values(left, right)
+    return compare_chains(
+        given, asked, answer=_same_values, side=_same_sides, equation=lambda _, __: (None, "")
+    )
 
 
-def _misstated(equation: str, name: str, value: str) -> str | None:
-    """Why `name = ... = value` does not answer a question for a value, or None."""
-    if _SENTENCE_END.search(name):
+def _misstated(prediction: Chain, reference: Chain) -> str | None:
+    """Why an equation does not answer a question for a value, or None."""
+    first, *_ = prediction.sides
+    if len(prediction.sides) == 1 or len(reference.sides) > 1:
+        return None
+    if _SENTENCE_END.search(first):
         return "a sentence that ends in an equation"
-    if any(_false_statement(side.strip(), value) for side in _outside_brackets(equation, "=")):
-        return "the equation given is false"
-    if value == "0" and not _names_a_value(name):
+    if prediction.values[-1] == "0" and not prediction.label and read_number(first) is None:
         return "an equation where a value is asked"
     return None
+
+
+def _same_sides(prediction: str, reference: str) -> tuple[bool | None, str]:
+    """Two values on the way to an answer: arithmetic may be left to be done."""
+    left, right = read_number(prediction), read_number(reference)
+    if left is None or right is None:
+        return _same_values(prediction, reference)
+    return same_number(left._replace(undone=False), right._replace(undone=False))
 
 
 def _same_values(prediction: str, reference: str) -> tuple[bool | None, str]:
@@ -245,68 +250,10 @@ def _same_but_for_unit(prediction: str, reference: str) -> tuple[bool | None, st
     return same_ratio(prediction, reference)
 
 
-def split_equation(text: str) -> tuple[str | None, str]:
-    """(left side, last right side) of `x = 5` and of chains; (None, text) without an equation."""
-    if "=" not in text or _INEQUALITY.search(text):
-        return None, text
-    first, *rest = (side.strip() for side in _outside_brackets(text, "="))
-    return (first, rest[-1]) if rest and first and rest[-1] else (None, text)
-
-
-def _outside_brackets(text: str, separator: str) -> list[str]:
-    r"""The parts between separators that stand in no brackets: not the one of `\sum_{k=1}`."""
-    parts = [""]
-    depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character == separator and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
-
-
 _SENTENCE_END = re.compile(
     r"[.:;?!] +[A-Za-z]|\\(?:Rightarrow|Leftrightarrow|rightarrow|implies|iff|to)(?![A-Za-z])",
     re.ASCII,
 )
-_INEQUALITY = re.compile(r"[!:]=|[<>]|\\(?:le|ge|ne|lt|gt)(?![A-Za-z])")
-VALUE_NAME = re.compile(
-    r"\\?[A-Za-z]+(?:_\{\w+\}|'|\([\w,]*\))*|\|?[A-Za-z]{1,3}\|?|\([A-Za-z,]+\)|[A-Za-z ]+"
-    r"|P ?\([^()]{1,40}\)"
-    r"|\\(?:angle|triangle|overline|widehat|hat|vec|overrightarrow) ?\{? ?[A-Za-z]+ ?\}?",
-    re.ASCII,
-)
-
-
-def _names_a_value(left: str) -> bool:
-    """`x`, `f(x)`, `AB`, `P(A)`, or a number: what may stand before `=` in an answer."""
-    return VALUE_NAME.fullmatch(left) is not None or read_number(left) is not None
-
-
-def _false_statement(left: str, right: str) -> bool:
-    """`8/2=9` is no answer even where 9 is right."""
-    first, second = read_number(left), read_number(right)
-    if first is None or second is None:
-        return False
-    return not same_number(first._replace(undone=False), second._replace(undone=False))[0]
-
-
-def _same_equations(
-    prediction: tuple[str, str], reference: tuple[str, str]
-) -> tuple[bool | None, str]:
-    (left_name, left), (right_name, right) = prediction, reference
-    if _false_statement(left_name, left):
-        return False, "the equation given is false"
-    named = VALUE_NAME.fullmatch(right_name) is not None
-    if left_name == right_name and named:
-        return _same_values(left, right)
-    if read_number(right_name) is not None and _names_a_value(left_name):
-        return _same_values(left, right)  # the reference is a chain of numbers: `0.56 = 56%`
-    both = read_number(left) is not None and read_number(right) is not None
-    if both and named and VALUE_NAME.fullmatch(left_name):
-        return False, f"{left_name} is given, {right_name} is asked"
-    return None, ""
 
 
 @lru_cache(maxsize=65_536)

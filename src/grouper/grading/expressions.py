@@ -13,13 +13,15 @@ import sympy
 from latex2sympy2_extended.latex2sympy2 import (  # type: ignore[import-untyped] # ships no types
     ConversionConfig,
     NormalizationConfig,
+    _Latex2Sympy,
     latex2sympy,
+    normalize_latex,
 )
 from math_verify.grader import should_treat_as_complex
 
 from grouper.grading.normalise import braced
 
-__all__ = ["UnreadError", "expression_of", "latex_of"]
+__all__ = ["UnreadError", "expression_of", "latex_of", "require_grammar"]
 
 # Removal of units is off: it takes the b of `a + b + c` and the t of `8t` for units. So is the
 # folding of variables to lower case: `R` and `r` are two radii.
@@ -54,9 +56,7 @@ def expression_of(text: str) -> Any:
     Raises:
         UnreadError: it cannot be read, or is nested too deeply for the parser.
     """
-    latex = latex_of(text)
-    if _DROPPED.search(latex):
-        raise UnreadError(text)
+    latex = _parsed_latex(text)
     try:
         expression = latex2sympy(
             latex,
@@ -76,11 +76,43 @@ def expression_of(text: str) -> Any:
     return expression
 
 
+def require_grammar(text: str) -> None:
+    """See that a tidy expression follows the parser's grammar, and work nothing out.
+
+    What it takes grows with the text and with nothing that the text means, so the outcome is the
+    same on every machine: a tower of powers or a sum of a million terms is read like any other.
+
+    Raises:
+        UnreadError: it does not.
+    """
+    latex = normalize_latex(_parsed_latex(text), _SPELLING)
+    try:
+        _Latex2Sympy(config=_READING).create_parser(latex).math()
+    except MemoryError:
+        raise
+    except Exception as error:  # as above: any error of the parser is a refusal
+        raise UnreadError(text) from error
+
+
+def _parsed_latex(text: str) -> str:
+    latex = latex_of(text)
+    if _DROPPED.search(latex):
+        raise UnreadError(text)
+    return latex
+
+
 _PLAIN_FUNCTION = re.compile(
     r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sqrt|pi|sin|cos|tan|cot|sec|csc|ln|log|exp|infinity"
     r"|theta)(?![A-Za-z])"
 )
 _MIXED = re.compile(r"(?<![\w.}^_])(\d+) ?\\frac\{(\d+)\}\{(\d+)\}", re.ASCII)
+# A letter with an accent, and with an index or none, is a name of its own.
+_ACCENTED = re.compile(
+    r"\\(d{1,3}ot|hat|bar|tilde) ?\{? ?([A-Za-z]) ?\}?(?: ?_ ?\{(\w+)\})?", re.ASCII
+)
+_POINT = re.compile(r"(?<=\d)\.(?![\d.])")
+# `E_1` is no number, and `I_1` is not the imaginary unit that the parser takes it for.
+_INDEXED_CONSTANT = re.compile(r"(?<![A-Za-z\\])([EeI]) ?_ ?\{(?=\w+\})", re.ASCII)
 _PRIMED = re.compile(r"([A-Za-z])('+)", re.ASCII)
 # The parser takes `2(3)` for two and three where nothing follows it.
 _NUMBER_BEFORE_BRACKET = re.compile(r"(?<![\w.\\_^{])(\d+(?:\.\d+)?) ?(?=\()|(?<=\{)(\d+) ?(?=\()")
@@ -99,7 +131,8 @@ def latex_of(text: str) -> str:
     text = text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ")
     for opener in (r"\sqrt ", r"\sqrt", "^"):
         text = _braces_for_parentheses(text, opener)
-    text = _with_radians(braced(text))
+    text = _ACCENTED.sub(r"\2_{\1\3}", _POINT.sub("", _with_radians(braced(text))))
+    text = _INDEXED_CONSTANT.sub(r"Q_{\1", text)
     text = _summed(text)
     text = _NUMBER_BEFORE_BRACKET.sub(lambda m: rf"{m.group().rstrip()}\cdot ", text)
     text = _UNIT_BEFORE_BRACKET.sub(r"\1\\cdot ", text)

@@ -29,6 +29,9 @@ class Extraction(NamedTuple):
 def extract(text: str, contract: AnswerContract) -> Extraction:
     r"""The last answer before the first turn marker, as the contract says where.
 
+    Reasoning may quote a marker: with tags only those after a complete answer count, and in the
+    boxed format those outside `<think>` and `</think>`, whose inside is no answer either.
+
     >>> tag = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
     >>> extract("<answer>1</answer> no, <answer> 2 </answer>", tag)
     Extraction(answer='2', reason='last <answer>')
@@ -39,20 +42,54 @@ def extract(text: str, contract: AnswerContract) -> Extraction:
     >>> extract("9 - 2 = 7\n#### 7", AnswerContract(kind=AnswerKind.HASHES)).answer
     '7'
     """
-    found = _FINDERS[contract.kind](first_turn(text, contract.turn_markers), contract)
+    turn = first_turn(text, contract.turn_markers)
+    if len(turn) < len(text):
+        turn = first_turn(text, contract.turn_markers, _unmarked(text, contract))
+    found = _FINDERS[contract.kind](turn, contract)
     if found.answer == "":
         return Extraction(None, "the answer is empty")
     return found
 
 
-def first_turn(text: str, markers: tuple[str, ...]) -> str:
-    """The text before the earliest marker: what follows is an invented conversation."""
+def first_turn(text: str, markers: tuple[str, ...], start: int = 0) -> str:
+    """The text before the earliest marker from `start` on: then comes an invented conversation."""
     end = len(text)
     for marker in markers:
-        at = text.find(marker, 0, end)
+        at = text.find(marker, start, end)
         if at >= 0:
             end = at
     return text[:end]
+
+
+_THINK = ("<think>", "</think>")
+
+
+def _unmarked(text: str, contract: AnswerContract) -> int:
+    """How far a text holds no turn marker that counts."""
+    if contract.kind is AnswerKind.TAG:
+        start = 0
+        if contract.reasoning:
+            # What opens an answer may begin with the tag that ends the reasoning.
+            ended = _reasoned(text, contract.reasoning, contract.close)
+            start = max(0, ended - len(contract.reasoning[1]))
+        opened = text.find(contract.open, start)
+        closed = text.find(contract.close, opened + len(contract.open)) if opened >= 0 else -1
+        return closed + len(contract.close) if closed >= 0 else len(text)
+    if contract.kind is AnswerKind.BOXED:
+        first = min((at for m in contract.turn_markers if (at := text.find(m)) >= 0), default=-1)
+        opened = text.find(_THINK[0])
+        return 0 if 0 <= first < opened else _reasoned(text, _THINK, "")
+    return 0
+
+
+def _reasoned(text: str, tags: tuple[str, str], answered: str) -> int:
+    """Where the first reasoning ends; 0 without one, or where `answered` stands before it."""
+    closed = text.find(tags[1])
+    if closed < 0:
+        return 0
+    opened = max(text.rfind(tags[0], 0, closed), 0)
+    before = answered and text.find(answered, 0, opened) >= 0
+    return 0 if before else closed + len(tags[1])
 
 
 def _in_tags(text: str, contract: AnswerContract) -> Extraction:
@@ -92,6 +129,10 @@ def _last_box(text: str) -> re.Match[str] | None:
 
 
 def _in_box(text: str, contract: AnswerContract) -> Extraction:  # noqa: ARG001 - one table, one shape
+    if "think>" in text:
+        text = text[text.rfind(_THINK[1]) + len(_THINK[1]) :] if _THINK[1] in text else text
+        if _THINK[0] in text:
+            return Extraction(None, f"{_THINK[0]} is not closed")
     match = _last_box(text)
     if match is None:
         return Extraction(None, "no \\boxed{}")

@@ -11,20 +11,28 @@ import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from grouper.config import GradingConfig
+from grouper.config.schema import GradingConfig
 from grouper.errors import GradingError
 from grouper.grading.equivalence import Equivalence, exact, unreadable
 from grouper.grading.extraction import Extraction, extract
 from grouper.grading.lenient import extract_lenient
-from grouper.grading.normalise import tidy
+from grouper.grading.normalise import canonical, tidy, tidy_reference
 from grouper.grading.numerals import read_number
 from grouper.grading.pool import WorkerPool
 from grouper.types import AnswerContract, AnswerKind, Grade, Verdict
 
-__all__ = ["Grader", "check_reference", "grade", "require_symbolic"]
+__all__ = [
+    "TEXT_ALONE",
+    "Grader",
+    "by_text_alone",
+    "check_reference",
+    "grade",
+    "require_symbolic",
+]
 
 _REMEMBERED = 65_536
 _OFFENDERS = 50
@@ -133,8 +141,19 @@ class Grader:
         )
 
     def read_reference(self, reference: str) -> str | None:
-        """Why the symbolic rung cannot read a reference, or None."""
+        """Why the symbolic rung cannot read a reference, or None: a matter of its spelling alone.
+
+        Raises:
+            GradingError: a worker died over it, or this machine took minutes to parse it. Neither
+                says anything about the reference, and a guess would change the problem set.
+        """
         decided = self._ask(None, reference).result()
+        if decided.verdict in (Verdict.TIMEOUT, Verdict.CRASH):
+            raise GradingError(
+                f"the reference {reference[:80]!r} could not be checked: {decided.reason}",
+                where="grading.symbolic",
+                fix="Try again with time and memory to spare, or leave the row out.",
+            )
         return None if decided.verdict is Verdict.CORRECT else decided.reason
 
     def start(self) -> None:
@@ -213,6 +232,27 @@ class Grader:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.abandon()
+
+
+TEXT_ALONE = "text alone"
+"""The rung of a grade whose reference cannot be read."""
+
+
+def by_text_alone(grade: Grade, reference: str) -> Grade:
+    r"""The same grade, or where the reference cannot be read, whether the answer is the same text.
+
+    Evaluations keep such problems and count them apart; a reward leaves them out.
+
+    >>> grade = Grade(verdict=Verdict.NOT_SCORED, extracted="a = b", rung="symbolic", reason="")
+    >>> by_text_alone(grade, "$a=b$").verdict.value, by_text_alone(grade, "a=c").verdict.value
+    ('correct', 'incorrect')
+    """
+    if grade.verdict is not Verdict.NOT_SCORED or grade.extracted is None:
+        return grade
+    same = canonical(tidy(grade.extracted)) == canonical(tidy_reference(reference))
+    verdict = Verdict.CORRECT if same else Verdict.INCORRECT
+    reason = f"{grade.reason}; {'the same text' if same else 'another text'}"
+    return replace(grade, verdict=verdict, rung=TEXT_ALONE, reason=reason)
 
 
 def _to_come(outcome: Grade | Future[Grade]) -> Future[Grade]:
@@ -294,10 +334,14 @@ def grade(text: str, reference: str, contract: AnswerContract) -> Grade:
 
 
 def check_reference(answer: str) -> str | None:
-    r"""Why a reference answer cannot be graded against; None when it is readable and equals itself.
+    r"""Why a reference answer cannot be graded against; None when it is readable.
 
-    Plain numbers are decided at once; the rest is read by a worker. Where Math-Verify is not
-    installed (and so the symbolic rung is off by setting), only the spelling is checked.
+    Only the spelling counts, never the time that it takes. Plain numbers are decided at once; the
+    rest is read by a worker. Where Math-Verify is not installed (and so the symbolic rung is off by
+    setting), the parser's grammar is not asked.
+
+    Raises:
+        GradingError: see `Grader.read_reference`.
 
     >>> check_reference("1,234") is None, check_reference(r"\frac{1}{2")
     (True, 'unbalanced braces')

@@ -43,7 +43,8 @@ def extract_lenient(text: str, contract: AnswerContract) -> Extraction:
     if strict.answer is not None:
         inside = _inside_a_sentence(strict.answer)
         return inside or Extraction(strict.answer, f"as asked: {strict.reason}")
-    turn = first_turn(text, contract.turn_markers)
+    begin = len(text) - len(text.lstrip())
+    turn = first_turn(first_turn(text, contract.turn_markers), _NEXT_PROBLEM, begin)
     for find in _WAYS:
         answer, reason = find(turn, contract)
         if answer:
@@ -52,6 +53,8 @@ def extract_lenient(text: str, contract: AnswerContract) -> Extraction:
 
 
 _NONE = Extraction(None, "")
+_NEXT_PROBLEM = ("\nProblem:", "\nQ:")
+"""Where a model goes on to another problem. In a strict reading these may be words of the first."""
 _BOXED = AnswerContract(kind=AnswerKind.BOXED)
 _HASHES = AnswerContract(kind=AnswerKind.HASHES)
 _NUMBER = AnswerContract(kind=AnswerKind.LAST_NUMBER)

@@ -54,6 +54,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![A-Za-z])|\\thinspace(?![A-Za-z])|[\s]+", " "),
         (r"\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\})?", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\\(?:text(?:rm|bf|it|normal)?|mbox|math(?:rm|bf|it|sf|tt))\s*\{([^{}]*)\}", r" \1 "),
         (r"\\operatorname\*?\s*\{([a-z]+)\}", r"\\\1 "),
         (r"\\(?:leq|leqslant)(?![A-Za-z])", r"\\le"),
@@ -91,6 +92,8 @@ def tidy(text: str) -> str:
     if not text.isascii():
         text = _MARKED_DIGITS.sub(_with_command, text).translate(_TABLE)
     text = _without_box(_without_dollars(text.strip()))
+    if _BREAK.search(text):
+        text = _separated(_halved(text))
     if _TYPESET.search(text):
         text = _DELIMITERS.sub(" ", text)
         for pattern, replacement in _RULES:
@@ -108,6 +111,75 @@ def tidy_reference(text: str) -> str:
     '8.24 mph'
     """
     return tidy(text).removeprefix(r"\approx").lstrip()
+
+
+# Where a line ends, or a gap is left as wide as between two equations.
+_BREAK = re.compile(r"(?:\n|\\\\(?:\[[^\]]*\])?|\\newline(?![A-Za-z])|\\q?quad(?![A-Za-z]))[\s&]*")
+_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|leq|geq|neq|lt|gt)(?![A-Za-z])")
+_JOINED = re.compile(
+    r"(?:[,;&]|\b(?:and|or)|\\(?:text|mbox)\s*\{\W*(?:and|or)?\W*\})\s*\Z", re.ASCII
+)
+_JOINS = re.compile(r"[,;]|(?:and|or)\b|\\(?:text|mbox)\s*\{\W*(?:and|or)\W*\}", re.ASCII)
+_SYSTEM = re.compile(
+    r"(?:\\left\s*\\\{)?\s*\\begin\s*\{(cases|aligned|align\*?|gathered|split)\}(.*)\\end\s*\{\1\}"
+    r"(?:\s*\\right\s*\.)?",
+    re.DOTALL,
+)
+
+
+_MAX_SYSTEM = 2_000
+"""Characters; a longer text is no system of equations but a solution."""
+
+
+def _separated(text: str) -> str:
+    r"""Equations on lines of their own, or with a gap between them, with commas between them.
+
+    >>> _separated("x = 1\ny = 2"), _separated(r"a=1 \quad b=2"), _separated("5\napples")
+    ('x = 1, y = 2', 'a=1, b=2', '5\napples')
+    """
+    if len(text) > _MAX_SYSTEM or len(_RELATION.findall(text)) < 2:
+        return text
+    if system := _SYSTEM.fullmatch(text):
+        text = system[2].strip()
+        if not all(map(_RELATION.search, _BREAK.split(text))):
+            return system[0]  # a function in pieces
+        text = text.replace("&", "")
+    elif r"\begin" in text:
+        return text
+    statement, *rest = re.split(f"({_BREAK.pattern})", text)
+    done = ""
+    for gap, part in zip(rest[::2], rest[1::2], strict=True):
+        if _is_statement(statement) and _is_statement(part):
+            joint = " " if _JOINED.search(statement) or _JOINS.match(part) else ", "
+            done, statement = f"{done}{statement.rstrip()}{joint}", part
+        else:
+            statement += (" " if _JOINS.match(part) else gap) + part
+    return done + statement
+
+
+def _is_statement(text: str) -> bool:
+    """Whether a relation stands in a text, and not at either end of it."""
+    found = list(_RELATION.finditer(text))
+    return bool(found and text[: found[0].start()].strip() and text[found[-1].end() :].strip())
+
+
+_COMMANDS = re.compile(
+    r"\\\\(?:[dt]?frac|sqrt|pi|text|math(?:rm|bf|bb)|left|right|cdot|times|infty|circ|begin|angle"
+    r"|overline|boxed|quad|theta|alpha|beta|cup|cap|pm|sin|cos|tan|log|ln|leq?|geq?|neq?)(?![A-Za-z])"
+)
+_BACKSLASHES = re.compile(r"\\+")
+
+
+def _halved(text: str) -> str:
+    r"""A text whose backslashes were all doubled, for JSON or Python, as it was before.
+
+    >>> _halved(r"\\frac{1}{2}"), _halved(r"x=7\\y=2"), _halved(r"\pi \\sqrt{2}")
+    ('\\frac{1}{2}', 'x=7\\\\y=2', '\\pi \\\\sqrt{2}')
+    """
+    runs = _BACKSLASHES.findall(text)
+    if not _COMMANDS.search(text) or any(len(run) % 2 for run in runs):
+        return text
+    return _BACKSLASHES.sub(lambda run: run.group()[::2], text)
 
 
 _BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
@@ -145,8 +217,10 @@ def _without_dollars(text: str) -> str:
 
 _SCRIPT = re.compile(r"([\^_]) ?(-?\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+)(?![^{}]*\\begin)", re.ASCII)
 _ARGUMENT = r"(\d|[A-Za-z]|\\pi(?![A-Za-z]))"
-_FRAC_DIGITS = re.compile(rf"\\frac ?{_ARGUMENT} ?(\d|[A-Za-z]|\{{|\\pi(?![A-Za-z]))", re.ASCII)
-_FRAC_SECOND = re.compile(rf"(\\frac ?\{{[^{{}}]*\}}) ?{_ARGUMENT}", re.ASCII)
+_FRAC_DIGITS = re.compile(
+    rf"\\(frac|binom) ?{_ARGUMENT} ?(\d|[A-Za-z]|\{{|\\pi(?![A-Za-z]))", re.ASCII
+)
+_FRAC_SECOND = re.compile(rf"(\\(?:frac|binom) ?\{{[^{{}}]*\}}) ?{_ARGUMENT}", re.ASCII)
 _SQRT = re.compile(r"\\sqrt ?(\d+|[A-Za-z])", re.ASCII)
 _GAPS = re.compile(
     # A space matters only between two words, two digits, or a command and a letter.
@@ -171,8 +245,8 @@ def braced(text: str) -> str:
 
 
 def _two_braces(match: re.Match[str]) -> str:
-    first, second = match.groups()
-    return rf"\frac{{{first}}}" + ("{" if second == "{" else f"{{{second}}}")
+    command, first, second = match.groups()
+    return rf"\{command}{{{first}}}" + ("{" if second == "{" else f"{{{second}}}")
 
 
 def canonical(tidied: str) -> str:

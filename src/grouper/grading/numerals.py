@@ -133,6 +133,7 @@ def _based(text: str) -> Number | None:
 
 def _with_unit(text: str) -> Number | None:
     """A number with a currency sign before it, or a percent sign, degrees or words after it."""
+    text = _without_parentheses(text)
     if match := _CURRENCY.fullmatch(text):
         sign, symbol, rest = match.groups()
         number = read_number(sign + rest.lstrip("+") if not rest.startswith("-") else rest)
@@ -170,6 +171,17 @@ def _with_words(text: str) -> Number | None:
     return number._replace(unit=unit)
 
 
+_IN_PARENTHESES = re.compile(r"(.*[\d})!%]) ?\(([A-Za-z][A-Za-z /.'-]*)\)", re.DOTALL | re.ASCII)
+
+
+def _without_parentheses(text: str) -> str:
+    """`9 (apples)` as `9 apples`; what may be a product stays."""
+    match = _IN_PARENTHESES.fullmatch(text)
+    if match is None or not is_unit_phrase(match[2].strip(), spaced=True):
+        return text
+    return f"{match[1]} {match[2]}"
+
+
 _EXPRESSION_UNIT = re.compile(
     r"(.*(?:[\d})!]|\\pi|(?<![A-Za-z])pi))\s+([A-Za-z][A-Za-z/.' -]+)(?:\^\s*\{?\s*([23])\s*\}?)?",
     re.DOTALL | re.ASCII,
@@ -182,7 +194,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     >>> split_unit(r"12\sqrt{13} feet")[0], split_unit(r"2 \sin x")
     ('12\\sqrt{13}', ('2 \\sin x', None))
     """
-    match = _EXPRESSION_UNIT.fullmatch(text)
+    match = _EXPRESSION_UNIT.fullmatch(_without_parentheses(text))
     if match is None or not is_unit_phrase(match.group(2).strip(), spaced=True):
         return text, None
     core, phrase, power = match.groups()
@@ -317,7 +329,23 @@ def _same_value(prediction: Number, reference: Number) -> tuple[bool, str]:
         half = Fraction(1, 2 * 10**reference.decimals)
         if abs(prediction.value - reference.value) <= half:
             return True, f"equal to the {reference.decimals} decimals of the reference"
+    elif _computed(prediction, reference):
+        return True, f"equal to {_COMPUTED} digits or more"
     return False, "different numbers"
+
+
+_COMPUTED = 12
+
+
+def _computed(prediction: Number, reference: Number) -> bool:
+    """Whether a decimal is what a computer prints for a fraction: 12 right digits or more."""
+    if prediction.decimals < 0 or reference.decimals >= 0 or reference.value.denominator == 1:
+        return False
+    digits = len(str(abs(int(prediction.value * 10**prediction.decimals))))
+    if digits < _COMPUTED or (prediction.value < 0) != (reference.value < 0):
+        return False
+    last = Fraction(10) ** (digits - prediction.decimals - _COMPUTED)
+    return -last / 2 <= abs(reference.value) - abs(prediction.value) < last
 
 
 def _same_percent(prediction: Number, reference: Number) -> bool:

@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
-from grouper.config import GradingConfig
+from grouper.config.schema import GradingConfig
 from grouper.grading.equivalence import Equivalence
 from grouper.types import Verdict
 
@@ -29,7 +30,11 @@ __all__ = ["WorkerPool"]
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 120.0
+_READ_SECONDS = 120.0
+"""For reading a reference, which is a matter of milliseconds, on any machine however busy."""
 _RUNG = "symbolic"
+_KILLED = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT})
+"""Exit statuses of a worker that was killed; the limits it has end it in other ways."""
 
 
 class _Request(NamedTuple):
@@ -80,7 +85,7 @@ class WorkerPool:
         for _ in self._threads:
             self._requests.put(None)
         for worker in self._workers:
-            worker.kill()
+            worker.close()
         for thread in self._threads:
             thread.join(timeout=10)
 
@@ -107,6 +112,7 @@ class _Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._unread = b""
+        self._closed = False
 
     @property
     def pid(self) -> int:
@@ -115,34 +121,51 @@ class _Worker:
     def ask(self, prediction: str | None, reference: str) -> Equivalence:
         """One request, answered, timed out or crashed; never raises.
 
+        A worker that somebody else killed has said nothing about the answer, so another one is
+        asked, once. A missed deadline and what a worker did to itself are final.
+        """
+        killed = "the worker was killed, and so was the one asked after it"
+        return (
+            self._ask(prediction, reference) or self._ask(prediction, reference) or _crash(killed)
+        )
+
+    def _ask(self, prediction: str | None, reference: str) -> Equivalence | None:
+        """The same of one worker; None where somebody else killed it.
+
         Its seconds are those of the request: not the wait for a worker, nor a worker's start.
         """
+        seconds = self._settings.timeout_seconds if prediction is not None else _READ_SECONDS
+        request = {"prediction": prediction, "reference": reference, "seconds": seconds}
+        process = None
         try:
             process = self._started()
             if process is None:
                 return _crash("the worker could not be started")
             started = time.perf_counter()
-            answered = self._ask(process, prediction, reference)
-            return answered._replace(seconds=time.perf_counter() - started)
+            reply = self._exchange(process, json.dumps(request).encode() + b"\n", seconds)
         except (OSError, ValueError) as error:
+            killed = process is not None and self._was_killed(process)
             self.kill()
-            return _crash(f"{type(error).__name__}: {error}")
+            return None if killed else _crash(f"{type(error).__name__}: {error}")
+        answered = self._outcome(process, reply, seconds)
+        return answered and answered._replace(seconds=time.perf_counter() - started)
 
-    def _ask(
-        self, process: subprocess.Popen[bytes], prediction: str | None, reference: str
-    ) -> Equivalence:
-        seconds = self._settings.timeout_seconds
-        request = {"prediction": prediction, "reference": reference, "seconds": seconds}
-        reply = self._exchange(process, json.dumps(request).encode() + b"\n", seconds)
+    def _outcome(
+        self, process: subprocess.Popen[bytes], reply: dict[str, str] | None, seconds: float
+    ) -> Equivalence | None:
         if reply is None:
-            alive = process.poll() is None
+            alive, killed = process.poll() is None, self._was_killed(process)
             self.kill()
             if alive:
                 return Equivalence(Verdict.TIMEOUT, _RUNG, f"no verdict within {seconds:g} s")
-            return _crash("the worker ended (memory or CPU limit)")
+            return None if killed else _crash("the worker ended (memory or CPU limit)")
         if reply["verdict"] == Verdict.CRASH:
             self.kill()
         return Equivalence(Verdict(reply["verdict"]), _RUNG, reply["reason"] or "readable")
+
+    def _was_killed(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether a worker ended by a signal from outside, which was not ours."""
+        return not self._closed and process.poll() in _KILLED
 
     def _started(self) -> subprocess.Popen[bytes] | None:
         if self._process is not None and self._process.poll() is None:
@@ -188,6 +211,11 @@ class _Worker:
         reply: dict[str, str] = json.loads(line)
         return reply
 
+    def close(self) -> None:
+        """Kill the process, and ask no other one."""
+        self._closed = True
+        self.kill()
+
     def kill(self) -> None:
         """End the process now, and wait until it is gone."""
         with self._lock:
@@ -216,11 +244,18 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
+_NEEDED = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+
+
 def _environment() -> dict[str, str]:
-    """Ours, with the package findable and one thread: a worker has one thing to do."""
+    """What Python needs, with the package findable and one thread: a worker has one thing to do.
+
+    It reads text that a model wrote, so it is given none of the secrets around it.
+    """
     package = str(Path(__file__).resolve().parents[2])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    kept = {n: v for n, v in os.environ.items() if n in _NEEDED or n.startswith("LC_")}
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
 def _crash(reason: str) -> Equivalence:

@@ -18,7 +18,7 @@ _MAX_BITS = 40_000
 _MAX_FACTORIAL = 3_000
 _MAX_DEPTH = 40
 _MAX_TOKENS = 400
-_TOKEN = re.compile(r"\s*(\\[A-Za-z]+|\d+(?:\.\d+)?|\.\d+|\*\*|[-+*/^!(){}\[\]])", re.ASCII)
+_TOKEN = re.compile(r"\s*(\\[A-Za-z]+|\d+(?:\.\d*)?|\.\d+|\*\*|[-+*/^!(){}\[\]])", re.ASCII)
 _TIMES = frozenset({"*", r"\times", r"\cdot"})
 _OVER = frozenset({"/", r"\div"})
 

@@ -14,6 +14,7 @@ from math_verify import verify
 
 from grouper.grading.expressions import expression_of
 from grouper.grading.numerical import agree
+from grouper.grading.structure import without_builder
 
 __all__ = ["is_region", "same_regions"]
 
@@ -42,6 +43,7 @@ def same_regions(prediction: str, reference: str) -> tuple[bool, str]:
     Raises:
         UnreadError: one of them cannot be read.
     """
+    prediction, reference = without_builder(prediction), without_builder(reference)
     given, expected = _region(prediction), _region(reference)
     if given is not None and expected is not None:
         (left_name, left), (right_name, right) = given, expected

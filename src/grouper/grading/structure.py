@@ -16,7 +16,7 @@ from typing import NamedTuple
 from grouper.grading.number_words import read_words
 from grouper.grading.quantities import read_compound
 
-__all__ = ["AtomTest", "Kind", "Node", "compare", "paired_readings", "readings"]
+__all__ = ["AtomTest", "Kind", "Node", "compare", "paired_readings", "readings", "without_builder"]
 
 AtomTest = Callable[[str, str], bool | None]
 """(prediction, reference) -> equal, not equal, or not decided here."""
@@ -39,6 +39,8 @@ class Node(NamedTuple):
     kind: Kind
     text: str
     items: tuple[Node, ...] = ()
+    name: str = ""
+    """What a list, set or tuple is said of: the `x` of `x = 1, 2`."""
 
 
 _MAX_PARTS = 60
@@ -50,17 +52,27 @@ _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
 _GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!,?\d)", re.ASCII)
 _OPENERS = {"(": 1, "[": 1, "{": 1}
 _CLOSERS = {")": 1, "]": 1, "}": 1}
-_CONJUNCTION = re.compile(r",? (?:and|or) (?=\S)|\\cup(?![A-Za-z])|[,;]", re.ASCII)
+_CONJUNCTION = re.compile(
+    r",? (?:and|or) (?=\S)|(?<=[)\]}]) ?(?:and|or) ?(?=[(\[{\\])|\\cup(?![A-Za-z])|[,;]", re.ASCII
+)
 _NAME = re.compile(
     r"\s*(?:\\(?:vec|overrightarrow|overline|hat|widehat|bar) ?\{? ?[A-Za-z]+ ?\}?"
     r"|\\?[A-Za-z]+(?:_\{?\w+\}?|'|\([A-Za-z, ]*\))*|\([A-Za-z, ]+\)|[A-Za-z ]+)\s*"
     r"(?:=|\\in(?![A-Za-z])|:(?!\d))\s*",
     re.ASCII,
 )
+_UNSAID = re.compile(r"[\s{}]")
+_WORD = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{4,}")
 _PREAMBLE = re.compile(
     r"(?:so |thus |hence |therefore,? )?(?:the )?(?:final )?(?:answer|result|solution)s? "
     r"(?:is|are)(?::| )",
     re.IGNORECASE,
+)
+# `a = 1 b = 2`: two equations with nothing between them.
+_SPACED = re.compile(
+    r"(?<=[\d)\]}]) (?=(?:[A-Za-z]|[A-Z]{2,3}|\\(?!pi ?=)[a-z]+)(?:_(?:\{[^{}]*\}|\w))?"
+    r"(?:\([\w, ]*\))? ?=)",
+    re.ASCII,
 )
 # An atom with one of these may describe a set, so it may equal an interval or a list.
 _SET_LIKE = re.compile(
@@ -90,6 +102,8 @@ def readings(text: str) -> tuple[Node, ...]:
         return Node(Kind.ATOM, text), parts
     if read_compound(text) is not None or read_words(text) is not None:
         return (Node(Kind.ATOM, text),)  # "two and a half" is no list
+    if text.count("=") > 1 and len(spaced := _SPACED.split(text)) == text.count("="):
+        return _listed(spaced), _parse(text, 0)
     node = _parse(text, 0)
     decimal = _DECIMAL_COMMA.fullmatch(text)
     if decimal:
@@ -101,15 +115,16 @@ def paired_readings(prediction: str, reference: str) -> Iterator[tuple[Node, Nod
     """Every reading of one with every reading of the other, but not two unlikely ones.
 
     `2,6` may be meant as 2.6, and so may `2,60`; that both are is no reason to call them equal.
+    Of `A = 2 h = 6` either reading may be meant, by both.
     """
     for i, right in enumerate(readings(reference)):
         for j, left in enumerate(readings(prediction)):
-            if i == 0 or j == 0:
+            if i == 0 or j == 0 or ("=" in left.text and "=" in right.text):
                 yield left, right
 
 
 def _parse(text: str, depth: int) -> Node:
-    text = text.strip()
+    text = without_builder(text.strip())
     if depth > 8:
         return Node(Kind.ATOM, text)
     if relations := _relations(text, depth):
@@ -141,6 +156,28 @@ def _relations(text: str, depth: int) -> Node | None:
                 return Node(Kind.ATOM, text)
             return Node(Kind.UNION, "", tuple(_parse(part, depth + 1) for part in parts))
     return None
+
+
+_BUILDER = re.compile(
+    r"\\\{ ?([A-Za-z]) ?(?:\\in ?\\mathbb ?\{ ?R ?\} ?|\\in ?R )?"
+    r"(?:\\mid(?![A-Za-z])|\||:)(.+)\\\}",
+    re.ASCII,
+)
+_VARIABLE = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", re.ASCII)
+
+
+def without_builder(text: str) -> str:
+    r"""What a set of real numbers asks of its members, said of `x`; any other text as it is.
+
+    >>> without_builder(r"\{t \mid t > 0\}")
+    'x > 0'
+    """
+    match = _BUILDER.fullmatch(text)
+    if match is None or not _closes_at_end(text, 2) or not _INEQUALITY.search(match[2]):
+        return text
+    letter = re.compile(rf"(?<![A-Za-z\\]){match[1]}(?![A-Za-z])", re.ASCII)
+    alone = _VARIABLE.search(letter.sub("", match[2])) is None
+    return (letter.sub("x", match[2]) if alone else match[2]).strip()
 
 
 def _without_thousands(text: str) -> str:
@@ -187,12 +224,34 @@ def _listed(parts: Sequence[str], depth: int = 0) -> Node:
     if len(parts) > _MAX_PARTS:
         return Node(Kind.LIST, "", (Node(Kind.ATOM, ",".join(parts)),))
     first, *rest = parts
+    name = ""
     if "=" in first and not any("=" in part for part in rest):
-        first = _NAME.sub("", first, count=1)  # `x = 1, 2` names the list
+        name, first = _without_name(first)  # `x = 1, 2` names the list
     nodes = [_parse(part, depth + 1) for part in (first, *rest)]
     # A part such as `2 \pm i` is two values of this list.
     opened = [node.items if node.kind is Kind.LIST else (node,) for node in nodes]
-    return Node(Kind.LIST, "", tuple(item for items in opened for item in items))
+    items = _once(tuple(item for items in opened for item in items))
+    return Node(Kind.LIST, "", items, name) if len(items) > 1 else items[0]
+
+
+def _without_name(text: str) -> tuple[str, str]:
+    """The name that a text begins with, as far as names can differ, and what is said of it."""
+    match = _NAME.match(text)
+    if match is None:
+        return "", text
+    name, sign = match.group().strip(), match.group().strip()[-1]
+    bare = _UNSAID.sub("", name.removesuffix(r"\in").rstrip("=:"))
+    # A colon stands after any words, and of words there are many.
+    counts = sign != ":" and _WORD.search(bare) is None
+    return bare if counts else "", text[match.end() :]
+
+
+def _once(items: tuple[Node, ...]) -> tuple[Node, ...]:
+    """A tuple or set that is said again in a list is still one member of it."""
+    kinds = (Kind.TUPLE, Kind.SET)
+    return tuple(
+        item for at, item in enumerate(items) if item.kind not in kinds or item not in items[:at]
+    )
 
 
 def _matrix(body: str, depth: int) -> Node:
@@ -206,11 +265,11 @@ def _matrix(body: str, depth: int) -> Node:
 
 def _enclosed(text: str, depth: int) -> Node | None:
     """A set, tuple or interval whose brackets hold the whole text, or a value in parentheses."""
-    name = _NAME.match(text)
-    if name and text[name.end() : name.end() + 1] in ("(", "[", "\\"):
-        inner = _bracketed(text[name.end() :], depth)
+    name, said = _without_name(text)
+    if len(said) < len(text) and said[:1] in ("(", "[", "\\"):
+        inner = _bracketed(said, depth)
         if inner is not None and inner.kind is not Kind.ATOM:
-            return inner
+            return inner._replace(name=name)
     return _bracketed(text, depth)
 
 
@@ -276,6 +335,12 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
     >>> compare(readings("[1, 2]")[0], readings("(1, 2)")[0], same)
     False
     """
+    if _other_name(prediction.name, reference.name):
+        return False
+    return _compare_kinds(prediction, reference, same)
+
+
+def _compare_kinds(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
     kinds = {prediction.kind, reference.kind}
     if kinds == {Kind.ATOM}:
         return same(prediction.text, reference.text)
@@ -289,6 +354,12 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
     if Kind.UNION in kinds:
         return None
     return _compare_ordered(prediction, reference, same)
+
+
+def _other_name(prediction: str, reference: str) -> bool:
+    """`A = (1, 2)` where `B` is asked; a point may be said of `P` and of `(x, y)`."""
+    alike = prediction.startswith("(") == reference.startswith("(")
+    return bool(prediction and reference and alike and prediction != reference)
 
 
 _ITEM_NAME = re.compile(r"(\\?[A-Za-z]+)(?:_\{?\w+\}?)? ?=", re.ASCII)

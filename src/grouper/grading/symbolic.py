@@ -16,9 +16,10 @@ import sympy
 from math_verify import verify
 
 from grouper.grading.choices import chosen_value, value_of_choice
-from grouper.grading.equivalence import VALUE_NAME, Equivalence, same_atoms, split_equation
-from grouper.grading.expressions import UnreadError, expression_of
-from grouper.grading.normalise import tidy, tidy_reference
+from grouper.grading.equations import Chain, chain_of, compare_chains, has_variable
+from grouper.grading.equivalence import Equivalence, same_atoms
+from grouper.grading.expressions import UnreadError, expression_of, require_grammar
+from grouper.grading.normalise import canonical, tidy, tidy_reference
 from grouper.grading.numerals import ROUNDED_FROM, read_number, split_unit
 from grouper.grading.numerical import POINTS, RELATIVE, TINY, Rounding, agree, points, value_at
 from grouper.grading.rational import TooLargeError
@@ -70,7 +71,8 @@ class _AtomTest:
     """Two atoms through all rungs, remembering what could not be read."""
 
     def __init__(self) -> None:
-        self.reason = "not equal"
+        self.reason = ""
+        self.refused = ""
         self.unread: set[str] = set()
 
     def __call__(self, prediction: str, reference: str) -> bool | None:
@@ -81,7 +83,10 @@ class _AtomTest:
             except UnreadError as error:
                 self.unread.add(error.text)
                 return False
-        self.reason = reason or self.reason
+        if outcome:
+            self.reason = reason
+        else:
+            self.refused = reason
         return outcome
 
     def refusal(self, prediction: str, reference: str) -> Equivalence:
@@ -93,16 +98,20 @@ class _AtomTest:
         for text in sorted(self.unread):
             if text in prediction:
                 return _unread(text, "cannot be read as mathematics")
-        return Equivalence(Verdict.INCORRECT, "symbolic", self.reason)
+        return Equivalence(Verdict.INCORRECT, "symbolic", self.refused or "not equal")
 
 
 def _same_sets(prediction: str, reference: str, test: _AtomTest) -> bool:
     """Shapes that differ on paper: `x > 3` against `(3, oo)`."""
     try:
-        same, test.reason = same_regions(prediction, reference)
+        same, reason = same_regions(prediction, reference)
     except UnreadError as error:
         test.unread.add(error.text)
         return False
+    if same:
+        test.reason = reason
+    else:
+        test.refused = reason
     return same
 
 
@@ -110,7 +119,7 @@ def _same_sets(prediction: str, reference: str, test: _AtomTest) -> bool:
 
 
 def why_unreadable(reference: str) -> str | None:
-    """Why a reference cannot be read or does not equal itself, every rung tried; None if it can."""
+    """Why a reference cannot be read; None if it can. A matter of its spelling, never of time."""
     text = tidy_reference(reference)
     choice = value_of_choice(text)
     reasons = [_node_problem(node) for node in readings(choice[1] if choice else text)]
@@ -122,16 +131,18 @@ def _node_problem(node: Node) -> str | None:
         return next((why for item in node.items if (why := _node_problem(item))), None)
     if read_number(node.text) is not None or _is_prose(node.text):
         return None
-    _, value = split_equation(node.text)
-    if read_number(value) is not None:
+    reasons = (_side_problem(value) for value in chain_of(node.text).values)
+    return next((why for why in reasons if why), None)
+
+
+def _side_problem(text: str) -> str | None:
+    if read_number(text) is not None or _is_prose(text):
         return None
     try:
-        same, why = _same_expressions(node.text, node.text)
+        require_grammar(split_unit(text)[0])
     except UnreadError as error:
         return f"{error.text[:80]!r} cannot be read as mathematics"
-    except RecursionError:
-        return "nested too deeply"
-    return None if same else f"it does not equal itself ({why})"
+    return None
 
 
 _PROSE = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{3,}(?![A-Za-z({^])", re.ASCII)
@@ -150,20 +161,65 @@ def _is_prose(text: str) -> bool:
 
 
 def _same_expressions(prediction: str, reference: str) -> tuple[bool, str]:
-    (prediction, given_unit), (reference, asked_unit) = map(split_unit, (prediction, reference))
-    left_name, left = split_equation(prediction)
-    right_name, right = split_equation(reference)
-    if left_name and right_name:
-        return _same_equations((left_name, left), (right_name, right))
-    if right_name and VALUE_NAME.fullmatch(right_name) is None:
-        return False, "the reference is an equation, the answer is not"
+    same, reason = compare_chains(
+        chain_of(prediction),
+        chain_of(reference),
+        answer=_same_values,
+        side=_same_sides,
+        equation=_same_equations,
+    )
+    return bool(same), reason
+
+
+def _same_values(prediction: str, reference: str) -> tuple[bool, str]:
+    (left, given_unit), (right, asked_unit) = split_unit(prediction), split_unit(reference)
     refused = _left_undone(left, right) or _of_another_kind(left, right)
     if refused:
         return False, refused
-    if left_name and _states_otherwise(left_name, left):
-        return False, "the equation given is false"
     if ":" in right:
         return _same_ratios(left, right)
+    return _same_parsed(left, right, _conversion(given_unit, asked_unit))
+
+
+def _same_sides(prediction: str, reference: str) -> tuple[bool, str]:
+    r"""Two values on the way to an answer, where a constant may be rounded: `25\pi = 78.5`.
+
+    A constant is false only beyond doubt: what cannot be read is not, nor `\sin 30 = 0.5`, which
+    leaves its degrees unsaid.
+    """
+    constant = not has_variable(prediction)
+    if constant and _CONVENTION.search(prediction):
+        return True, "a function whose convention is not said"
+    try:
+        same, reason = _equal_sides(prediction, reference)
+        return same or (constant and _rounds_to(prediction, reference)), reason
+    except UnreadError:
+        return constant, "a side that cannot be read"
+
+
+# Degrees or radians, and a logarithm to what base.
+_CONVENTION = re.compile(
+    r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])(?!.*(?:\\circ|\\pi))"
+    r"|(?<![A-Za-z])log(?! ?_)"
+)
+
+
+def _rounds_to(constant: str, decimal: str) -> bool:
+    """Whether a constant that is no fraction is a decimal to the digits that it shows."""
+    shown = read_number(decimal)
+    if shown is None or shown.decimals < 1 or read_number(constant) is not None:
+        return False
+    value = value_at(expression_of(constant), {})
+    step = sympy.Rational(1, 10**shown.decimals)
+    return value is not None and bool(
+        value[1] == 0 and abs(value[0] - sympy.Rational(shown.value)) <= step / 2
+    )
+
+
+def _equal_sides(prediction: str, reference: str) -> tuple[bool, str]:
+    (left, given_unit), (right, asked_unit) = split_unit(prediction), split_unit(reference)
+    if canonical(left) == canonical(right):
+        return True, "same text"
     return _same_parsed(left, right, _conversion(given_unit, asked_unit))
 
 
@@ -186,19 +242,6 @@ def _of_another_kind(prediction: str, reference: str) -> str | None:
     if ":" in prediction and ":" not in reference:
         return "a ratio where none is asked"
     return None
-
-
-def _states_otherwise(name: str, value: str) -> bool:
-    r"""Whether `name = value` equates two constants that differ: `3 = 2\sqrt3`."""
-    if VALUE_NAME.fullmatch(name):
-        return False
-    try:
-        sides = expression_of(name), expression_of(value)
-    except UnreadError:
-        return False
-    if not all(isinstance(side, sympy.Expr) and not side.free_symbols for side in sides):
-        return False
-    return agree(*sides) is False
 
 
 def _same_parsed(prediction: str, reference: str, factor: Fraction) -> tuple[bool, str]:
@@ -286,13 +329,24 @@ def _left_undone(prediction: str, reference: str) -> str | None:
     return None
 
 
-def _same_equations(prediction: tuple[str, str], reference: tuple[str, str]) -> tuple[bool, str]:
+def _same_equations(prediction: Chain, reference: Chain) -> tuple[bool, str]:
+    """Whether two equations have the same sides, or (of two) sides in constant proportion."""
+    given, expected = prediction.sides, reference.sides
+    if len(given) != len(expected):
+        return False, "an equation of another number of sides"
+    for turned in (given, given[::-1]):
+        if all(_equal_sides(a, b)[0] for a, b in zip(turned, expected, strict=True)):
+            return True, "the same sides"
+    if len(given) > 2:
+        return False, "other sides"
+    return _in_proportion(*map(expression_of, (*given, *expected)))
+
+
+def _in_proportion(*sides: Any) -> tuple[bool, str]:
     """Two equations are one when their differences of sides are in constant proportion."""
-    given = expression_of(prediction[0]), expression_of(prediction[1])
-    expected = expression_of(reference[0]), expression_of(reference[1])
-    if not all(isinstance(side, sympy.Expr) for side in (*given, *expected)):
+    if not all(isinstance(side, sympy.Expr) for side in sides):
         return False, "equations that cannot be compared"
-    left, right = given[0] - given[1], expected[0] - expected[1]
+    left, right = sides[0] - sides[1], sides[2] - sides[3]
     symbols = sorted(left.free_symbols | right.free_symbols, key=str)
     if left.free_symbols != right.free_symbols or len(symbols) > len(POINTS[0]):
         return False, "equations in other variables"

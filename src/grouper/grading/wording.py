@@ -51,6 +51,10 @@ def same_ratio(prediction: str, reference: str) -> tuple[bool | None, str]:
         times = [(int(m[1]), m[2] or "00", m[3].lower()) for m in clocks if m]
         return times[0] == times[1], "clock times"
     ratio = _RATIO.fullmatch(reference)
+    if clock := clocks[0] or clocks[1]:
+        bare = ratio if clocks[0] else _RATIO.fullmatch(prediction)
+        if clock[2] and bare:
+            return (int(clock[1]), clock[2]) == (int(bare[1]), bare[2]), "clock times"
     if ratio is None:
         return None, ""
     a, b = int(ratio[1]), int(ratio[2])

@@ -15,7 +15,7 @@ struct Draw {
     const float *logits, *uniform, *temperature;
     const bool *early, *stops;  // early may be null: no row is
     int64_t *tokens;
-    float *logprobs;
+    float *logprobs, *entropies;
     int64_t rows, vocabulary, stride;
 
     // `shares` [vocabulary] and `sums` [blocks] are room to work in.
@@ -27,24 +27,29 @@ struct Draw {
 #pragma omp simd reduction(max : top)
         for (int64_t v = 0; v < vocabulary; ++v)
             top = logit[v] / heat > top ? logit[v] / heat : top;
-        double total = 0;
+        double total = 0, spread = 0;
         for (int64_t start = 0; start < vocabulary; start += BLOCK) {
             const int64_t end = start + BLOCK < vocabulary ? start + BLOCK : vocabulary;
-            float sum = 0;
-#pragma omp simd reduction(+ : sum)
+            float sum = 0, weighted = 0;
+#pragma omp simd reduction(+ : sum, weighted)
             for (int64_t v = start; v < end; ++v) {
                 const float below = logit[v] / heat - top;
                 shares[v] = below < LEAST ? 0.0f : exponential(below);
                 sum += shares[v];
+                // A logit of minus infinity has no share, and would make this no number.
+                weighted += below < LEAST ? 0.0f : shares[v] * below;
             }
             sums[start / BLOCK] = sum;
             total += sum;
+            spread += weighted;
         }
         const bool banned = early != nullptr && early[i];
         const int64_t token = greedy ? highest(logit, banned)
                                      : drawn(shares, sums, banned, total, uniform[i]);
         tokens[i] = token;
         logprobs[i] = (logit[token] / heat - top) - static_cast<float>(std::log(total));
+        // H = log(sum e^z) - sum p z, with the highest z taken off both.
+        entropies[i] = static_cast<float>(std::log(total) - spread / total);
     }
 
     int64_t highest(const float *logit, bool banned) const {
@@ -91,6 +96,7 @@ KERNEL(draw_f) {
     the.temperature = a.pointer<float>();
     the.early = a.pointer<bool>(), the.stops = a.pointer<bool>();
     the.tokens = a.pointer<int64_t>(), the.logprobs = a.pointer<float>();
+    the.entropies = a.pointer<float>();
     the.rows = a.whole(), the.vocabulary = a.whole(), the.stride = a.whole();
     if (!a.flag()) the.early = nullptr;
     const int threads = a.count();

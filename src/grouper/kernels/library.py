@@ -4,12 +4,17 @@ Building takes a few seconds and needs a C++ compiler (`c++`, or what `CXX` name
 there is none, or it fails, everything runs on PyTorch's own operations: slower, the same numbers
 but for rounding. The library depends on the processor it was built for, so it lies in the user's
 cache (`GROUPER_CACHE`) under a name that holds source, compiler, options and processor.
+
+Loading a library runs its code. It is loaded only from a folder that nobody else can write to, and
+only if it is the user's own file and has the checksum that was stored beside it when it was built;
+otherwise it is built again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -22,9 +27,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from grouper.user_cache import cache_folder
+from grouper.config.user_cache import cache_folder
 
-__all__ = ["OFF", "library"]
+__all__ = ["OFF", "kernels_in_use", "library"]
 
 log = logging.getLogger(__name__)
 
@@ -68,26 +73,90 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         with _place() as folder:
-            return ctypes.CDLL(str(_built(compiler, folder)))
+            return _loaded(compiler, folder / f"kernels-{_fingerprint(compiler)}.so")
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("The fused kernels could not be built and stay off: %s", error)
         return None
 
 
-def _built(compiler: str, folder: Path) -> Path:
-    """The library's file, made if it is not there."""
-    target = folder / f"kernels-{_fingerprint(compiler)}.so"
-    if target.exists():
-        return target
-    handle, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=target.parent)
-    os.close(handle)
-    made = Path(name)
+def kernels_in_use() -> str:
+    """Which kernels this process calculates with: numbers differ in rounding between any two."""
+    kernels = library()
+    if kernels is None:
+        return "none"
+    return Path(kernels._name).stem.removeprefix("kernels-")  # noqa: SLF001 - its path has no other name
+
+
+def _loaded(compiler: str, target: Path) -> ctypes.CDLL:
+    """The library of this file, which is built if it is not there or cannot be trusted."""
+    for attempt in range(2):
+        if not _is_whole(target):
+            with _alone(target.parent):
+                if not _is_whole(target):  # nobody has built it meanwhile
+                    _build(compiler, target)
+        try:
+            return ctypes.CDLL(str(target))
+        except OSError as error:
+            if attempt:
+                raise
+            log.warning("%s does not load (%s): it is built again.", target, error)
+            target.unlink()
+    raise AssertionError("the second attempt has returned or raised")
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether it is the user's own file, and still has the content that was built."""
+    if not target.exists():
+        return False
     try:
-        _compile(compiler, made)
-        made.replace(target)  # several processes may do this at the same time
+        if not all(map(_is_private, (target, _checksum_file(target)))):
+            log.warning("%s may be somebody else's: it is built again.", target)
+            return False
+        if _checksum_file(target).read_text(encoding="ascii") == _checksum(target):
+            return True
+    except (OSError, ValueError) as error:
+        log.debug("%s: %s", target, error)
+    log.warning("%s is damaged: it is built again.", target)
+    return False
+
+
+def _is_private(path: Path) -> bool:
+    """Whether the path is the user's own, and nobody else can write to it."""
+    found = path.stat()
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _checksum_file(target: Path) -> Path:
+    return target.with_suffix(".sha256")
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Only one process at a time builds; the others wait for it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: they may all build
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
     finally:
-        made.unlink(missing_ok=True)
-    return target
+        os.close(handle)
+
+
+def _build(compiler: str, target: Path) -> None:
+    """Make the library and its checksum; both are on disk before the library has its name."""
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as name:
+        made = Path(name, target.name)
+        _compile(compiler, made)
+        _checksum_file(made).write_text(_checksum(made), encoding="ascii")
+        for path in (_checksum_file(made), made):
+            path.chmod(0o700)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            path.replace(target.with_name(path.name))
 
 
 def _compile(compiler: str, target: Path) -> None:
@@ -113,13 +182,20 @@ def _problem(command: list[str]) -> str:
 
 @contextlib.contextmanager
 def _place() -> Iterator[Path]:
-    """The user's cache; where that cannot be written, a folder that is gone once it was loaded."""
-    cache = cache_folder()
+    """A private folder in the user's cache, else one that is gone once the library is loaded."""
+    cache = cache_folder() / "kernels"
     with contextlib.suppress(OSError):
-        cache.mkdir(parents=True, exist_ok=True)
-    if cache.is_dir() and os.access(cache, os.W_OK):
-        yield cache
-        return
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if cache.is_dir():
+        if not _is_private(cache):
+            log.warning(
+                "Others can write to %s: the kernels there are not used, and are built anew at "
+                "every start. Delete it, or `chmod 700` it if it is yours.",
+                cache,
+            )
+        elif os.access(cache, os.W_OK):
+            yield cache
+            return
     with tempfile.TemporaryDirectory(prefix="grouper-kernels-") as name:
         yield Path(name)
 

@@ -20,7 +20,7 @@ from torch.nn.functional import gelu, linear, silu
 
 from grouper.kernels import gpu, ops
 from grouper.kernels.packing import current
-from grouper.kernels.switch import is_running
+from grouper.kernels.switch import is_running, swap_while_running
 
 __all__ = ["attach"]
 
@@ -203,4 +203,4 @@ def _attach_rotary(name: str) -> None:
             return gpu.rotate(q, cos, sin), gpu.rotate(k, cos, sin)
         return original(q, k, cos, sin, *args, **kwargs)
 
-    setattr(home, ROTARY, rotated)
+    swap_while_running(home, ROTARY, rotated)

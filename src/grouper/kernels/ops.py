@@ -295,7 +295,7 @@ def decode(
 
 def draw(
     logits: Tensor, uniform: Tensor, temperature: Tensor, early: Tensor | None, stops: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """One token per row, as `sampling.draw.draw` gives without truncation, but for rounding.
 
     Args:
@@ -306,15 +306,16 @@ def draw(
         stops: [V] bool.
 
     Returns:
-        Token ids [n] int64 and their log-probs [n] float32.
+        Token ids [n] int64, their log-probs [n] and the entropies [n] in nats, both float32.
     """
     rows, vocabulary = logits.shape
-    tokens, logprobs = torch.empty(rows, dtype=torch.long), logits.new_empty(rows)
+    tokens = torch.empty(rows, dtype=torch.long)
+    logprobs, entropies = logits.new_empty(rows), logits.new_empty(rows)
     bans = stops[:1] if early is None else early
-    tensors = (logits, uniform, temperature, bans, stops, tokens, logprobs)
+    tensors = (logits, uniform, temperature, bans, stops, tokens, logprobs, entropies)
     numbers = (rows, vocabulary, logits.stride(0), early is not None)
     call("draw_f", tensors, *numbers, threads_for(logits.numel()))
-    return tokens, logprobs
+    return tokens, logprobs, entropies
 
 
 def attention_backward(

@@ -74,7 +74,7 @@ class Panels:
 
 
 class PanelLayout:
-    """Brings weights into panels, one behind the other in memory of large pages.
+    """Brings weights into panels, one after the other in memory of large pages.
 
     Args:
         numbers: of all of them together, what `numbers` says for each added up.

@@ -10,9 +10,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from grouper.config import ModelConfig
+from grouper.config.schema import ModelConfig
 from grouper.errors import ModelError
-from grouper.model_folders import base_of, load_from, quiet, read_adapter, require_model_folder
+from grouper.models.model_folders import (
+    base_of,
+    load_from,
+    quiet,
+    read_adapter,
+    require_model_folder,
+)
 
 __all__ = ["check_adapter"]
 

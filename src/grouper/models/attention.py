@@ -15,7 +15,10 @@ honoured here, attention sinks and other additions raise `ModelError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
@@ -25,16 +28,34 @@ from transformers import AttentionInterface
 
 from grouper.errors import ModelError
 from grouper.kernels import attention as fused
-from grouper.row_blocks import collect_rows, spread_rows
-from grouper.varlen import RaggedRows, serves
 
-__all__ = ["NAME", "AttentionSpec", "Layout", "SharedPrompts", "attend"]
+__all__ = [
+    "NAME",
+    "AttentionSpec",
+    "Layout",
+    "SharedPrompts",
+    "as_on",
+    "attend",
+    "gather_heads",
+]
 
 NAME = "grouper"
 
-REPEATING = {"cuda"}
-"""Devices whose memory-efficient kernel takes a mask but no grouped heads: without it all scores
-[B, Hq, Q, K] would be held for the backward."""
+# Devices whose memory-efficient kernel takes a mask but no grouped heads: without it all scores
+# [B, Hq, Q, K] would be held for the backward.
+_REPEATING = {"cuda"}
+_PLANNED: ContextVar[str | None] = ContextVar("planned", default=None)
+
+
+@contextlib.contextmanager
+def as_on(device: str) -> Iterator[None]:
+    """Attention in this block takes the path of another type of device, whose memory is planned."""
+    before = _PLANNED.set(device)
+    try:
+        yield
+    finally:
+        _PLANNED.reset(before)
+
 
 _HARMLESS = frozenset(
     {
@@ -136,7 +157,8 @@ def attend(  # noqa: PLR0917 - tensors by position
     """
     if sight is not None and spec.softcap is None and fused.serves(query, key, value):
         return fused.attend(query, key, value, mask, sight, spec.scaling)
-    if mask is not None and query.shape[1] != key.shape[1] and query.device.type in REPEATING:
+    device = _PLANNED.get() or query.device.type
+    if mask is not None and query.shape[1] != key.shape[1] and device in _REPEATING:
         key, value = _repeated(query, key, value)
     if spec.softcap is None:
         return scaled_dot_product_attention(
@@ -165,6 +187,197 @@ def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     if groups == 1:
         return key, value
     return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+
+
+# --- rows and flat tokens ------------------------------------------------------------------------
+#
+# Each way is the other's gradient. Autograd would add every gradient up token by token, since an
+# index might name a token twice; here only padding does, whose gradient is zero or is not wanted.
+
+
+def gather_heads(flat: Tensor, index: Tensor) -> Tensor:
+    """Flat heads [1, H, N, D] at token indices [B, L] -> [B, H, L, D]."""
+    rows, width = index.shape
+    picked = flat[0].index_select(1, index.reshape(-1))
+    return picked.view(flat.shape[1], rows, width, flat.shape[3]).transpose(0, 1)
+
+
+def _live(blocks: Tensor, scatter: Tensor) -> Tensor:
+    """[B, H, L, D] -> [1, H, live tokens, D]."""
+    heads, dim = blocks.shape[1], blocks.shape[3]
+    return blocks.transpose(0, 1).reshape(heads, -1, dim).index_select(1, scatter)[None]
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, gather: Tensor, scatter: Tensor) -> Tensor:
+        ctx.save_for_backward(scatter)
+        return gather_heads(flat, gather)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (scatter,) = ctx.saved_tensors
+        return _live(grad, scatter), None, None
+
+
+class _Collect(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, blocks: Tensor, scatter: Tensor) -> Tensor:
+        ctx.save_for_backward(scatter)
+        ctx.shape = blocks.shape
+        return _live(blocks, scatter)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (scatter,) = ctx.saved_tensors
+        rows, heads, width, dim = ctx.shape
+        blocks = grad.new_zeros(heads, rows * width, dim).index_copy_(1, scatter, grad[0])
+        return blocks.view(heads, rows, width, dim).transpose(0, 1), None
+
+
+def spread_rows(flat: Tensor, gather: Tensor, scatter: Tensor) -> Tensor:
+    """Flat heads as padded rows.
+
+    Args:
+        flat: [1, H, N, D].
+        gather: [B, L] int64, the flat token at each place; padding names any.
+        scatter: [N] int64, the place (row times L plus column) of each flat token.
+
+    Returns:
+        [B, H, L, D]. A gradient of padding is thrown away.
+    """
+    out: Tensor = _Spread.apply(flat, gather, scatter)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return out
+
+
+def collect_rows(blocks: Tensor, scatter: Tensor) -> Tensor:
+    """Padded rows [B, H, L, D] as flat heads [1, H, N, D]; padding gets a gradient of zero.
+
+    Args:
+        blocks: the rows.
+        scatter: [N] int64, as in `spread_rows`.
+    """
+    out: Tensor = _Collect.apply(blocks, scatter)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return out
+
+
+# --- attention without padding on a GPU ----------------------------------------------------------
+#
+# PyTorch's FlashAttention over ragged sequences. The flat row of `SharedPrompts` is the queries as
+# they are: every prompt is a sequence of its own, and so are the inputs of every completion. A
+# completion's keys are its prompt's followed by its own, so that a causal mask aligned to the end
+# of the keys, and a sliding window counted from there, say exactly who sees whom.
+
+HALVES = frozenset({torch.bfloat16, torch.float16})
+LARGEST_HEAD = 256
+
+
+class RaggedRows:
+    """Where the keys of each sequence lie in the flat row.
+
+    The flat order is prompt 0, prompt 1, ..., then the inputs of completion 0, 1, ...
+
+    Args:
+        prompt_lengths: [P].
+        prompt_index: [R], the prompt of each completion.
+        inputs: [R], tokens of each completion in the flat row; may be 0.
+    """
+
+    def __init__(self, prompt_lengths: Tensor, prompt_index: Tensor, inputs: Tensor) -> None:
+        device = prompt_lengths.device
+        starts = _starts(prompt_lengths)
+        shared = torch.cat([prompt_lengths, prompt_lengths[prompt_index]])
+        own = torch.cat([torch.zeros_like(prompt_lengths), inputs])
+        shared_start = torch.cat([starts, starts[prompt_index]])
+        own_start = torch.cat([starts, prompt_lengths.sum() + _starts(inputs)])
+        queries, keys = torch.cat([prompt_lengths, inputs]), shared + own
+        sequence = torch.repeat_interleave(torch.arange(len(keys), device=device), keys)
+        place = torch.arange(len(sequence), device=device) - _starts(keys)[sequence]
+        before = shared[sequence]
+        self.key_index = torch.where(
+            place < before, shared_start[sequence] + place, own_start[sequence] + place - before
+        )
+        """[keys] int64: the flat token of each key, sequence by sequence."""
+        self.query_ends = _borders(queries)
+        """[P + R + 1] int32: where each sequence's queries begin, and the end of all."""
+        self.key_ends = _borders(keys)
+        self.longest_query, self.longest_key = (int(n.max()) for n in (queries, keys))
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
+    ) -> Tensor:
+        """Queries [1, Hq, N, D], key and value [1, Hkv, N, D] -> [1, Hq, N, D].
+
+        Args:
+            query: one row of all tokens, as are `key` and `value`.
+            key: see `query`.
+            value: see `query`.
+            scaling: of the products.
+            window: a token sees itself and the `window - 1` tokens before it; None: all of them.
+        """
+        dtype = _compute_dtype(query)
+        flat = query[0].transpose(0, 1).to(dtype)
+        keys, values = (
+            heads[0].transpose(0, 1).to(dtype).index_select(0, self.key_index)
+            for heads in (key, value)
+        )
+        # Ours counts the token itself, theirs only the tokens to its left.
+        left = -1 if window is None else window - 1
+        out = ragged_attention(
+            flat,
+            keys,
+            values,
+            self.query_ends,
+            self.key_ends,
+            self.longest_query,
+            self.longest_key,
+            scale=scaling,
+            window_size=(left, 0),
+        )
+        return out.transpose(0, 1)[None]
+
+
+def serves(query: Tensor, rows: RaggedRows) -> bool:
+    """Whether `RaggedRows.attend` can take this: CUDA, half precision, heads it has kernels for."""
+    dim = query.shape[-1]
+    return (
+        query.device.type == "cuda"
+        and _compute_dtype(query) in HALVES
+        and dim % 8 == 0
+        and dim <= LARGEST_HEAD
+        # For single queries the kernel folds heads in a way that its backward does not know.
+        and rows.longest_query > 1
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+
+
+def ragged_attention(*tensors: Any, **options: Any) -> Tensor:
+    """`torch.nn.attention.varlen.varlen_attn`; grouped heads have to be asked for since 2.12."""
+    from torch.nn.attention.varlen import varlen_attn  # registers operators, which takes a moment
+
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        options["enable_gqa"] = tensors[0].shape[1] != tensors[1].shape[1]
+    out = varlen_attn(*tensors, **options)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def _compute_dtype(query: Tensor) -> torch.dtype:
+    """Under autocast rotary embeddings leave queries and keys in float32."""
+    if torch.is_autocast_enabled(query.device.type):
+        return torch.get_autocast_dtype(query.device.type)
+    return query.dtype
+
+
+def _starts(lengths: Tensor) -> Tensor:
+    return lengths.cumsum(0) - lengths
+
+
+def _borders(lengths: Tensor) -> Tensor:
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+
+
+# --- the layout of an update ---------------------------------------------------------------------
 
 
 class SharedPrompts:
@@ -236,8 +449,10 @@ class SharedPrompts:
         if query.device.type == "cuda":
             if self._ragged is None:
                 self._ragged = RaggedRows(self._prompt_lengths, self.prompt_index, self._inputs)
-            if serves(query, self._ragged, spec):
-                return self._ragged.attend(query, key, value, spec)
+            if spec.softcap is None and serves(query, self._ragged):
+                return self._ragged.attend(
+                    query, key, value, scaling=spec.scaling, window=spec.window
+                )
         prompt_mask, mask = self.mask(spec.window)
         sizes = [self._prompt_scatter.numel(), self._scatter.numel()]
         pairs = [torch.split(t, sizes, dim=2) for t in (query, key, value)]

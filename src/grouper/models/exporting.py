@@ -9,17 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from grouper.config import LoraConfig, ModelConfig
+from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ModelError
-from grouper.model_files import (
+from grouper.files import whole_folder
+from grouper.models.model_files import (
     ADAPTER_FILE,
     load_policy,
     load_tokenizer,
     require_model_folder,
     save_policy,
 )
-from grouper.policy import Policy
-from grouper.tracking.files import whole_folder
+from grouper.models.model_folders import read_adapter
+from grouper.models.policy import Policy
 
 __all__ = ["Exported", "export_model"]
 
@@ -82,7 +83,12 @@ def export_model(source: str, target: Path, *, dtype: str = "float32") -> Export
 
 
 def _load(path: str, *, lora: bool) -> Policy:
-    config = ModelConfig(path=path, dtype="float32", lora=LoraConfig() if lora else None)
+    adapter = read_adapter(path) if lora else None
+    config = ModelConfig(
+        path=path,
+        dtype="float32",
+        lora=None if adapter is None else LoraConfig(rank=adapter["r"]),
+    )
     return load_policy(config, path, seed=0)
 
 

@@ -18,11 +18,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from grouper.adapters import check_adapter
-from grouper.config import LoraConfig, ModelConfig
-from grouper.errors import ModelError
-from grouper.extras import require_extra
-from grouper.model_folders import (
+from grouper.config.extras import require_extra
+from grouper.config.schema import LoraConfig, ModelConfig
+from grouper.errors import ModelError, did_you_mean
+from grouper.models.adapters import check_adapter
+from grouper.models.model_folders import (
     ADAPTER_FILE,
     base_of,
     load_from,
@@ -31,10 +31,11 @@ from grouper.model_folders import (
     read_adapter,
     require_model_folder,
 )
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 
 __all__ = [
     "ADAPTER_FILE",
+    "check_lora_targets",
     "context_length",
     "context_length_of",
     "load_policy",
@@ -44,6 +45,7 @@ __all__ = [
     "save_policy",
     "shape_of",
     "stop_ids_of",
+    "vocabulary_of",
     "weightless_policy",
 ]
 
@@ -178,9 +180,16 @@ def weightless_policy(config: ModelConfig, shape: PretrainedConfig) -> Policy:
     """
     attention = "eager" if getattr(shape, "attn_logit_softcapping", None) else "sdpa"
     with torch.device("meta"), quiet():
-        model = AutoModelForCausalLM.from_config(
-            shape, dtype=_DTYPES[config.dtype], attn_implementation=attention
-        )
+        try:
+            model = AutoModelForCausalLM.from_config(
+                shape, dtype=_DTYPES[config.dtype], attn_implementation=attention
+            )
+        except ValueError as error:
+            raise ModelError(
+                f"{shape.model_type} is no architecture of a causal language model",
+                where="the model",
+                fix="Name a model that continues text.",
+            ) from error
         if config.quantization is not None:
             for module in model.modules():
                 if (
@@ -196,6 +205,16 @@ def weightless_policy(config: ModelConfig, shape: PretrainedConfig) -> Policy:
             compute_dtype=_autocast_dtype(config),
             gradient_checkpointing=config.gradient_checkpointing,
         )
+
+
+def check_lora_targets(config: ModelConfig, shape: PretrainedConfig) -> None:
+    """Refuse `model.lora.target_modules` that a model of this shape does not have.
+
+    Raises:
+        ModelError: a name that is no layer of the model.
+    """
+    if config.lora is not None and not isinstance(config.lora.target_modules, str):
+        weightless_policy(config, shape)
 
 
 def shape_of(path: str, revision: str | None = None) -> PretrainedConfig:
@@ -239,6 +258,8 @@ def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int)
     targets = (
         lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     )
+    if isinstance(targets, list):
+        _require_targets(model, targets)
     settings = PeftLoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -262,6 +283,23 @@ def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int)
         str(local.resolve()) if local.is_dir() else base
     )
     return adapter
+
+
+def _require_targets(model: PreTrainedModel, targets: list[str]) -> None:
+    """Each name has a layer: PEFT ignores a name without one as long as another has some."""
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if getattr(getattr(module, "weight", None), "ndim", 0) == 2
+    ]
+    missing = [t for t in targets if not any(f".{layer}".endswith(f".{t}") for layer in layers)]
+    if missing:
+        hint = did_you_mean(missing[0], {layer.rpartition(".")[2] for layer in layers})
+        raise ModelError(
+            f"LoRA cannot be added: the model has no layer {' and no '.join(map(repr, missing))}",
+            where="model.lora.target_modules",
+            fix=f"{hint} all-linear takes every linear layer.",
+        )
 
 
 def save_policy(
@@ -315,6 +353,14 @@ def context_length_of(path: str, revision: str | None = None) -> int | None:
     if adapter is not None:
         require_model_folder(base, where=f"the base model of the adapter {path}")
     return _context(load_from(AutoConfig, base, revision=revision))
+
+
+def vocabulary_of(path: str, revision: str | None = None) -> int:
+    """Rows of the embedding of a model or adapter folder or Hub name, by its configuration."""
+    adapter = read_adapter(path)
+    base = path if adapter is None else base_of(path, adapter)
+    config = load_from(AutoConfig, base, revision=revision)
+    return int(config.get_text_config().vocab_size)
 
 
 def _context(config: Any) -> int | None:

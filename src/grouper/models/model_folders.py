@@ -8,8 +8,11 @@ import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
@@ -20,6 +23,7 @@ __all__ = [
     "base_of",
     "load_from",
     "looks_local",
+    "on_this_machine",
     "quiet",
     "read_adapter",
     "require_model_folder",
@@ -46,6 +50,17 @@ def quiet() -> Iterator[None]:
 def looks_local(path: str) -> bool:
     """Whether a path is meant as a folder and not as a Hub name (owner/model)."""
     return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
+
+
+def on_this_machine(path: str, revision: str | None = None) -> bool:
+    """Whether a path is a folder, or a Hub name whose configuration is in the Hub cache."""
+    if looks_local(path):
+        return Path(path).expanduser().is_dir()
+    try:
+        cached = try_to_load_from_cache(path, "config.json", revision=revision)
+    except HFValidationError:  # neither a folder nor a name that the Hub could have
+        return False
+    return isinstance(cached, str)
 
 
 def require_model_folder(path: str, *, where: str = "model.path") -> None:
@@ -80,6 +95,20 @@ def _nearest_folder(folder: Path) -> str:
     return f"Did you mean {str(parent / near[0])!r}? " if near else ""
 
 
+# What transformers raises on files that do not belong together; the last two where a tokenizer's
+# file is of another kind than its configuration says.
+_LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    ImportError,
+    SafetensorError,
+    TypeError,
+    AttributeError,
+)
+
+
 def load_from(loader: Any, path: str, **options: Any) -> Any:
     """Call `loader.from_pretrained`, telling what went wrong in one paragraph.
 
@@ -90,7 +119,24 @@ def load_from(loader: Any, path: str, **options: Any) -> Any:
     try:
         with quiet():
             return loader.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+    except RuntimeError as error:
+        # torch tells running out of memory in the same class, which is somebody else's to tell.
+        if "mismatched" not in str(error):
+            raise
+        raise ModelError(
+            f"the weights in {path!r} do not have the shapes that its config.json says "
+            "(vocab_size, hidden_size or the like)",
+            where="the model",
+            fix="Put the config.json back that was saved with these weights.",
+        ) from error
+    except UnpicklingError as error:
+        raise ModelError(
+            f"the weights in {path!r} are a pickle that holds more than tensors, which could run "
+            "code when it is loaded",
+            where="the model",
+            fix="Save the model with `save_pretrained` (safetensors) where you trust it.",
+        ) from error
+    except _LOADING_ERRORS as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         if "gated repo" in str(error):
             raise ModelError(

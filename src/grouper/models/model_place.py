@@ -1,15 +1,17 @@
-"""Where a model lies says how it is asked: its recipe, and what a run has trained."""
+"""Where a model lies: beside the work under its Hub name, or in a run, whose recipe says how it is
+asked.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from grouper.config import DataConfig, ModelConfig, PromptConfig, Recipe, SourceConfig
+from grouper.config.loading import load_recipe
+from grouper.config.schema import DataConfig, ModelConfig, PromptConfig, Recipe, SourceConfig
 from grouper.errors import ConfigError, did_you_mean
 from grouper.prompts import FORMATS
-from grouper.recipe import load_recipe
 
-__all__ = ["is_model", "model_in", "recipe_for", "trained_model", "with_sampling"]
+__all__ = ["is_model", "local_model", "model_in", "recipe_for", "trained_model", "with_sampling"]
 
 RECIPE_FILE = "recipe.yaml"
 """What a run folder, and a folder made by `save_path`, keep the resolved recipe in."""
@@ -101,23 +103,27 @@ def with_sampling(
     *,
     temperature: float | None = None,
     max_new_tokens: int | None = None,
-    samples: int = 1,
+    samples: int | None = None,
     seed: int | None = None,
 ) -> Recipe:
-    """The recipe with its evaluation section as told; what is None stays as it is.
+    """The recipe with another evaluation section; what is None stays as it is.
+
+    At temperature 0, where all samples would be the same, one is drawn unless more are asked for.
 
     Raises:
         ConfigError: several samples at temperature 0.
     """
     if max_new_tokens is None and recipe.evaluation.max_new_tokens is None:
         max_new_tokens = _what_total_leaves(recipe)
+    if samples is None and temperature == 0:
+        samples = 1
     given = {"temperature": temperature, "max_new_tokens": max_new_tokens, "samples": samples}
     evaluation = recipe.evaluation.model_copy(
         update={name: value for name, value in given.items() if value is not None}
     )
-    if samples > 1 and evaluation.temperature == 0:
+    if evaluation.samples > 1 and evaluation.temperature == 0:
         raise ConfigError(
-            f"{samples} samples at temperature 0 would all be the same",
+            f"{evaluation.samples} samples at temperature 0 would all be the same",
             where="--samples",
             fix="Add --temperature 1.0.",
         )
@@ -126,6 +132,42 @@ def with_sampling(
 
 
 def _what_total_leaves(recipe: Recipe) -> int | None:
-    """Room behind the longest prompt allowed; the training data, which tell more, are not read."""
+    """Room after the longest prompt allowed; the training data, which tell more, are not read."""
     total = recipe.sampling.max_total_tokens
     return None if total is None else max(1, total - recipe.prompt.max_prompt_tokens)
+
+
+MODEL_FOLDERS = ("models", ".models")
+"""Where people keep models, below the folder that the command runs in."""
+
+
+def local_model(name: str, beside: Path | None = None) -> str:
+    """The local folder of a model, or its name unchanged where there is none.
+
+    Args:
+        name: a path or Hub name (`Qwen/Qwen2.5-0.5B`). A path that exists is left as it is;
+            otherwise a folder of the whole name or its last part is looked for, in any case.
+        beside: the folder whose `MODEL_FOLDERS` are searched; the current one by default.
+    """
+    if Path(name).expanduser().exists() or name.startswith((".", "/", "~")):
+        return name
+    for places in MODEL_FOLDERS:
+        for wanted in (name, name.rpartition("/")[2]):
+            folder = _folder_of(Path(places), wanted, beside or Path.cwd())
+            if folder is not None:
+                return f"./{folder}"
+    return name
+
+
+def _folder_of(places: Path, wanted: str, beside: Path) -> Path | None:
+    """`places/wanted` in any case of letters, if it holds a model or an adapter."""
+    found = places
+    for part in wanted.split("/"):
+        here = beside / found
+        names = [entry.name for entry in here.iterdir()] if here.is_dir() else []
+        matching = [name for name in names if name.casefold() == part.casefold()]
+        if not matching:
+            return None
+        found = found / (part if part in matching else min(matching))
+    files = ("config.json", "adapter_config.json")
+    return found if any((beside / found / file).is_file() for file in files) else None

@@ -26,11 +26,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from grouper.config import NewModelConfig
+from grouper.config.schema import NewModelConfig
 from grouper.errors import ConfigError, RunFolderError
-from grouper.model_files import quiet
+from grouper.files import whole_folder
+from grouper.models.model_files import quiet
 from grouper.prompts import PromptFormat
-from grouper.tracking.files import whole_folder
 from grouper.types import Problem
 
 __all__ = [

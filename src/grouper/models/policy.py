@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grouper import attention
-from grouper.batching import TrainBatch
+from grouper.algorithms.batching import TrainBatch
 from grouper.errors import ModelError
-from grouper.heap import trim_between_layers
 from grouper.kernels.modules import attach
 from grouper.kernels.switch import running
-from grouper.recomputation import checkpoint_layers, offloaded_activations
-from grouper.token_scores import LogitScaling, fused_token_scores, plain_token_scores
+from grouper.models import attention
+from grouper.models.heap import trim_between_layers
+from grouper.models.recomputation import checkpoint_layers, offloaded_activations
+from grouper.models.token_scores import LogitScaling, fused_token_scores, plain_token_scores
 
 __all__ = ["Policy", "TokenOutputs", "supports_native_attention"]
 
@@ -223,7 +224,7 @@ class Policy(nn.Module):
             batch.completion_ids.gather(1, completion_slot),
         )
         # Padding stands on the right, where no real token looks, so nothing needs to be masked.
-        # Masking it would leave padded tokens without any key behind a sliding window, and a
+        # Masking it would leave padded tokens without any key inside a sliding window, and a
         # softmax over nothing has NaN gradients.
         with self.autocast():
             output = self.decoder(
@@ -303,12 +304,27 @@ class Policy(nn.Module):
         weights = next(self.model.parameters()).dtype
         bound = 1e-3 if exact and weights in {torch.float32, torch.float64} else 0.3
         gap = float((ours - theirs).abs().max())
+        if not math.isfinite(gap):
+            self._require_finite_weights()
         if not gap <= bound:
             raise ModelError(
                 "Grouper's attention disagrees with the eager attention of "
                 f"{type(self.model).__name__} (log-probs differ by {gap:.2g}, allowed {bound:g})",
                 fix="Set model.attention: sdpa (or eager), and please report the model.",
             )
+
+    def _require_finite_weights(self) -> None:
+        """Raise `ModelError` if a weight is infinite or not a number, which no model file has."""
+        for name, weight in self.model.named_parameters():
+            bad = int((~torch.isfinite(weight)).sum())
+            if bad:
+                raise ModelError(
+                    f"{bad:,} of {weight.numel():,} numbers of the weight {name} are infinite or "
+                    "not a number",
+                    where=str(self.model.config._name_or_path),  # noqa: SLF001 - where it is from
+                    fix="The model file is damaged, or its training diverged: get it again, or use "
+                    "an earlier checkpoint.",
+                )
 
 
 def _probe_batch(ids: Tensor) -> TrainBatch:

@@ -33,7 +33,7 @@ def chunk_rows(vocabulary: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogitScaling:
-    """What model families put behind their head: `z = cap tanh(x factor / divisor / cap)`.
+    """What model families apply after their head: `z = cap tanh(x factor / divisor / cap)`.
 
     `logits_scaling` divides (Granite), `logit_scale` multiplies (Cohere), and
     `final_logit_softcapping` caps (Gemma 2).
@@ -84,7 +84,7 @@ def accurate(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What is asked of a linear head, and what comes behind it; run a chunk at a time."""
+    """What is asked of a linear head, and what comes after it; run a chunk at a time."""
 
     targets: Tensor
     """[N] int64."""
@@ -226,7 +226,7 @@ def fused_token_scores(
         weight: [V, H] of the head.
         bias: [V] of the head, or None.
         targets: [N] int64.
-        scaling: what comes behind the head.
+        scaling: what comes after the head.
         temperature: logits are divided by this.
         dtype: of the matrix products.
         entropy_gradient: whether a gradient flows through the entropies.

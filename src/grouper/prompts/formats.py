@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from grouper.config import PromptConfig, TagsConfig
+from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError, did_you_mean
 from grouper.prompts.chat_template import own_chat_template
-from grouper.prompts.rendering import encode_completion, encode_plain, render_chat
+from grouper.prompts.rendering import encode_completion, encode_prompt, render_chat
 from grouper.prompts.tokenizer import Tokenizer
-from grouper.types import AnswerContract, AnswerKind, Demonstration, Problem, Prompt
-
-if TYPE_CHECKING:
-    from grouper.rewards import RewardLayout
+from grouper.types import (
+    AnswerContract,
+    AnswerKind,
+    Demonstration,
+    Message,
+    Problem,
+    Prompt,
+    RewardLayout,
+)
 
 __all__ = ["FORMATS", "PromptFormat", "make_format", "warn_about_system"]
 
@@ -75,8 +80,6 @@ class PromptFormat:
     @property
     def layout(self) -> RewardLayout:
         """What reward functions need to know of this format."""
-        from grouper.rewards import RewardLayout
-
         return RewardLayout(contract=self.contract, tags=self.tags, prefix=self.prefix)
 
     def install(self, tokenizer: Any) -> None:
@@ -114,19 +117,22 @@ class PromptFormat:
     def render(self, problem: Problem, tokenizer: Tokenizer) -> Prompt:
         """The prompt of `problem`, generation prompt and prefix included.
 
+        A whole prompt that the problem brings along is taken word for word.
+
         Raises:
             PromptError: the chat template cannot render it, or it has no tokens.
         """
-        if self.uses_chat(tokenizer):
+        messages: tuple[Message, ...] | None = None
+        question = problem.question
+        if problem.prompt is not None:
+            text, question = problem.prompt, ""  # rendered already: its special tokens are meant
+        elif self.uses_chat(tokenizer):
             text, messages = render_chat(tokenizer, self.system, problem.question)
             if not text.endswith(self.prefix):  # a template may have opened it already
                 text += self.prefix
-            # The template has written the BOS token where the model wants one.
-            ids = tokenizer.encode(text, add_special_tokens=False)
         else:
-            messages = None
             text = self.plain_text(problem.question)
-            ids = encode_plain(tokenizer, text)
+        ids = encode_prompt(tokenizer, text, question, chat=messages is not None)
         if not ids:
             raise PromptError(f"the prompt of {problem.id} has no tokens", where="prompt")
         return Prompt(
@@ -134,6 +140,19 @@ class PromptFormat:
             text=text,
             token_ids=tuple(ids),
             messages=messages,
+            prefix=self.prefix if text.endswith(self.prefix) else "",
+        )
+
+    def made_up_prompt(self, problem: Problem) -> Prompt:
+        """The prompt without a tokenizer: a chat where the format can be one, and no real ids."""
+        plain = self.plain_only or self.template == "plain"
+        system = [Message(role="system", content=self.system)] if self.system else []
+        user = Message(role="user", content=problem.question)
+        return Prompt(
+            problem_id=problem.id,
+            text=self.plain_text(problem.question),
+            token_ids=(0,),
+            messages=None if plain else (*system, user),
             prefix=self.prefix,
         )
 
@@ -152,22 +171,34 @@ class PromptFormat:
             PromptError: the problem has no worked solution, or a response in another layout.
         """
         if problem.response is not None:
-            return self._response(problem.id, problem.response)
+            return self._response(problem, problem.response)
         if not (problem.solution or "").strip():
             raise PromptError(f"problem {problem.id} has no worked solution", where="data.sft")
         reasoning = (problem.solution or "").strip()
         answer = str(problem.columns.get("demonstrated_answer", problem.answer))
+        return self._worked(reasoning, answer)
+
+    def right_completion(self, problem: Problem) -> str:
+        """A completion that answers `problem` with its reference, less the prefix."""
+        reasoning = (problem.solution or "").strip() or f"The answer is {problem.answer}."
+        return self._worked(reasoning, problem.answer)
+
+    def _worked(self, reasoning: str, answer: str) -> str:
         if self.contract.kind is AnswerKind.BOXED and r"\boxed" in reasoning:
             return self.opening + reasoning
+        return self.written(reasoning, answer)
+
+    def written(self, reasoning: str, answer: str) -> str:
+        """A completion in the format's own layout, less the prefix."""
         whole = f"{self.opening}{reasoning}{self.middle}{answer}{self.closing}"
         return whole.removeprefix(self.prefix)
 
-    def _response(self, problem_id: str, response: str) -> str:
-        """A response as it is; trained in another layout it would unteach this one."""
+    def _response(self, problem: Problem, response: str) -> str:
+        """A response as it is; after this format's prompt another layout would unteach this one."""
         missing = [tag for tag in (self.tags or ()) if tag not in self.prefix + response]
-        if missing:
+        if missing and problem.prompt is None:
             raise PromptError(
-                f"the response of {problem_id} lacks {', '.join(missing)} of the format "
+                f"the response of {problem.id} lacks {', '.join(missing)} of the format "
                 f"{self.name}",
                 where="data.sft",
             )
@@ -178,7 +209,7 @@ class PromptFormat:
     ) -> Demonstration:
         """Prompt and worked solution of `problem` as SFT trains them, stop token last.
 
-        The completion's ids are put behind the prompt's: the joined text is never tokenised,
+        The completion's ids are put after the prompt's: the joined text is never tokenised,
         so no template can drop a part of it.
 
         Raises:
@@ -262,7 +293,8 @@ _TABLE = (
             "respectively, i.e., <think> reasoning process here </think> <answer> answer here "
             "</answer>."
         ),
-        contract=_tag_contract(THINK_TAGS),
+        # With one space between the tags, as asked: its rewards have always wanted that.
+        contract=replace(_tag_contract(THINK_TAGS), open="</think> <answer>"),
         tags=THINK_TAGS,
         prefix="<think>",
         stop=("</answer>",),

@@ -9,7 +9,7 @@ from grouper.errors import PromptError
 from grouper.prompts.tokenizer import Tokenizer
 from grouper.types import Message
 
-__all__ = ["apply_template", "encode_completion", "encode_plain", "render_chat"]
+__all__ = ["apply_template", "encode_completion", "encode_prompt", "render_chat"]
 
 # Some templates open (or open and close) a thinking block in the generation prompt. Whether
 # there is one is the format's decision, never the template's.
@@ -76,12 +76,23 @@ def _without_opened_thinking(text: str, question: str) -> str:
     return text[:end] + OPENED_THINKING.sub("", text[end:])
 
 
-def encode_plain(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of `text`, behind a BOS token exactly where the tokenizer puts one.
+def encode_prompt(tokenizer: Tokenizer, text: str, question: str, *, chat: bool) -> list[int]:
+    """Ids of a prompt, in which the question is text and nothing else.
 
-    Other special tokens that a tokenizer adds (an EOS at the end) have no place in a prompt.
+    A question that names a special token (`<|im_end|>`) must not end its turn or open another
+    one, so it is encoded as if the tokenizer had none.
+
+    Args:
+        tokenizer: of the model.
+        text: the whole prompt.
+        question: a part of it.
+        chat: the text is that of a chat template, which has written the BOS token where the model
+            wants one. In plain text it goes first exactly where the tokenizer puts one; other
+            special tokens that a tokenizer adds (an EOS at the end) have no place in a prompt.
     """
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = _encode_around(tokenizer, text, question.strip())
+    if chat:
+        return ids
     bos = tokenizer.bos_token_id
     if bos is None or ids[:1] == [bos]:
         return ids
@@ -89,11 +100,33 @@ def encode_plain(tokenizer: Tokenizer, text: str) -> list[int]:
     return [bos, *ids] if adds_bos else ids
 
 
+def _encode_around(tokenizer: Tokenizer, text: str, question: str) -> list[int]:
+    """Ids of `text` without any token that the tokenizer would see in the question alone.
+
+    Text between two special tokens is encoded by itself, so that only the stretch around the
+    question has to be cut out, and no other prompt changes.
+    """
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    as_text = tokenizer.encode(question, add_special_tokens=False, split_special_tokens=True)
+    if as_text == tokenizer.encode(question, add_special_tokens=False):
+        return ids
+    before, _, after = text.rpartition(question)
+    names = [name for name in tokenizer.get_added_vocab() if name]
+    first = max((before.rfind(n) + len(n) for n in names if n in before), default=0)
+    last = min((after.find(n) for n in names if n in after), default=len(after))
+    stretch = before[first:] + question + after[:last]
+    return [
+        *tokenizer.encode(before[:first], add_special_tokens=False),
+        *tokenizer.encode(stretch, add_special_tokens=False, split_special_tokens=True),
+        *tokenizer.encode(after[last:], add_special_tokens=False),
+    ]
+
+
 def encode_completion(tokenizer: Tokenizer, text: str, problem_id: str) -> list[int]:
     """Ids of `text` as the continuation of a prompt, which decode back to it.
 
     Tokenizers of the SentencePiece kind put a space before the first word of a text, which is
-    wrong in mid-sequence: there the text is encoded behind a line break, which is cut off again.
+    wrong in mid-sequence: there the text is encoded after a line break, which is cut off again.
 
     Raises:
         PromptError: the text does not survive encoding and decoding.

@@ -21,7 +21,7 @@ class StopTokens:
     """Example: `StopTokens(trained=151645, all=(151645, 151643))` for Qwen2.5."""
 
     trained: int
-    """What SFT puts behind every completion."""
+    """What SFT puts after every completion."""
     all: tuple[int, ...]
     """Every id that ends a sampled completion, the trained one first."""
 
@@ -31,7 +31,7 @@ def find_stop_tokens(
 ) -> StopTokens:
     """The stop tokens of a model with this tokenizer and format.
 
-    In a chat the trained one is what the template writes behind the assistant's text
+    In a chat the trained one is what the template writes after the assistant's text
     (`<|im_end|>` of Qwen2.5, `<|eot_id|>` of Llama-3); in plain text the tokenizer's EOS.
 
     Args:
@@ -55,7 +55,7 @@ def find_stop_tokens(
 
 
 def _turn_end(tokenizer: Tokenizer) -> list[int]:
-    """The special token directly behind an assistant message, or nothing."""
+    """The special token directly after an assistant message, or nothing."""
     messages = (
         Message(role="user", content="a question"),
         Message(role="assistant", content=_ANSWER),

@@ -25,7 +25,10 @@ class Tokenizer(Protocol):
     @property
     def bos_token_id(self) -> int | None: ...
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
+    ) -> list[int]:
+        """Ids; with `split_special_tokens` the names of special tokens are text like any other."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
 

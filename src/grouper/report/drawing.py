@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grouper.evaluation.compare import label
-from grouper.tracking.files import write_atomic
+from grouper.files import write_atomic
 from grouper.types import StepReport
 
 if TYPE_CHECKING:

@@ -53,9 +53,7 @@ class Case:
 
     def written(self, reasoning: str, answer: str) -> str:
         """A completion in the format's own layout."""
-        fmt = self.fmt
-        whole = f"{fmt.opening}{reasoning}{fmt.middle}{answer}{fmt.closing}"
-        return whole.removeprefix(fmt.prefix)
+        return self.fmt.written(reasoning, answer)
 
     @property
     def honest(self) -> str:

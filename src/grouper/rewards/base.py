@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from grouper.types import AnswerContract, Message
+from grouper.types import Message
 
-__all__ = ["Content", "RewardBuilder", "RewardFunction", "RewardLayout", "texts_of"]
+__all__ = ["Content", "RewardBuilder", "RewardFunction", "texts_of"]
 
 Content = str | Sequence[Message]
 """A prompt or completion: messages in chat recipes, a string in plain-text ones."""
 
 
 class RewardFunction(Protocol):
-    """Scores a batch of completions; every argument is a list with one entry a completion.
+    """Scores a batch of completions; every argument is a list with one entry per completion.
 
-    Beside `prompts` and `completions` it is given every column of the source row under its own
-    name; `answer`, `solution`, `reference_answer`, `reference_solution` and `question` where no
-    column has that name; `grades`, `finish_reasons` and `completion_ids`. It returns one number a
-    completion; None means "not scored" and takes that rollout out of its group.
+    Beside `prompts` and `completions` it is given the parsed `answer`, `solution`,
+    `reference_answer`, `reference_solution` and `question`; `grades`, `finish_reasons` and
+    `completion_ids`; and every column of the source row under its own name, or as `source_<name>`
+    where that name is one of these. It returns one number per completion; None means "not scored"
+    and takes that rollout out of its group.
     """
 
     def __call__(
-        self, *, prompts: Sequence[Content], completions: Sequence[Content], **columns: Any
+        self, /, *, prompts: Sequence[Content], completions: Sequence[Content], **columns: Any
     ) -> Sequence[float | None]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardLayout:
-    """The prompt format, as far as rewards need it.
-
-    Example: `RewardLayout(contract=contract, tags=("<think>", "</think>", "<answer>",
-    "</answer>"), prefix="<think>")`.
-    """
-
-    contract: AnswerContract
-    tags: tuple[str, str, str, str] | None
-    """Reasoning open and close, answer open and close; None for a format without tags."""
-    prefix: str = ""
-    """The part of the assistant's turn that the prompt has already opened: counted as written."""
 
 
 RewardBuilder = Callable[..., RewardFunction]

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
-from grouper.config import GradingConfig
+from grouper.config.schema import GradingConfig
 from grouper.errors import RewardError
 from grouper.grading import Grader, extract
-from grouper.rewards.base import Content, RewardFunction, RewardLayout, texts_of
-from grouper.types import AnswerContract, AnswerKind, Grade
+from grouper.rewards.base import Content, RewardBuilder, RewardFunction, texts_of
+from grouper.types import AnswerContract, AnswerKind, Grade, RewardLayout
 
 __all__ = [
+    "UNITS",
     "Batch",
     "BuiltReward",
     "Tags",
+    "check_unit",
     "check_variant",
     "grades_of",
     "nothing_or",
     "per_answer",
     "per_batch",
+    "per_completion",
     "per_grade",
     "per_text",
     "references_of",
+    "reward_builder",
     "tags_of",
+    "units_of",
 ]
 
 Tags = tuple[str, str, str, str]
@@ -59,11 +65,37 @@ class BuiltReward:
         self.__name__ = name
         self.bounds = bounds
         self._score = score
+        self.origin: tuple[RewardBuilder, RewardLayout, dict[str, Any]] | None = None
+        """The builder that made it and what it was called with; set by `reward_builder`."""
 
     def __call__(
-        self, *, prompts: Sequence[Content], completions: Sequence[Content], **columns: Any
+        self, /, *, prompts: Sequence[Content], completions: Sequence[Content], **columns: Any
     ) -> list[float | None]:
         return self._score(Batch(prompts, texts_of(completions), columns))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.origin is None:
+            raise pickle.PicklingError(f"the reward {self.__name__!r} was made without its builder")
+        return _built_again, self.origin
+
+
+def reward_builder(build: RewardBuilder) -> RewardBuilder:
+    """A builder whose rewards can be pickled: a copy is built again from the same parameters."""
+
+    @wraps(build)
+    def remembered(layout: RewardLayout, **params: Any) -> RewardFunction:
+        reward = build(layout, **params)
+        assert isinstance(reward, BuiltReward)
+        reward.origin = (remembered, layout, params)
+        return reward
+
+    return remembered
+
+
+def _built_again(
+    build: RewardBuilder, layout: RewardLayout, params: dict[str, Any]
+) -> RewardFunction:
+    return build(layout, **params)
 
 
 def nothing_or(value: float) -> tuple[float, float]:
@@ -87,6 +119,13 @@ def per_text(
 ) -> RewardFunction:
     """A reward of the whole text, what the prompt has opened included."""
     return BuiltReward(name, bounds, lambda b: [score(layout.prefix + text) for text in b.texts])
+
+
+def per_completion(
+    name: str, bounds: tuple[float, float], score: Callable[[str], float]
+) -> RewardFunction:
+    """A reward of the text that was sampled, without what the prompt has opened."""
+    return BuiltReward(name, bounds, lambda b: [score(text) for text in b.texts])
 
 
 def per_answer(
@@ -184,3 +223,40 @@ def check_variant(variant: str, name: str) -> bool:
             fix="Use default or original.",
         )
     return variant == "original"
+
+
+UNITS = ("tokens", "characters", "words")
+"""What lengths and n-grams are counted in."""
+
+
+def check_unit(unit: str, name: str) -> None:
+    """Refuse a unit that there is not.
+
+    Raises:
+        RewardError: it is none of `UNITS`.
+    """
+    if unit not in UNITS:
+        raise RewardError(
+            f"{unit!r} is not a unit of the reward {name!r}",
+            where=f"rewards.{name}.params.unit",
+            fix=f"Use {', '.join(UNITS[:-1])} or {UNITS[-1]}.",
+        )
+
+
+def units_of(batch: Batch, unit: str) -> list[Sequence[Any]]:
+    """The tokens, characters or words of each completion.
+
+    Raises:
+        ValueError: the function was not passed the tokens (`completion_ids`).
+
+    >>> units_of(Batch(["q"], ["So 4"], {"completion_ids": [[7, 8, 9]]}), "words")
+    [['So', '4']]
+    """
+    if unit == "characters":
+        return list(batch.texts)
+    if unit == "words":
+        return [text.split() for text in batch.texts]
+    ids: Sequence[Sequence[int]] | None = batch.columns.get("completion_ids")
+    if ids is None:
+        raise ValueError("a reward that counts tokens needs completion_ids; or set another unit")
+    return list(ids)

@@ -13,11 +13,14 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from grouper.config import RewardConfig
+from grouper.config.rewards import LARGEST
+from grouper.config.schema import RewardConfig
+from grouper.config.user_code import line_of_users
 from grouper.errors import RewardError
 from grouper.rewards.awaiting import StoppedError, awaited
 from grouper.rewards.base import Content, RewardFunction
 from grouper.rewards.building import BuiltReward
+from grouper.rewards.onlooking import WHOLE, Notes
 from grouper.types import Completion, Grade, Message, Problem, Prompt
 
 __all__ = ["DEFAULT_SECONDS", "arguments_of", "call", "one_by_one", "shown"]
@@ -37,25 +40,33 @@ _SINGULAR = {
 def arguments_of(
     problem: Problem, prompt: Prompt, completions: Sequence[Completion], grades: Sequence[Grade]
 ) -> dict[str, Any]:
-    """Everything a reward function is called with, one entry a completion."""
+    """Everything a reward function is called with, one entry per completion.
+
+    The parsed fields of the problem win over columns of the source row: a column that has the
+    name of one of them, or of another argument of the call, is passed as `source_<name>`.
+    """
     n = len(completions)
     asked: Content = prompt.text if prompt.messages is None else list(prompt.messages)
-    aliases = {
+    fields = {
         "answer": problem.answer,
         "solution": problem.answer if problem.solution is None else problem.solution,
         "reference_answer": problem.answer,
         "reference_solution": problem.solution,
         "question": problem.question,
     }
-    columns = {name: [value] * n for name, value in {**aliases, **problem.columns}.items()}
-    return {
-        **columns,
+    ours = {
+        **{name: [value] * n for name, value in fields.items()},
         "prompts": [asked] * n,
         "completions": [_content(c, chat=prompt.messages is not None) for c in completions],
         "grades": list(grades),
         "finish_reasons": [c.finish_reason for c in completions],
         "completion_ids": [list(c.token_ids) for c in completions],
     }
+    taken = {*ours, *_SINGULAR.values(), *WHOLE, "self"}
+    columns = {name: value for name, value in problem.columns.items() if name not in taken}
+    for name in taken & problem.columns.keys():
+        columns.setdefault(f"source_{name}", problem.columns[name])
+    return {**{name: [value] * n for name, value in columns.items()}, **ours}
 
 
 def _content(completion: Completion, *, chat: bool) -> Content:
@@ -81,6 +92,7 @@ def call(
     arguments: Mapping[str, Any],
     *,
     seconds: float = DEFAULT_SECONDS,
+    notes: Notes | None = None,
 ) -> list[float | None]:
     """The values of one batch.
 
@@ -90,15 +102,18 @@ def call(
         arguments: what `arguments_of` makes.
         seconds: an async function is stopped after as many; a sync one cannot be, and is warned
             of in the log.
+        notes: keeps what a user's function logs; left out: nobody does.
 
     Raises:
         RewardError: the function raised (`SystemExit` and the like included, Ctrl-C not), was
             stopped (the cause is then a `TimeoutError`), or returned something else than one
             finite number in its stated range (`bounds`), or None, a completion.
     """
+    # Built-in rewards use neither.
+    whole = {} if isinstance(function, BuiltReward) else (notes or Notes()).arguments()
     try:
         with _told_when_slow(name, function, seconds):
-            returned: Any = function(**_own_copy(arguments))
+            returned: Any = function(**_own_copy(arguments), **whole)
         if inspect.isawaitable(returned):
             returned = awaited(returned, seconds)
     except KeyboardInterrupt:
@@ -111,7 +126,7 @@ def call(
         ) from error
     except BaseException as error:  # a user's function may raise anything; it is named
         raise RewardError(
-            f"the reward {name!r} raised {type(error).__name__}: {error}",
+            f"the reward {name!r} raised {type(error).__name__}: {error}{line_of_users(error)}",
             where="rewards",
             fix=f"It was given the columns {', '.join(sorted(arguments))}.",
         ) from error
@@ -143,7 +158,8 @@ def one_by_one(function: Callable[..., Any]) -> RewardFunction:
     """A reward function of one completion (`completion`, `answer`, ...) as one of a batch.
 
     Every argument is the entry of one completion; `prompts`, `completions`, `grades` and
-    `finish_reasons` come in the singular. An async function runs for all of them together.
+    `finish_reasons` come in the singular, and those of `WHOLE` as they are. An async function runs
+    for all of them together.
 
     >>> def brevity(completion, answer, **kwargs):
     ...     return len(answer) / len(completion)
@@ -154,11 +170,13 @@ def one_by_one(function: Callable[..., Any]) -> RewardFunction:
     @wraps(function)
     def batch(**arguments: Any) -> Any:
         plural = [name for name in _SINGULAR if name in arguments]
-        others = [name for name in arguments if name not in plural]
+        whole = {name: arguments[name] for name in WHOLE if name in arguments}
+        others = [name for name in arguments if name not in plural and name not in whole]
         values = [
             function(
                 **{name: arguments[name][row] for name in others if name not in _SINGULAR.values()},
                 **{_SINGULAR[name]: arguments[name][row] for name in plural},
+                **whole,
             )
             for row in range(len(arguments["completions"]))
         ]
@@ -189,11 +207,13 @@ def _number(name: str, value: Any, row: int) -> float | None:
     if value is None:
         return None
     value = value.item() if hasattr(value, "item") else value
-    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+    size: Any = abs(value) if isinstance(value, numbers.Real) else math.nan
+    if not size <= LARGEST:  # NaN is not, either
         raise RewardError(
             f"the reward {name!r} returned {shown(value)} for completion {row}",
             where="rewards",
-            fix="Return finite numbers, or None for a completion that cannot be scored.",
+            fix=f"Return numbers from {-LARGEST:g} to {LARGEST:g} (beyond, a difference of 0.1 is "
+            "lost and sums overflow), or None for a completion that cannot be scored.",
         )
     return float(value) + 0.0  # never -0.0
 
@@ -216,5 +236,8 @@ def _check_bounds(
 
 def shown(value: Any) -> str:
     """A value as text, cut where it is long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        text = f"a {type(value).__name__} too long to be shown"
     return text if len(text) <= 120 else text[:117] + "..."

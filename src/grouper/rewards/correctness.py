@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from grouper.rewards.base import RewardBuilder, RewardFunction, RewardLayout
-from grouper.rewards.building import check_variant, nothing_or, per_grade
-from grouper.types import Grade, Verdict
+from grouper.rewards.base import RewardBuilder, RewardFunction
+from grouper.rewards.building import check_variant, nothing_or, per_grade, reward_builder
+from grouper.types import Grade, RewardLayout, Verdict
 
 __all__ = ["CORRECTNESS", "accuracy", "correctness"]
 
 
+@reward_builder
 def correctness(
     layout: RewardLayout, *, value: float = 1.0, timeout: float | None = 0.0
 ) -> RewardFunction:
@@ -35,6 +36,7 @@ def correctness(
     return per_grade("correctness", layout, (min(low, unjudged), max(high, unjudged)), score)
 
 
+@reward_builder
 def accuracy(layout: RewardLayout, *, variant: str = "default") -> RewardFunction:
     """1 for a correct answer, 0 for any other; None where the reference cannot be read.
 

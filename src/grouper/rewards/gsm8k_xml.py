@@ -1,8 +1,9 @@
 r"""System A: the granular rewards of GRPO on GSM8K, `<reasoning>` and `<answer>` tags on lines.
 
-All take the tags from the prompt format. `variant: original` brings back two faults of the
-source: its format patterns stop at a newline, and it subtracts the trailing penalty twice. It
-gives what the patterns and splits of the source give for every text, in linear time.
+All take the tags from the prompt format. `variant: original` brings back the faults of the source:
+its format patterns stop at a newline, it subtracts the trailing penalty twice, and it takes a text
+without tags for an answer. It gives what the patterns and splits of the source give for every text,
+in linear time.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from __future__ import annotations
 import re
 
 from grouper.grading import extract
-from grouper.rewards.base import RewardBuilder, RewardFunction, RewardLayout
+from grouper.rewards.base import RewardBuilder, RewardFunction
 from grouper.rewards.building import (
     check_variant,
     nothing_or,
     per_answer,
     per_text,
+    reward_builder,
     tags_of,
 )
 from grouper.rewards.format import tags_are_exact, tags_are_in_order
+from grouper.types import RewardLayout
 
 __all__ = [
     "GSM8K_XML",
@@ -30,36 +33,51 @@ __all__ = [
 ]
 
 
-def xml_correctness(layout: RewardLayout, *, value: float = 2.0) -> RewardFunction:
+@reward_builder
+def xml_correctness(
+    layout: RewardLayout, *, value: float = 2.0, variant: str = "default"
+) -> RewardFunction:
     """`value` where the text in the last answer tag equals the reference without its commas.
 
-    Range 0 to `value`. Source: system A.
+    Range 0 to `value`. `variant: original` takes what follows the last opening answer tag, whether
+    it is closed or not, and the whole text where there is none. Source: system A.
     """
+    original = check_variant(variant, "xml_correctness")
 
     def score(answer: str, reference: str) -> float:
         return value if answer == reference.strip().replace(",", "") else 0.0
 
     return per_answer(
-        "xml_correctness",
-        nothing_or(value),
-        lambda text: extract(text, layout.contract).answer,
-        score,
+        "xml_correctness", nothing_or(value), lambda text: _answer(text, layout, original), score
     )
 
 
-def xml_integer(layout: RewardLayout, *, value: float = 0.5) -> RewardFunction:
+@reward_builder
+def xml_integer(
+    layout: RewardLayout, *, value: float = 0.5, variant: str = "default"
+) -> RewardFunction:
     """`value` where the answer is all digits, 0 to 9; else 0.
 
-    Range 0 to `value`. Source: system A.
+    Range 0 to `value`. `variant: original` finds the answer as in `xml_correctness`, and takes
+    digits of any script. Source: system A.
     """
+    original = check_variant(variant, "xml_integer")
 
     def score(text: str) -> float:
-        answer = extract(text, layout.contract).answer or ""
-        return value if answer.isascii() and answer.isdigit() else 0.0
+        answer = _answer(text, layout, original) or ""
+        return value if answer.isdigit() and (original or answer.isascii()) else 0.0
 
     return per_text("xml_integer", layout, nothing_or(value), score)
 
 
+def _answer(text: str, layout: RewardLayout, original: bool) -> str | None:
+    if not original:
+        return extract(text, layout.contract).answer
+    _, _, answer_open, answer_close = tags_of(layout, "xml_correctness")
+    return text.rpartition(answer_open)[2].partition(answer_close)[0].strip()
+
+
+@reward_builder
 def xml_strict_format(
     layout: RewardLayout, *, value: float = 0.5, variant: str = "default"
 ) -> RewardFunction:
@@ -97,6 +115,7 @@ def xml_strict_format(
     return per_text("xml_strict_format", layout, nothing_or(value), score)
 
 
+@reward_builder
 def xml_soft_format(
     layout: RewardLayout, *, value: float = 0.5, variant: str = "default"
 ) -> RewardFunction:
@@ -148,6 +167,7 @@ def _pattern(*parts: str) -> re.Pattern[str]:
     )
 
 
+@reward_builder
 def xml_tag_count(
     layout: RewardLayout,
     *,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = ["first_number", "whole_number_text", "within"]
+__all__ = ["first_number", "python_number", "whole_number_text", "within"]
 
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)", re.ASCII)
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 _MAX_CHARACTERS = 300
 """A longer literal is no answer, and above this a float overflows."""
 
@@ -15,13 +15,25 @@ _MAX_CHARACTERS = 300
 def whole_number_text(text: str) -> float | None:
     """The number that a text is, commas and a dollar sign apart; None where it is anything else.
 
-    >>> whole_number_text(" $1,200.50 "), whole_number_text("12 apples"), whole_number_text("")
-    (1200.5, None, None)
+    >>> [whole_number_text(text) for text in (" $1,200.50 ", "7.", "1e3", "12 apples", "")]
+    [1200.5, 7.0, 1000.0, None, None]
     """
     text = text.strip().removeprefix("$")
     if len(text) > _MAX_CHARACTERS or not _NUMBER.fullmatch(text):
         return None
     return _value(text)
+
+
+def python_number(text: str) -> float | None:
+    """The number that Python's `float` reads in a text, infinite ones included; None: it refuses.
+
+    >>> [python_number(text) for text in ("7.", "1e3", "-inf", "1,200", "$5")]
+    [7.0, 1000.0, -inf, None, None]
+    """
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def first_number(text: str) -> float | None:

@@ -18,9 +18,7 @@ from grouper.types import (
     Completion,
     FinishReason,
     Grade,
-    Message,
     Problem,
-    Prompt,
     Reward,
     Verdict,
 )
@@ -88,7 +86,7 @@ def _score(
     grades = grader.grade(texts, [problem.answer] * len(texts))
     rewards = stack.score(
         problem=problem,
-        prompt=_prompt(problem, fmt),
+        prompt=fmt.made_up_prompt(problem),
         completions=[_completion(text) for text in texts],
         grades=grades,
     )
@@ -129,20 +127,6 @@ def _run(item: Probe, stack: RewardStack, fmt: PromptFormat, grader: _Grades) ->
 
 def _rank(total: float | None, grade: Grade) -> tuple[bool, float]:
     return grade.correct, float("-inf") if total is None else total
-
-
-def _prompt(problem: Problem, fmt: PromptFormat) -> Prompt:
-    """As the format renders it; a chat where it can be one."""
-    plain = fmt.plain_only or fmt.template == "plain"
-    system = [Message(role="system", content=fmt.system)] if fmt.system else []
-    user = Message(role="user", content=problem.question)
-    return Prompt(
-        problem_id=problem.id,
-        text=fmt.plain_text(problem.question),
-        token_ids=(0,),
-        messages=None if plain else (*system, user),
-        prefix=fmt.prefix,
-    )
 
 
 def _completion(text: str) -> Completion:

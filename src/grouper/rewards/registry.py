@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial, update_wrapper
+from functools import wraps
 from types import MappingProxyType
 from typing import Any
 
-from grouper.config import RewardConfig
+from grouper.config.credentials import expanded
+from grouper.config.schema import RewardConfig
+from grouper.config.user_code import load_user_object
 from grouper.errors import RewardError, did_you_mean
-from grouper.rewards.base import RewardBuilder, RewardFunction, RewardLayout
+from grouper.rewards.base import RewardBuilder, RewardFunction
 from grouper.rewards.calling import one_by_one
 from grouper.rewards.correctness import CORRECTNESS
 from grouper.rewards.format import FORMAT
@@ -20,7 +22,7 @@ from grouper.rewards.length import LENGTH
 from grouper.rewards.openmath_dapo import OPENMATH_DAPO
 from grouper.rewards.r1_zero import R1_ZERO
 from grouper.rewards.style import STYLE
-from grouper.user_code import load_user_object
+from grouper.types import RewardLayout
 
 __all__ = ["REWARDS", "find_reward", "reward_label"]
 
@@ -50,8 +52,11 @@ def find_reward(config: RewardConfig, layout: RewardLayout) -> RewardFunction:
     """The function a recipe names, with its parameters set.
 
     Raises:
-        RewardError: no such name, file, module or function, or a parameter it does not have.
+        RewardError: no such name, file, module or function, or a parameter it does not have or that
+            refers to a variable of the environment which is not set.
     """
+    params = expanded(config.params, where=f"rewards.{config.name}.params", error=RewardError)
+    config = config.model_copy(update={"params": params})
     if ":" in config.name:
         return _users_function(config)
     if config.name not in REWARDS:
@@ -90,9 +95,19 @@ def _users_function(config: RewardConfig) -> RewardFunction:
     named = _checked_parameters(function, config)
     single = "completion" in named and "completions" not in named
     if config.params:
-        # The function's own attributes come along: `bounds` is one.
-        function = update_wrapper(partial(function, **config.params), function)
+        function = _with_params(function, config.params)
     return one_by_one(function) if single else function
+
+
+def _with_params(function: Callable[..., Any], params: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function with its parameters set, which win over a column of the same name."""
+
+    @wraps(function)  # the function's own attributes come along: `bounds` is one
+    def given(**columns: Any) -> Any:
+        moved = {f"source_{name}": columns[name] for name in params if name in columns}
+        return function(**{**moved, **columns, **params})
+
+    return given
 
 
 def _checked_parameters(

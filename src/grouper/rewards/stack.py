@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from grouper.config import RewardConfig
+from grouper.config.rewards import LARGEST
+from grouper.config.schema import RewardConfig
 from grouper.errors import GrouperError, RewardError, raise_all
-from grouper.rewards.base import RewardFunction, RewardLayout
+from grouper.rewards.base import RewardFunction
+from grouper.rewards.building import BuiltReward
 from grouper.rewards.calling import DEFAULT_SECONDS, arguments_of, call, shown
 from grouper.rewards.failures import FailureRate
+from grouper.rewards.onlooking import Notes, TrainerState
 from grouper.rewards.registry import find_reward, reward_label
-from grouper.types import Completion, FinishReason, Grade, Problem, Prompt, Reward, Verdict
+from grouper.types import (
+    Completion,
+    FinishReason,
+    Grade,
+    Problem,
+    Prompt,
+    Reward,
+    RewardLayout,
+    Tally,
+    Verdict,
+)
 
 __all__ = ["RewardStack", "build_rewards"]
 
@@ -25,6 +38,7 @@ class RewardStack:
         functions: (name, weight, function), each name once.
         limits: by name, the share of the recent groups a function may fail on.
         seconds: by name, how long a function may take for a group.
+        varying: the functions that may answer the same input differently.
     """
 
     def __init__(
@@ -32,18 +46,21 @@ class RewardStack:
         functions: Sequence[tuple[str, float, RewardFunction]],
         limits: Mapping[str, float] | None = None,
         seconds: Mapping[str, float] | None = None,
+        varying: Collection[str] = (),
     ) -> None:
         self.names = tuple(name for name, _, _ in functions)
         self.weights = {name: weight for name, weight, _ in functions}
         self._functions = {name: function for name, _, function in functions}
         self._rates = {n: FailureRate((limits or {}).get(n, DEFAULT_LIMIT)) for n in self.names}
         self._seconds = dict(seconds or {})
+        self._varying = frozenset(varying)
         self._events: list[str] = []
+        self._notes = Notes()
 
     def for_measuring(self) -> RewardStack:
         """The same functions with counts of their own, which never stop anything."""
         functions = [(name, self.weights[name], self._functions[name]) for name in self.names]
-        return RewardStack(functions, dict.fromkeys(self.names, 1.0), self._seconds)
+        return RewardStack(functions, dict.fromkeys(self.names, 1.0), self._seconds, self._varying)
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -73,6 +90,19 @@ class RewardStack:
         for name, rate in self._rates.items():
             if name in state:
                 rate.load_state(state[name])
+
+    def begin_step(self, step: int, total: int) -> None:
+        """Tell users' functions how far training is, and forget what they logged before.
+
+        Args:
+            step: finished steps.
+            total: steps of the phase.
+        """
+        self._notes = Notes(TrainerState(global_step=step, max_steps=total))
+
+    def logged(self) -> dict[str, Tally]:
+        """What users' functions have logged in this step, as metrics."""
+        return self._notes.tallies()
 
     def take_events(self) -> tuple[str, ...]:
         """What failed since this was last asked, one line each."""
@@ -108,24 +138,43 @@ class RewardStack:
             for row in range(len(completions))
         ]
 
-    def check(self, *, problem: Problem | None = None, prompt: Prompt | None = None) -> None:
+    def check(
+        self,
+        *,
+        problem: Problem | None = None,
+        prompt: Prompt | None = None,
+        right: str | None = None,
+    ) -> list[str]:
         """Try every function on one problem, twice: shape, finiteness, range and determinism.
 
         Args:
             problem: an example whose columns the functions will see; a made-up one if left out.
             prompt: its prompt.
+            right: a completion that answers the problem with its reference, as the prompt's
+                format wants it; the bare reference if left out.
+
+        Returns:
+            A warning for each function of the user's that pays `right` its minimum, or that may
+            answer the same input differently.
 
         Raises:
             RewardError: everything that is wrong, all functions in one message.
         """
         problem = problem or Problem(id="check/0", question="What is 2+2?", answer="4", source="")
         prompt = prompt or Prompt(problem_id=problem.id, text=problem.question, token_ids=(0,))
-        completions, grades = _examples(problem)
+        completions, grades = _examples(problem.answer if right is None else right)
         arguments = arguments_of(problem, prompt, completions, grades)
         problems: list[GrouperError] = []
+        warnings = [
+            f"the reward {name!r} is declared as not deterministic: the run cannot be repeated, "
+            "nor continued exactly"
+            for name in self.names
+            if name in self._varying
+        ]
         for name in self.names:
             try:
-                first, second = (self._call(name, arguments) for _ in range(2))
+                first = self._call(name, arguments)
+                second = first if name in self._varying else self._call(name, arguments)
             except RewardError as error:
                 problems.append(error)
                 continue
@@ -134,21 +183,53 @@ class RewardStack:
                     RewardError(
                         f"the reward {name!r} gave {first} and then {second} for the same input",
                         where="rewards",
-                        fix="A reward must be a function of its input: seed or remove what varies.",
+                        fix="A reward must be a function of its input: seed or remove what "
+                        "varies, or declare it with `deterministic: false`.",
                     )
                 )
+            elif self._pays_least(name, first):
+                warnings.append(
+                    f"the reward {name!r} pays {first[0]:g} for a right completion of "
+                    f"{problem.id}, and no less for a text without an answer, an empty one, or "
+                    "the same one three times: does it look for another layout, or compare with "
+                    f"another column? The completion: {shown(completions[0].text)}; `answer` was "
+                    f"{shown(problem.answer)}."
+                )
         raise_all(problems)
+        return warnings
 
-    def _call(self, name: str, arguments: dict[str, Any]) -> list[float | None]:
+    def _pays_least(self, name: str, values: Sequence[float | None]) -> bool:
+        """Whether a user's function pays the first of some values, and none below it."""
+        right, *others = values
+        bounds = getattr(self._functions[name], "bounds", None)
+        known = [value for value in others if value is not None]
+        if isinstance(self._functions[name], BuiltReward) or right is None or not known:
+            return False
+        lowest = min(known) if bounds is None else bounds[0]
+        return self.weights[name] >= 0 and right <= lowest
+
+    def _call(
+        self, name: str, arguments: dict[str, Any], notes: Notes | None = None
+    ) -> list[float | None]:
         seconds = self._seconds.get(name, DEFAULT_SECONDS)
-        return call(name, self._functions[name], arguments, seconds=seconds)
+        values = call(name, self._functions[name], arguments, seconds=seconds, notes=notes)
+        weight = self.weights[name]
+        for value in values:
+            if value is not None and abs(weight * value) > LARGEST:
+                raise RewardError(
+                    f"the reward {name!r} returned {value:g}, which its weight {weight:g} makes "
+                    f"more than {LARGEST:g}",
+                    where="rewards",
+                    fix="Use a smaller weight: beyond, a difference of 0.1 is lost.",
+                )
+        return values
 
     def _contained(
         self, name: str, arguments: dict[str, Any], problem: Problem
     ) -> list[float | None]:
         rate = self._rates[name]
         try:
-            values = self._call(name, arguments)
+            values = self._call(name, arguments, self._notes)
         except RewardError as error:
             too_many = rate.add(failed=True)
             told = f"{error.what} ({rate.failures} of {rate.groups} groups so far)"
@@ -204,13 +285,14 @@ def build_rewards(configs: Sequence[RewardConfig], layout: RewardLayout) -> Rewa
         functions,
         {reward_label(c.name): c.max_failure_rate for c in configs},
         {reward_label(c.name): c.timeout_seconds for c in configs},
+        [reward_label(c.name) for c in configs if not c.deterministic],
     )
 
 
-def _examples(problem: Problem) -> tuple[list[Completion], list[Grade]]:
-    """A right, a wrong and an empty completion."""
-    texts = (problem.answer, "no idea", "")
-    verdicts = (Verdict.CORRECT, Verdict.INCORRECT, Verdict.NO_ANSWER)
+def _examples(right: str) -> tuple[list[Completion], list[Grade]]:
+    """A right, a wrong, an empty and a rambling completion."""
+    texts = (right, "no idea", "", "\n".join([right] * 3))
+    verdicts = (Verdict.CORRECT, Verdict.INCORRECT, Verdict.NO_ANSWER, Verdict.INCORRECT)
     completions = [
         Completion(
             token_ids=(0,),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grouper.attention import AttentionSpec
 from grouper.kernels import ops
 from grouper.kernels.calls import DTYPES
 from grouper.kernels.library import library
+from grouper.models.attention import AttentionSpec
 from grouper.sampling.decode_kernel import Cache, DecodeState, Pair, plain_decode
 
 __all__ = ["compiled_decode", "has_compiled"]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouper.attention import AttentionSpec
+from grouper.models.attention import AttentionSpec
 from grouper.sampling.decode_programs import AVAILABLE, merge, own_part, prompt_part
 
 __all__ = ["DecodeState", "has_kernel", "kernel_decode", "plain_decode"]
@@ -48,7 +48,7 @@ class DecodeState:
     prompt_lengths: Tensor
     """[places] int64."""
     members: Tensor
-    """[places, size] int64: the rows that continue each prompt, -1 behind them."""
+    """[places, size] int64: the rows that continue each prompt, -1 after them."""
 
     @property
     def rows(self) -> int:

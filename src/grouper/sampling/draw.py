@@ -77,7 +77,7 @@ class DrawSettings:
 
 def draw(
     logits: Tensor, uniform: Tensor, settings: DrawSettings, banned: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """One token per row; no row's depends on the other rows, on bans of theirs or on the flags.
 
     Args:
@@ -88,25 +88,28 @@ def draw(
             `min_new_tokens`), or None.
 
     Returns:
-        Token ids [n] int64 and their log-probs [n] float32 at the row's temperature (1 for greedy
-        rows) over the whole vocabulary, before truncation and bans.
+        Token ids [n] int64, their log-probs [n] float32, and the entropy [n] float32 in nats of
+        the distribution, both at the row's temperature (1 for greedy rows) over the whole
+        vocabulary, before truncation and bans.
     """
     greedy = settings.temperature == 0
     # No `where`: it would copy the number to the device, which a captured step may not.
     scaled = logits / settings.temperature.masked_fill(greedy, 1.0)[:, None]
     normalised = scaled.log_softmax(-1)
+    shares = normalised.exp()
     allowed = normalised if banned is None else normalised.masked_fill(banned, -torch.inf)
     if settings.all_greedy:
         tokens = allowed.argmax(-1)
     else:
         # What is banned leaves a total below 1, of which the inverse takes its share.
-        probabilities = allowed.exp()
+        probabilities = shares if banned is None else shares.masked_fill(banned, 0.0)
         if settings.truncated:
             probabilities = _truncate(probabilities, settings)
         tokens = _inverse_cdf(probabilities, uniform)
         if settings.any_greedy:
             tokens = torch.where(greedy, allowed.argmax(-1), tokens)
-    return tokens, normalised.gather(1, tokens[:, None])[:, 0]
+    logprobs = normalised.gather(1, tokens[:, None])[:, 0]
+    return tokens, logprobs, torch.special.entr(shares).sum(-1)
 
 
 def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def draws_here(logits: Tensor, *, truncated: bool) -> bool:
 
 def kernel_draw(
     logits: Tensor, uniform: Tensor, temperature: Tensor, early: Tensor | None, stops: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """One token per row, as `draw.draw` gives without truncation, but for the rounding of sums.
 
     Args:
@@ -46,13 +46,13 @@ def kernel_draw(
         stops: [V] bool.
 
     Returns:
-        Token ids [n] int64 and their log-probs [n] float32.
+        Token ids [n] int64, their log-probs [n] and the entropies [n] in nats, both float32.
     """
     rows, vocabulary = logits.shape
     blocks = -(-vocabulary // BLOCK)
-    held = logits.new_empty(4, rows, blocks)
+    held = logits.new_empty(5, rows, blocks)
     tokens = torch.empty(rows, dtype=torch.long, device=logits.device)
-    logprobs = logits.new_empty(rows)
+    logprobs, entropies = logits.new_empty(rows), logits.new_empty(rows)
     bans = stops[:1] if early is None else early
     common: dict[str, Any] = {"BANS": early is not None, "BLOCK": BLOCK}
     _sums[(rows, blocks)](
@@ -67,13 +67,14 @@ def kernel_draw(
         held,
         tokens,
         logprobs,
+        entropies,
         vocabulary,
         logits.stride(0),
         blocks,
         BLOCKS=1 << (blocks - 1).bit_length(),
         **common,
     )
-    return tokens, logprobs
+    return tokens, logprobs, entropies
 
 
 @jit
@@ -99,7 +100,9 @@ def _sums(
     logits, temperature, early, stops, held, vocabulary, row_step,
     BANS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of a block: its highest logit and sum of exponentials, and both of what is allowed."""
+    """Of a block: its highest logit and sum of exponentials, both of what is allowed, and the
+    sum of logits below the highest one, weighted by their exponentials.
+    """
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     blocks = tl.num_programs(1)
@@ -112,15 +115,18 @@ def _sums(
     size = tl.num_programs(0) * blocks
     place = held + row * blocks + block
     tl.store(place, top)
-    tl.store(place + size, tl.sum(tl.exp(values - base), 0))
+    below = tl.where(values == float("-inf"), 0.0, values - base)
+    shares = tl.exp(values - base)
+    tl.store(place + size, tl.sum(shares, 0))
+    tl.store(place + 4 * size, tl.sum(shares * below, 0))
     tl.store(place + 2 * size, best)
     tl.store(place + 3 * size, tl.sum(tl.exp(allowed - base), 0))
 
 
 @jit
 def _pick(
-    logits, uniform, temperature, early, stops, held, tokens, logprobs, vocabulary, row_step,
-    blocks, BLOCKS: tl.constexpr, BANS: tl.constexpr, BLOCK: tl.constexpr,
+    logits, uniform, temperature, early, stops, held, tokens, logprobs, entropies, vocabulary,
+    row_step, blocks, BLOCKS: tl.constexpr, BANS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The block that holds the token of a row, and the token."""
     row = tl.program_id(0).to(tl.int64)
@@ -132,9 +138,13 @@ def _pick(
     sums = tl.load(place + size, mask=real, other=0.0)
     bests = tl.load(place + 2 * size, mask=real, other=float("-inf"))
     masses = tl.load(place + 3 * size, mask=real, other=0.0)
+    spreads = tl.load(place + 4 * size, mask=real, other=0.0)
     top = tl.max(tops, 0)
     weights = tl.exp(tops - top)
     total = tl.sum(sums * weights, 0)
+    # What each block's own highest logit lies below the row's counts for all of the block.
+    gaps = tl.where(tops == float("-inf"), 0.0, tops - top)
+    spread = tl.sum((spreads + sums * gaps) * weights, 0)
     masses = masses * weights
     best = tl.max(bests, 0)
     greedy = tl.load(temperature + row) == 0
@@ -157,3 +167,5 @@ def _pick(
     chosen = tl.max(tl.where(at == token, values, float("-inf")), 0)
     tl.store(tokens + row, tl.minimum(token, vocabulary - 1).to(tl.int64))
     tl.store(logprobs + row, chosen - top - tl.log(total))
+    # H = log(sum e^z) - sum p z, with the highest z taken off both.
+    tl.store(entropies + row, tl.log(total) - spread / total)

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from grouper.kernels.packing import pack
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 from grouper.sampling.layouts import Decode, Groups, Prefill
 from grouper.sampling.slots import SlotCache
 from grouper.sampling.writing import Block, Rows
@@ -74,7 +74,8 @@ class Eager(ABC):
             rows.draw(self.decode(rows.tokens[:count], rows.positions(count)), early=early)
             for _ in range(steps)
         ]
-        return torch.stack([tokens for tokens, _ in drawn]), torch.stack([p for _, p in drawn])
+        tokens, logprobs, entropies = (torch.stack(parts) for parts in zip(*drawn, strict=True))
+        return tokens, logprobs, entropies
 
     def crowded(self, live: int, slots: int) -> bool:
         return slots - live >= COMPACT_SHARE * slots
@@ -134,7 +135,7 @@ class SlotEngine(Eager):
         return self._policy.logits(hidden)[torch.tensor(owners, device=device)]
 
     def _place(self, prompts: list[tuple[int, ...]], slots: set[int]) -> list[int]:
-        """Where each prompt lies, or is to be put: where nobody reads any more, or behind all."""
+        """Where each prompt lies, or is to be put: where nobody reads any more, or after all."""
         read = {owner for slot, owner in enumerate(self._owners) if slot not in slots}
         known = {p: i for i, p in enumerate(self._prompts) if p is not None}
         wanted = {known[p] for p in prompts if p in known}

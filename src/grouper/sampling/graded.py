@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from grouper.models.team import Solo, Team, share_of
 from grouper.sampling.base import Sampler, SampleRequest
-from grouper.team import Solo, Team, share_of
 from grouper.types import Completion, Grade, Verdict
 
 __all__ = ["Drawn", "Grader", "draw_and_grade"]

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from grouper.attention import AttentionSpec
-from grouper.policy import Policy
+from grouper.models.attention import AttentionSpec
+from grouper.models.policy import Policy
 from grouper.sampling.decode_kernel import Cache, DecodeState, Pair
 from grouper.sampling.engines import CLOSED, SlotEngine
 from grouper.sampling.replay import OpByOp, Replay
@@ -124,13 +124,13 @@ class StaticEngine(SlotEngine):
             self._bucket = self._slots
         self._make_room(max(self._lengths) + steps)
         self._settle()
-        tokens, logprobs = self._block_of(steps)
+        tokens, logprobs, entropies = (part[:steps, :count] for part in self._block_of(steps))
         self._cursor.zero_()
         for _ in range(steps):
             self._run_step(rows, early)
         self._cache.column = (self._cache.column + steps) % self._cache.width
         self._lengths = [n if n == CLOSED else n + steps for n in self._lengths]
-        return tokens[:steps, :count], logprobs[:steps, :count]
+        return tokens, logprobs, entropies
 
     def release(self) -> None:
         self._recorded.clear()
@@ -142,7 +142,8 @@ class StaticEngine(SlotEngine):
             self._recorded.clear()
             device = self._policy.device
             tokens = torch.zeros(steps, self._slots, dtype=torch.long, device=device)
-            self._block = (tokens, torch.zeros(steps, self._slots, device=device))
+            logprobs = torch.zeros(steps, self._slots, device=device)
+            self._block = (tokens, logprobs, torch.zeros_like(logprobs))
         return self._block
 
     def _make_room(self, longest: int) -> None:

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from grouper.attention import AttentionSpec, attend
 from grouper.kernels import ops
 from grouper.kernels.attention import FLASH
 from grouper.kernels.switch import is_running
-from grouper.row_blocks import gather_heads
+from grouper.models.attention import AttentionSpec, attend, gather_heads
 from grouper.sampling.slots import Layer, SlotCache
 
 __all__ = ["Decode", "Groups", "Prefill"]

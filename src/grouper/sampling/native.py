@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from grouper.errors import PromptError
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.compiled_decode import compiled_decode, has_compiled
 from grouper.sampling.decode_kernel import has_kernel, kernel_decode
@@ -25,7 +25,7 @@ from grouper.sampling.replay import CudaGraphs, OpByOp, Replay, Tapes, allows_re
 from grouper.sampling.stops import StopStrings
 from grouper.sampling.times import SampleTimes
 from grouper.sampling.weights import SamplingWeights
-from grouper.sampling.writing import Block, Journal, Rows
+from grouper.sampling.writing import Block, Journal, Rows, Written
 from grouper.types import Completion, FinishReason, SamplingParams
 
 __all__ = ["NativeSampler"]
@@ -93,9 +93,9 @@ class NativeSampler:
         )
         try:
             while run.unfinished:
-                for index, ids, logprobs, reason in run.step():
+                for index, written, reason in run.step():
                     params = requests[index].params
-                    yield index, self._completion(params, ids, logprobs, reason, policy.version)
+                    yield index, self._completion(params, written, reason, policy.version)
         finally:
             run.engine.release()
 
@@ -116,22 +116,22 @@ class NativeSampler:
     def _completion(
         self,
         params: SamplingParams,
-        ids: list[int],
-        logprobs: list[float],
+        written: Written,
         reason: FinishReason,
         version: int,
     ) -> Completion:
-        watcher = self.watcher(params.stop)
+        ids, watcher = written.token_ids, self.watcher(params.stop)
         text = watcher.text(ids[:-1] if reason is FinishReason.STOP_TOKEN else ids)
         if reason is FinishReason.STOP_STRING:
             cut = watcher.cut(text, include_stop=params.include_stop)
             text = text if cut is None else cut
         return Completion(
             token_ids=tuple(ids),
-            logprobs=tuple(logprobs),
+            logprobs=tuple(written.logprobs),
             text=text,
             finish_reason=reason,
             policy_version=version,
+            entropies=tuple(written.entropies),
         )
 
     def watcher(self, stops: tuple[str, ...]) -> StopStrings:
@@ -194,8 +194,8 @@ class _Run:
         return bool(self._queue or self._held)
 
     @torch.no_grad()
-    def step(self) -> list[tuple[int, list[int], list[float], FinishReason]]:
-        """Fill free slots or take a stretch: (request, ids, log-probs, reason) of who finished."""
+    def step(self) -> list[tuple[int, Written, FinishReason]]:
+        """Fill free slots or take a stretch: (request, what it drew, reason) of who finished."""
         free = self._free()
         if free:
             ended = self._journal.write(self._admit(free), free)
@@ -226,18 +226,19 @@ class _Run:
         for slot, request in zip(free, newcomers, strict=True):
             self._held[slot] = request
         places = torch.tensor(free, device=self._device)
-        tokens, logprobs = self._rows.draw(logits, early=self._journal.early(), places=places)
-        return tokens[None], logprobs[None]
+        drawn = self._rows.draw(logits, early=self._journal.early(), places=places)
+        tokens, logprobs, entropies = (part[None] for part in drawn)
+        return tokens, logprobs, entropies
 
     def _retire(
         self, ended: list[tuple[int, FinishReason]]
-    ) -> list[tuple[int, list[int], list[float], FinishReason]]:
+    ) -> list[tuple[int, Written, FinishReason]]:
         """Close the slots of those that have ended, and move the others together if it pays."""
         finished = []
         for slot, reason in ended:
             index = self._held[slot]
             assert index is not None
-            finished.append((index, *self._journal.written(slot), reason))
+            finished.append((index, self._journal.written(slot), reason))
             self._held[slot] = None
             self.engine.close(slot)
         self._rows.close([slot for slot, _ in ended])

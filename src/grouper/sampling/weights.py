@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 
 if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
-    from grouper.config import ModelConfig, SamplingConfig
+    from grouper.config.schema import ModelConfig, SamplingConfig
 
 __all__ = ["SamplingWeights", "copy_dtype"]
 
@@ -76,7 +76,12 @@ class SamplingWeights:
         else:
             model = copy.deepcopy(self._policy.adapter).merge_and_unload()
         model = model if self._dtype is None else model.to(self._dtype)
-        made = Policy(model.requires_grad_(False), native=self._policy.native)
+        made = Policy(
+            model.requires_grad_(False),
+            native=self._policy.native,
+            # A dtype that was asked for is the one of the products, too.
+            compute_dtype=self._policy.compute_dtype if self._dtype is None else None,
+        )
         made.version = self._policy.version
         # Merged in the one way, so that a resumed run samples from the same numbers.
         self._refresh(made)

@@ -8,6 +8,7 @@ one block of tokens and log-probs every few steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +21,18 @@ from grouper.sampling.draw_kernel import draws_here, kernel_draw
 from grouper.sampling.stops import StopStrings
 from grouper.types import FinishReason
 
-__all__ = ["Block", "Journal", "Rows"]
+__all__ = ["Block", "Journal", "Rows", "Written"]
 
-Block = tuple[Tensor, Tensor]
-"""Tokens [steps, rows] int64 and their log-probs [steps, rows]."""
+Block = tuple[Tensor, Tensor, Tensor]
+"""Tokens [steps, rows] int64, their log-probs and the entropies [steps, rows] in nats."""
+
+
+class Written(NamedTuple):
+    """What one sequence has drawn, token by token."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    entropies: list[float]
 
 
 class Rows:
@@ -110,10 +119,8 @@ class Rows:
         """[count]: the position of each slot's last token in its sequence."""
         return self.prompts[:count] + self.drawn[:count] - 1
 
-    def draw(
-        self, logits: Tensor, *, early: bool, places: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The next token of the first slots, or of those at `places`; [rows] each.
+    def draw(self, logits: Tensor, *, early: bool, places: Tensor | None = None) -> Block:
+        """The next token of the first slots, or of those at `places`: [rows] each, of a block.
 
         Args:
             logits: [rows, V].
@@ -128,17 +135,17 @@ class Rows:
         held_back = drawn < self._minimums[rows] if early else None
         fused = None if settings.truncated else _fused(logits)
         if fused is not None:
-            tokens, logprobs = fused(logits, uniform, settings.temperature, held_back, self._stops)
+            found = fused(logits, uniform, settings.temperature, held_back, self._stops)
         else:
             banned = None if held_back is None else held_back[:, None] & self._stops
-            tokens, logprobs = draw(logits, uniform, settings, banned)
-        self.tokens[rows] = tokens
+            found = draw(logits, uniform, settings, banned)
+        self.tokens[rows] = found[0]
         # A sequence that ends within a stretch of steps writes no further than its budget.
         self.drawn[rows] = torch.minimum(drawn + 1, self.budgets[rows])
-        return tokens, logprobs
+        return found
 
 
-def _fused(logits: Tensor) -> Callable[..., tuple[Tensor, Tensor]] | None:
+def _fused(logits: Tensor) -> Callable[..., Block] | None:
     """What draws from full distributions in one or two passes over these logits."""
     if draws_here(logits, truncated=False):
         return kernel_draw
@@ -169,6 +176,7 @@ class Journal:
     ) -> None:
         self._tokens = np.zeros((slots, longest + stretch), dtype=np.int64)
         self._logprobs = np.zeros((slots, longest + stretch), dtype=np.float64)
+        self._entropies = np.zeros_like(self._logprobs)
         self._counts = np.zeros(slots, dtype=np.int64)
         self._budgets = np.ones(slots, dtype=np.int64)
         self._minimums = np.zeros(slots, dtype=np.int64)
@@ -207,7 +215,7 @@ class Journal:
 
         What a sequence drew after its end is thrown away.
         """
-        tokens, logprobs = (part.cpu().numpy() for part in block)
+        tokens, logprobs, entropies = (part.cpu().numpy() for part in block)
         steps, count = tokens.shape
         places = np.arange(count) if slots is None else np.array(slots)
         live = self._live[places]
@@ -216,6 +224,7 @@ class Journal:
         columns[:, ~live] = self._tokens.shape[1] - 1
         self._tokens[places, columns] = tokens
         self._logprobs[places, columns] = logprobs
+        self._entropies[places, columns] = entropies
         ends = columns + 1 >= self._budgets[places]
         ends |= self._tables[self._set[places], tokens]
         ends &= live
@@ -242,16 +251,17 @@ class Journal:
             return FinishReason.STOP_STRING
         return FinishReason.LENGTH if length >= self._budgets[slot] else None
 
-    def written(self, slot: int) -> tuple[list[int], list[float]]:
-        """Token ids and log-probs of a slot."""
+    def written(self, slot: int) -> Written:
+        """What a slot has drawn."""
         length = self._counts[slot]
-        return self._tokens[slot, :length].tolist(), self._logprobs[slot, :length].tolist()
+        held = (self._tokens, self._logprobs, self._entropies)
+        return Written(*(array[slot, :length].tolist() for array in held))
 
     def keep(self, slots: Sequence[int]) -> None:
         """Move these to the front, in order."""
         count = len(slots)
-        held = (self._tokens, self._logprobs, self._counts, self._budgets, self._minimums)
-        for array in (*held, self._live, self._set):
+        drawn = (self._tokens, self._logprobs, self._entropies)
+        for array in (*drawn, self._counts, self._budgets, self._minimums, self._live, self._set):
             array[:count] = array[list(slots)]
         self._live[count:] = False
         self._stops[:count] = [self._stops[slot] for slot in slots]

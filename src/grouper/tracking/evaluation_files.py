@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from grouper.evaluation.result import EvaluationResult
+from grouper.files import delete, dumps, read_json, read_lines, write_atomic, write_lines
 from grouper.tracking import records
-from grouper.tracking.files import delete, dumps, read_json, read_lines, write_atomic, write_lines
 
 __all__ = ["EvaluationFiles"]
 

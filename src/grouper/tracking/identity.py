@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
+from grouper.config.loading import NOT_THE_EXPERIMENT
 from grouper.errors import RunFolderError
-from grouper.recipe import NOT_THE_EXPERIMENT
 
 __all__ = [
+    "CONTENTS",
+    "LENGTHS",
     "Changes",
-    "data_changes",
+    "content_changes",
     "describe_changes",
     "entries_of_change",
     "flat_settings",
     "host",
+    "numbers_in_words",
+    "only_prolongs",
     "recipe_changes",
-    "refuse_changed_data",
-    "versions_that_differ",
+    "refuse_changed_contents",
+    "that_differ",
 ]
 
 Changes = dict[str, list[Any]]
 """Dotted key -> [before, now]."""
+
+LENGTHS = ("sft.steps", "sft.epochs", "grpo.steps", "grpo.epochs")
+"""A finished phase may be given more of these without `--allow-changes`."""
 
 NOT_THERE = "(not there)"
 
@@ -44,6 +51,17 @@ def recipe_changes(before: str, now: str) -> Changes:
         for key in keys
         if old.get(key, NOT_THERE) != new.get(key, NOT_THERE)
     }
+
+
+def only_prolongs(changes: Changes) -> bool:
+    """Whether phases are given more steps or epochs, and nothing else differs.
+
+    >>> only_prolongs({"grpo.steps": [6, 8]}), only_prolongs({"grpo.steps": [8, 6]})
+    (True, False)
+    """
+    return bool(changes) and all(
+        key in LENGTHS and None not in pair and pair[0] < pair[1] for key, pair in changes.items()
+    )
 
 
 def _is_no_matter(key: str) -> bool:
@@ -66,21 +84,34 @@ def flat_settings(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def data_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Changes:
-    """The data sets whose content is another one than when the run began."""
+def content_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
+    """The data sets and the user's files whose content is another one than when the run began.
+
+    Args:
+        before: `run.json`.
+        now: `fingerprints` and `code`, as there.
+    """
     return {
-        f"data.{name}": [before[name], mark]
-        for name, mark in now.items()
-        if name in before and before[name] != mark
+        f"{kind}.{name}": change
+        for kind, key in CONTENTS.items()
+        for name, change in that_differ(before.get(key, {}), now[key]).items()
     }
 
 
-def versions_that_differ(before: Mapping[str, str], now: Mapping[str, str]) -> Changes:
-    """Packages of another version than the run began with."""
+CONTENTS = {"data": "fingerprints", "code": "code"}
+"""What a change is called -> its part of `run.json`."""
+
+
+def that_differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
+    """What both know and has another value now.
+
+    >>> that_differ({"torch": "2.13.0", "peft": "0.19"}, {"torch": "2.14.0", "trl": "1.8"})
+    {'torch': ['2.13.0', '2.14.0']}
+    """
     return {
-        name: [before[name], version]
-        for name, version in sorted(now.items())
-        if name in before and before[name] != version
+        name: [before[name], value]
+        for name, value in sorted(now.items())
+        if name in before and before[name] != value
     }
 
 
@@ -93,6 +124,23 @@ def describe_changes(changes: Changes, limit: int = 8) -> str:
     shown = [f"{key} {old} -> {new}" for key, (old, new) in list(changes.items())[:limit]]
     rest = len(changes) - len(shown)
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
+
+
+def numbers_in_words(numbers: Sequence[int]) -> str:
+    """Rising numbers, with each stretch of them as one.
+
+    >>> numbers_in_words([1, 2, 3, 7, 9, 10])
+    '1 to 3, 7, 9 to 10'
+    """
+    stretches: list[list[int]] = []
+    for number in numbers:
+        if stretches and number == stretches[-1][-1] + 1:
+            stretches[-1].append(number)
+        else:
+            stretches.append([number])
+    return ", ".join(
+        str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in stretches
+    )
 
 
 def host(threads: int, processes: int) -> dict[str, str | int]:
@@ -115,12 +163,13 @@ def entries_of_change(before: str, now: str, changes: Changes) -> Iterator[dict[
         yield {"phase": None, "step": None, "hash_before": before, "hash": now, "changes": changes}
 
 
-def refuse_changed_data(changes: Changes, path: Path) -> NoReturn:
-    """Raise the `RunFolderError` that names the data sets that changed."""
+def refuse_changed_contents(changes: Changes, path: Path) -> NoReturn:
+    """Raise the `RunFolderError` that names the data sets and files that changed."""
+    kinds = {key.partition(".")[0] for key in changes}
     raise RunFolderError(
-        "the data changed since this run began: "
-        + ", ".join(sorted(key.removeprefix("data.") for key in changes)),
+        f"the {' and the '.join(kind for kind in CONTENTS if kind in kinds)} changed since this "
+        f"run began: {', '.join(sorted(key.partition('.')[2] for key in changes))}",
         where=str(path),
-        fix="Put the old data back, start a new run under another name, or continue all the "
-        "same with --resume --allow-changes.",
+        fix="Put back what was there, start a new run under another name, or continue anyway with "
+        "--resume --allow-changes.",
     )

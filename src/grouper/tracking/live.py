@@ -23,7 +23,8 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from grouper.tracking.files import refused
+from grouper.errors import hidden
+from grouper.files import refused
 from grouper.types import StepReport
 
 __all__ = ["TIME_PARTS", "Progress", "Task", "format_step", "setup_logging"]
@@ -222,6 +223,15 @@ class Progress:
         if not self._quiet:
             self.console.print(renderable)
 
+    def sample(self, text: str) -> None:
+        """Show what a model wrote, above the bars and nowhere else; no part of it is markup."""
+        if not self._quiet:
+            self.console.print(Text(text), soft_wrap=True)
+
+    def mute(self) -> None:
+        """Show nothing from now on, warnings included; `training.log` is still written."""
+        self._quiet = self.console.quiet = True
+
     @property
     def _live(self) -> bool:
         return self.console.is_terminal and not self._quiet
@@ -283,6 +293,14 @@ class _OnConsole(logging.Handler):
         self._console.print(Text(text, style=style), soft_wrap=True)
 
 
+class _Hiding(logging.Filter):
+    """Puts secrets out of what libraries and a user's own code have said."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = hidden(record.getMessage()), ()
+        return True
+
+
 def setup_logging(run_dir: Path | None, *, console: Console | None = None) -> None:
     """Send the library's messages to `training.log`, and its warnings to the console.
 
@@ -302,7 +320,9 @@ def setup_logging(run_dir: Path | None, *, console: Console | None = None) -> No
         handler.close()
     root.setLevel(logging.INFO)
     if console is not None:
-        root.addHandler(_OnConsole(console))
+        on_console = _OnConsole(console)
+        on_console.addFilter(_Hiding())
+        root.addHandler(on_console)
     if run_dir is None:
         return
     path = run_dir / "training.log"
@@ -312,4 +332,5 @@ def setup_logging(run_dir: Path | None, *, console: Console | None = None) -> No
     except OSError as error:
         refused(error, path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    file.addFilter(_Hiding())
     root.addHandler(file)

@@ -11,21 +11,22 @@ import platform
 from pathlib import Path
 
 from grouper.errors import RunFolderError
-from grouper.tracking.files import refused
+from grouper.files import refused
 
 __all__ = ["LOCK_FILE", "RunLock"]
 
 LOCK_FILE = ".lock"
 
-_UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL}
-"""What `flock` answers on file systems that know no locks."""
+_UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL, errno.EBADF}
+"""What `flock` answers on file systems that know no locks, or none of folders (EBADF: NFS)."""
 
 
 class RunLock:
     """Holds a run folder until it is released, or the process ends, however it ends.
 
-    The operating system keeps the lock, so that a killed run leaves none behind. Where the file
-    system knows no locks, the process named in the file is looked for instead.
+    The operating system keeps the lock, so that a killed run leaves none behind. The file says who
+    holds it; the folder is locked as well, so that deleting the file lets nobody in. Where the
+    file system knows no locks, the process named in the file is looked for instead.
 
     Args:
         run: the run folder; made if it is missing.
@@ -37,7 +38,7 @@ class RunLock:
     def __init__(self, run: Path) -> None:
         self._path = run.absolute() / LOCK_FILE
         self.pid = os.getpid()
-        self._handle = -1
+        self._handle = self._folder = -1
         mine = _HELD.pop(self._path, None)
         if mine is not None and mine.pid == self.pid:
             mine.release()  # a session that was left open, as in a notebook
@@ -53,10 +54,11 @@ class RunLock:
         """Let go, and leave no file behind."""
         if self._handle < 0:
             return
+        os.close(self._folder)
         with contextlib.suppress(OSError):
             self._path.unlink()
         os.close(self._handle)
-        self._handle = -1
+        self._handle = self._folder = -1
         if _HELD.get(self._path) is self:
             del _HELD[self._path]
 
@@ -65,11 +67,12 @@ class RunLock:
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             if not _flock(handle) and _is_alive(self._holder()):
-                self._refuse()
+                self._refuse(surely=False)
             # Whoever held it may have removed the file before we got the lock on it.
             if not self._path.exists() or os.fstat(handle).st_ino != self._path.stat().st_ino:
                 os.close(handle)
                 return -1
+            self._folder = _locked_folder(self._path.parent)
             mine = {"pid": os.getpid(), "host": platform.node()}
             os.ftruncate(handle, 0)
             os.pwrite(handle, json.dumps(mine).encode(), 0)
@@ -89,14 +92,21 @@ class RunLock:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _refuse(self) -> None:
+    def _refuse(self, *, surely: bool = True) -> None:
+        """Raise, naming the holder.
+
+        Args:
+            surely: the operating system says that it lives; else it may be a process of another
+                machine that is gone.
+        """
         holder = self._holder()
         who = "another process" if holder is None else f"process {holder[0]} on {holder[1]}"
+        elsewhere = not surely and holder is not None and holder[1] != platform.node()
         raise RunFolderError(
             f"{who} is writing this run",
             where=str(self._path.parent),
-            fix="Wait for it or stop it, or give this run another name or output_dir. If it surely "
-            f"is gone, delete {self._path}.",
+            fix="Wait for it or stop it, or give this run another name or output_dir."
+            + (f" If that process has ended, delete {self._path}." if elsewhere else ""),
         )
 
 
@@ -113,6 +123,17 @@ def _flock(handle: int) -> bool:
             return False
         raise
     return True
+
+
+def _locked_folder(run: Path) -> int:
+    """The open folder, locked where the file system can. Raises `BlockingIOError`: it is held."""
+    folder = os.open(run, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _flock(folder)
+    except BaseException:  # whatever it is, the folder is closed before it goes on
+        os.close(folder)
+        raise
+    return folder
 
 
 def _is_alive(holder: tuple[int, str] | None) -> bool:

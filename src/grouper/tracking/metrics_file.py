@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grouper.errors import RunFolderError
+from grouper.files import dumps, refused, sync, write_atomic
 from grouper.tracking import records
-from grouper.tracking.files import dumps, refused, write_atomic
 from grouper.types import StepReport
 
 __all__ = ["MetricsFile"]
@@ -44,6 +44,19 @@ class MetricsFile:
                     with contextlib.suppress(OSError):
                         file.truncate(start)
                     raise
+        except OSError as error:
+            refused(error, self.path)
+
+    def flush(self) -> None:
+        """Wait until every line is on disk.
+
+        Raises:
+            RunFolderError: the disk refuses.
+        """
+        try:
+            if self.path.exists():
+                sync(self.path)
+                sync(self.path.parent)
         except OSError as error:
             refused(error, self.path)
 

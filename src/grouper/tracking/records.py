@@ -135,6 +135,7 @@ def evaluation_to_json(result: EvaluationResult) -> dict[str, Any]:
         "lenient": _accuracy(result.lenient) if result.lenient is not None else None,
         "pass_at_k": {str(k): value for k, value in result.pass_at_k.items()},
         "outcomes": result.split_counts,
+        "text_alone": dict(zip(("problems", "right"), result.text_alone, strict=True)),
         "cut_off": result.cut_off,
         "mean_tokens": result.mean_tokens,
         "metrics": None if (metrics := metrics_of(result)) is None else asdict(metrics),

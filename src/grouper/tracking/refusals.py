@@ -36,7 +36,7 @@ def refuse_another_recipe(path: Path, there: str, ours: str, *, before: str, now
         f"the folder holds a run of another recipe (hash {there}, yours is {ours}){told}",
         where=str(path),
         fix="Give this run another name or output_dir, go back to the settings in its "
-        "recipe.yaml, delete it with --overwrite, or continue it all the same with --resume "
+        "recipe.yaml, delete it with --overwrite, or continue it anyway with --resume "
         "--allow-changes.",
     )
 

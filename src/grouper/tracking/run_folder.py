@@ -29,9 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from grouper.evaluation.result import EvaluationResult
-from grouper.tracking import records
-from grouper.tracking.evaluation_files import EvaluationFiles
-from grouper.tracking.files import (
+from grouper.files import (
     delete,
     read_json,
     read_lines,
@@ -40,13 +38,17 @@ from grouper.tracking.files import (
     write_atomic,
     write_lines,
 )
+from grouper.tracking import records
+from grouper.tracking.evaluation_files import EvaluationFiles
 from grouper.tracking.identity import (
     Changes,
-    data_changes,
+    content_changes,
     entries_of_change,
     host,
+    numbers_in_words,
+    only_prolongs,
     recipe_changes,
-    refuse_changed_data,
+    refuse_changed_contents,
 )
 from grouper.tracking.metrics_file import MetricsFile
 from grouper.tracking.refusals import refuse_another_recipe, refuse_the_run, refuse_unless_ours
@@ -91,6 +93,7 @@ class RunFolder:
         recipe_hash: str,
         versions: Mapping[str, str],
         fingerprints: Mapping[str, str],
+        code: Mapping[str, str] | None = None,
         resume: bool = False,
         overwrite: bool = False,
         allow_changes: bool = False,
@@ -105,16 +108,18 @@ class RunFolder:
             recipe_hash: names the experiment; a folder of another hash is refused.
             versions: package -> version.
             fingerprints: data set -> hash of what was read.
+            code: file of the user's own -> hash of its source.
             resume: continue the run that is there (or start, if there is none).
             overwrite: delete the run that is there, whatever its recipe.
-            allow_changes: continue it although recipe or data changed; `run.json` lists what did.
+            allow_changes: continue it although recipe, data or code changed; `run.json` lists
+                what did.
             threads: CPU threads of this process; recorded.
             processes: of the run; recorded.
 
         Raises:
             RunFolderError: the folder holds another experiment, a run that is neither to be
                 continued nor overwritten, or things that are not a run; it cannot be written;
-                or the data changed since the run began.
+                or the data or the code changed since the run began.
         """
         folder = cls(path)
         found = cls.check(
@@ -127,12 +132,13 @@ class RunFolder:
         )
         folder._prepare(clear=found and overwrite)
         known = folder.read_info() if folder._info.exists() else {}
-        changes = folder._changed(known, recipe_hash, recipe_yaml, fingerprints, allow_changes)
+        contents = {"fingerprints": dict(fingerprints), "code": dict(code or {})}
+        changes = folder._changed(known, recipe_hash, recipe_yaml, contents, allow_changes)
         info = {
             "format": 1,
             "recipe_hash": recipe_hash,
             "versions": known.get("versions") or dict(versions),
-            "fingerprints": {**known.get("fingerprints", {}), **fingerprints},
+            **{name: {**known.get(name, {}), **now} for name, now in contents.items()},
             "host": known.get("host") or host(threads, processes),
             "changes": [*known.get("changes", []), *changes],
         }
@@ -157,15 +163,15 @@ class RunFolder:
         known: Mapping[str, Any],
         recipe_hash: str,
         recipe_yaml: str,
-        fingerprints: Mapping[str, str],
+        contents: Mapping[str, Mapping[str, str]],
         allowed: bool,
     ) -> list[dict[str, Any]]:
         """The entry in `run.json` for changes that the user allowed; none where nothing changed."""
         if not known:
             return []
-        changes = data_changes(known.get("fingerprints", {}), fingerprints)
+        changes = content_changes(known, contents)
         if changes and not allowed:
-            refuse_changed_data(changes, self.path)
+            refuse_changed_contents(changes, self.path)
         if known["recipe_hash"] != recipe_hash:
             changes |= recipe_changes(self._recipe.read_text(encoding="utf-8"), recipe_yaml)
         self._metrics.repair()
@@ -186,8 +192,10 @@ class RunFolder:
 
         With `recipe_yaml`, a refusal names the settings that differ.
 
+        A run that is continued may be given more steps or epochs without `allow_changes`.
+
         Raises:
-            RunFolderError: `create` would refuse the folder, but for changed data.
+            RunFolderError: `create` would refuse the folder, but for changed data or code.
         """
         folder = cls(path)
         content = folder._content()
@@ -198,11 +206,10 @@ class RunFolder:
             return False
         if not overwrite:
             there = str(folder.read_info().get("recipe_hash"))
-            if not allow_changes:
-                before = folder._recipe_text if recipe_yaml else ""
-                refuse_another_recipe(
-                    folder.path, there, recipe_hash, before=before, now=recipe_yaml or ""
-                )
+            before, now = (folder._recipe_text, recipe_yaml) if recipe_yaml else ("", "")
+            prolonged = resume and only_prolongs(recipe_changes(before, now) if before else {})
+            if not allow_changes and not prolonged:
+                refuse_another_recipe(folder.path, there, recipe_hash, before=before, now=now)
             if not resume:
                 refuse_the_run(folder.path, there)
         return True
@@ -257,6 +264,29 @@ class RunFolder:
             RunFolderError: the disk is full, or the like; no part of the line is left behind.
         """
         self._metrics.append(report)
+
+    def flush_metrics(self) -> None:
+        """Wait until every line of `metrics.jsonl` is on disk; raises as `append_metrics` does."""
+        self._metrics.flush()
+
+    def holes(self, steps: Mapping[str, int]) -> list[str]:
+        """What the record should hold and does not: files and lines that were lost, by name.
+
+        Args:
+            steps: phase -> the steps that it has done.
+        """
+        rows = {(report.phase, report.step) for report in self.read_metrics()}
+        files = {
+            (phase, step) for phase, step, file in self._rollout_files() if file.stat().st_size
+        }
+        lost = {"the lines of metrics.jsonl": rows, "the rollouts": files}
+        return [
+            f"{what} of {phase} step {numbers_in_words(missing)}"
+            for what, there in lost.items()
+            for phase, last in steps.items()
+            if what != "the rollouts" or phase == "grpo"
+            if (missing := [n for n in range(1, last + 1) if (phase, n) not in there])
+        ]
 
     def read_metrics(self) -> list[StepReport]:
         """All steps in the order they were written.

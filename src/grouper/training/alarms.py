@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from grouper.config import AlarmsConfig
+from grouper.config.schema import AlarmsConfig
 from grouper.errors import AlarmError
 from grouper.training.retention import last_good
 from grouper.types import StepReport

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from grouper.config import Recipe
+from grouper.config.schema import Recipe
 from grouper.training.problem_sets import ProblemSets
 from grouper.training.sizes import phase_lines
 from grouper.types import Demonstration

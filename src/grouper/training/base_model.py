@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grouper.config import Recipe
-from grouper.new_model import make_new_model, save_new_model
+from grouper.config.schema import Recipe
+from grouper.models.new_model import make_new_model, save_new_model
 from grouper.prompts import make_format
 from grouper.training.problem_sets import ProblemSets
 

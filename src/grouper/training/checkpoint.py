@@ -16,19 +16,21 @@ import logging
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from grouper.batching import TrainBatch
+from grouper.algorithms.batching import TrainBatch
 from grouper.errors import CheckpointError, RunFolderError
-from grouper.model_files import save_policy
-from grouper.policy import Policy
+from grouper.files import whole_folder, write_atomic
+from grouper.models.model_files import save_policy
+from grouper.models.policy import Policy
+from grouper.models.team import Team
 from grouper.rewards import RewardStack
-from grouper.team import Team
-from grouper.tracking.files import whole_folder, write_atomic
+from grouper.tracking.run_folder import RunFolder
 from grouper.training.alarms import Alarms
 from grouper.training.difficulty import DifficultyBand
 from grouper.training.disk_space import optimizer_bytes, require_room, weight_bytes
@@ -80,6 +82,8 @@ class TrainState:
     """Updates in a row that were skipped because something was not finite."""
     position: int = 0
     """GRPO: problems of the stream met so far, those passed over or replaced among them."""
+    epoch_ended: bool = False
+    """Whether the last step met the last item of an epoch."""
     difficulty: DifficultyBand | None = None
     rewards: RewardStack | None = None
     """GRPO: counts the groups that a reward function failed on."""
@@ -143,14 +147,23 @@ def save_checkpoint(
     return folder
 
 
-def save_final(run: Path, state: TrainState, tokenizer: Any, *, recipe_hash: str) -> Path:
+def save_final(
+    run: Path, state: TrainState, tokenizer: Any, *, recipe_hash: str, total: int
+) -> Path:
     """Save `<phase>/final`, the model a phase hands on.
+
+    Args:
+        run: the run folder.
+        state: what to save.
+        tokenizer: saved beside the weights.
+        recipe_hash: of the run.
+        total: steps that the phase was to have; fewer where its target was reached.
 
     Raises:
         RunFolderError: as `save_checkpoint`.
     """
     folder = run / state.phase / "final"
-    _save(folder, state, tokenizer, _readable(state, recipe_hash))
+    _save(folder, state, tokenizer, {**_readable(state, recipe_hash), "total": total})
     return folder
 
 
@@ -176,6 +189,8 @@ def _save(
                 shards.rename(folder / SHARDS_FOLDER)
             if state.best.step == state.step:
                 crown(folder, state.best)
+            # A checkpoint never knows of steps that the record could still lose.
+            RunFolder(target.parent.parent).flush_metrics()
             _mark(folder, {**record, "files": contents(folder)})
 
     _together(state.replica.team, write)
@@ -215,6 +230,7 @@ def _counters(state: TrainState) -> dict[str, Any]:
     return {
         "skipped": state.skipped,
         "position": state.position,
+        "epoch_ended": state.epoch_ended,
         "difficulty": None if state.difficulty is None else state.difficulty.state_dict(),
         "reward_failures": None if state.rewards is None else state.rewards.state(),
         "best": state.best.state_dict(),
@@ -229,6 +245,7 @@ def restore_counters(state: TrainState, saved: dict[str, Any]) -> None:
     """
     state.step = int(saved["step"])
     state.skipped, state.position = int(saved["skipped"]), int(saved["position"])
+    state.epoch_ended = bool(saved["epoch_ended"])
     if state.difficulty is not None and saved["difficulty"] is not None:
         state.difficulty.load_state_dict(saved["difficulty"])
     if state.rewards is not None:
@@ -272,17 +289,36 @@ def latest_checkpoint(
     return None
 
 
-def is_finished(run: Path, phase: str) -> bool:
+def is_finished(run: Path, phase: str, total: int) -> bool:
     """Whether the final folder of a phase is there and whole; a damaged one is made again.
+
+    One of which only small files were edited is reported and used: its weights are still whole.
+    A phase that has been given more steps since is not finished, unless GRPO has begun from it.
+
+    Args:
+        run: the run folder.
+        phase: `sft` or `grpo`.
+        total: steps that the phase is to have now.
 
     Raises:
         CheckpointError: `sft/final` is damaged while a GRPO that began from it is not finished.
     """
     final = run / phase / "final"
-    problem = damage(final) if is_complete(final) else None
-    if problem is None or (phase == "sft" and is_complete(run / "grpo" / "final")):
-        return is_complete(final)
-    if phase == "sft" and any(is_complete(folder) for _, folder in numbered(run / "grpo")):
+    if not is_complete(final):
+        return False
+    problem = damage(final)
+    begun = phase == "sft" and any(is_complete(folder) for _, folder in numbered(run / "grpo"))
+    if problem is not None and phase == "sft" and is_complete(run / "grpo" / "final"):
+        return True
+    if problem is not None and damage(final, only_tensors=True) is None:
+        log.warning("%s: %s. It is used as it is.", final, problem)
+        problem = None
+    if problem is None:
+        before = int(read_state(final)["total"])
+        if total > before and begun:
+            log.warning("SFT stays at %d steps of %d: GRPO has begun from it.", before, total)
+        return total <= before or begun
+    if begun:
         raise CheckpointError(
             f"{problem}, and GRPO has begun from it",
             where=str(final),
@@ -310,14 +346,32 @@ def _refuse_other_recipe(folder: Path, theirs: str, ours: Collection[str]) -> No
     )
 
 
+class _Readable(dict[str, Any]):
+    """A part of `trainer_state.json`, which says so where it lacks a key."""
+
+    def __init__(self, file: Path, content: dict[str, Any]) -> None:
+        super().__init__(content)
+        self._file = file
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise CheckpointError(
+            f"the state has no {key!r}",
+            where=str(self._file),
+            fix="Delete this folder; --resume then uses what is before it.",
+        )
+
+
 def read_state(folder: Path) -> dict[str, Any]:
     """The readable state of a complete checkpoint or final folder.
 
     Raises:
-        CheckpointError: the file is damaged.
+        CheckpointError: the file is damaged; later, when a key is asked for that it lacks.
     """
+    file = folder / STATE_FILE
     try:
-        state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        state: dict[str, Any] = json.loads(
+            file.read_text(encoding="utf-8"), object_hook=partial(_Readable, file)
+        )
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"the state cannot be read ({error})",

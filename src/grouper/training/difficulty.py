@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grouper.config import DifficultyConfig
+from grouper.config.schema import DifficultyConfig
 from grouper.errors import ConfigError
 from grouper.types import RolloutGroup
 

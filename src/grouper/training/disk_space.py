@@ -9,17 +9,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from grouper.config import PhaseConfig
+from grouper.config.schema import PhaseConfig
 from grouper.errors import RunFolderError
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 from grouper.training.optimizers import Optimizer
 
 __all__ = [
     "check_room_for_run",
     "free_bytes",
-    "gigabytes",
     "optimizer_bytes",
     "require_room",
+    "size_in_words",
     "weight_bytes",
 ]
 
@@ -56,13 +56,16 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def gigabytes(count: float) -> str:
-    """For people to read.
+def size_in_words(count: float) -> str:
+    """Bytes in the unit that people would use.
 
-    >>> gigabytes(3_210_000_000), gigabytes(2_500)
-    ('3.2 GB', '0.0 GB')
+    >>> size_in_words(3_210_000_000), size_in_words(48_300_000), size_in_words(2_500)
+    ('3.2 GB', '48.3 MB', '2.5 kB')
     """
-    return f"{count / 1e9:.1f} GB"
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} bytes"
 
 
 def require_room(path: Path, needed: float) -> None:
@@ -78,7 +81,7 @@ def require_room(path: Path, needed: float) -> None:
     free = free_bytes(path)
     if free < needed * MARGIN:
         raise RunFolderError(
-            f"this takes about {gigabytes(needed)}, and {gigabytes(free)} are free",
+            f"this takes about {size_in_words(needed)}, and {size_in_words(free)} are free",
             where=str(path),
             fix="Free some space, or set output_dir to another disk (a run can be moved as a whole "
             "and continued with --resume).",
@@ -107,7 +110,7 @@ def check_room_for_run(
     wanted = -there
     for phase in phases.values():
         # One more than is kept: the new one is whole before the oldest goes.
-        number = phase.keep_checkpoints + 1 if phase.checkpoint_every else 1
+        number = phase.keep_checkpoints + 1
         best = weights if phase.keep_best and phase.evaluate_every else 0
         wanted += number * (weights + moments) + best + weights
     free = free_bytes(run)
@@ -116,7 +119,7 @@ def check_room_for_run(
             "The checkpoints of this run may take %s, and %s are free at %s. Free some space, set "
             "output_dir to another disk, or lower keep_checkpoints; a save that fails is told and "
             "training goes on.",
-            gigabytes(wanted),
-            gigabytes(free),
+            size_in_words(wanted),
+            size_in_words(free),
             run,
         )

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from grouper.errors import GrouperError
-from grouper.team import Solo, Team
+from grouper.models.team import Solo, Team
 
 __all__ = ["ProcessTeam", "join_team", "leave_team", "started_by_torchrun"]
 

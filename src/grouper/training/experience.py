@@ -10,10 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from grouper.algorithms.batching import TrainBatch, rollout_batch, step_batches, with_gradient
 from grouper.algorithms.losses import KL_ESTIMATORS
 from grouper.algorithms.weighting import WEIGHTINGS
-from grouper.batching import TrainBatch, rollout_batch, step_batches, with_gradient
-from grouper.config import GRPOConfig
+from grouper.config.schema import GRPOConfig
 from grouper.training.group_signal import advantages_of
 from grouper.types import RolloutGroup, Tally
 

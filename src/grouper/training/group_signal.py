@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from grouper.algorithms.advantages import ADVANTAGES, decoupled
-from grouper.config import GRPOConfig
+from grouper.config.schema import GRPOConfig
 from grouper.types import Rollout, RolloutGroup, Tally, Verdict
 
 __all__ = ["advantages_of", "repetition", "rollout_tallies", "shuffle_rewards", "status_of"]
@@ -85,8 +85,12 @@ def shuffle_rewards(groups: Sequence[RolloutGroup], key: int) -> tuple[RolloutGr
 def rollout_tallies(
     groups: Sequence[RolloutGroup], advantages: Sequence[Sequence[float]]
 ) -> dict[str, Tally]:
-    """Everything the rollouts of a step say; means are over rollouts, `groups/*` over groups."""
+    """Everything the rollouts of a step say.
+
+    Means are over rollouts, `groups/*` over groups, and `policy/*` over all tokens sampled.
+    """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
+    completions = [rollout.completion for rollout in rollouts]
     solved = [(group.solved, len(group.rollouts)) for group in groups]
     totals = [r.reward.total for r in rollouts]
     open_groups = [g for g, (s, n) in zip(groups, solved, strict=True) if s < n]
@@ -96,11 +100,13 @@ def rollout_tallies(
         "groups/all_right": Tally.of([s == n for s, n in solved]),
         "groups/all_wrong": Tally.of([s == 0 for s, n in solved]),
         "groups/mixed": Tally.of([0 < s < n for s, n in solved]),
-        "groups/signal": Tally.of([any(values) for values in advantages]),
+        "frac_groups_with_signal": Tally.of([any(values) for values in advantages]),
         "completion/tokens": Tally.of([len(r.completion.token_ids) for r in rollouts]),
         "completion/truncated": Tally.of([r.completion.truncated for r in rollouts]),
         "completion/repetition": Tally.of([repetition(r.completion.token_ids) for r in rollouts]),
         "completion/unique": Tally.of([_unique(group) for group in open_groups]),
+        "policy/entropy": Tally.of([h for c in completions for h in c.entropies]),
+        "policy/logprob": Tally.of([value for c in completions for value in c.logprobs]),
         "advantage/abs": Tally.of([abs(a) for values in advantages for a in values]),
         "rollouts/not_scored": Tally.of([t is None for t in totals]),
         "grader/timeouts": Tally.of([r.grade.verdict is Verdict.TIMEOUT for r in rollouts]),
@@ -139,6 +145,7 @@ def status_of(groups: Sequence[RolloutGroup], *, applied: bool, any_advantage: b
         "skipped:not-finite": any_advantage,
         "no-signal:truncated": all(r.completion.truncated for r in rollouts),
         "no-signal:grader-error": all(r.grade.verdict in broken for r in rollouts),
+        "no-signal:not-scored": all(r.reward.total is None for r in rollouts),
         "no-signal:all-wrong": not any(group.solved for group in groups),
         "no-signal:all-right": all(group.solved == len(group.rollouts) for group in groups),
         "no-signal:equal-rewards": True,

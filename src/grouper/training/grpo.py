@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from grouper.batching import TrainBatch
-from grouper.config import GRPOConfig
+from grouper.algorithms.batching import TrainBatch
+from grouper.config.schema import GRPOConfig
 from grouper.sampling.base import address
+from grouper.tracking.samples import format_sample
 from grouper.training.checkpoint import TrainState
 from grouper.training.difficulty import DifficultyBand, read_pass_rates
 from grouper.training.experience import Experience, make_experience
@@ -53,8 +54,7 @@ class GRPOPhase:
         budget = self.config.tokens_per_micro_batch
         self._scorer = Scorer(state.replica, budget, reference, told=self._times.scored)
         self._objective = grpo_objective(self.config)
-        self.size = size = len(session.inputs.train)
-        self.per_step = per_step = self.config.prompts_per_step
+        size, per_step = len(session.inputs.train), self.config.prompts_per_step
         self.total = total_steps(self.config, size=size, per_step=per_step)
         self._stream = ProblemStream(size=size, per_step=per_step, seed=self._seed, phase=self.name)
 
@@ -63,6 +63,7 @@ class GRPOPhase:
         self._times.begin()
         number = self.state.step
         epoch = self._stream.epoch(self.state.position)
+        self._session.rewards.begin_step(number, self.total)
         found, position = self._collect(number)
         groups = self._credited(found.groups, number)
         with self._times.updating():
@@ -70,14 +71,16 @@ class GRPOPhase:
                 groups,
                 self.config,
                 self._scorer,
-                max_new_tokens=self._session.recipe.sampling.max_new_tokens,
+                max_new_tokens=self._session.max_new_tokens,
             )
             results = self._update(experience, number)
         self._count(found, results, position, epoch)
         self._record(found, groups, experience.advantages)
+        self._show_sample(groups)
         failed = self._session.rewards.take_events()
         scale = schedule(self.config.optimizer, number, self.total)
         tallies = {
+            **self._session.rewards.logged(),
             **rollout_tallies(groups, experience.advantages),
             **experience.tallies,
             **self._signal_tallies(found),
@@ -100,7 +103,7 @@ class GRPOPhase:
         )
 
     def _collect(self, number: int) -> tuple[Resampled, int]:
-        """The groups of the step, and the position of the problem stream behind them."""
+        """The groups of the step, and the position of the problem stream after them."""
         position, seen = self.state.position, Counter[str]()
         self._sampler.times.take()  # what an evaluation took is no part of the step
 
@@ -192,6 +195,7 @@ class GRPOPhase:
         state = self.state
         state.step += 1
         state.position = position
+        state.epoch_ended = self._stream.epoch(position) > epoch
         for result in results:
             state.count_update(applied=result.applied, batch=result.batch)
         if state.difficulty is not None:
@@ -228,6 +232,12 @@ class GRPOPhase:
             flat,
             with_ids=self._session.recipe.tracking.token_ids,
         )
+
+    def _show_sample(self, groups: tuple[RolloutGroup, ...]) -> None:
+        """The first rollout of the step, on the console, every so many steps."""
+        every = self._session.recipe.tracking.print_every_steps
+        if every is not None and self.state.step % every == 0 and self._session.team.rank == 0:
+            self._session.display.sample(format_sample(groups[0], self.state.step))
 
 
 def difficulty_band(config: GRPOConfig) -> DifficultyBand | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from grouper.config import Recipe
+from grouper.config.loading import resolved_yaml
+from grouper.config.schema import Recipe
 from grouper.errors import RunFolderError
-from grouper.model_files import ADAPTER_FILE
-from grouper.recipe import resolved_yaml
-from grouper.tracking.files import refused, whole_folder
+from grouper.files import refused, whole_folder
+from grouper.models.model_files import ADAPTER_FILE
 from grouper.training.checkpoint import STATE_FILE, is_complete
 
 __all__ = ["check_save_path", "hand_over"]

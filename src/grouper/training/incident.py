@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from grouper.batching import TrainBatch
-from grouper.tracking.files import dumps, whole_folder
+from grouper.algorithms.batching import TrainBatch
+from grouper.files import dumps, whole_folder
 from grouper.types import StepReport
 
 __all__ = ["LAST_METRICS", "not_finite", "write_incident"]

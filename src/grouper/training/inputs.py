@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from grouper.config import Recipe
+import torch
+
+from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
+from grouper.kernels.library import kernels_in_use
 from grouper.prompts import prepare_demonstrations
 from grouper.training.problem_sets import ProblemSets
 from grouper.training.workbench import Items, Workbench, tell_dropped
@@ -30,14 +33,14 @@ class Inputs:
 
 
 def _room(bench: Workbench) -> int | None:
-    """The longest demonstration that fits behind every prompt that is kept, in tokens."""
+    """The longest demonstration that fits after every prompt that is kept, in tokens."""
     return None if bench.context is None else max(1, bench.context - bench.prompt_limit)
 
 
 def prepare_inputs(recipe: Recipe, sets: ProblemSets, bench: Workbench) -> Inputs:
     """Render every problem once, with the one renderer that all phases share.
 
-    Where the completion budget follows from the prompts, it is settled here, in `bench.recipe`.
+    Where the completion budget follows from the prompts, it is settled here, in `bench`.
     """
 
     def prompts(part: ProblemSet | None, name: str) -> Items:
@@ -56,6 +59,8 @@ def prepare_inputs(recipe: Recipe, sets: ProblemSets, bench: Workbench) -> Input
             max_tokens=recipe.sft.max_tokens if name == "sft" else None,
         )
         tell_dropped(name, shown.dropped)
+        for problem, demonstration in shown.items:
+            bench.require_known(demonstration.token_ids, f"the solution of {problem.id}")
         return tuple(demonstration for _, demonstration in shown.items)
 
     # How much room demonstrations have depends on the budget, and that on the prompts.
@@ -72,15 +77,17 @@ def prepare_inputs(recipe: Recipe, sets: ProblemSets, bench: Workbench) -> Input
     )
 
 
-def describe_versions() -> dict[str, str]:
-    """Versions of what the numbers of a run depend on."""
+def describe_versions(device: torch.device) -> dict[str, str]:
+    """Versions of what the numbers of a run on this device depend on."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
     found: dict[str, Any] = {"python": platform.python_version()}
-    for package in ("grouper", "torch", "transformers", "tokenizers", "peft", "math-verify"):
+    for package in ("grouper-rl", "torch", "transformers", "tokenizers", "peft", "math-verify"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
+    if device.type == "cpu":
+        found["kernels"] = kernels_in_use()
     return found

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 __all__ = ["BEST_FILE", "STATE_FILE", "contents", "damage", "is_complete"]
 
@@ -16,7 +15,7 @@ STATE_FILE = "trainer_state.json"
 """Written last: its presence says that a folder is complete."""
 
 _TENSORS = (".safetensors", ".pt", ".distcp")
-"""Suffixes of the files whose content is checked; people may edit the small ones."""
+"""Suffixes of the files that hold tensors."""
 
 _CHUNK = 1 << 24
 
@@ -28,13 +27,13 @@ def is_complete(folder: Path) -> bool:
     return (folder / STATE_FILE).is_file()
 
 
-def contents(folder: Path) -> dict[str, str | None]:
-    """File -> CRC-32 in hex of what holds tensors, None for the rest.
+def contents(folder: Path) -> dict[str, str]:
+    """File -> CRC-32 in hex.
 
     The state file is left out, and the mark of the best one, which comes and goes.
     """
     return {
-        path.relative_to(folder).as_posix(): _checksum(path) if path.suffix in _TENSORS else None
+        path.relative_to(folder).as_posix(): _checksum(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name not in (STATE_FILE, BEST_FILE)
     }
@@ -48,11 +47,14 @@ def _checksum(path: Path) -> str:
     return f"{value:08x}"
 
 
-def damage(folder: Path) -> str | None:
+def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
     """What is wrong with a saved folder, in a few words, or None where it is whole.
 
-    Tensors are read and compared with the checksums that were taken when they were written; of
-    the other files only their presence is looked at.
+    Every file is read and compared with the checksum that was taken when it was written.
+
+    Args:
+        folder: to look at.
+        only_tensors: of the other files look only at their presence.
     """
     if not is_complete(folder):
         return f"it is incomplete (no {STATE_FILE})"
@@ -64,24 +66,29 @@ def damage(folder: Path) -> str | None:
         names = list(recorded)
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         return f"its {STATE_FILE} cannot be read ({error})"
-    checks: list[Callable[[Path, Any], str | None]] = [_missing, _changed]
     for name in names:
-        for check in checks:
-            problem = check(folder / name, recorded[name])
-            if problem is not None:
-                return problem
+        compared = not only_tensors or name.endswith(_TENSORS)
+        problem = _missing(folder / name) or (
+            _changed(folder / name, recorded[name]) if compared else None
+        )
+        if problem is not None:
+            return problem
     return None
 
 
-def _missing(path: Path, _: Any) -> str | None:
+def _missing(path: Path) -> str | None:
     return None if path.is_file() else f"its {path.name} is missing"
 
 
-def _changed(path: Path, recorded: Any) -> str | None:
-    if recorded is None:
+def _changed(path: Path, recorded: str | None) -> str | None:
+    if recorded is None:  # a small file of a version that took no checksum of those
         return None
     try:
         same = _checksum(path) == recorded
     except OSError as error:
         return f"its {path.name} cannot be read ({error})"
-    return None if same else f"its {path.name} is damaged (other bytes than were written)"
+    return (
+        None
+        if same
+        else f"its {path.name} is damaged or was edited (other bytes than were written)"
+    )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
-from grouper.config import PhaseConfig
+from grouper.config.schema import PhaseConfig
 from grouper.errors import Interrupted, ModelError, RunFolderError
 from grouper.training.alarms import Raised, reason_to_stop
 from grouper.training.checkpoint import TrainState, save_checkpoint
 from grouper.training.incident import write_incident
-from grouper.training.retention import BestScore, thin_out
+from grouper.training.retention import BestScore, last_good, thin_out
 from grouper.training.session import Session
 from grouper.training.stream import evaluation_is_due
 from grouper.types import StepReport
@@ -28,10 +30,6 @@ class Phase(Protocol):
     name: str
     total: int
     """Steps of the whole phase."""
-    size: int
-    """Problems or demonstrations in one epoch."""
-    per_step: int
-    """How many of them one step takes."""
     state: TrainState
 
     @property
@@ -49,7 +47,7 @@ def run_phase(session: Session, phase: Phase) -> None:
     a run that was killed in the middle of an evaluation makes it up when it resumes.
 
     Raises:
-        Interrupted: on Ctrl-C or SIGTERM, after saving a checkpoint.
+        Interrupted: on Ctrl-C, SIGTERM or SIGHUP, after saving a checkpoint.
         ModelError: the loss was not finite several times in a row.
         AlarmError: an alarm rang, and the recipe says to stop.
         RunFolderError: the metrics, or the checkpoint after an interrupt, cannot be written.
@@ -61,9 +59,10 @@ def run_phase(session: Session, phase: Phase) -> None:
             while True:
                 task(phase.state.step)
                 better = _evaluate_if_due(session, phase)
-                saves.at_this_step(better=better)
+                ended = phase.state.step >= phase.total or _has_reached_its_target(session, phase)
+                saves.at_this_step(better=better, last=ended)
                 session.raise_if_stopped(f"{phase.name} step {phase.state.step}", together=True)
-                if phase.state.step >= phase.total or _has_reached_its_target(session, phase):
+                if ended:
                     return
                 report = phase.step()
                 raised = phase.state.alarms.observe(report) if phase.state.alarms else ()
@@ -81,15 +80,11 @@ def run_phase(session: Session, phase: Phase) -> None:
             raise
 
 
-def _due(every: int, step: int) -> bool:
-    return every > 0 and step % every == 0
-
-
 def _evaluate_if_due(session: Session, phase: Phase) -> bool:
     """Measure the policy on the validation problems; whether it is better than ever before."""
     step = phase.state.step
     due = evaluation_is_due(
-        phase.config, step, total=phase.total, size=phase.size, per_step=phase.per_step
+        phase.config, step, total=phase.total, epoch_ended=phase.state.epoch_ended
     )
     if not session.inputs.validation or not due:
         return False
@@ -120,18 +115,19 @@ class _Saves:
         self._phase = phase
         self._saved = phase.state.step
         """The step of the last checkpoint to go on from; the beginning needs none."""
+        self._since = time.monotonic()
+        """When that was."""
         self._events: list[str] = []
 
-    def at_this_step(self, *, better: bool) -> None:
-        """Save what is due; what fails is told, and tried again when the next one is due.
+    def at_this_step(self, *, better: bool, last: bool) -> None:
+        """Save what is due; what fails is reported, and tried again when the next one is due.
 
-        The policy with the best evaluation so far is saved, too, though without what training
-        would need to go on from it.
+        After the last step of a phase, too: a finished run can be prolonged. The policy with the
+        best evaluation so far is also saved, though without what training would need to go on
+        from it.
         """
         state, config = self._phase.state, self._phase.config
-        if state.step == self._phase.total:
-            return
-        due = _due(config.checkpoint_every, state.step) and state.step != self._saved
+        due = state.step != self._saved and (last or self._is_due())
         if not due and not (better and config.keep_best):
             return
         try:
@@ -140,6 +136,15 @@ class _Saves:
             text = f"no checkpoint at step {state.step}: {error.paragraph()}"
             log.warning("Training goes on with %s", text)
             self._events.append(f"save-failed: {text}")
+
+    def _is_due(self) -> bool:
+        """Whether enough steps have been taken, or enough time has passed, as rank 0 sees it."""
+        every, minutes = self._phase.config.checkpoint_every, self._phase.config.checkpoint_minutes
+        if every > 0 and self._phase.state.step % every == 0:
+            return True
+        return minutes > 0 and self._session.team.lead(
+            lambda: time.monotonic() - self._since >= 60 * minutes
+        )
 
     def before_leaving(self) -> None:
         """Save where the run is stopped, if that is not on disk already."""
@@ -163,7 +168,7 @@ class _Saves:
                 resumable=resumable,
             )
         if resumable:
-            self._saved = state.step
+            self._saved, self._since = state.step, time.monotonic()
         session.team.lead(lambda: tidy(session, self._phase))
 
 
@@ -196,9 +201,17 @@ def _stop_if_broken(session: Session, phase: Phase) -> None:
         what,
         where=f"{phase.name} step {state.step}",
         fix=f"The steps, texts and metrics are in {folder}. Lower "
-        f"{phase.name}.optimizer.learning_rate or use model.compute_dtype: float32; the "
-        f"checkpoints in {session.path / phase.name} are from before.",
+        f"{phase.name}.optimizer.learning_rate or use model.compute_dtype: float32. "
+        + session.team.lead(lambda: _what_is_left(session.path / phase.name, state.step)),
     )
+
+
+def _what_is_left(phase: Path, step: int) -> str:
+    """Which checkpoint a broken phase can go on from, in words."""
+    good = last_good(phase, step)
+    if good is None:
+        return f"No checkpoint of {phase.name} has been saved: it starts again."
+    return f"{good[1]} is from before: go on from it with --resume --allow-changes."
 
 
 def _heed(session: Session, phase: Phase, raised: Sequence[Raised]) -> None:

@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from grouper.batching import TrainBatch, micro_batches
+from grouper.algorithms.batching import TrainBatch, micro_batches
 from grouper.errors import ModelError
-from grouper.planning.rows import Rows
-from grouper.policy import Policy
-from grouper.team import Team
+from grouper.models.policy import Policy
+from grouper.models.team import Team
 from grouper.training.replica import Replica
 
 __all__ = ["is_out_of_memory", "split_event", "with_enough_memory"]
@@ -184,18 +183,11 @@ def _while_others_wait(part: TrainBatch, policy: Policy, reason: str) -> ModelEr
 
 def _too_large(part: TrainBatch, policy: Policy, reason: str) -> ModelError:
     tokens = _tokens(part, shared=policy.native)
-    # Only who is out of memory needs to plan, and planning needs recipes.
-    from grouper.planning.advice import memory_advice
-
-    rows = Rows(
-        prompt=int(part.prompt_lengths.max()),
-        completion=int(part.completion_lengths.max()),
-        count=part.rows,
-    )
-    takes, helps = memory_advice(policy, rows)
     return ModelError(
-        f"one row of {tokens} tokens does not fit into the memory of {policy.device}: {reason}. "
-        f"{takes}",
+        f"one row of {tokens} tokens does not fit into the memory of {policy.device}: {reason}",
         where="tokens_per_micro_batch",
-        fix=helps,
+        fix="In the order of what they usually save: shorter rows (sampling.max_new_tokens, "
+        "prompt.max_prompt_tokens), model.gradient_checkpointing: true, model.lora or "
+        "optimizer.name: adamw_8bit, model.compute_dtype: bfloat16. `grouper plan` says what each "
+        "part takes.",
     )

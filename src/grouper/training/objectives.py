@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from grouper.algorithms.batching import TrainBatch
 from grouper.algorithms.losses import (
     IMPORTANCE_WEIGHTS,
     KL_ESTIMATORS,
@@ -18,14 +19,13 @@ from grouper.algorithms.losses import (
     log_ratio,
     nll,
 )
-from grouper.batching import TrainBatch
-from grouper.policy import TokenOutputs
+from grouper.models.policy import TokenOutputs
 from grouper.types import Tally
 
 if TYPE_CHECKING:
-    from grouper.config import GRPOConfig
+    from grouper.config.schema import GRPOConfig
 
-__all__ = ["Objective", "grpo_objective", "sft_objective"]
+__all__ = ["Objective", "grpo_objective", "rehearsal_objective", "sft_objective"]
 
 Term = Callable[[TokenOutputs, TrainBatch, dict[str, Tally]], Tensor]
 """(outputs, slice, tallies to add to) -> loss per token [R, T]."""
@@ -79,8 +79,19 @@ def grpo_objective(config: GRPOConfig) -> Objective:
     if config.beta > 0 and not config.kl_in_reward:
         terms.append(_kl(config))
     if config.entropy_bonus > 0:
-        terms.append(_entropy(config))
+        terms.append(_entropy(config.entropy_bonus))
     return Objective(tuple(terms), entropy_gradient=config.entropy_bonus > 0)
+
+
+def rehearsal_objective(entropy_bonus: float) -> Objective:
+    """What takes as much memory as the objective of a phase, and needs nothing but tokens.
+
+    Likelihood in place of the surrogate. The gradient of an entropy term makes the backward of
+    the head hold more, so the term is there where the phase has it.
+    """
+    if entropy_bonus == 0:
+        return sft_objective
+    return Objective((_nll, _entropy(entropy_bonus)), entropy_gradient=True)
 
 
 def _surrogate(config: GRPOConfig) -> Term:
@@ -96,8 +107,8 @@ def _surrogate(config: GRPOConfig) -> Term:
         ratios = ratio_of(logprobs, old, mask)
         advantages = batch.advantages[:, None].to(ratios.dtype)
         loss = surrogate(ratios, logprobs, advantages, bounds)
-        tallies["policy/entropy"] = _tally(outputs.entropies, mask)
-        tallies["policy/logprob"] = _tally(logprobs, mask)
+        tallies["trained/entropy"] = _tally(outputs.entropies, mask)
+        tallies["trained/logprob"] = _tally(logprobs, mask)
         if not on_policy:
             ratio = ratios.detach().exp()
             tallies["policy/ratio"] = _tally(ratio, mask)
@@ -105,7 +116,7 @@ def _surrogate(config: GRPOConfig) -> Term:
             tallies["policy/clip_fraction"] = _tally(clipped.double(), mask)
         if batch.sampler_logprobs is not None:
             difference = log_ratio(old, batch.sampler_logprobs)
-            tallies["policy/gap"] = _tally(difference.abs(), mask)
+            tallies["sampler_logprob_diff"] = _tally(difference.abs(), mask)
             if importance is not None:
                 weights = importance(difference, config.importance_cap)
                 tallies["policy/importance"] = _tally(weights, mask)
@@ -133,8 +144,8 @@ def _kl(config: GRPOConfig) -> Term:
     return term
 
 
-def _entropy(config: GRPOConfig) -> Term:
+def _entropy(bonus: float) -> Term:
     def term(outputs: TokenOutputs, *_: object) -> Tensor:
-        return -config.entropy_bonus * outputs.entropies
+        return -bonus * outputs.entropies
 
     return term

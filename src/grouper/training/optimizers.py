@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from grouper.extras import require_extra
-from grouper.policy import Policy
+from grouper.config.extras import require_extra
+from grouper.models.policy import Policy
 
 if TYPE_CHECKING:
-    from grouper.config import OptimizerConfig
+    from grouper.config.schema import OptimizerConfig
 
-__all__ = ["OPTIMIZERS", "SCHEDULES", "Optimizer", "make_optimizer", "schedule"]
+__all__ = ["OPTIMIZERS", "SCHEDULES", "Optimizer", "make_optimizer", "schedule", "state_bytes"]
 
 
 class Optimizer:
@@ -49,14 +49,21 @@ class Optimizer:
         state: list[dict[str, Any]],
         as_held: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
-        """Take over what `state_dict` gave.
+        """Take over the moments that `state_dict` gave; settings stay those of the recipe.
 
         Args:
             state: one dictionary a part.
             as_held: (whole tensor, parameter) -> the tensor split as the parameter is.
         """
         for part, saved in zip(self.parts, state, strict=True):
+            # The recipe says how to step; torch would bring the settings of the saved run back.
+            configured = [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in part.param_groups
+            ]
             part.load_state_dict(saved)
+            for group, settings in zip(part.param_groups, configured, strict=True):
+                group.update(settings)
             if as_held is not None:
                 for parameter, moments in part.state.items():
                     for name, value in moments.items():
@@ -152,18 +159,55 @@ def schedule(config: OptimizerConfig, step: int, total: int) -> float:
     """The learning-rate scale of step `step` (from 0) of `total`.
 
     Rises linearly over the warm-up, whose first step is already above 0, then decays to
-    `final_ratio`, which the last step reaches.
+    `final_ratio`, which the step after the last one would reach: every step moves the weights.
 
-    >>> from grouper.config import OptimizerConfig
+    >>> from grouper.config.schema import OptimizerConfig
     >>> c = OptimizerConfig(schedule="linear", warmup_ratio=0.5, final_ratio=0.0)
     >>> [round(schedule(c, s, 4), 2) for s in range(4)]
-    [0.5, 1.0, 1.0, 0.0]
+    [0.5, 1.0, 1.0, 0.5]
     """
     warmup = config.warmup_steps
     if warmup is None:
         warmup = math.ceil(config.warmup_ratio * total)
     if step < warmup:
         return (step + 1) / warmup
-    share = (step - warmup) / max(1, total - 1 - warmup)
+    share = (step - warmup) / max(1, total - warmup)
     left = SCHEDULES[config.schedule](min(1.0, share))
     return config.final_ratio + (1.0 - config.final_ratio) * left
+
+
+# Tensors with fewer elements keep 32-bit moments in bitsandbytes.
+_SMALLEST_8BIT = 4096
+
+
+def _adamw_bytes(elements: int, size: int) -> float:
+    return 2 * elements * size
+
+
+def _adamw_8bit_bytes(elements: int, size: int) -> float:
+    del size
+    # Two moments of a byte and a float32 scale for each 256 of them.
+    return elements * (2 + 8 / 256) if elements >= _SMALLEST_8BIT else elements * 8
+
+
+# (elements of a tensor, bytes of one) -> bytes of its state.
+_STATE_BYTES: dict[str, Callable[[int, int], float]] = {
+    "adamw": _adamw_bytes,
+    "adamw_8bit": _adamw_8bit_bytes,
+    # One moment for the matrices between embedding and head, which are most of it.
+    "muon": lambda elements, size: elements * size,
+}
+
+
+def state_bytes(config: OptimizerConfig, policy: Policy) -> int:
+    """Bytes that the optimizer of this policy keeps between steps, all parameters together."""
+    ends: set[int] = set()
+    if config.name == "muon":
+        heads = (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())
+        ends = {id(p) for head in heads for p in head.parameters()}
+    total = 0.0
+    for parameter in policy.trainable().values():
+        matrix = parameter.ndim == 2 and id(parameter) not in ends
+        name = "adamw" if config.name == "muon" and not matrix else config.name
+        total += _STATE_BYTES[name](parameter.numel(), parameter.element_size())
+    return round(total)

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grouper.errors import RunFolderError
+from grouper.files import refused
 from grouper.sampling.base import Sampler, SampleRequest, address
 from grouper.sampling.graded import Grader, draw_and_grade
-from grouper.tracking.files import refused
 from grouper.training.difficulty import read_pass_rates
 from grouper.types import Problem, Prompt, SamplingParams
 

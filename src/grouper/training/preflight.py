@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grouper.errors import PreflightError
-from grouper.model_files import context_length
-from grouper.policy import Policy
+from grouper.models.model_files import context_length
+from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, address
 from grouper.training.session import Session
 from grouper.training.stream import first_met
@@ -96,7 +96,7 @@ def check_lengths(session: Session, policy: Policy) -> None:
     Raises:
         PreflightError: more than half would be truncated, and the recipe does not allow it.
     """
-    config, budget = session.recipe.grpo, session.recipe.sampling.max_new_tokens
+    config, budget = session.recipe.grpo, session.max_new_tokens
     if config.preflight_prompts == 0:
         return
     items = _items(session, config.preflight_prompts)
@@ -116,17 +116,19 @@ def check_lengths(session: Session, policy: Policy) -> None:
     session.display.say(f"Pre-flight: of {len(drawn)} samples, {report}.")
     if report.truncated <= MAX_TRUNCATED or config.allow_truncation:
         return
-    advice = (
-        "Most never stop at all: teach the stop token first (SFT), or check the prompt format."
-        if report.open_ended
-        else f"Set sampling.max_new_tokens={_round_up(report.p95)}, with --overwrite or a new name."
-    )
+    # What has been measured or trained before is kept, and the run can continue from it.
+    begun = session.team.lead(session.has_begun)
+    if report.open_ended:
+        advice = "Most never stop at all: teach the stop token first (SFT), or check the format."
+    else:
+        how = ", with --resume --allow-changes to keep what is there, or --overwrite"
+        advice = f"Set sampling.max_new_tokens={_round_up(report.p95)}{how if begun else ''}."
     raise PreflightError(
         f"{report.truncated:.0%} of {len(drawn)} sampled completions are cut off at "
         f"sampling.max_new_tokens={budget}; a cut-off answer earns nothing, so nothing would be "
         "learned",
         where="pre-flight",
-        fix=f"{advice} To train all the same: grpo.allow_truncation=true.",
+        fix=f"{advice} To train anyway: {'--resume ' if begun else ''}grpo.allow_truncation=true.",
     )
 
 
@@ -137,9 +139,7 @@ def _round_up(tokens: int) -> int:
 
 def check_stopping(session: Session, policy: Policy) -> float:
     """The share of a few samples after SFT that end by themselves; warns when it is low."""
-    drawn = _sample(
-        session, policy, STOP_SAMPLES, session.recipe.sampling.max_new_tokens, "stop check"
-    )
+    drawn = _sample(session, policy, STOP_SAMPLES, session.max_new_tokens, "stop check")
     share = sum(not c.truncated for c in drawn) / len(drawn)
     session.display.say(f"Stop check: {share:.0%} of {len(drawn)} samples end by themselves.")
     if share < MIN_STOPPED:

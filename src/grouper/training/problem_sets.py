@@ -6,12 +6,13 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grouper.config import Recipe, SourceConfig
+from grouper.config.schema import Recipe, SourceConfig
 from grouper.data import ProblemSet, hold_out, load_problems, without
 from grouper.errors import DataError
+from grouper.prompts import make_format
 from grouper.types import Problem
 
-__all__ = ["PARTS", "ProblemSets", "load_part", "load_problem_sets"]
+__all__ = ["MEASURED", "PARTS", "ProblemSets", "load_part", "load_problem_sets"]
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +20,8 @@ MAX_QUARANTINED_SHARE = 0.05
 """Training refuses data of which more than this cannot be read."""
 
 PARTS = ("sft", "train", "validation", "test")
+MEASURED = ("validation", "test")
+"""Parts of which nothing is learnt: a published set is measured whole, whatever it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,7 @@ def load_problem_sets(recipe: Recipe) -> ProblemSets:
     sft = None
     if wanted:
         sft = train if data.sft is None else _sft(recipe, data.sft, validation)
-    test = None if data.test is None else _load("test", data.test, seed=recipe.seed)
+    test = None if data.test is None else _load("test", data.test, recipe)
     return ProblemSets(sft=sft, train=train, validation=validation, test=test)
 
 
@@ -86,29 +89,37 @@ def load_part(recipe: Recipe, part: str) -> ProblemSet | None:
     config: SourceConfig | None = getattr(data, part)
     if part == "sft" and config is None:
         config = data.train
-    return None if config is None else _load(part, config, seed=recipe.seed)
+    return None if config is None else _load(part, config, recipe)
 
 
 def _train_and_validation(recipe: Recipe) -> tuple[ProblemSet, ProblemSet | None]:
     data = recipe.data
-    train = _load("train", data.train, seed=recipe.seed)
+    train = _load("train", data.train, recipe)
     if data.validation_share:
         return hold_out(train, data.validation_share, seed=recipe.seed)
     if data.validation is None:
         return train, None
-    return train, _load("validation", data.validation, seed=recipe.seed)
+    return train, _load("validation", data.validation, recipe)
 
 
 def _sft(recipe: Recipe, config: SourceConfig, validation: ProblemSet | None) -> ProblemSet:
     """The demonstrations; where validation was taken out of train, none of its questions."""
-    sft = _load("sft", config, seed=recipe.seed)
+    sft = _load("sft", config, recipe)
     held_out = recipe.data.validation_share > 0 and validation is not None
     return without(sft, validation) if held_out and validation is not None else sft
 
 
-def _load(part: str, source: SourceConfig, *, seed: int) -> ProblemSet:
-    """Load one part and tell which of its rows are left out."""
-    problems = load_problems(source, seed=seed)
+def _load(part: str, source: SourceConfig, recipe: Recipe) -> ProblemSet:
+    """Load one part and report which of its rows are left out.
+
+    What is only measured on keeps the problems whose reference cannot be read.
+    """
+    problems = load_problems(
+        source,
+        seed=recipe.seed,
+        fmt=make_format(recipe.prompt),
+        keep_unreadable=part in MEASURED,
+    )
     _check_quarantine(part, problems)
     return problems
 
@@ -131,7 +142,7 @@ def _check_quarantine(part: str, problems: ProblemSet) -> None:
         f"{len(problems.quarantined)} of {problems.rows_read} rows of {problems.name} cannot be "
         f"used; the first is row {first.row}: {first.reason}"
     )
-    if problems.quarantined_share > MAX_QUARANTINED_SHARE:
+    if part not in MEASURED and problems.quarantined_share > MAX_QUARANTINED_SHARE:
         raise DataError(
             summary,
             where=f"data.{part}",

@@ -13,13 +13,12 @@ from collections.abc import Iterator
 
 import torch
 
-from grouper.config import GRPOConfig, PhaseConfig, SFTConfig
-from grouper.planning.memory import optimizer_bytes
-from grouper.planning.rows import Rows, worst_rows
-from grouper.policy import Policy
+from grouper.algorithms.rows import Rows, worst_rows
+from grouper.config.schema import GRPOConfig, PhaseConfig, SFTConfig
+from grouper.models.policy import Policy
 from grouper.training.loop import Phase
-from grouper.training.objectives import sft_objective
-from grouper.training.optimizers import Optimizer
+from grouper.training.objectives import rehearsal_objective
+from grouper.training.optimizers import Optimizer, state_bytes
 from grouper.training.session import Session
 from grouper.training.update import accumulate_gradient
 
@@ -39,9 +38,10 @@ def rehearse(session: Session, phase: Phase) -> None:
     assert isinstance(config, SFTConfig | GRPOConfig)
     vocabulary = int(policy.model.config.get_text_config().vocab_size)
     budget = config.tokens_per_micro_batch
+    bonus = config.entropy_bonus if isinstance(config, GRPOConfig) else 0.0
     started = time.perf_counter()
     # The optimizer's states appear with the first step: their room is kept free meanwhile.
-    with _reserved(optimizer_bytes(config.optimizer, policy), state.optimizer, policy.device):
+    with _reserved(state_bytes(config.optimizer, policy), state.optimizer, policy.device):
         for kind, most in _shapes(session, config):
             rows = kind.filling(budget, most=most, shared=policy.native)
             # A second slice meets the gradient of the first, and every process takes part.
@@ -49,7 +49,7 @@ def rehearse(session: Session, phase: Phase) -> None:
             accumulate_gradient(
                 policy,
                 rows.batch(vocabulary),
-                sft_objective,
+                rehearsal_objective(bonus),
                 token_budget=budget,
                 replica=state.replica,
                 together=False,
@@ -69,11 +69,11 @@ def _wanted(config: PhaseConfig, policy: Policy) -> bool:
 
 def _shapes(session: Session, config: SFTConfig | GRPOConfig) -> list[tuple[Rows, int]]:
     """The kinds of rows that may be worst, and how many of them one step has."""
-    inputs, sampling = session.inputs, session.recipe.sampling
+    inputs = session.inputs
     if isinstance(config, GRPOConfig):
         prompt = max(len(prompt.token_ids) for _, prompt in inputs.train)
         most = -(-config.prompts_per_step * config.group_size // config.updates_per_batch)
-        kinds = worst_rows(prompt, sampling.max_new_tokens, config.group_size)
+        kinds = worst_rows(prompt, session.max_new_tokens, config.group_size)
         return [(kind, most) for kind in kinds]
     prompt = max(len(d.prompt.token_ids) for d in inputs.demonstrations)
     completion = max(len(d.token_ids) for d in inputs.demonstrations)

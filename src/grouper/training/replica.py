@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grouper.batching import TrainBatch
-from grouper.policy import Policy, TokenOutputs
-from grouper.team import Solo, Team
+from grouper.algorithms.batching import TrainBatch
+from grouper.models.policy import Policy, TokenOutputs
+from grouper.models.team import Solo, Team
 
 __all__ = ["REPLICAS", "DataParallel", "FullySharded", "Replica", "Slice", "make_replica"]
 

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 
 from grouper.errors import CheckpointError
-from grouper.policy import Policy
-from grouper.tracking.identity import Changes, describe_changes, versions_that_differ
+from grouper.models.policy import Policy
+from grouper.tracking.identity import CONTENTS, LENGTHS, Changes, describe_changes, that_differ
 from grouper.training.alarms import Alarms
 from grouper.training.checkpoint import (
     TrainState,
+    is_complete,
     latest_checkpoint,
     load_optimizer,
+    read_state,
     restore_counters,
 )
 from grouper.training.grpo import difficulty_band
@@ -76,18 +78,34 @@ def resumed_state(session: Session, phase: str) -> TrainState | None:
         state.optimizer = make_optimizer(state.policy, config.optimizer)
     restore_counters(state, saved)
     session.folder.truncate_to(phase, state.step)
+    session.team.lead(lambda: _tell_of_holes(session, {phase: state.step}))
     changes = session.team.lead(lambda: session.folder.changes_begin_at(phase, state.step))
     session.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
     for line in banner_lines(
         session.folder.read_info(),
         changes,
-        versions=describe_versions(),
+        versions=describe_versions(session.device),
         threads=torch.get_num_threads(),
         processes=session.team.size,
         reports=[r for r in session.folder.read_metrics() if r.phase == phase],
     ):
         session.display.say(line)
     return state
+
+
+def _tell_of_holes(session: Session, steps: dict[str, int]) -> None:
+    """Warn of what was lost from the record of the steps that are not done again."""
+    sft = session.path / "sft" / "final"
+    if "grpo" in steps and is_complete(sft):
+        steps = {"sft": int(read_state(sft)["step"]), **steps}
+    for hole in session.folder.holes(steps):
+        log.warning(
+            "The record of this run has lost %s. Training goes on without: the weights do not need "
+            "them, but curves and `grouper diagnose` do. Restore the files in %s from a backup, or "
+            "start again with --overwrite.",
+            hole,
+            session.path,
+        )
 
 
 def banner_lines(
@@ -103,21 +121,25 @@ def banner_lines(
 
     Args:
         info: `run.json`.
-        changes: in recipe and data, allowed by the user for this resume.
-        versions: of the packages now.
+        changes: in recipe, data and code, allowed by the user for this resume.
+        versions: of the packages and kernels now.
         threads: CPU threads now.
         processes: of the run now.
         reports: steps of the phase up to where it goes on.
     """
     if changes:
         yield f"  recipe: changed, as allowed: {describe_changes(changes, limit=50)}"
+        if changes.keys() & {*LENGTHS}:
+            yield "  schedule: the learning rate follows the new number of steps from here on"
     else:
         yield f"  recipe: unchanged (hash {info['recipe_hash']})"
     for change in info.get("changes", [])[: -1 if changes else None]:
         told = describe_changes(change["changes"])
         yield f"  changed before, at {change['phase']} step {change['step']}: {told}"
-    data = ", ".join(f"{name} {mark[:12]}" for name, mark in sorted(info["fingerprints"].items()))
-    yield f"  data: {data}"
+    for kind, key in CONTENTS.items():
+        if info.get(key):
+            marks = (f"{name} {mark[:12]}" for name, mark in sorted(info[key].items()))
+            yield f"  {kind}: {', '.join(marks)}"
     began = info["host"]
     now: dict[str, Any] = {**versions, "CPU threads": threads, "processes": processes}
     before: dict[str, Any] = {
@@ -125,15 +147,18 @@ def banner_lines(
         "CPU threads": began.get("threads", threads),
         "processes": began.get("processes", processes),
     }
-    differ = versions_that_differ(before, now)
+    differ = that_differ(before, now)
     if differ:
         log.warning(
-            "The run began with other versions or threads (%s): results will not be the same bit "
-            "for bit.",
+            "The run began with other versions, kernels or threads (%s): results will not be the "
+            "same bit for bit.",
             describe_changes(differ),
         )
     else:
-        yield f"  versions: as before; {threads} CPU threads, {processes} processes, as before"
+        yield (
+            f"  versions and kernels: as before; {threads} CPU threads, {processes} processes, as "
+            "before"
+        )
     if reports:
         yield f"  last step: {_last(reports[-1])}"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grouper.errors import RunFolderError
-from grouper.tracking.files import remove_folder, write_atomic
+from grouper.files import remove_folder, write_atomic
 from grouper.training.integrity import BEST_FILE, STATE_FILE, is_complete
 
 __all__ = ["BEST_FILE", "OPTIMIZER_FILE", "BestScore", "crown", "last_good", "numbered", "thin_out"]
@@ -63,7 +63,7 @@ def numbered(phase: Path) -> list[tuple[int, Path]]:
 def thin_out(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
     """Remove what is neither among the newest `keep` checkpoints nor the best one.
 
-    The best one loses its optimizer state once it is not among the newest. What lies behind
+    The best one loses its optimizer state once it is not among the newest. What lies after
     `step` is left alone: a run that goes on from an earlier checkpoint will write it again.
     May be called at any time, and again after a kill; what cannot be removed is only told of.
 
@@ -90,7 +90,7 @@ def thin_out(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
 
 
 def last_good(phase: Path, step: int) -> tuple[int, Path] | None:
-    """The newest checkpoint to go on from that is not behind `step`; else the oldest there is."""
+    """The newest checkpoint to go on from that is not after `step`; else the oldest there is."""
     there = [(number, folder) for number, folder in numbered(phase) if _can_go_on(folder)]
     good = [one for one in there if one[0] <= step]
     return good[-1] if good else next(iter(there), None)

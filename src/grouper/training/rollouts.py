@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from grouper.models.team import Solo, Team
 from grouper.rewards import RewardStack
 from grouper.sampling.base import Sampler, SampleRequest, address
 from grouper.sampling.graded import Drawn, Grader, draw_and_grade
-from grouper.team import Solo, Team
 from grouper.types import (
     Problem,
     Prompt,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from grouper.allocator import prefer_expandable_segments
-from grouper.config import PhaseConfig
+from grouper.config.schema import PhaseConfig
 from grouper.errors import RunFolderError
 from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.evaluate import EvaluationResult
-from grouper.policy import Policy
+from grouper.models.allocator import prefer_expandable_segments
+from grouper.models.policy import Policy
 from grouper.report.curves import draw_curves
 from grouper.report.timing import draw_times
 from grouper.training.checkpoint import (
@@ -32,6 +32,7 @@ from grouper.training.rehearsal import rehearse
 from grouper.training.resuming import fresh_state, resumed_state
 from grouper.training.session import Session
 from grouper.training.sft import SFTPhase
+from grouper.training.stream import total_steps
 
 __all__ = ["RunResult", "train"]
 
@@ -80,7 +81,9 @@ def train(session: Session) -> RunResult:
 
 
 def _measure(session: Session, policy: Policy, name: str, step: int) -> None:
-    if session.inputs.test and session.recorded(name) is None:
+    """Measure on the test problems, unless that has been done with the model of this step."""
+    before = session.recorded(name)
+    if session.inputs.test and (before is None or before.step != step):
         session.evaluate(policy, phase=name, step=step, split="test")
 
 
@@ -123,6 +126,14 @@ def _sft(session: Session, policy: Policy | None) -> Policy | None:
 def _refuse_sft_behind_grpo(session: Session) -> None:
     """A run whose GRPO went without SFT cannot be given an SFT afterwards."""
     begun = sorted((session.path / "grpo").glob("*/" + STATE_FILE))
+    final = session.path / "sft" / "final"
+    if begun and Path(read_state(begun[0].parent)["started_from"]).parts[-3:] == final.parts[-3:]:
+        raise RunFolderError(
+            f"{final}, which the GRPO of this run began from, is missing",
+            where=str(begun[0].parent),
+            fix="Restore it from a backup, go on with GRPO alone (--skip-sft), or delete "
+            f"{session.path / 'grpo'} to go on from the last checkpoint of SFT.",
+        )
     if begun:
         raise RunFolderError(
             "the GRPO of this run did not start from its SFT, which has not been run",
@@ -182,7 +193,13 @@ def _starting_policy(session: Session, policy: Policy | None) -> tuple[Policy, s
 
 def _is_there(session: Session, phase: str) -> bool:
     """Whether a phase is finished, as rank 0 sees the file system."""
-    return session.team.lead(lambda: is_finished(session.path, phase))
+    recipe, inputs = session.recipe, session.inputs
+    total = (
+        total_steps(recipe.sft, size=len(inputs.demonstrations), per_step=recipe.sft.batch_size)
+        if phase == "sft"
+        else total_steps(recipe.grpo, size=len(inputs.train), per_step=recipe.grpo.prompts_per_step)
+    )
+    return session.team.lead(lambda: is_finished(session.path, phase, total))
 
 
 def _final_step(final: Path) -> int:
@@ -200,5 +217,11 @@ def _check_room(session: Session, state: TrainState) -> None:
 def _finish(session: Session, phase: Phase) -> None:
     # First: whoever finds the final folder looks at nothing else of the phase any more.
     session.team.lead(lambda: tidy(session, phase))
-    path = save_final(session.path, phase.state, session.tokenizer, recipe_hash=session.hash)
+    path = save_final(
+        session.path,
+        phase.state,
+        session.tokenizer,
+        recipe_hash=session.hash,
+        total=phase.total,
+    )
     session.display.say(f"{phase.name} is finished: {path}")

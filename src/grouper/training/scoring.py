@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from grouper.batching import TrainBatch
+from grouper.algorithms.batching import TrainBatch
 from grouper.training.memory import with_enough_memory
 from grouper.training.replica import Replica
 

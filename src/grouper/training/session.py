@@ -11,15 +11,23 @@ from typing import Any, Self
 
 import torch
 
-from grouper.adapters import check_adapter
-from grouper.config import Recipe
-from grouper.device import find_device
-from grouper.errors import GrouperError, Interrupted, ModelError
+from grouper.config.loading import recipe_hash, resolved_yaml
+from grouper.config.schema import Recipe
+from grouper.config.user_code import code_fingerprints
+from grouper.errors import Interrupted, ModelError, PreflightError
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
 from grouper.evaluation.metrics import Behaviour, metrics_line
-from grouper.model_files import load_tokenizer, require_model_folder
-from grouper.policy import Policy
-from grouper.recipe import recipe_hash, resolved_yaml
+from grouper.models.adapters import check_adapter
+from grouper.models.device import find_device
+from grouper.models.model_files import (
+    check_lora_targets,
+    load_tokenizer,
+    require_model_folder,
+    shape_of,
+)
+from grouper.models.model_folders import on_this_machine, read_adapter
+from grouper.models.new_model import new_model_config
+from grouper.models.policy import Policy
 from grouper.rewards import build_rewards
 from grouper.tracking.live import Progress, setup_logging
 from grouper.tracking.lock import RunLock
@@ -33,7 +41,7 @@ from grouper.training.inputs import describe_versions, prepare_inputs
 from grouper.training.integrity import STATE_FILE
 from grouper.training.problem_sets import ProblemSets, load_problem_sets, quarantine_lines
 from grouper.training.replica import Replica, make_replica
-from grouper.training.sizes import leak_warnings
+from grouper.training.sizes import find_leaks
 from grouper.training.validation_loss import validation_loss
 from grouper.training.watchdog import Watchdog
 from grouper.training.workbench import Workbench
@@ -51,7 +59,7 @@ class Session(Workbench):
         display: where progress goes; standard error by default.
         resume: continue the run in the folder.
         overwrite: delete the run in the folder first.
-        allow_changes: continue it although its recipe or data changed.
+        allow_changes: continue it although its recipe, data or code changed.
 
     Raises:
         GrouperError: anything the user can put right, before any model is loaded.
@@ -81,14 +89,16 @@ class Session(Workbench):
                 path, recipe_hash=self.hash, recipe_yaml=resolved_yaml(recipe), **intent
             )
         )
+        self._is_new = not was_there
         self.folder = self._open_folder(recipe, sets, path, intent)
         try:
             self._prepare(recipe, sets)
-        except GrouperError:
+        except BaseException:  # Ctrl-C, too, must leave no process, no lock and no half a folder
+            if hasattr(self, "grader"):
+                self.grader.close()
+            self.folder.close()
             self._unlock()
-            if not was_there:
-                setup_logging(None, console=display.console)
-                self.folder.discard()
+            self._discard_if_new()
             raise
 
     def _open_folder(
@@ -103,8 +113,9 @@ class Session(Workbench):
                 path,
                 recipe_yaml=resolved_yaml(recipe),
                 recipe_hash=self.hash,
-                versions=describe_versions(),
+                versions=describe_versions(find_device(recipe.device)),
                 fingerprints=sets.fingerprints,
+                code=code_fingerprints(_named_by(recipe)),
                 threads=recipe.threads or torch.get_num_threads(),
                 processes=self.team.size,
                 **intent,
@@ -112,10 +123,19 @@ class Session(Workbench):
 
         try:
             self.team.lead(create)
-        except GrouperError:
+        except BaseException:  # the lock is given back, whatever went wrong
             self._unlock()
             raise
         return TrackedFolder(path, recipe) if self.team.rank == 0 else Onlooker(path)
+
+    def _discard_if_new(self) -> None:
+        if self._is_new:
+            setup_logging(None, console=self.display.console)
+            self.folder.discard()
+
+    def has_begun(self) -> bool:
+        """Whether anything has been measured or trained in the run folder."""
+        return bool(self.folder.read_evaluations() or self.folder.read_metrics())
 
     def _unlock(self) -> None:
         if self._lock is not None:
@@ -132,8 +152,8 @@ class Session(Workbench):
         self.base_path = self._base(recipe, sets)
         for line in opening_lines(recipe, sets):
             display.say(line)
-        for text in leak_warnings(sets):
-            log.warning(text)
+        for leak in find_leaks(sets):
+            log.warning(leak.warning)
         super().__init__(recipe, self.base_path)
         if _needs_start(recipe, self.path):
             self._check_start(str(recipe.grpo.start_from))
@@ -147,7 +167,9 @@ class Session(Workbench):
         self.rewards = build_rewards(recipe.rewards, self.format.layout)
         if not recipe.skip_grpo:
             problem, prompt = self.inputs.train[0]
-            self.rewards.check(problem=problem, prompt=prompt)
+            right = self.format.right_completion(problem)
+            for text in self.rewards.check(problem=problem, prompt=prompt, right=right):
+                log.warning(text)
         self._replica: Replica | None = None
         self.watchdog = Watchdog(
             recipe.watchdog_minutes, rank=self.team.rank, fatal=self.team.size > 1
@@ -278,6 +300,8 @@ class Session(Workbench):
         if self._stop_requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._stop_requested = True
+        if number == signal.SIGHUP:  # the terminal is gone: what is written to it would fail
+            self.display.mute()
         self.display.say(
             "Stopping: the current step is finished and saved first (Ctrl-C again: stop at once)."
         )
@@ -286,21 +310,34 @@ class Session(Workbench):
         self.watchdog.__enter__()
         # Signal handlers can only be set from the main thread; elsewhere the caller's stay.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._request_stop)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it
+                    self._previous[number] = signal.signal(number, self._request_stop)
         return self
 
     def __exit__(self, *raised: object) -> None:
+        raised = raised or (None, None, None)  # closed by hand
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
         self.watchdog.__exit__(None, None, None)
         super().__exit__()
         self.folder.close()
+        refused = isinstance(raised[1], PreflightError) and not self.has_begun()
         self._unlock()
+        if refused:
+            # Otherwise the next try, with what was wrong put right, would be refused as another
+            # recipe.
+            self._discard_if_new()
         if not any(raised):
             # After an error the others may never come here, and must not be waited for.
             leave_team(self._replica)
+
+
+def _named_by(recipe: Recipe) -> list[str]:
+    """The rewards and trackers of a recipe, among them those of the user's own."""
+    rewards, trackers = recipe.rewards, recipe.tracking.trackers
+    return [*(reward.name for reward in rewards), *(tracker.name for tracker in trackers)]
 
 
 def _needs_start(recipe: Recipe, run: Path) -> bool:
@@ -310,7 +347,7 @@ def _needs_start(recipe: Recipe, run: Path) -> bool:
     return wanted and (not begun or recipe.grpo.beta > 0)
 
 
-def check_models(recipe: Recipe, run: Path, *, resume: bool) -> None:
+def check_models(recipe: Recipe, run: Path, *, resume: bool) -> list[str]:
     """Look, before anything is trained or measured, at the models that a run will load.
 
     Args:
@@ -318,13 +355,29 @@ def check_models(recipe: Recipe, run: Path, *, resume: bool) -> None:
         run: the run folder.
         resume: the run that is there is continued.
 
+    Returns:
+        The Hub names among them that are not on this machine yet: of these nothing is known.
+
     Raises:
-        ModelError: one is not there, or is an adapter of another base model.
+        ModelError: one is not there, is an adapter of another base model, or lacks the layers that
+            LoRA is to be put on.
     """
     named = {"model.path": recipe.model.path}
     if not resume or _needs_start(recipe, run):
         named["grpo.start_from"] = None if recipe.skip_grpo else recipe.grpo.start_from
+    missing = []
     for where, path in named.items():
-        if path is not None:
-            require_model_folder(path, where=where)
-            check_adapter(recipe.model, path, where=where)
+        if path is None:
+            continue
+        require_model_folder(path, where=where)
+        revision = recipe.model.revision if path == recipe.model.path else None
+        if not on_this_machine(path, revision):
+            missing.append(path)
+            continue
+        check_adapter(recipe.model, path, where=where)
+        if read_adapter(path) is None:  # an adapter is continued with the layers that it has
+            check_lora_targets(recipe.model, shape_of(path, revision))
+    new = recipe.model.new
+    if new is not None:
+        check_lora_targets(recipe.model, new_model_config(new, vocabulary=new.vocab_size))
+    return missing

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from grouper.algorithms.batching import demonstration_batch
 from grouper.algorithms.weighting import WEIGHTINGS
-from grouper.batching import demonstration_batch
 from grouper.sampling.base import address
 from grouper.training.checkpoint import TrainState
 from grouper.training.objectives import sft_objective
@@ -27,8 +27,7 @@ class SFTPhase:
         self.state = state
         self._seed = session.recipe.seed
         self._demonstrations = session.inputs.demonstrations
-        self.size = size = len(self._demonstrations)
-        self.per_step = per_step = self.config.batch_size
+        size, per_step = len(self._demonstrations), self.config.batch_size
         self.total = total_steps(self.config, size=size, per_step=per_step)
         self._stream = ProblemStream(size=size, per_step=per_step, seed=self._seed, phase=self.name)
         self._times = StepTimes(state.policy, session.team.size)
@@ -57,6 +56,7 @@ class SFTPhase:
                 replica=state.replica,
             )
         state.step += 1
+        state.epoch_ended = self._stream.epoch_after(number) > self._stream.epoch_after(number - 1)
         state.count_update(applied=result.applied, batch=result.batch)
         tallies = {
             **result.tallies,

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from grouper.errors import RunFolderError
-from grouper.team import Team
+from grouper.models.team import Team
 from grouper.training.optimizers import Optimizer
 
 __all__ = ["load_shards", "save_shards"]

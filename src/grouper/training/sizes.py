@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from grouper.config import PhaseConfig, Recipe
+from dataclasses import dataclass
+
+from grouper.config.schema import PhaseConfig, Recipe
 from grouper.data import find_overlap
 from grouper.training.problem_sets import ProblemSets
 from grouper.training.stream import total_steps
 
-__all__ = ["leak_warnings", "phase_lines"]
+__all__ = ["Leak", "find_leaks", "phase_lines"]
 
 
 def phase_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
@@ -44,27 +46,38 @@ def _steps(config: PhaseConfig, size: int, per_step: int) -> str:
     return f"{-(-size // per_step):,} steps an epoch; {steps:,} steps"
 
 
-def leak_warnings(sets: ProblemSets) -> list[str]:
-    """Held-out problems that training has seen."""
-    warnings = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """Held-out problems that training, or the choice of settings, has seen."""
+
+    count: str
+    """`data.test: 3 problems are in the training data`."""
+    warning: str
+
+
+def find_leaks(sets: ProblemSets) -> list[Leak]:
+    """One per held-out part and the part that it shares problems with."""
+    leaks = []
     trained = sets.for_fitting
     for name, part in (("validation", sets.validation), ("test", sets.test)):
         found = find_overlap(trained, part.problems) if part is not None else ()
         if found:
             same = sum(overlap.same_question for overlap in found)
-            warnings.append(
-                f"data.{name}: {len(found)} problems are in the training data, too ({same} with "
-                f"the same question, the others share a run of words); the first is "
-                f"{found[0].held_out_id}, as {found[0].trained_id}. What is measured on them says "
-                "nothing about new problems."
+            count = f"data.{name}: {len(found)} problems are in the training data"
+            warning = (
+                f"{count}, too ({same} with the same question, the others share a run of words); "
+                f"the first is {found[0].held_out_id}, as {found[0].trained_id}. What is measured "
+                "on them says nothing about new problems."
             )
+            leaks.append(Leak(count=count, warning=warning))
     if sets.validation is not None and sets.test is not None:
         chosen_on = {problem.id for problem in sets.validation.problems}
         both = sum(problem.id in chosen_on for problem in sets.test.problems)
         if both:
-            warnings.append(
-                f"data.test: {both} problems are in data.validation, too, which settings are "
-                "chosen on. Parts of one file need the same `shuffle`, and offset and limit that "
-                "keep them apart."
+            count = f"data.test: {both} problems are in data.validation"
+            warning = (
+                f"{count}, too, which settings are chosen on. Parts of one file need the same "
+                "`shuffle`, and offset and limit that keep them apart."
             )
-    return warnings
+            leaks.append(Leak(count=count, warning=warning))
+    return leaks

@@ -1,4 +1,10 @@
-"""Where the seconds of a step go, and how much of the device's arithmetic they use: `time.*`."""
+"""Where the seconds of a step go, and how much of the device's arithmetic they use: `time.*`.
+
+Model FLOPs are 2 N a token forward and 4 N backward, with N parameters in the matrices (Kaplan et
+al., arXiv 2001.08361, section 2.1; 2 (N + N') backward where only N' are trained). The products of
+queries and keys are not among them, nor what is computed twice or padded. A prompt counts once for
+its completions.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +13,16 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from grouper.batching import TrainBatch
-from grouper.model_flops import ModelShape, Row, forward_flops, sampling_flops, update_flops
-from grouper.policy import Policy
+from grouper.algorithms.batching import TrainBatch
+from grouper.models.policy import Policy
 from grouper.types import RolloutGroup, Tally
 
-__all__ = ["StepTimes", "matrix_rate", "shape_of", "wait_for_device"]
+__all__ = ["StepTimes", "matrix_rate", "wait_for_device"]
 
 _WAIT: dict[str, Callable[[torch.device], None]] = {
     "cuda": torch.cuda.synchronize,
@@ -47,7 +52,7 @@ class StepTimes:
 
     def __init__(self, policy: Policy, processes: int = 1) -> None:
         self._device = policy.device
-        self._shape = shape_of(policy)
+        self._weights = _weights_of(policy)
         dtype = policy.compute_dtype or policy.model.dtype
         self._rate = processes * matrix_rate(self._device, dtype, torch.get_num_threads())
         self.begin()
@@ -74,24 +79,23 @@ class StepTimes:
 
     def sampled(self, groups: Sequence[RolloutGroup]) -> None:
         """These rollouts were drawn."""
-        rows: list[Row] = [
-            (len(g.prompt.token_ids), [len(r.completion.token_ids) for r in g.rollouts])
-            for g in groups
-        ]
-        self._tokens["sample"] += sum(sum(lengths) for _, lengths in rows)
-        if self._shape is not None:
-            self._flops["sample"] += sampling_flops(self._shape, rows)
+        drawn = sum(len(r.completion.token_ids) for g in groups for r in g.rollouts)
+        self._tokens["sample"] += drawn
+        if self._weights is not None:
+            prompts = sum(len(g.prompt.token_ids) for g in groups)
+            self._flops["sample"] += 2 * self._weights.all * (prompts + drawn)
 
     def scored(self, batch: TrainBatch) -> None:
         """These rows went through a forward."""
-        if self._shape is not None:
-            self._flops["update"] += forward_flops(self._shape, _rows(batch))
+        if self._weights is not None:
+            self._flops["update"] += 2 * self._weights.all * _tokens(batch)
 
     def trained(self, batch: TrainBatch) -> None:
         """These rows went through a forward and a backward."""
         self._tokens["update"] += batch.target_tokens
-        if self._shape is not None:
-            self._flops["update"] += update_flops(self._shape, _rows(batch))
+        if self._weights is not None:
+            weights = 2 * self._weights.all + self._weights.trained
+            self._flops["update"] += 2 * weights * _tokens(batch)
 
     def tallies(self) -> dict[str, Tally]:
         """The metrics of the step that is over now.
@@ -116,41 +120,39 @@ class StepTimes:
         names = {"sample": "sampled_tokens_per_second", "update": "trained_tokens_per_second"}
         done = {part: s for part, s in parts.items() if s > 0 and self._tokens[part]}
         found = {names[part]: self._tokens[part] / seconds for part, seconds in done.items()}
-        if self._shape is None or not done:
+        if self._weights is None or not done:
             return found
         for part, seconds in done.items():
             found[f"mfu_{part}"] = self._flops[part] / (seconds * self._rate)
         return {**found, "mfu": sum(self._flops.values()) / (whole * self._rate)}
 
 
-def _rows(batch: TrainBatch) -> list[Row]:
-    lengths: dict[int, list[int]] = {}
-    for prompt, length in zip(
-        batch.prompt_index.tolist(), batch.completion_lengths.tolist(), strict=True
-    ):
-        lengths.setdefault(prompt, []).append(length)
-    prompts = batch.prompt_lengths.tolist()
-    return [(prompts[prompt], completions) for prompt, completions in lengths.items()]
+def _tokens(batch: TrainBatch) -> int:
+    """Tokens of the rows, each prompt once."""
+    return int(batch.prompt_lengths.sum() + batch.completion_lengths.sum())
 
 
-def shape_of(policy: Policy) -> ModelShape | None:
-    """The shape of a policy's model; None for a mixture of experts, which runs a part of it."""
+class _Weights(NamedTuple):
+    """Parameters in the matrices of a model that a token is multiplied with."""
+
+    all: int
+    trained: int
+
+
+def _weights_of(policy: Policy) -> _Weights | None:
+    """Those of a policy's model, its head among them; None for a mixture of experts."""
     config: Any = policy.model.config.get_text_config()
     if any(getattr(config, name, None) for name in _EXPERTS):
         return None
-    sizes = [size for module in policy.decoder.modules() for size in _matrices(module)]
     head = policy.model.get_output_embeddings()
-    width = int(config.hidden_size)
-    heads = int(config.num_attention_heads)
-    output = width * int(config.vocab_size)
-    return ModelShape(
-        body=sum(size for size, _ in sizes),
-        trained_body=sum(size for size, trained in sizes if trained),
-        head=output,
-        trained_head=output if any(p.requires_grad for p in head.parameters()) else 0,
-        attention=heads * int(getattr(config, "head_dim", None) or width // heads),
-        windows=_windows(config),
+    sizes = [size for module in policy.decoder.modules() for size in _matrices(module)]
+    sizes.append(
+        (
+            int(config.hidden_size) * int(config.vocab_size),
+            any(p.requires_grad for p in head.parameters()),
+        )
     )
+    return _Weights(sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained))
 
 
 def _matrices(module: nn.Module) -> list[tuple[int, bool]]:
@@ -161,15 +163,6 @@ def _matrices(module: nn.Module) -> list[tuple[int, bool]]:
         return [(module.in_features * module.out_features, module.weight.requires_grad)]
     own = module.parameters(recurse=False)
     return [(p.numel(), p.requires_grad) for p in own if p.ndim == 2]
-
-
-def _windows(config: Any) -> tuple[int | None, ...]:
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    layers = int(config.num_hidden_layers)
-    if window is None or kinds is None:
-        return (window,) * layers
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 @functools.cache

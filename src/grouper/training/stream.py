@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from grouper.config import PhaseConfig
+from grouper.config.schema import PhaseConfig
 from grouper.sampling.base import address
 
 __all__ = ["ProblemStream", "evaluation_is_due", "first_met", "total_steps"]
@@ -51,7 +51,7 @@ class ProblemStream:
                 was wanted, everything is taken: a stream never ends.
 
         Returns:
-            Their indices, and the position behind the last of them.
+            Their indices, and the position after the last of them.
 
         >>> stream = ProblemStream(size=4, per_step=2, seed=0, phase="grpo")
         >>> taken, position = stream.take(0, 3, lambda index, epoch: index != 2)
@@ -61,17 +61,28 @@ class ProblemStream:
         taken: list[int] = []
         passed_over = 0
         while len(taken) < count:
-            index = self._item(position)
-            if passed_over >= self._size or wanted is None or wanted(index, self.epoch(position)):
-                taken.append(index)
-            else:
-                passed_over += 1
+            index, epoch = self._item(position), self.epoch(position)
             position += 1
+            if wanted is None or wanted(index, epoch):
+                passed_over = 0
+            elif passed_over < self._size:
+                passed_over += 1
+                continue
+            taken.append(index)
         return taken, position
 
     def epoch(self, position: int) -> int:
         """The epoch of a position, counted from 0."""
         return position // self._size
+
+    def epoch_after(self, step: int) -> int:
+        """The epoch that the item after step `step`, counted from 0, belongs to.
+
+        >>> stream = ProblemStream(size=10, per_step=4, seed=0, phase="sft")
+        >>> [stream.epoch_after(step) for step in range(-1, 5)]
+        [0, 0, 0, 1, 1, 2]
+        """
+        return self.epoch((step + 1) * self._per_step)
 
     def _item(self, position: int) -> int:
         epoch, place = divmod(position, self._size)
@@ -97,7 +108,7 @@ def first_met(size: int, count: int, *, seed: int) -> list[int]:
 def total_steps(config: PhaseConfig, *, size: int, per_step: int) -> int:
     """Optimizer steps of a phase: as set, or as many as the epochs need.
 
-    >>> from grouper.config import SFTConfig
+    >>> from grouper.config.schema import SFTConfig
     >>> total_steps(SFTConfig(epochs=2.0), size=100, per_step=32)
     7
     """
@@ -106,17 +117,15 @@ def total_steps(config: PhaseConfig, *, size: int, per_step: int) -> int:
     return max(1, -(-int(config.epochs * size) // per_step))
 
 
-def evaluation_is_due(
-    config: PhaseConfig, step: int, *, total: int, size: int, per_step: int
-) -> bool:
+def evaluation_is_due(config: PhaseConfig, step: int, *, total: int, epoch_ended: bool) -> bool:
     """Whether the validation problems are looked at after `step` steps: also at 0 and `total`.
 
     By epoch: after each step that finishes one.
 
-    >>> from grouper.config import SFTConfig
-    >>> config = SFTConfig(evaluate_every="epoch")
-    >>> [s for s in range(9) if evaluation_is_due(config, s, total=8, size=10, per_step=4)]
-    [0, 3, 5, 8]
+    >>> from grouper.config.schema import SFTConfig
+    >>> config = SFTConfig(evaluate_every=3)
+    >>> [s for s in range(9) if evaluation_is_due(config, s, total=8, epoch_ended=False)]
+    [0, 3, 6, 8]
     """
     every = config.evaluate_every
     if every == 0:
@@ -124,5 +133,5 @@ def evaluation_is_due(
     if step in (0, total):
         return True
     if every == "epoch":
-        return step * per_step // size > (step - 1) * per_step // size
+        return epoch_ended
     return step % every == 0

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from grouper.batching import TrainBatch
-from grouper.policy import Policy
+from grouper.algorithms.batching import TrainBatch
+from grouper.models.policy import Policy
 from grouper.training.incident import not_finite
 from grouper.training.memory import split_event, with_enough_memory
 from grouper.training.objectives import Objective
@@ -137,7 +137,8 @@ def update(
         replica=replica,
     )
     norm = replica.clip_grad_norm(math.inf if max_grad_norm is None else max_grad_norm)
-    tallies = {**tallies, "grad_norm": Tally.of([norm])}
+    # An objective that reports its loss per token, as SFT's does, says more than the sum.
+    tallies = {"loss": Tally.of([loss]), **tallies, "grad_norm": Tally.of([norm])}
     applied = math.isfinite(loss) and math.isfinite(norm)
     if applied:
         optimizer.step(scale)

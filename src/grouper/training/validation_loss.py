@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from grouper.algorithms.batching import demonstration_batch
 from grouper.algorithms.weighting import token_mean
-from grouper.batching import demonstration_batch
 from grouper.training.replica import Replica
 from grouper.training.scoring import Scorer
 from grouper.types import Demonstration, Tally

@@ -9,19 +9,20 @@ from typing import Self
 
 import torch
 
-from grouper.config import Recipe
-from grouper.device import find_device
-from grouper.errors import ConfigError
+from grouper.config.schema import Recipe
+from grouper.errors import ConfigError, ModelError
 from grouper.grading import Grader, require_symbolic
-from grouper.model_files import (
+from grouper.models.device import find_device
+from grouper.models.model_files import (
     context_length,
     context_length_of,
     load_policy,
     load_tokenizer,
     require_model_folder,
     stop_ids_of,
+    vocabulary_of,
 )
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 from grouper.prompts import Dropped, find_stop_tokens, make_format, prepare_prompts
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights, copy_dtype
@@ -69,9 +70,12 @@ class Workbench:
             self.tokenizer, stop_ids_of(model_path, revision), self.format
         )
         self.context = context_length_of(model_path, revision)
+        self._vocabulary = vocabulary_of(model_path, revision)
         self.grader = Grader(self.format.contract, recipe.grading)
         self._sampler: tuple[Policy, NativeSampler] | None = None
-        self._settled = recipe.sampling.max_total_tokens is None
+        sampling = recipe.sampling
+        self._budget = sampling.max_new_tokens if sampling.max_total_tokens is None else None
+        """Tokens of a completion; None until the training prompts have been counted."""
         self._split = False
         """Whether the policy's weights will be split over processes."""
 
@@ -111,20 +115,21 @@ class Workbench:
     @property
     def max_new_tokens(self) -> int:
         """The completion budget: of the recipe, or what `max_total_tokens` leaves of it."""
-        if not self._settled:
+        if self._budget is None:
             train = load_part(self.recipe, "train")
             assert train is not None, "every recipe has training problems"
             self.settle_budget(self.render(train.problems, "train"))
-        return self.recipe.sampling.max_new_tokens
+        assert self._budget is not None
+        return self._budget
 
     def settle_budget(self, train: Items) -> str | None:
-        """With `sampling.max_total_tokens`, put what the longest training prompt leaves of it
-        into `recipe.sampling.max_new_tokens`, once; returns a line that says so.
+        """With `sampling.max_total_tokens`, let completions have what the longest training prompt
+        leaves of it, once; returns a line that says so.
 
         Raises:
             ConfigError: it leaves nothing.
         """
-        if self._settled or not train:
+        if self._budget is not None or not train:
             return None
         sampling = self.recipe.sampling
         assert sampling.max_total_tokens is not None
@@ -138,9 +143,7 @@ class Workbench:
                 where="sampling.max_total_tokens",
                 fix="Raise it, or lower prompt.max_percentile or prompt.max_prompt_tokens.",
             )
-        settled = sampling.model_copy(update={"max_new_tokens": new})
-        self.recipe = self.recipe.model_copy(update={"sampling": settled})
-        self._settled = True
+        self._budget = new
         return (
             f"Completions have up to {new} tokens: {total} in all, less {longest} of the longest "
             f"of {len(train):,} prompts."
@@ -153,9 +156,9 @@ class Workbench:
         Raises:
             ConfigError: the model's context has no room for `sampling.max_new_tokens`.
         """
-        wanted, new = self.recipe.prompt.max_prompt_tokens, self.recipe.sampling.max_new_tokens
-        if not self._settled:
-            new = 1  # how many there will be follows from the prompts
+        wanted = self.recipe.prompt.max_prompt_tokens
+        # How many new tokens there will be may follow from the prompts.
+        new = 1 if self._budget is None else self._budget
         if self.context is None:
             return wanted
         if new >= self.context:
@@ -168,7 +171,7 @@ class Workbench:
 
     def render(self, problems: Sequence[Problem], name: str) -> Items:
         """Problems with their prompts; what does not fit is listed and left out."""
-        if name != "train" and not self._settled:
+        if name != "train" and self._budget is None:
             # What fits depends on the completion budget, and that on the training prompts.
             log.debug("Completions have up to %d tokens.", self.max_new_tokens)
         prepared = prepare_prompts(
@@ -179,7 +182,28 @@ class Workbench:
             max_percentile=self.recipe.prompt.max_percentile if name == "train" else None,
         )
         tell_dropped(name, prepared.dropped)
+        for problem, prompt in prepared.items:
+            self.require_known(prompt.token_ids, problem.id)
         return prepared.items
+
+    def require_known(self, token_ids: Sequence[int], what: str) -> None:
+        """Refuse tokens that the model's embedding has no row for.
+
+        A tokenizer may know more tokens than the model, as long as nobody writes them.
+
+        Raises:
+            ModelError: there are some.
+        """
+        highest = max(token_ids)
+        if highest >= self._vocabulary:
+            raise ModelError(
+                f"the tokenizer writes {what} with token {highest} "
+                f"({self.tokenizer.convert_ids_to_tokens(highest)!r}), and the model knows "
+                f"{self._vocabulary} tokens",
+                where="the tokenizer",
+                fix="Use the tokenizer that was saved with the model, or resize the model's "
+                "embedding (`resize_token_embeddings`) and save both.",
+            )
 
     def training_params(self, *, max_new_tokens: int | None = None) -> SamplingParams:
         """How GRPO draws its rollouts."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-from grouper.config import Recipe
+from grouper.config.overrides import as_json
+from grouper.config.schema import Recipe
+from grouper.config.tracking import TRACKER_PACKAGES
+from grouper.config.validation import validate_json
 from grouper.data.naming import source_named
-from grouper.overrides import as_json
 from grouper.rewards import REWARDS
-from grouper.tracking_config import TRACKER_PACKAGES
 from grouper.trl_import.settings import Phase, Settings, phase_of, read_file
-from grouper.validation import validate_json
 
 __all__ = ["ImportedRecipe", "import_trl"]
 

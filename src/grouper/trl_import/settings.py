@@ -1,4 +1,4 @@
-"""A TRL file as it was given, with TRL's defaults behind it, and the recipe it becomes."""
+"""A TRL file as it was given, TRL's defaults where it says nothing, and the recipe it becomes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from grouper.config.overrides import parse_yaml
 from grouper.errors import ConfigError, did_you_mean
-from grouper.overrides import parse_yaml
 
 __all__ = ["Settings", "TRLFile", "names", "others", "phase_of", "read_file"]
 

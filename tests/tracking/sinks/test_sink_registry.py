@@ -9,11 +9,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from gates import package
 
-from grouper.recipe import load_recipe
+from grouper.config.loading import load_recipe
+from grouper.config.tracking import TRACKER_PACKAGES
 from grouper.tracking.sinks.base import Sink, Step
 from grouper.tracking.sinks.registry import SINKS, find_trackers
-from grouper.tracking_config import TRACKER_PACKAGES
 from grouper.types import StepReport, Tally
 
 REPORT = StepReport(phase="grpo", step=3, tallies={"loss": Tally.of([0.5, 1.5])}, status="learning")
@@ -21,7 +22,7 @@ STEP = Step(report=REPORT, rewards={"total": (0.0, 1.0, 1.0)})
 
 
 def made(name: str, folder: Path) -> Sink:
-    pytest.importorskip(name, reason=f"{name} is not installed (pip install -e '.[{name}]')")
+    package(name, extra=name)
     recipe = load_recipe("demo", [f"tracking.trackers=[{{name: {name}, project: maths}}]"])
     return find_trackers(recipe, folder, started="today")[name]()
 
@@ -118,7 +119,7 @@ def test_trackio_sends_nothing_elsewhere_offline(tmp_path, monkeypatch, place):
 
 
 def test_trackio_writes_its_local_database(tmp_path, monkeypatch, capsys):
-    trackio = pytest.importorskip("trackio", reason="pip install -e '.[trackio]'")
+    trackio = package("trackio", extra="trackio")
     monkeypatch.setattr(trackio.utils, "TRACKIO_DIR", tmp_path)
     monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path, raising=False)
     sink = made("trackio", tmp_path)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tiny_runs import TINY_RUN, data_from, write_problems
 
+from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
+from grouper.config.tracking import TRACKER_PACKAGES, TrackerConfig, TrackingConfig, check_trackers
 from grouper.errors import ConfigError
-from grouper.recipe import load_recipe, recipe_hash, resolved_yaml
 from grouper.tracking.identity import recipe_changes
 from grouper.tracking.run_folder import RunFolder
 from grouper.tracking.sinks.base import Step, TrackedRun
 from grouper.tracking.sinks.wandb import WandbSink
-from grouper.tracking_config import TRACKER_PACKAGES, TrackerConfig, TrackingConfig, check_trackers
 from grouper.training.run import train
 from grouper.training.session import Session
 from grouper.types import StepReport, Tally
@@ -223,5 +223,5 @@ def test_a_tracker_that_is_not_there_is_told_at_once(name, message):
 
 def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch):
     monkeypatch.setitem(TRACKER_PACKAGES, "wandb", "no_such_package_here")
-    with pytest.raises(ConfigError, match=r'pip install "grouper\[wandb\]"'):
+    with pytest.raises(ConfigError, match=r'pip install "grouper-rl\[wandb\]"'):
         check_trackers(TrackingConfig(trackers=(TrackerConfig(name="wandb"),)))

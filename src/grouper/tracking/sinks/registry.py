@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grouper.config import Recipe, TrackerConfig
+from grouper.config.schema import Recipe, TrackerConfig
+from grouper.config.tracking import tracker_params
+from grouper.config.user_code import load_user_object
 from grouper.errors import ConfigError
 from grouper.tracking.sinks.base import Sink, TrackedRun, frozen
 from grouper.tracking.sinks.users import UsersSink
-from grouper.user_code import load_user_object
 
 __all__ = ["SINKS", "find_trackers"]
 
@@ -72,11 +73,11 @@ def _said(tracker: TrackerConfig, key: str) -> str | None:
 
 def _builder(tracker: TrackerConfig, run: TrackedRun) -> Callable[[], Sink]:
     if tracker.name in SINKS:
-        return partial(_build, *SINKS[tracker.name], run, tracker.params)
+        return partial(_build, *SINKS[tracker.name], run, tracker_params(tracker))
     function = load_user_object(
         tracker.name, kind="tracker", where="tracking.trackers", error=ConfigError
     )
-    return partial(UsersSink, run, function=function, params=tracker.params)
+    return partial(UsersSink, run, function=function, params=tracker_params(tracker))
 
 
 def _build(module: str, name: str, run: TrackedRun, params: dict[str, Any]) -> Sink:

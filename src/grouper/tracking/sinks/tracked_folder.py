@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from grouper.config import Recipe
+from grouper.config.schema import Recipe
 from grouper.evaluation.result import EvaluationResult
 from grouper.tracking.run_folder import RunFolder
 from grouper.tracking.sinks.background import Background, close_all

@@ -1,0 +1,96 @@
+"""Secrets stay out of recipes: a parameter holds `${NAME}`, and its user gets what that stands for.
+
+A recipe is written into the run folder, sent to trackers and shared, so a key or a token in it
+would be published. `${NAME}` is stored as it is and replaced from the environment only where a
+reward or a tracker is built; what it stood for is put out of messages and logs again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from grouper.errors import GrouperError, hide
+
+__all__ = ["expanded", "refuse_literal_secrets"]
+
+_REFERENCE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRET_WORDS = frozenset(
+    {"apikey", "authorization", "credential", "credentials", "key", "passwd", "password", "secret"}
+    | {"token"}
+)
+
+
+def refuse_literal_secrets(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters, unless one of them is a secret in plain text.
+
+    A text is taken for a secret if its key, or one around it, has `key`, `token`, `secret`,
+    `password`, `authorization` or the like among its words.
+
+    Raises:
+        ValueError: names the key, never the value.
+
+    >>> refuse_literal_secrets({"api_key": "${JUDGE_KEY}", "max_token": 12, "tokenizer": "gpt2"})
+    {'api_key': '${JUDGE_KEY}', 'max_token': 12, 'tokenizer': 'gpt2'}
+    """
+    for path, text in _texts(params):
+        words = {word.lower() for word in _WORD.findall(".".join(path))}
+        if text and words & _SECRET_WORDS and not _REFERENCE.search(text):
+            name = "_".join(_WORD.findall(path[-1])).upper()
+            raise ValueError(
+                f"{'.'.join(path)} looks like a secret, and recipes are stored, logged and sent to "
+                f"trackers: write ${{{name}}} instead and set {name} in the environment"
+            )
+    return params
+
+
+def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every text in nested settings, with the keys that lead to it."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _texts(inner, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner, path)
+
+
+def expanded(params: Any, *, where: str, error: type[GrouperError]) -> Any:
+    """The parameters with every `${NAME}` replaced by that variable of the environment.
+
+    Args:
+        params: settings, nested or not.
+        where: the recipe key, for messages.
+        error: the class of what is raised.
+
+    Raises:
+        GrouperError: of class `error`: a variable that is not set.
+    """
+    try:
+        return _expanded(params)
+    except KeyError as missing:
+        raise error(
+            f"the environment has no variable {missing.args[0]}",
+            where=where,
+            fix=f"Set it (export {missing.args[0]}=...), or name another one.",
+        ) from missing
+
+
+def _expanded(value: Any) -> Any:
+    if isinstance(value, str):
+        return _REFERENCE.sub(_value, value)
+    if isinstance(value, Mapping):
+        return {key: _expanded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_expanded(inner) for inner in value]
+    return value
+
+
+def _value(reference: re.Match[str]) -> str:
+    value = os.environ[reference[1]]
+    hide(value, reference[0])
+    return value

@@ -1,0 +1,1 @@
+"""Models: loading, the policy that is trained, its attention and scores, and saving."""

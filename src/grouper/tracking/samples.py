@@ -1,0 +1,51 @@
+"""A rollout as people read it, without anything in it that would steer their terminal."""
+
+from __future__ import annotations
+
+import re
+
+from grouper.types import RolloutGroup
+
+__all__ = ["format_sample", "printable"]
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Text that a model or a file wrote, with what would steer a terminal as escapes.
+
+    Line breaks and tabs stay; direction marks and lone surrogates are escaped, too.
+
+    >>> print(printable("red \x1b[31m\tand\nplain"))
+    red \x1b[31m   and
+    plain
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def format_sample(group: RolloutGroup, step: int) -> str:
+    """Question, answer, response, extracted answer and reward of the first rollout of a group.
+
+    Args:
+        group: the rollouts of one problem, of which there is at least one.
+        step: the GRPO step, counted from 1.
+
+    Returns:
+        Several lines, without anything that would steer a terminal.
+    """
+    rollout = group.rollouts[0]
+    reward = rollout.reward
+    parts = ", ".join(f"{name} {_number(value)}" for name, value in reward.components.items())
+    lines = (
+        f"Sample of grpo step {step} ({group.problem.id})",
+        f"Question: {group.problem.question}",
+        f"Answer: {group.problem.answer}",
+        f"Response: {rollout.completion.text}",
+        f"Extracted: {rollout.grade.extracted or 'none'}",
+        f"Reward: {_number(reward.total)} ({parts})",
+    )
+    return printable("\n".join(lines))
+
+
+def _number(value: float | None) -> str:
+    return "not scored" if value is None else f"{value:g}"

@@ -1,0 +1,202 @@
+"""What a run would do, worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grouper.advice.dry_run import make_plan
+from grouper.config.loading import load_recipe
+from grouper.config.schema import NewModelConfig
+from grouper.data import load_problems
+from grouper.errors import GrouperError
+from grouper.models.new_model import make_new_model, save_new_model
+from grouper.prompts.formats import FORMATS
+
+FUNCTIONS = Path(__file__).parents[1] / "rewards" / "reference_functions.py"
+
+
+def test_the_sizes_are_those_worked_out_by_hand(tmp_path):
+    recipe = load_recipe(
+        "demo",
+        [
+            f"output_dir={tmp_path}",
+            "data.sft.options.count=70",
+            "data.train.options.count=50",
+            "sft.steps=null",
+            "sft.epochs=2",
+            "sft.batch_size=32",
+            "grpo.prompts_per_step=16",
+            "grpo.group_size=8",
+        ],
+    )
+    plan = make_plan(recipe)
+    # 70 / 32 rounds up to 3 steps an epoch; two epochs of 70 are 140 / 32, rounded up: 5 steps.
+    assert "32 demonstrations a step, 70 in all, 3 steps an epoch; 5 steps" in plan.sizes[0]
+    assert "16 prompts x 8 samples = 128 completions a step, 4 steps an epoch" in plan.sizes[1]
+    assert plan.sizes[-1] == f"Output: {tmp_path}/demo (new)"
+    assert plan.warnings == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_phase_that_is_skipped_is_not_planned(tmp_path):
+    recipe = load_recipe("demo", [f"output_dir={tmp_path}", "skip_sft=true"])
+    assert not any("demonstrations" in line for line in make_plan(recipe).sizes)
+    recipe = load_recipe("demo", [f"output_dir={tmp_path}", "skip_grpo=true"])
+    assert not any("GRPO" in line for line in make_plan(recipe).sizes)
+
+
+def test_everything_that_is_wrong_is_told_at_once(tmp_path):
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "notes.txt").write_text("mine")
+    (tmp_path / "rewards.py").write_text("def bad(**kwargs):\n    raise KeyError('x')\n")
+    recipe = load_recipe(
+        "demo",
+        [f"output_dir={tmp_path}", f"rewards=[{{name: '{tmp_path}/rewards.py:bad'}}]"],
+    )
+    with pytest.raises(GrouperError) as caught:
+        make_plan(recipe)
+    assert "notes.txt" in str(caught.value)
+    assert "'bad' raised KeyError" in str(caught.value)
+    assert len(caught.value.others) == 1
+
+
+def test_rewards_are_tried_on_a_row_of_the_data(tmp_path):
+    """They see its columns, which a made-up problem does not have."""
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "unit": "m"} for n in range(3)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rewards.py").write_text(
+        "def unit(completions, unit, **kwargs):\n"
+        "    assert set(unit) == {'m'}\n"
+        "    return [0.0 for _ in completions]\n"
+    )
+    recipe = load_recipe(
+        "demo",
+        [
+            f"output_dir={tmp_path}",
+            "skip_sft=true",
+            "data.sft=null",
+            f"data.train={{source: file, path: '{tmp_path}/rows.jsonl'}}",
+            f"rewards=[{{name: '{tmp_path}/rewards.py:unit'}}]",
+        ],
+    )
+    assert any("3 steps" in line or "prompts x" in line for line in make_plan(recipe).sizes)
+
+
+SYSTEMS = {
+    "gsm8k-xml": ("xml_correctness", "xml_integer", "xml_tag_count"),
+    "gsm8k-lite": ("lite_correctness", "lite_numeric", "lite_tags"),
+    "openmath-dapo": ("tags_approximate", "tags_answer", "tags_number"),
+}
+"""Recipe -> functions of its users, each of which pays the reference completion the most."""
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_functions_of_users_are_tried_as_the_run_calls_them(system, shared_data, tmp_path):
+    """With chat messages, on a row of GSM8K, whose raw answer column is the worked solution."""
+    recipe = load_recipe(
+        system,
+        [
+            f"output_dir={tmp_path}",
+            "skip_sft=true",
+            "data.sft=null",
+            "data.test=null",
+            f"data.train={{source: gsm8k, path: {shared_data / 'gsm8k'}, split: test, limit: 300}}",
+            f"rewards={json.dumps([{'name': f'{FUNCTIONS}:{n}'} for n in SYSTEMS[system]])}",
+        ],
+    )
+    assert make_plan(recipe).warnings == ()
+
+
+def test_a_reward_that_pays_the_reference_completion_least_is_warned_of(shared_data, tmp_path):
+    """Its pattern stops at a newline, and worked solutions have several lines."""
+    recipe = load_recipe(
+        "gsm8k-xml",
+        [
+            f"output_dir={tmp_path}",
+            "data.test=null",
+            f"data.train={{source: gsm8k, path: {shared_data / 'gsm8k'}, split: test, limit: 3}}",
+            f"rewards=[{{name: '{FUNCTIONS}:xml_soft_format'}}]",
+        ],
+    )
+    (warning,) = make_plan(recipe).warnings
+    assert "'xml_soft_format' pays 0 for a right completion of gsm8k/test/0" in warning
+
+
+def test_rewards_are_tried_with_plain_text_where_the_run_has_plain_text(tmp_path):
+    (tmp_path / "rewards.py").write_text(
+        "def plain(prompts, completions, **kwargs):\n"
+        "    assert all(isinstance(text, str) for text in (*prompts, *completions))\n"
+        "    return [float(len(text)) for text in completions]\n"
+    )
+    rewards = f"rewards=[{{name: '{tmp_path}/rewards.py:plain'}}]"
+    common = [f"output_dir={tmp_path}", rewards]
+    make_plan(load_recipe("demo", [*common, "prompt.template=plain"]))
+    make_plan(load_recipe("demo", [*common, "prompt.format=r1-zero"]))
+    # A model folder on this machine says by its tokenizer what `auto` means.
+    folder = tmp_path / "model"
+    recipe = load_recipe("demo", ["data.train.options.count=60"])
+    model, tokenizer = make_new_model(
+        NewModelConfig(hidden_size=32, head_dim=8, intermediate_size=64, layers=1),
+        load_problems(recipe.data.train, seed=0).problems,
+        FORMATS["compact"],
+        seed=0,
+    )
+    tokenizer.chat_template = None
+    save_new_model(folder, model, tokenizer)
+    chosen = [*common, "model.new=null", f"model.path={folder}", "skip_sft=true"]
+    make_plan(load_recipe("demo", chosen))
+
+
+def test_a_device_that_is_not_there_is_named_with_everything_else(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    recipe = load_recipe("demo", [f"output_dir={tmp_path}", "device=cuda"])
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "notes.txt").write_text("mine")
+    with pytest.raises(GrouperError, match="finds no cuda device") as caught:
+        make_plan(recipe)
+    assert len(caught.value.others) == 1
+
+
+def test_models_that_are_not_here_and_what_takes_their_tokenizer_are_named_as_unchecked(tmp_path):
+    demo = load_recipe("demo", [f"output_dir={tmp_path}"])
+    lengths = "the lengths of the prompts, which take the model's tokenizer"
+    assert make_plan(demo).unchecked == (lengths,)
+    away = demo.override(
+        "model.new=null", "model.path=nobody/no-such-model", "grpo.start_from=gone"
+    )
+    absent = [
+        f"the model '{n}', which is not on this machine" for n in ("nobody/no-such-model", "gone")
+    ]
+    assert make_plan(away).unchecked == (*absent, lengths)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_lora_on_layers_that_the_model_lacks_is_refused_from_its_configuration(tmp_path, local):
+    """PEFT refuses only where no name at all is found."""
+    new = NewModelConfig(hidden_size=32, head_dim=8, intermediate_size=64, layers=1)
+    recipe = load_recipe(
+        "demo",
+        [f"output_dir={tmp_path}", "model.lora={target_modules: [k_proj, q_prj]}", "skip_sft=true"],
+    )
+    if local:
+        folder = tmp_path / "model"
+        problems = load_problems(recipe.data.train, seed=0).problems
+        save_new_model(folder, *make_new_model(new, problems, FORMATS["compact"], seed=0))
+        (folder / "model.safetensors").unlink()  # no weights are needed to tell
+        recipe = recipe.override("model.new=null", f"model.path={folder}")
+    with pytest.raises(GrouperError, match=r"no layer 'q_prj'. Did you mean 'q_proj'") as caught:
+        make_plan(recipe)
+    assert caught.value.where == "model.lora.target_modules"
+    make_plan(recipe.override("model.lora.target_modules=[k_proj, mlp.up_proj]"))
+
+
+def test_a_missing_start_and_what_is_wrong_with_the_data_are_told_together(tmp_path):
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "notes.txt").write_text("mine")
+    recipe = load_recipe("demo", [f"output_dir={tmp_path}", f"grpo.start_from={tmp_path}/gone"])
+    with pytest.raises(GrouperError, match="there is no folder") as caught:
+        make_plan(recipe)
+    assert "notes.txt" in str(caught.value)

@@ -1,0 +1,67 @@
+"""How many places must be opened to follow one GRPO step: the files and functions that it enters.
+
+One fixed measure: the demonstration's third GRPO step, in the main thread, from call to return.
+Sampling, kernels, grading, rewards and the record of a run are rooms of their own to a reader and
+are not counted. Both numbers only fall.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+from codebase import SOURCE, TOP
+from tiny_runs import TINY_RUN, data_from, write_problems
+
+from grouper import load_recipe, prepare, train
+from grouper.training.grpo import GRPOPhase
+
+OTHER_ROOMS = ("sampling", "kernels", "grading", "rewards", "tracking")
+FILES = 30
+FUNCTIONS = 162
+
+
+@pytest.fixture(scope="module")
+def entered(tmp_path_factory: pytest.TempPathFactory) -> set[CodeType]:
+    """The functions of the package that the third step enters, but for comprehensions."""
+    folder = tmp_path_factory.mktemp("traced")
+    write_problems(folder)
+    recipe = load_recipe("demo", [*TINY_RUN, *data_from(str(folder)), "grpo.steps=3"]).override(
+        name="run", output_dir=str(folder)
+    )
+    step, found = GRPOPhase.step, set[CodeType]()
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and not frame.f_code.co_name.startswith("<"):
+            found.add(frame.f_code)
+
+    def traced(self: GRPOPhase) -> Any:
+        third = self.state.step == 2
+        sys.setprofile(watch if third else None)
+        try:
+            return step(self)
+        finally:
+            sys.setprofile(None)
+
+    with pytest.MonkeyPatch.context() as patch, prepare(recipe) as setup:
+        patch.setattr(GRPOPhase, "step", traced)
+        train(setup)
+    return {code for code in found if _counts(Path(code.co_filename))}
+
+
+def _counts(file: Path) -> bool:
+    package = SOURCE / TOP
+    return file.is_relative_to(package) and file.relative_to(package).parts[0] not in OTHER_ROOMS
+
+
+def test_few_files_are_entered(entered: set[CodeType]) -> None:
+    files = sorted({str(Path(c.co_filename).relative_to(SOURCE / TOP)) for c in entered})
+    assert len(files) <= FILES, files
+
+
+def test_few_functions_are_entered(entered: set[CodeType]) -> None:
+    names = sorted(f"{Path(c.co_filename).stem}.{c.co_qualname}" for c in entered)
+    assert len(names) <= FUNCTIONS, names

@@ -1,0 +1,204 @@
+"""Every command that README, docs and --help print is run as it stands there.
+
+The recipe `demo` is a smaller one here, so that a run takes seconds; the files and runs that a
+command names are put where it looks for them. A command that needs the Hub gets as far as the Hub:
+its options are understood, and what is missing is the model or the data.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from conftest import SMALL, Called, Grouper, call
+from gates import SHARED_DATA, missing
+
+from grouper.cli.main import cli
+from grouper.config import loading as recipes
+from grouper.config.overrides import apply
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+# What stands for something else in a line that shows how a command is written.
+PLACEHOLDER = re.compile(r"\b(RECIPE|COMMAND|TEXT|ANSWER|FORMAT|FILE|SOURCE|RUN)\b")
+TINY = ("data.validation.options.count=4", "sft.evaluate_every=0", "grpo.evaluate_every=0")
+
+
+def commands_in(text: str) -> Iterator[str]:
+    """The commands of a text: continued lines joined, what explains them left out."""
+    for line in re.sub(r"\\\n\s*", " ", text).splitlines():
+        command = re.split(r"\s+#\s|(?<!\s)\s{3,}(?=[^-\"])", line.strip())[0]
+        if command.startswith("grouper ") and not PLACEHOLDER.search(command):
+            yield command
+
+
+def helps(command: click.Command, name: str) -> Iterator[str]:
+    """The examples of a command and of those inside it."""
+    yield from commands_in(command.epilog or "")
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for inner in command.list_commands(context):
+            found = command.get_command(context, inner)
+            assert found is not None
+            yield from helps(found, f"{name} {inner}")
+
+
+def printed() -> list[str]:
+    """Every command, each once."""
+    found = dict.fromkeys(helps(cli, "grouper"))
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        for block in re.findall(r"```(?:bash|console)\n(.*?)```", text, re.DOTALL):
+            found |= dict.fromkeys(commands_in(block))
+    return list(found)
+
+
+def needs_hub(command: str) -> bool:
+    """Whether a command's model or data come from the Hub."""
+    words = shlex.split(command)
+    named = set(words) & {name for name, _ in recipes.list_recipes()} - {"demo"}
+    kinds = {"run", "sft", "grpo", "eval", "preview", "plan", "bench", "generate"}
+    hub = {"openmath-mini", "gsm8k", "numina-tir", "hub"}
+    from_source = words[1:3] == ["data", "prepare"] and words[3] in hub
+    return bool(named and words[1] in kinds) or from_source or "./qwen-gsm8k.yaml" in words
+
+
+COMMANDS = printed()
+LOCAL = [command for command in COMMANDS if not needs_hub(command)]
+
+
+ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]
+
+
+def named_files(small: str) -> dict[str, str]:
+    """File -> content, for every file that a command names; `small` is the recipe `demo`."""
+    published = SHARED_DATA / "math" / "sft.jsonl"
+    demonstrations = published.read_text("utf-8") if published.is_file() else ""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (readme_recipe,) = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    return {
+        "mine.yaml": small,
+        "other.yaml": small,
+        "sft.yaml": small,
+        "qwen-gsm8k.yaml": readme_recipe,
+        "grpo.yaml": "num_generations: 8\nepsilon: 0.2\n",
+        "sft.json": '{"learning_rate": 1e-5}',
+        "in.jsonl": _lines(ROWS[:2]),
+        "mine.jsonl": _lines(ROWS),
+        "sft.jsonl": demonstrations,
+        "completions.jsonl": _lines([{"completion": "so \\boxed{4}", "answer": "4"}]),
+        "ready/cot.jsonl": _lines(ROWS),
+    }
+
+
+def put(command: str, *, texts: dict[str, str], finished_run: Path) -> None:
+    """Put the files, runs and models that a command names into the working directory."""
+    targets = set(re.findall(r"(?:-o|--output|>) (\S+)", command))
+    for name, text in texts.items():
+        if name in targets:
+            continue
+        if name in command or (name.startswith("ready/") and "path: ready" in command):
+            Path(name).parent.mkdir(exist_ok=True)
+            Path(name).write_text(text)
+    for run in set(re.findall(r"outputs/[\w-]+", command)):
+        shutil.copytree(finished_run, run)
+    made_here = command.startswith(("grouper new-model", "grouper export"))
+    for model in set(re.findall(r"\./(my-model|wider|models/mine)", command)):
+        if not made_here:
+            shutil.copytree(finished_run / "grpo" / "final", model)
+    if command == "grouper data difficulty demo":
+        shutil.copytree(finished_run, "outputs/demo")
+    if by_name := re.search(r"run --resume ([\w-]+)$", command):
+        call("run", "demo", f"name={by_name[1]}", "--quiet")
+    if "pass_rates.jsonl" in command:
+        call("data", "difficulty", "demo")
+
+
+@pytest.fixture
+def place(
+    tmp_path: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], None]:
+    """Puts what a command names where it looks for it."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    if SHARED_DATA.is_dir():
+        (tmp_path / "shared").symlink_to(SHARED_DATA.parent)
+    demo = yaml.safe_load(recipes._read("demo")[0])
+    for setting in (*SMALL, *TINY):
+        apply(demo, setting)
+    small = yaml.safe_dump(demo)
+    honest = recipes._read
+    monkeypatch.setattr(
+        recipes, "_read", lambda name: (small, "demo") if str(name) == "demo" else honest(name)
+    )
+    texts = named_files(small)
+
+    return partial(put, texts=texts, finished_run=finished_run)
+
+
+def _lines(rows: list[dict[str, str]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def shell(grouper: Grouper, line: str) -> Called:
+    """A line as a shell runs it, as far as printed commands go: `&&`, `> FILE` and `| jq`."""
+    called = Called(0, "", "")
+    for part in line.split(" && "):
+        command, _, target = part.partition(" > ")
+        command, pipe, _ = command.partition(" | ")
+        _, *words = shlex.split(command)
+        called = grouper(*words)
+        if called.code != 0:
+            return called
+        if target:
+            Path(target).write_text(called.out)
+        if pipe:
+            json.loads(called.out)
+    return called
+
+
+@pytest.mark.parametrize("command", LOCAL)
+def test_a_printed_command_does_what_is_said(
+    grouper: Grouper, place: Callable[[str], None], command: str
+) -> None:
+    if re.search(r"\.\./shared|sft\.jsonl", command) and not SHARED_DATA.is_dir():
+        missing("the shared problem sets are not beside this checkout")
+    place(command)
+    called = shell(grouper, command)
+    # These answer with 1 where they have found something, which tiny runs give them to find.
+    finds = command.startswith(("grouper preview", "grouper diagnose", "grouper rewards probe"))
+    assert called.code in ((0, 1) if finds else (0,)), called.err
+    assert "Traceback" not in called.err
+
+
+# Several processes would each say the same of the Hub.
+HUB = [c for c in COMMANDS if needs_hub(c) and "--nproc" not in c]
+
+
+@pytest.mark.parametrize("command", HUB)
+def test_a_printed_command_gets_as_far_as_the_hub(
+    grouper: Grouper, place: Callable[[str], None], command: str
+) -> None:
+    place(command)
+    called = shell(grouper, command)
+    assert "Traceback" not in called.err
+    if called.code != 0:
+        called.refused("error: ")
+        assert "No such option" not in called.err
+        assert "Usage" not in called.err
+
+
+def test_all_of_it_is_found() -> None:
+    assert len(LOCAL) > 50
+    assert len(HUB) > 20
+    assert "grouper grade 'so \\boxed{0.5}' --answer '\\frac12'" in COMMANDS

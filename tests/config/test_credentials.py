@@ -1,0 +1,129 @@
+"""Secrets are refused in plain text, read from the environment, and written nowhere (R7)."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grouper import errors
+from grouper.config.credentials import expanded, refuse_literal_secrets
+from grouper.config.loading import load_recipe, resolved_yaml
+from grouper.config.tracking import check_trackers
+from grouper.errors import ConfigError, RewardError, hidden
+from grouper.grading.pool import _environment
+from grouper.prompts import make_format
+from grouper.rewards import build_rewards
+from grouper.tracking.live import setup_logging
+from grouper.tracking.sinks.registry import find_trackers
+
+SECRET = "sk-live-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "_SECRETS", {})
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"token": SECRET},
+        {"API_KEY": SECRET},
+        {"apiKey": SECRET},
+        {"x-api-key": SECRET},
+        {"judge": {"headers": {"Authorization": f"Bearer {SECRET}"}}},
+        {"passwords": "", "password": [SECRET]},
+        {"client_secret": {"value": SECRET}},
+        {"hf_token": SECRET},
+    ],
+)
+def test_a_secret_in_plain_text_is_refused_and_not_repeated(params: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValueError, match=r"looks like a secret.*write \$\{[A-Z_]+\} instead"
+    ) as caught:
+        refuse_literal_secrets(params)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"tokenizer": "gpt2", "max_tokens": 12, "monkey": "x", "keyword": "y"},
+        {"token": "${JUDGE_TOKEN}", "headers": {"authorization": "Bearer ${JUDGE_TOKEN}"}},
+        {"key": "", "secret": None, "max_token": 12},
+    ],
+)
+def test_what_is_none_is_left_alone(params: dict[str, Any]) -> None:
+    assert refuse_literal_secrets(params) == params
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rewards=[{name: 'mine.py:f', params: {judge: {api_key: %s}}}]",
+        "tracking.trackers=[{name: wandb, params: {settings: {api_key: %s}}}]",
+    ],
+)
+def test_a_recipe_with_one_is_refused_in_one_paragraph(override: str) -> None:
+    with pytest.raises(ConfigError, match="looks like a secret") as caught:
+        load_recipe("demo", [override % SECRET])
+    assert SECRET not in str(caught.value)
+
+
+def test_a_reference_is_stored_as_it_is_and_filled_in_where_a_function_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def f(completions, token, **_):\n    return [float(len(token))] * len(completions)\n"
+        "def tell(record, token):\n    return token\n"
+    )
+    recipe = load_recipe(
+        "demo",
+        [
+            f"rewards=[{{name: '{file}:f', params: {{token: '${{JUDGE_TOKEN}}'}}}}]",
+            f"tracking.trackers=[{{name: '{file}:tell', params: {{token: '${{JUDGE_TOKEN}}'}}}}]",
+        ],
+    )
+    layout = make_format(recipe.prompt).layout
+    for build in (
+        lambda: build_rewards(recipe.rewards, layout),
+        lambda: check_trackers(recipe.tracking),
+    ):
+        monkeypatch.delenv("JUDGE_TOKEN", raising=False)
+        with pytest.raises((RewardError, ConfigError), match="no variable JUDGE_TOKEN"):
+            build()
+        monkeypatch.setenv("JUDGE_TOKEN", SECRET)
+        build()
+    stack = build_rewards(recipe.rewards, layout)
+    assert stack._functions["f"](completions=["a"]) == [len(SECRET)]
+    (make_tracker,) = find_trackers(recipe, tmp_path, started="").values()
+    assert make_tracker.keywords["params"] == {"token": SECRET}  # type: ignore[attr-defined]
+    assert SECRET not in str(make_tracker.args[0].recipe)  # type: ignore[attr-defined]
+    assert SECRET not in resolved_yaml(recipe)
+
+
+def test_what_a_function_says_of_it_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_TOKEN", SECRET)
+    expanded({"token": "${JUDGE_TOKEN}"}, where="", error=ConfigError)
+    assert hidden(f"401 for {SECRET}") == "401 for ${JUDGE_TOKEN}"
+    error = RewardError(f"the reward raised: 401 for {SECRET}")
+    assert SECRET not in f"{error}{error.what}"
+    setup_logging(tmp_path)
+    logging.getLogger("grouper.tracking").warning("The tracker failed: %s", SECRET)
+    setup_logging(None)
+    assert "failed: ${JUDGE_TOKEN}" in (tmp_path / "training.log").read_text()
+
+
+def test_grading_workers_get_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    given = _environment()
+    assert SECRET not in given.values()
+    assert given["LC_ALL"] == "C.UTF-8"
+    assert {"PATH", "PYTHONPATH"} <= given.keys()
