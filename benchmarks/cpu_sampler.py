@@ -29,9 +29,9 @@ from transformers import AutoTokenizer, GenerationConfig, Qwen3ForCausalLM, Stop
 from workers import Worker
 from workload import CASES, RESULTS, STOP, Case, lengths_of, prompts_of, save_model, where
 
+from grouper.algorithms.batching import rollout_batch
 from grouper.algorithms.weighting import token_mean
-from grouper.batching import rollout_batch
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights

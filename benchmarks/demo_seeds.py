@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from grouper.config.loading import load_recipe
 from grouper.evaluation.statistics import PairedComparison, paired_comparison
-from grouper.recipe import load_recipe
 from grouper.tracking.live import Progress
 from grouper.training.run import RunResult, train
 from grouper.training.session import Session

@@ -17,7 +17,7 @@ import torch
 from gpu_limits import copy_rate
 from gpu_workload import Ours, Theirs, Work, arguments, medians, save, seconds_of
 
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 
 
 def step_bytes(work: Work, policy: Policy) -> float:

@@ -4,7 +4,7 @@
 
 TRL's step is rebuilt from its parts (see gpu_workload.py), with gradient checkpointing as by
 default and without; where TRL is installed its own trainer runs as well. The FLOPs of the update
-are those of `grouper.model_flops` (6 a parameter and token without embeddings, plus head and
+are those of `model_flops.py` (6 a parameter and token without embeddings, plus head and
 attention; nothing recomputed, prompts once), the rate is that of a large product of the same dtype,
 measured here. Written to benchmarks/results/gpu_step.json on a CUDA device; `--device cpu` only
 tries the script out.
@@ -19,9 +19,7 @@ import torch
 from gpu_limits import matrix_rate
 from gpu_trl import installed, trl_seconds
 from gpu_workload import Ours, Theirs, arguments, medians, save, seconds_of
-
-from grouper.model_flops import update_flops
-from grouper.training.step_times import shape_of
+from model_flops import shape_of, update_flops
 
 
 def updating(ours: Ours, device: torch.device) -> dict[str, Any]:
@@ -33,7 +31,6 @@ def updating(ours: Ours, device: torch.device) -> dict[str, Any]:
         seconds_of(lambda: ours.update(batch), device) for _ in range(work.tries)
     )
     shape = shape_of(ours.policy)
-    assert shape is not None
     rows = [(work.prompt_tokens, [work.new_tokens] * work.group)] * work.prompts
     needed, rate = update_flops(shape, rows), matrix_rate(device, work.dtype)
     return {

@@ -16,7 +16,10 @@ MICRO_BATCH = 8
 
 
 def installed() -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in ("trl", "datasets"))
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in ("trl", "datasets"))
+    except ModuleNotFoundError:  # one that is there without what it needs itself
+        return False
 
 
 def trl_seconds(work: Work, device: torch.device) -> list[float]:

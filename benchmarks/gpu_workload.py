@@ -27,10 +27,10 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
+from grouper.algorithms.batching import TrainBatch, rollout_batch
 from grouper.algorithms.losses import Bounds, clipped
 from grouper.algorithms.weighting import token_mean
-from grouper.batching import TrainBatch, rollout_batch
-from grouper.policy import Policy, TokenOutputs
+from grouper.models.policy import Policy, TokenOutputs
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights

@@ -33,7 +33,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from grouper.config import GradingConfig
+from grouper.config.schema import GradingConfig
 from grouper.grading import Grader
 from grouper.grading.equivalence import exact
 from grouper.types import AnswerContract, AnswerKind

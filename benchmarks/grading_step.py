@@ -23,11 +23,17 @@ import torch
 from demo_seeds import machine
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from grouper.algorithms.batching import rollout_batch
 from grouper.algorithms.weighting import token_mean
-from grouper.batching import rollout_batch
-from grouper.config import GradingConfig, GRPOConfig, OptimizerConfig, PromptConfig, RewardConfig
+from grouper.config.schema import (
+    GradingConfig,
+    GRPOConfig,
+    OptimizerConfig,
+    PromptConfig,
+    RewardConfig,
+)
 from grouper.grading import Grader
-from grouper.policy import Policy
+from grouper.models.policy import Policy
 from grouper.prompts import make_format
 from grouper.rewards import RewardStack, build_rewards
 from grouper.sampling.base import SampleRequest

@@ -13,10 +13,10 @@ import torch
 from mixed_reward import SEEN, even_share
 from workload import Case, lengths_of, prompts_of, words
 
+from grouper.algorithms.batching import rollout_batch
 from grouper.algorithms.weighting import token_mean
-from grouper.batching import rollout_batch
-from grouper.policy import Policy
-from grouper.recipe import load_recipe
+from grouper.config.loading import load_recipe
+from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.tracking.live import Progress

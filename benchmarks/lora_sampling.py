@@ -23,9 +23,9 @@ from cpu_sampler import Native, gap
 from transformers import AutoTokenizer
 from workload import CASES, RESULTS, save_model, where
 
-from grouper.config import LoraConfig, ModelConfig
-from grouper.model_files import load_policy
-from grouper.policy import Policy
+from grouper.config.schema import LoraConfig, ModelConfig
+from grouper.models.model_files import load_policy
+from grouper.models.policy import Policy
 
 SPREAD = 0.02
 """Of the adapters' second factors, which a fresh adapter has at zero."""

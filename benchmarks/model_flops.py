@@ -22,8 +22,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["ModelShape", "Row", "forward_flops", "sampling_flops", "seen_pairs", "update_flops"]
+from torch import nn
+
+from grouper.models.policy import Policy
+
+__all__ = [
+    "ModelShape",
+    "Row",
+    "forward_flops",
+    "sampling_flops",
+    "seen_pairs",
+    "shape_of",
+    "update_flops",
+]
 
 Row = tuple[int, Sequence[int]]
 """Tokens of a prompt, and of each of its completions."""
@@ -124,3 +137,40 @@ def update_flops(shape: ModelShape, rows: Iterable[Row]) -> int:
         + 8 * shape.attention * count.pairs
     )
     return _forward(shape, count) + backward
+
+
+def shape_of(policy: Policy) -> ModelShape:
+    """The shape of a policy's model, which is no mixture of experts."""
+    config: Any = policy.model.config.get_text_config()
+    sizes = [size for module in policy.decoder.modules() for size in _matrices(module)]
+    head = policy.model.get_output_embeddings()
+    width = int(config.hidden_size)
+    heads = int(config.num_attention_heads)
+    output = width * int(config.vocab_size)
+    return ModelShape(
+        body=sum(size for size, _ in sizes),
+        trained_body=sum(size for size, trained in sizes if trained),
+        head=output,
+        trained_head=output if any(p.requires_grad for p in head.parameters()) else 0,
+        attention=heads * int(getattr(config, "head_dim", None) or width // heads),
+        windows=_windows(config),
+    )
+
+
+def _matrices(module: nn.Module) -> list[tuple[int, bool]]:
+    """(size, whether it is trained) of the matrices a module multiplies with itself."""
+    if isinstance(module, nn.Embedding):
+        return []
+    if isinstance(module, nn.Linear):  # packed weights of quantised ones tell no size
+        return [(module.in_features * module.out_features, module.weight.requires_grad)]
+    own = module.parameters(recurse=False)
+    return [(p.numel(), p.requires_grad) for p in own if p.ndim == 2]
+
+
+def _windows(config: Any) -> tuple[int | None, ...]:
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    layers = int(config.num_hidden_layers)
+    if window is None or kinds is None:
+        return (window,) * layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -22,8 +22,8 @@ from demo_seeds import machine
 mpl.use("agg")
 from matplotlib import pyplot as plt
 
-from grouper.presets import PRESETS
-from grouper.recipe import load_recipe
+from grouper.config.loading import load_recipe
+from grouper.config.presets import PRESETS
 from grouper.tracking.live import Progress
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.run import train
@@ -135,9 +135,10 @@ def page(rows: list[dict[str, Any]], where: dict[str, Any]) -> str:
     lines += [
         "",
         "Updates, tokens and seconds are means over the seeds. `grpo.algorithm` chooses a row;",
-        "`src/grouper/presets.py` says what each one sets, [equations](../equations.md) what that",
-        'means. "Grouper\'s own" is `grpo` without a name: standardised advantages, token mean,',
-        "clip 0.2 and 0.28, no KL, and no update from a group without a correct answer.",
+        "`src/grouper/config/presets.py` says what each one sets, [equations](../equations.md)",
+        'what that means. "Grouper\'s own" is `grpo` without a name: standardised advantages,',
+        "token mean, clip 0.2 and 0.28, no KL, and no update from a group without a correct",
+        "answer.",
         "",
         "With one update on each rollout batch the ratio is 1 and every surrogate is the policy",
         "gradient, so most rows nearly coincide here; `gspo` and `cispo` are quicker because they",

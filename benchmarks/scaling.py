@@ -5,8 +5,9 @@
 Real steps of the trainer (`grouper_step.py`), random weights, fixed lengths. For every factor the
 seconds of sampling, of the update and of the whole step at four or five sizes, and their exponents:
 the slope of log seconds over log size in the upper half of the sizes. Beside them the exponents of
-the arithmetic itself (`grouper.model_flops`: shared prompts once, attention by the pairs that are
-seen). Time may grow more slowly than the arithmetic, where fixed costs still show; not faster.
+the arithmetic itself (`model_flops.py`: shared prompts once, attention by the pairs
+that are seen). Time may grow more slowly than the arithmetic, where fixed costs still show; not
+faster.
 Written to benchmarks/results/scaling.json.
 """
 
@@ -23,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from grouper_step import GrouperSteps
+from model_flops import ModelShape, sampling_flops, update_flops
 from workload import RESULTS, Case, lengths_of, save_model, where
-
-from grouper.model_flops import ModelShape, sampling_flops, update_flops
 
 SHAPE = {
     "hidden_size": 256,

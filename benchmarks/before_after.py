@@ -1,0 +1,101 @@
+"""A GRPO step of this checkout beside one of another checkout: the same case, in turns.
+
+    OMP_NUM_THREADS=2 python benchmarks/before_after.py OTHER_CHECKOUT
+
+A step of "25M bf16" takes more than eight minutes on a processor without bfloat16 products;
+`--smaller PROMPTS GROUP TOKENS` runs the same shapes on less work, and the result says so.
+
+Both use this checkout's benchmark code, the same weights, prompts and lengths, and each its own
+kernels. The ratio of a pair is this checkout's seconds over the other's, of two steps that follow
+each other; which of them comes first alternates. Writes `results/before_after.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cpu_step import best_settings
+from workers import Worker
+from workload import CASES, RESULTS, save_model, where
+
+RESULT = RESULTS / "before_after.json"
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def commit_of(checkout: Path) -> str:
+    return subprocess.run(
+        ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+
+def compare(
+    sides: dict[str, Worker], name: str, pairs: int, folder: Path, smaller: list[int] | None
+) -> dict[str, Any]:
+    """Seconds of each side's steps after two to warm up, and the ratio of every pair."""
+    model = folder / "model"
+    save_model(CASES[name], model)
+    settings = best_settings(name)["grouper"]
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    for side, worker in sides.items():
+        place = str(folder / side)
+        worker.ask("begin", case=name, model=str(model), folder=place, smaller=smaller, **settings)
+    for number in range(pairs + 2):
+        for side in list(sides)[:: 1 if number % 2 else -1]:
+            taken = sides[side].ask("step", case=name)["seconds"]
+            if number >= 2:
+                seconds[side].append(round(taken, 4))
+    for worker in sides.values():
+        worker.ask("end", case=name)
+    ratios = [a / b for a, b in zip(seconds["after"], seconds["before"], strict=True)]
+    return {
+        "settings": settings,
+        "smaller": smaller,
+        "seconds": seconds,
+        "ratio": {
+            "median": round(statistics.median(ratios), 3),
+            "least": round(min(ratios), 3),
+            "most": round(max(ratios), 3),
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("other", type=Path, help="a checkout of the commit to compare with")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=["0.5M", "25M bf16"])
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--smaller", nargs=3, type=int, metavar=("PROMPTS", "GROUP", "TOKENS"))
+    options = parser.parse_args()
+    commits = {"after": commit_of(ROOT), "before": commit_of(options.other)}
+    # Cases measured before of the same two commits stay in the file.
+    found: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    if found.get("commits") != commits:
+        found = {"commits": commits, "machine": where()}
+    with (
+        Worker(sys.executable, "step_worker.py", {"PYTHONPATH": str(ROOT / "src")}) as after,
+        Worker(
+            sys.executable, "step_worker.py", {"PYTHONPATH": str(options.other.resolve() / "src")}
+        ) as before,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        for name in options.cases:
+            place = Path(folder) / name.replace(" ", "-")
+            place.mkdir()
+            sides = {"after": after, "before": before}
+            found[name] = compare(sides, name, options.pairs, place, options.smaller)
+            print(name, found[name]["ratio"], flush=True)
+            RESULT.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

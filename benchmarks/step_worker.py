@@ -1,0 +1,31 @@
+"""Grouper's GRPO steps in a process of their own, asked for by `before_after.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from grouper_step import GrouperSteps
+from workers import serve
+from workload import CASES
+
+RUNNING: dict[str, GrouperSteps] = {}
+
+
+def begin(
+    *, case: str, model: str, folder: str, smaller: list[int] | None, budget: int, threads: int
+) -> None:
+    work = CASES[case].smaller(*smaller) if smaller else CASES[case]
+    RUNNING[case] = GrouperSteps(work, Path(model), Path(folder), budget=budget, threads=threads)
+
+
+def step(case: str) -> dict[str, Any]:
+    return RUNNING[case].step()
+
+
+def end(case: str) -> None:
+    RUNNING.pop(case).__exit__(None, None, None)
+
+
+if __name__ == "__main__":
+    serve({"begin": begin, "step": step, "end": end})
