@@ -2,14 +2,18 @@
 #
 #   make demo PYTHON=python3.12           another Python (3.11 or newer)
 #   make test TORCH="torch==2.13.0+cu130" another build of PyTorch (anything pip understands)
+#   make setup EXTRAS=dev,trl             more extras of the package (CI installs all of them)
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+EXTRAS ?= dev
 OLDEST ?= transformers==5.16.*
 
 VENV := .venv
 OLD_VENV := .venv-oldest
 BIN := $(VENV)/bin
+# One stamp per list of extras, so that asking for another list installs it.
+READY := $(VENV)/.ready-$(firstword $(shell printf "%s" "$(EXTRAS)" | cksum))
 
 # Tests and the demonstration use no network, whatever the machine could reach.
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -28,30 +32,30 @@ SHARED := --numprocesses $${TEST_PROCESSES:-2} --dist loadfile
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.ready  ## only the virtual environment with everything in it
+setup: $(READY)  ## only the virtual environment with everything in it
 
-demo: $(VENV)/.ready  ## train, measure and explain a tiny model in about a minute
+demo: $(READY)  ## train, measure and explain a tiny model in a few minutes
 	@$(OFFLINE) $(ONE_THREAD) $(BIN)/grouper run demo --resume
 
-test: $(VENV)/.ready  ## the fast tests: under three minutes on two cores
+test: $(READY)  ## the fast tests: under ten minutes on two cores
 	@$(PYTEST) -m "not slow" $(SHARED)
 
-test-slow: $(VENV)/.ready  ## only the longer tests: kills, whole recipes, learning
+test-slow: $(READY)  ## only the longer tests: kills, whole recipes, learning
 	@$(PYTEST) -m slow
 
-test-all: $(VENV)/.ready  ## both
+test-all: $(READY)  ## both
 	@$(PYTEST)
 
 test-oldest: $(OLD_VENV)/.ready  ## a few tests with the oldest supported transformers
 	@$(OFFLINE) $(ONE_THREAD) $(OLD_VENV)/bin/python -m pytest -m "not slow" \
-		tests/test_policy.py tests/test_recomputation.py tests/sampling tests/invariants
+		tests/models/test_policy.py tests/models/test_recomputation.py tests/sampling tests/invariants
 
-lint: $(VENV)/.ready  ## ruff, the formatter and the type checker
+lint: $(READY)  ## ruff, the formatter and the type checker
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-format: $(VENV)/.ready  ## put the code into its standard form
+format: $(READY)  ## put the code into its standard form
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
@@ -107,14 +111,14 @@ $(TORCH_STAMP): $(VENV)/.venv
 	fi
 	@rm -f $(VENV)/.torch-* && touch $@
 
-$(VENV)/.ready: $(TORCH_STAMP) pyproject.toml constraints.txt
+$(READY): $(TORCH_STAMP) pyproject.toml constraints.txt
 	@echo "Installing grouper and what it needs into $(VENV) (a minute or two, once)."
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	@touch $@
 
 # The oldest run looks into the main environment for what it does not bring itself: torch, the
 # tools, and this package. transformers and what it needs are its own.
-$(OLD_VENV)/.ready: $(VENV)/.ready
+$(OLD_VENV)/.ready: $(READY)
 	@rm -rf $(OLD_VENV)
 	@$(BIN)/python -m venv --without-pip $(OLD_VENV)
 	@grep -viE '^(transformers|huggingface_hub|tokenizers)==' constraints.txt > $(OLD_VENV)/constraints.txt
