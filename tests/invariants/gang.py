@@ -37,7 +37,7 @@ from grouper.sampling.scripted import ScriptedSampler
 from grouper.training.distributed import join_team, leave_team
 from grouper.training.group_signal import advantages_of
 from grouper.training.objectives import grpo_objective
-from grouper.training.replica import Replica, make_replica
+from grouper.training.parallel import Replica, make_replica
 from grouper.training.scoring import Scorer
 from grouper.training.update import accumulate_gradient
 from grouper.types import AnswerContract, AnswerKind, SamplingParams

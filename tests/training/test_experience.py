@@ -20,7 +20,7 @@ from grouper.models.policy import Policy
 from grouper.training.experience import make_experience, top_entropy_selection
 from grouper.training.incident import not_finite
 from grouper.training.objectives import grpo_objective
-from grouper.training.replica import Replica
+from grouper.training.parallel import Replica
 from grouper.training.scoring import Scorer
 from grouper.training.update import accumulate_gradient
 from grouper.types import FinishReason, RolloutGroup

@@ -9,7 +9,7 @@ from tiny_models import make_prompt, tiny_model, tokens
 from grouper.algorithms.batching import demonstration_batch
 from grouper.algorithms.weighting import token_mean
 from grouper.models.policy import Policy
-from grouper.training.replica import Replica
+from grouper.training.parallel import Replica
 from grouper.training.validation_loss import validation_loss
 from grouper.types import Demonstration
 

@@ -18,8 +18,8 @@ from grouper.models.team import Solo
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.checkpoint import TrainState
 from grouper.training.optimizers import make_optimizer
-from grouper.training.replica import Replica
-from grouper.training.stream import ProblemStream
+from grouper.training.parallel import Replica
+from grouper.training.curriculum import ProblemStream
 from grouper.types import StepReport, Tally
 
 HASH = "0123456789abcdef"

@@ -28,8 +28,8 @@ from grouper.training.grpo import GRPOPhase
 from grouper.training.rehearsal import rehearse
 from grouper.training.resuming import fresh_state
 from grouper.training.session import Session
-from grouper.training.step_times import matrix_rate
-from grouper.training.stream import total_steps
+from grouper.training.metrics import matrix_rate
+from grouper.training.curriculum import total_steps
 from grouper.types import StepReport
 
 __all__ = ["Bench", "Spread", "bench"]

@@ -36,7 +36,7 @@ from grouper.training.difficulty import DifficultyBand
 from grouper.training.disk_space import optimizer_bytes, require_room, weight_bytes
 from grouper.training.integrity import STATE_FILE, contents, damage, is_complete
 from grouper.training.optimizers import Optimizer
-from grouper.training.replica import Replica
+from grouper.training.parallel import Replica
 from grouper.training.retention import (
     OPTIMIZER_FILE,
     SHARDS_FOLDER,

@@ -22,8 +22,8 @@ from grouper.training.resampling import Resampled, resample
 from grouper.training.rollouts import Collected, collect
 from grouper.training.scoring import Scorer
 from grouper.training.session import Session
-from grouper.training.step_times import StepTimes
-from grouper.training.stream import ProblemStream, total_steps
+from grouper.training.metrics import StepTimes
+from grouper.training.curriculum import ProblemStream, total_steps
 from grouper.training.update import UpdateResult, update
 from grouper.types import Problem, Prompt, RolloutGroup, StepReport, Tally, Verdict, merge_tallies
 

@@ -16,7 +16,7 @@ from grouper.training.checkpoint import TrainState, save_checkpoint
 from grouper.training.incident import write_incident
 from grouper.training.retention import BestScore, last_good, thin_out
 from grouper.training.session import Session
-from grouper.training.stream import evaluation_is_due
+from grouper.training.curriculum import evaluation_is_due
 from grouper.types import StepReport
 
 __all__ = ["Phase", "run_phase", "tidy"]

@@ -21,7 +21,7 @@ from grouper.algorithms.batching import TrainBatch, micro_batches
 from grouper.errors import ModelError
 from grouper.models.policy import Policy
 from grouper.models.team import Team
-from grouper.training.replica import Replica
+from grouper.training.parallel import Replica
 
 __all__ = ["is_out_of_memory", "split_event", "with_enough_memory"]
 

@@ -32,7 +32,7 @@ from grouper.training.rehearsal import rehearse
 from grouper.training.resuming import fresh_state, resumed_state
 from grouper.training.session import Session
 from grouper.training.sft import SFTPhase
-from grouper.training.stream import total_steps
+from grouper.training.curriculum import total_steps
 
 __all__ = ["RunResult", "train"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.training.memory import with_enough_memory
-from grouper.training.replica import Replica
+from grouper.training.parallel import Replica
 
 __all__ = ["Scorer"]
 

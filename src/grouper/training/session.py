@@ -40,7 +40,7 @@ from grouper.training.distributed import join_team, leave_team
 from grouper.training.inputs import describe_versions, prepare_inputs
 from grouper.training.integrity import STATE_FILE
 from grouper.training.problem_sets import ProblemSets, load_problem_sets, quarantine_lines
-from grouper.training.replica import Replica, make_replica
+from grouper.training.parallel import Replica, make_replica
 from grouper.training.sizes import find_leaks
 from grouper.training.validation_loss import validation_loss
 from grouper.training.watchdog import Watchdog

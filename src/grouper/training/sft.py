@@ -9,8 +9,8 @@ from grouper.training.checkpoint import TrainState
 from grouper.training.objectives import sft_objective
 from grouper.training.optimizers import schedule
 from grouper.training.session import Session
-from grouper.training.step_times import StepTimes
-from grouper.training.stream import ProblemStream, total_steps
+from grouper.training.metrics import StepTimes
+from grouper.training.curriculum import ProblemStream, total_steps
 from grouper.training.update import update
 from grouper.types import StepReport, Tally
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from grouper.config.schema import PhaseConfig, Recipe
 from grouper.data import find_overlap
 from grouper.training.problem_sets import ProblemSets
-from grouper.training.stream import total_steps
+from grouper.training.curriculum import total_steps
 
 __all__ = ["Leak", "find_leaks", "phase_lines"]
 

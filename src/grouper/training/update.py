@@ -15,7 +15,7 @@ from grouper.training.incident import not_finite
 from grouper.training.memory import split_event, with_enough_memory
 from grouper.training.objectives import Objective
 from grouper.training.optimizers import Optimizer
-from grouper.training.replica import Replica
+from grouper.training.parallel import Replica
 from grouper.types import Tally, merge_tallies
 
 __all__ = ["UpdateResult", "accumulate_gradient", "update"]

@@ -8,7 +8,7 @@ import torch
 
 from grouper.algorithms.batching import demonstration_batch
 from grouper.algorithms.weighting import token_mean
-from grouper.training.replica import Replica
+from grouper.training.parallel import Replica
 from grouper.training.scoring import Scorer
 from grouper.types import Demonstration, Tally
 

@@ -12,7 +12,7 @@ from grouper.config.schema import ModelConfig
 from grouper.models.model_files import weightless_policy
 from grouper.models.policy import Policy
 from grouper.training import step_times
-from grouper.training.step_times import StepTimes, _weights_of, matrix_rate
+from grouper.training.metrics import StepTimes, _weights_of, matrix_rate
 
 RATE = 1e9
 SPLIT = ("prefill", "decode", "grade", "update", "other")

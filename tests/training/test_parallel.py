@@ -10,7 +10,7 @@ from tiny_models import make_batch, tiny_model
 from grouper.algorithms.batching import micro_batches
 from grouper.models.policy import Policy
 from grouper.models.team import Solo
-from grouper.training.replica import Replica, make_replica
+from grouper.training.parallel import Replica, make_replica
 
 
 class Member(Solo):

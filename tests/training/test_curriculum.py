@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grouper.config.schema import SFTConfig
-from grouper.training.stream import ProblemStream, total_steps
+from grouper.training.curriculum import ProblemStream, total_steps
 
 
 @given(size=st.integers(1, 40), per_step=st.integers(1, 17), seed=st.integers(0, 5))
