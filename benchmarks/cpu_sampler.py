@@ -29,7 +29,7 @@ from transformers import AutoTokenizer, GenerationConfig, Qwen3ForCausalLM, Stop
 from workers import Worker
 from workload import CASES, RESULTS, STOP, Case, lengths_of, prompts_of, save_model, where
 
-from grouper.algorithms.batching import rollout_batch
+from grouper.algorithms.batching import rollout_rows, step_batches
 from grouper.algorithms.weighting import token_mean
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
@@ -188,8 +188,9 @@ def gap(policy: Policy, case: Case, drawn: Drawn) -> dict[str, float]:
                 problem=problem, prompt=prompts[first], params=SamplingParams(), rollouts=rollouts
             )
         )
-    batch = rollout_batch(groups, [[1.0] * case.group] * len(groups), token_mean)
-    assert batch is not None
+    rows = rollout_rows(groups, [[1.0] * case.group] * len(groups))
+    assert rows is not None
+    (batch,) = step_batches(rows, token_mean)
     assert batch.sampler_logprobs is not None
     with torch.no_grad():
         found = (policy(batch).logprobs - batch.sampler_logprobs).abs()[batch.mask]

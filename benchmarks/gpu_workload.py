@@ -27,7 +27,7 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from grouper.algorithms.batching import TrainBatch, rollout_batch
+from grouper.algorithms.batching import TrainBatch, rollout_rows, step_batches
 from grouper.algorithms.losses import Bounds, clipped
 from grouper.algorithms.weighting import token_mean
 from grouper.models.policy import Policy, TokenOutputs
@@ -219,9 +219,10 @@ class Ours:
                 RolloutGroup(problem=problem, prompt=prompt, params=params, rollouts=rollouts)
             )
         advantages = [[float(i % 2) * 2 - 1 for i in range(size)]] * len(groups)
-        batch = rollout_batch(groups, advantages, token_mean)
-        assert batch is not None
-        return batch
+        rows = rollout_rows(groups, advantages)
+        assert rows is not None
+        (step,) = step_batches(rows, token_mean)
+        return step
 
     def update(self, batch: TrainBatch) -> None:
         done = update(

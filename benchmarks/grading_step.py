@@ -23,7 +23,7 @@ import torch
 from demo_seeds import machine
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from grouper.algorithms.batching import rollout_batch
+from grouper.algorithms.batching import rollout_rows, step_batches
 from grouper.algorithms.weighting import token_mean
 from grouper.config.schema import (
     GradingConfig,
@@ -39,10 +39,9 @@ from grouper.rewards import RewardStack, build_rewards
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
-from grouper.training.group_signal import advantages_of
+from grouper.training.grpo import advantages_of, collect
 from grouper.training.objectives import grpo_objective
 from grouper.training.optimizers import make_optimizer
-from grouper.training.rollouts import collect
 from grouper.training.update import update
 from grouper.types import Completion, Grade, Problem, Prompt, SamplingParams, Verdict
 
@@ -133,8 +132,9 @@ class Steps:
             key=(0, "benchmark", number),
         )
         advantages = advantages_of(collected.groups, self._config)
-        batch = rollout_batch(collected.groups, advantages, token_mean, keep_flat=True)
-        assert batch is not None
+        rows = rollout_rows(collected.groups, advantages)
+        assert rows is not None
+        (batch,) = step_batches(rows, token_mean)
         update(
             self._policy,
             batch,

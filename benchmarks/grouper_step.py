@@ -13,15 +13,14 @@ import torch
 from mixed_reward import SEEN, even_share
 from workload import Case, lengths_of, prompts_of, words
 
-from grouper.algorithms.batching import rollout_batch
+from grouper.algorithms.batching import rollout_rows, step_batches
 from grouper.algorithms.weighting import token_mean
 from grouper.config.loading import load_recipe
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.tracking.live import Progress
-from grouper.training.group_signal import advantages_of
-from grouper.training.grpo import GRPOPhase
+from grouper.training.grpo import advantages_of, grpo_step
 from grouper.training.objectives import grpo_objective
 from grouper.training.resuming import fresh_state
 from grouper.training.session import Session
@@ -127,13 +126,13 @@ class GrouperSteps:
         )
         session.inputs = replace(session.inputs, train=items)
         policy = session.load(str(model))
-        self._phase = GRPOPhase(session, fresh_state(session, "grpo", policy, str(model)))
+        self._state = fresh_state(session, "grpo", policy, str(model))
 
     def step(self) -> dict[str, Any]:
         """One step: its seconds, and what there is to compare."""
         SEEN.clear()
         started = time.perf_counter()
-        report = self._phase.step()
+        report = grpo_step(self._session, self._state)
         seconds = time.perf_counter() - started
         assert report.status == "learning", report.status
         tallies = report.tallies
@@ -167,9 +166,10 @@ class GrouperSteps:
                     rollouts=rollouts,
                 )
             )
-        batch = rollout_batch(groups, advantages_of(groups, config), token_mean)
-        assert batch is not None
-        policy = self._phase.state.policy
+        rows = rollout_rows(groups, advantages_of(groups, config))
+        assert rows is not None
+        (batch,) = step_batches(rows, token_mean)
+        policy = self._state.policy
         accumulate_gradient(
             policy, batch, grpo_objective(config), token_budget=config.tokens_per_micro_batch
         )

@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from grouper.algorithms.batching import TrainBatch, rollout_batch
+from grouper.algorithms.batching import (
+    TrainBatch,
+    rollout_rows,
+    step_batches,
+    with_gradient,
+)
 from grouper.algorithms.weighting import token_mean
 from grouper.types import (
     Completion,
@@ -178,6 +183,21 @@ def make_batch(
         make_group(2, [1.0, 0.0, 1.0], [4, 8, 3], prompt_length=1),
     ]
     advantages = [[0.9, -1.1, -0.7, 0.9], [-0.5, 1.2, -0.6], [0.7, -1.3, 0.6]]
-    batch = rollout_batch(groups, advantages, weighting, weighting_constant=constant)
-    assert batch is not None
-    return batch.to("cpu", dtype)
+    return one_step(groups, advantages, weighting, constant=constant).to("cpu", dtype)
+
+
+def one_step(
+    groups: Sequence[RolloutGroup],
+    advantages: Sequence[Sequence[float]],
+    weighting: Any = token_mean,
+    *,
+    constant: float = 0.0,
+    keep_flat: bool = False,
+) -> TrainBatch:
+    """One optimizer step over all scored rollouts; rows without a gradient only on request."""
+    rows = rollout_rows(groups, advantages)
+    assert rows is not None
+    (step,) = step_batches(rows, weighting, weighting_constant=constant)
+    kept = step if keep_flat else with_gradient(step)
+    assert kept is not None
+    return kept

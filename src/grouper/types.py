@@ -329,6 +329,11 @@ class RolloutGroup:
         """How many rollouts are correct."""
         return sum(r.grade.correct for r in self.rollouts)
 
+    @property
+    def mixed(self) -> bool:
+        """Whether some rollouts are correct and some are not."""
+        return 0 < self.solved < len(self.rollouts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:

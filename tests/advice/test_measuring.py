@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY_RUN, data_from, write_problems
 
+from grouper.advice import measuring
 from grouper.advice.measuring import Bench, bench
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import GrouperError, Interrupted
-from grouper.training.grpo import GRPOPhase
+from grouper.training.checkpoint import TrainState
+from grouper.training.grpo import grpo_step
 from grouper.training.session import Session
 from grouper.types import StepReport
 
@@ -78,18 +80,18 @@ def test_what_follows_from_the_steps(measured: Bench) -> None:
 def test_the_weights_stay_what_they_are_and_the_folder_goes(
     recipe: Recipe, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moved, step = [], GRPOPhase.step
+    moved = []
 
-    def watched(phase: GRPOPhase) -> StepReport:
+    def watched(session: Session, state: TrainState) -> StepReport:
         assert list(scratch.iterdir())
-        before = phase.state.policy.snapshot()
-        report = step(phase)
-        after = phase.state.policy.snapshot()
+        before = state.policy.snapshot()
+        report = grpo_step(session, state)
+        after = state.policy.snapshot()
         # Weights that are exactly 0 move by what no sum would ever notice.
         moved.append(max(float((before[n] - after[n]).abs().max()) for n in before))
         return report
 
-    monkeypatch.setattr(GRPOPhase, "step", watched)
+    monkeypatch.setattr(measuring, "grpo_step", watched)
     bench(recipe, warmup=0, steps=2, completion_tokens=LENGTH)
     assert len(moved) == 2
     assert max(moved) <= 1e-29

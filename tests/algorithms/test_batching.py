@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import make_batch, make_group, make_prompt, tokens
+from tiny_models import make_batch, make_group, make_prompt, one_step, tokens
 
-from grouper.algorithms.batching import demonstration_batch, micro_batches, rollout_batch
+from grouper.algorithms.batching import (
+    demonstration_batch,
+    micro_batches,
+    rollout_rows,
+    step_batches,
+    with_gradient,
+)
 from grouper.algorithms.weighting import WEIGHTINGS, token_mean
 from grouper.types import Demonstration
 
@@ -46,20 +52,16 @@ def test_groups_without_signal_count_in_the_denominator(name: str) -> None:
     live = make_group(0, [1.0, 0.0], [3, 5])
     flat = make_group(1, [1.0, 1.0], [4, 4])
     weighting = WEIGHTINGS[name]
-    kept = rollout_batch(
-        [live, flat], [[1.0, -1.0], [0.0, 0.0]], weighting, weighting_constant=7, keep_flat=True
-    )
-    cut = rollout_batch([live, flat], [[1.0, -1.0], [0.0, 0.0]], weighting, weighting_constant=7)
-    assert kept is not None
-    assert cut is not None
+    advantages = [[1.0, -1.0], [0.0, 0.0]]
+    kept = one_step([live, flat], advantages, weighting, constant=7, keep_flat=True)
+    cut = one_step([live, flat], advantages, weighting, constant=7)
     assert (kept.rows, cut.rows) == (4, 2)
     assert torch.equal(cut.weights, kept.weights[:2, :5])
 
 
 def test_unscored_rollouts_are_not_in_the_batch_at_all() -> None:
     group = make_group(0, [1.0, None, 0.0], [3, 9, 5])
-    batch = rollout_batch([group], [[1.0, -1.0]], token_mean)
-    assert batch is not None
+    batch = one_step([group], [[1.0, -1.0]], token_mean)
     assert batch.completion_lengths.tolist() == [3, 5]
     assert batch.weights.sum().item() == pytest.approx(1.0)
 
@@ -67,16 +69,17 @@ def test_unscored_rollouts_are_not_in_the_batch_at_all() -> None:
 def test_the_ids_that_are_trained_are_the_ids_that_were_sampled() -> None:
     """T5: never text that was tokenised again; the stop token among them."""
     groups = [make_group(g, [1.0, 0.0], [3 + g, 7]) for g in range(2)]
-    batch = rollout_batch(groups, [[1.0, -1.0]] * 2, token_mean)
-    assert batch is not None
+    batch = one_step(groups, [[1.0, -1.0]] * 2, token_mean)
     sampled = [r.completion.token_ids for group in groups for r in group.rollouts]
     for row, ids in enumerate(sampled):
         assert tuple(batch.completion_ids[row][batch.mask[row]].tolist()) == ids
 
 
 def test_nothing_to_learn_is_no_batch() -> None:
-    assert rollout_batch([make_group(0, [1.0, 1.0], [3, 4])], [[0.0, 0.0]], token_mean) is None
-    assert rollout_batch([make_group(0, [None, None], [3, 4])], [[]], token_mean) is None
+    rows = rollout_rows([make_group(0, [1.0, 1.0], [3, 4])])
+    assert rows is not None
+    assert [with_gradient(step) for step in step_batches(rows, token_mean)] == [None]
+    assert rollout_rows([make_group(0, [None, None], [3, 4])]) is None
 
 
 def test_demonstrations_train_the_whole_completion_stop_token_included() -> None:

@@ -17,7 +17,10 @@ from codebase import SOURCE, TOP
 from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper import load_recipe, prepare, train
-from grouper.training.grpo import GRPOPhase
+from grouper.training import run
+from grouper.training.checkpoint import TrainState
+from grouper.training.grpo import grpo_step
+from grouper.training.session import Session
 
 OTHER_ROOMS = ("sampling", "kernels", "grading", "rewards", "tracking")
 FILES = 30
@@ -32,22 +35,22 @@ def entered(tmp_path_factory: pytest.TempPathFactory) -> set[CodeType]:
     recipe = load_recipe("demo", [*TINY_RUN, *data_from(str(folder)), "grpo.steps=3"]).override(
         name="run", output_dir=str(folder)
     )
-    step, found = GRPOPhase.step, set[CodeType]()
+    found = set[CodeType]()
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and not frame.f_code.co_name.startswith("<"):
             found.add(frame.f_code)
 
-    def traced(self: GRPOPhase) -> Any:
-        third = self.state.step == 2
+    def traced(session: Session, state: TrainState) -> Any:
+        third = state.step == 2
         sys.setprofile(watch if third else None)
         try:
-            return step(self)
+            return grpo_step(session, state)
         finally:
             sys.setprofile(None)
 
     with pytest.MonkeyPatch.context() as patch, prepare(recipe) as setup:
-        patch.setattr(GRPOPhase, "step", traced)
+        patch.setattr(run, "grpo_step", traced)
         train(setup)
     return {code for code in found if _counts(Path(code.co_filename))}
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tiny_models import make_group, make_prompt, tiny_model, tokens
+from tiny_models import make_group, make_prompt, one_step, tiny_model, tokens
 
-from grouper.algorithms.batching import demonstration_batch, micro_batches, rollout_batch
+from grouper.algorithms.batching import demonstration_batch, micro_batches
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig, OptimizerConfig
 from grouper.models.policy import Policy
-from grouper.training.group_signal import advantages_of
+from grouper.training.grpo import advantages_of
 from grouper.training.objectives import grpo_objective, sft_objective
 from grouper.training.optimizers import make_optimizer, schedule
 from grouper.training.update import update
@@ -90,15 +90,13 @@ def trace(name: str) -> list[dict[str, float]]:
             batch = demonstration_batch(demonstrations, WEIGHTINGS["token_mean"])
         else:
             groups = recorded_groups(step)
-            made = rollout_batch(
+            batch = one_step(
                 groups,
                 advantages_of(groups, config),
                 WEIGHTINGS[config.weighting],
-                weighting_constant=config.weighting_constant or 0.0,
+                constant=config.weighting_constant or 0.0,
                 keep_flat=config.beta > 0,
             )
-            assert made is not None
-            batch = made
         if config.beta > 0:
             from dataclasses import replace
 

@@ -21,9 +21,9 @@ from peft import LoraConfig, get_peft_model
 from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tiny_models import make_group, make_prompt, tiny_model, with_exact_norms
+from tiny_models import make_group, make_prompt, one_step, tiny_model, with_exact_norms
 
-from grouper.algorithms.batching import TrainBatch, rollout_batch
+from grouper.algorithms.batching import TrainBatch
 from grouper.algorithms.weighting import sequence_mean
 from grouper.cli.main import main
 from grouper.config.schema import GradingConfig, GRPOConfig
@@ -35,11 +35,10 @@ from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.graded import draw_and_grade
 from grouper.sampling.scripted import ScriptedSampler
 from grouper.training.distributed import join_team, leave_team
-from grouper.training.group_signal import advantages_of
+from grouper.training.grpo import advantages_of
 from grouper.training.objectives import grpo_objective
 from grouper.training.parallel import Replica, make_replica
-from grouper.training.scoring import Scorer
-from grouper.training.update import accumulate_gradient
+from grouper.training.update import Scorer, accumulate_gradient
 from grouper.types import AnswerContract, AnswerKind, SamplingParams
 
 PATIENCE = 100.0
@@ -111,8 +110,7 @@ def step_batch() -> TrainBatch:
         )
         for g in range(5)
     ]
-    batch = rollout_batch(groups, advantages_of(groups, CONFIG), sequence_mean, keep_flat=True)
-    assert batch is not None
+    batch = one_step(groups, advantages_of(groups, CONFIG), sequence_mean, keep_flat=True)
     return batch.to("cpu", torch.float64)
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import LetterTokenizer, make_group, make_prompt, tiny_model
+from tiny_models import LetterTokenizer, make_group, make_prompt, one_step, tiny_model
 
-from grouper.algorithms.batching import TrainBatch, micro_batches, rollout_batch
-from grouper.algorithms.weighting import token_mean
+from grouper.algorithms.batching import TrainBatch, micro_batches
 from grouper.config.schema import GRPOConfig
 from grouper.kernels import tape
 from grouper.models.policy import Policy
@@ -145,9 +144,7 @@ def step_batch(prompts: int, group: int, new: int, prompt: int) -> TrainBatch:
         make_group(i, [1.0, 0.0] * (group // 2), [new] * group, prompt_length=prompt)
         for i in range(prompts)
     ]
-    batch = rollout_batch(groups, [[1.0, -1.0] * (group // 2)] * prompts, token_mean)
-    assert batch is not None
-    return batch
+    return one_step(groups, [[1.0, -1.0] * (group // 2)] * prompts)
 
 
 def updated(batch: TrainBatch, budget: int) -> int:
@@ -177,6 +174,4 @@ def test_a_slice_repeats_at_most_the_prompt_it_begins_with(budget: int) -> None:
 def test_groups_without_a_signal_cost_nothing() -> None:
     groups = [make_group(i, [1.0, 0.0], [6, 8]) for i in range(4)]
     advantages = [[1.0, -1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
-    batch = rollout_batch(groups, advantages, token_mean)
-    assert batch is not None
-    assert updated(batch, 10_000) == 5 + 5 + 7
+    assert updated(one_step(groups, advantages), 10_000) == 5 + 5 + 7

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import FAMILIES, LetterTokenizer, make_group, make_prompt, tiny_model
+from tiny_models import FAMILIES, LetterTokenizer, make_group, make_prompt, one_step, tiny_model
 
-from grouper.algorithms.batching import rollout_batch
-from grouper.algorithms.weighting import token_mean
 from grouper.errors import PromptError
 from grouper.models.policy import Policy
 from grouper.sampling.base import Sampler, SampleRequest, address
@@ -101,8 +99,7 @@ def test_sampled_logprobs_are_the_trainers(family: str) -> None:
                 rollouts=rollouts,
             )
         )
-    batch = rollout_batch(groups, [[1.0] * 4] * 5, token_mean)
-    assert batch is not None
+    batch = one_step(groups, [[1.0] * 4] * 5)
     assert batch.temperature == 0.7
     assert batch.sampler_logprobs is not None
     outputs = policy(batch)

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from tiny_models import make_batch, make_group, tiny_model
 
+from grouper.advice.checks import _NO_SIGNAL, _NO_SIGNAL_FIXES
 from grouper.config.schema import ModelConfig
 from grouper.models.model_files import weightless_policy
 from grouper.models.policy import Policy
-from grouper.training import step_times
-from grouper.training.metrics import StepTimes, _weights_of, matrix_rate
+from grouper.training import metrics
+from grouper.training.metrics import StepClock, _weights_of, matrix_rate, rollout_tallies, status_of
+from grouper.types import FinishReason, Grade, RolloutGroup, Verdict
 
 RATE = 1e9
 SPLIT = ("prefill", "decode", "grade", "update", "other")
 
 
 @pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch) -> StepTimes:
-    monkeypatch.setattr(step_times, "matrix_rate", lambda *_: RATE)
-    return StepTimes(Policy(tiny_model()))
+def times(monkeypatch: pytest.MonkeyPatch) -> StepClock:
+    monkeypatch.setattr(metrics, "matrix_rate", lambda *_: RATE)
+    return StepClock(Policy(tiny_model()))
 
 
-def means(times: StepTimes) -> dict[str, float]:
+def means(times: StepClock) -> dict[str, float]:
     return {name.removeprefix("time."): t.mean for name, t in times.tallies().items()}
 
 
-def test_the_parts_add_up_to_the_step(times: StepTimes) -> None:
+def test_the_parts_add_up_to_the_step(times: StepClock) -> None:
     times.begin()
     times.took(prefill=0.001, decode=0.002, grade=0.001)
     with times.updating():
@@ -40,7 +43,7 @@ def test_the_parts_add_up_to_the_step(times: StepTimes) -> None:
     assert found["sample"] == pytest.approx(0.003)
 
 
-def test_utilisation_is_flops_over_what_the_device_could_have_done(times: StepTimes) -> None:
+def test_utilisation_is_flops_over_what_the_device_could_have_done(times: StepClock) -> None:
     policy = Policy(tiny_model())
     layers = [m for m in policy.model.modules() if isinstance(m, torch.nn.Linear)]
     matrices = sum(layer.weight.numel() for layer in layers)
@@ -61,7 +64,7 @@ def test_utilisation_is_flops_over_what_the_device_could_have_done(times: StepTi
     assert found["trained_tokens_per_second"] == pytest.approx(batch.target_tokens / 0.5)
 
 
-def test_a_forward_without_a_gradient_counts_as_a_third(times: StepTimes) -> None:
+def test_a_forward_without_a_gradient_counts_as_a_third(times: StepClock) -> None:
     """Old and reference log-probs are part of the update's work."""
     found = []
     for passes in (1, 4):
@@ -74,7 +77,7 @@ def test_a_forward_without_a_gradient_counts_as_a_third(times: StepTimes) -> Non
     assert found[1] / found[0] == pytest.approx(7 / 4)
 
 
-def test_a_step_without_an_update_has_no_speed_of_one(times: StepTimes) -> None:
+def test_a_step_without_an_update_has_no_speed_of_one(times: StepClock) -> None:
     times.begin()
     times.took(prefill=0.1, decode=0.1)
     times.sampled([make_group(0, [1.0], [3])])
@@ -85,7 +88,7 @@ def test_a_step_without_an_update_has_no_speed_of_one(times: StepTimes) -> None:
     assert found["mfu"] > 0
 
 
-def test_a_new_step_begins_at_nothing(times: StepTimes) -> None:
+def test_a_new_step_begins_at_nothing(times: StepClock) -> None:
     times.begin()
     times.took(update=5.0)
     times.trained(make_batch())
@@ -97,10 +100,10 @@ def test_a_new_step_begins_at_nothing(times: StepTimes) -> None:
 
 
 def test_more_processes_could_have_done_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_times, "matrix_rate", lambda *_: RATE)
+    monkeypatch.setattr(metrics, "matrix_rate", lambda *_: RATE)
     found = []
     for processes in (1, 4):
-        times = StepTimes(Policy(tiny_model()), processes)
+        times = StepClock(Policy(tiny_model()), processes)
         times.took(update=1.0)
         times.trained(make_batch())
         found.append(means(times)["mfu_update"])
@@ -118,10 +121,10 @@ def test_with_lora_only_its_own_matrices_are_trained() -> None:
 
 
 def test_a_mixture_of_experts_has_no_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_times, "matrix_rate", lambda *_: RATE)
+    monkeypatch.setattr(metrics, "matrix_rate", lambda *_: RATE)
     policy = Policy(tiny_model())
     policy.model.config.num_experts = 8
-    times = StepTimes(policy)
+    times = StepClock(policy)
     times.took(update=1.0)
     times.trained(make_batch())
     found = means(times)
@@ -136,3 +139,88 @@ def test_the_rate_is_measured_once_and_is_a_rate_of_products() -> None:
     assert matrix_rate(cpu, torch.float32, torch.get_num_threads()) == rate
     assert time.perf_counter() - started < 0.01
     assert 1e8 < rate < 1e15
+
+
+# --- what the rollouts of a step were like
+
+
+def test_means_are_over_rollouts_not_over_group_means() -> None:
+    """T28."""
+    groups = [make_group(0, [1.0], [3]), make_group(1, [0.0, 0.0, 0.0], [9, 9, 9])]
+    tallies = rollout_tallies(groups, [(0.0,), (0.0, 0.0, 0.0)])
+    assert tallies["solve_rate"].mean == 0.25
+    assert tallies["completion/tokens"].mean == 7.5
+    assert tallies["groups/all_right"].mean == 0.5
+    assert tallies["groups/all_wrong"].mean == 0.5
+    assert tallies["groups/mixed"].mean == 0.0
+
+
+def _with(group: RolloutGroup, verdict: Verdict, reason: FinishReason) -> RolloutGroup:
+    grade = Grade(verdict=verdict, extracted=None, rung="extract", reason="")
+    rollouts = tuple(
+        replace(r, grade=grade, completion=replace(r.completion, finish_reason=reason))
+        for r in group.rollouts
+    )
+    return replace(group, rollouts=rollouts)
+
+
+STOP, LENGTH = FinishReason.STOP_TOKEN, FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason", "word"),
+    [
+        (Verdict.INCORRECT, STOP, "no-signal:all-wrong"),
+        (Verdict.NO_ANSWER, LENGTH, "no-signal:truncated"),
+        (Verdict.CORRECT, STOP, "no-signal:all-right"),
+        (Verdict.TIMEOUT, STOP, "no-signal:grader-error"),
+    ],
+)
+def test_the_status_word_names_the_cause(verdict: Verdict, reason: FinishReason, word: str) -> None:
+    groups = [_with(make_group(0, [0.0, 0.0], [3, 3]), verdict, reason)]
+    assert status_of(groups, applied=False, any_advantage=False) == word
+
+
+def test_rollouts_without_a_reward_are_not_called_wrong() -> None:
+    """R10: the reward had failed, and the step was told as all-wrong."""
+    groups = [make_group(0, [None, None], [3, 3]), make_group(1, [None, None], [3, 3])]
+    word = status_of(groups, applied=False, any_advantage=False)
+    assert word == "no-signal:not-scored"
+    assert word.partition(":")[2] in _NO_SIGNAL.keys() & _NO_SIGNAL_FIXES.keys()
+
+
+def test_the_other_status_words() -> None:
+    groups = [make_group(0, [1.0, 0.0], [3, 3])]
+    assert status_of(groups, applied=True, any_advantage=True) == "learning"
+    assert status_of(groups, applied=False, any_advantage=True) == "skipped:not-finite"
+    assert status_of(groups, applied=False, any_advantage=False) == "no-signal:equal-rewards"
+
+
+def test_sameness_is_measured_in_groups_that_are_not_all_right() -> None:
+    solved = make_group(0, [1.0, 1.0], [3, 3])
+    same = replace(solved, rollouts=(solved.rollouts[0],) * 2)
+    assert rollout_tallies([same], [(0.0, 0.0)])["completion/unique"].count == 0
+    wrong = make_group(1, [0.0] * 4, [3, 4, 5, 6], correct=[False] * 4)
+    two_kinds = replace(wrong, rollouts=(wrong.rollouts[0],) * 3 + (wrong.rollouts[1],))
+    tally = rollout_tallies([same, wrong, two_kinds], [(0.0,) * 2, (0.0,) * 4, (0.0,) * 4])
+    assert (tally["completion/unique"].max, tally["completion/unique"].min) == (1.0, 1 / 3)
+    assert tally["completion/repetition"].count == 10
+
+
+def test_entropy_and_log_probs_are_of_every_sampled_token() -> None:
+    """T6: also of groups without a signal, from which nothing is trained."""
+    lengths = ([2, 3], [5, 1])
+    groups = [
+        replace(
+            group,
+            rollouts=tuple(
+                replace(r, completion=replace(r.completion, entropies=(float(g),) * length))
+                for r, length in zip(group.rollouts, lengths[g], strict=True)
+            ),
+        )
+        for g, group in enumerate(make_group(g, [g, 0.0], lengths[g]) for g in range(2))
+    ]
+    tallies = rollout_tallies(groups, [(0.0, 0.0), (1.0, -1.0)])
+    assert tallies["policy/entropy"].count == 11
+    assert tallies["policy/entropy"].mean == 6 / 11
+    assert tallies["policy/logprob"].count == 11

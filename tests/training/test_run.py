@@ -13,8 +13,9 @@ from tiny_runs import TINY_RUN, data_from, write_problems
 from grouper.api import prepare, train
 from grouper.config.loading import load_recipe
 from grouper.models.policy import Policy
-from grouper.training.grpo import GRPOPhase
-from grouper.training.sft import SFTPhase
+from grouper.training import run
+from grouper.training.grpo import grpo_step
+from grouper.training.sft import sft_step
 
 
 def tiny_recipe(folder, *overrides):
@@ -34,36 +35,34 @@ class Seen:
         self.policies = 0
         self.trained: dict[str, torch.Tensor] = {}
         self.started: dict[str, torch.Tensor] = {}
-        sft_step, grpo_step = SFTPhase.step, GRPOPhase.step
 
-        def step_of_sft(phase):
-            report = sft_step(phase)
+        def step_of_sft(session, state):
+            report = sft_step(session, state)
             moments = [
                 value
-                for part in phase.state.optimizer.state_dict()
+                for part in state.optimizer.state_dict()
                 for entry in part["state"].values()
                 for value in entry.values()
                 if isinstance(value, torch.Tensor) and value.numel() > 1
             ]
             assert moments
             self.held = {
-                "phase": weakref.ref(phase),
-                "optimizer": weakref.ref(phase.state.optimizer),
+                "optimizer": weakref.ref(state.optimizer),
                 "moments": weakref.ref(moments[0]),
-                "policy": weakref.ref(phase.state.policy),
+                "policy": weakref.ref(state.policy),
             }
-            self.trained = phase.state.policy.snapshot()
+            self.trained = state.policy.snapshot()
             return report
 
-        def step_of_grpo(phase):
+        def step_of_grpo(session, state):
             if self.alive is None:
                 self.alive = [name for name, ref in self.held.items() if ref() is not None]
                 self.policies = sum(type(o) is Policy for o in gc.get_objects())
-                self.started = phase.state.policy.snapshot()
-            return grpo_step(phase)
+                self.started = state.policy.snapshot()
+            return grpo_step(session, state)
 
-        monkeypatch.setattr(SFTPhase, "step", step_of_sft)
-        monkeypatch.setattr(GRPOPhase, "step", step_of_grpo)
+        monkeypatch.setattr(run, "sft_step", step_of_sft)
+        monkeypatch.setattr(run, "grpo_step", step_of_grpo)
 
 
 @pytest.mark.parametrize("lora", ["{rank: 4}", pytest.param("null", marks=pytest.mark.slow)])

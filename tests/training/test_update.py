@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import make_batch, tiny_model
+from tiny_models import make_batch, make_prompt, tiny_model, tokens, with_exact_norms
+from torch import Tensor
 
-from grouper.algorithms.batching import TrainBatch
+from grouper.algorithms.batching import TrainBatch, demonstration_batch
+from grouper.algorithms.weighting import token_mean
 from grouper.config.schema import GRPOConfig, LoraConfig, OptimizerConfig
+from grouper.errors import ModelError
 from grouper.models.model_files import _new_adapter
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.training.objectives import grpo_objective, sft_objective
 from grouper.training.optimizers import make_optimizer, schedule
-from grouper.training.update import UpdateResult, accumulate_gradient, update
+from grouper.training.parallel import Replica
+from grouper.training.update import (
+    UpdateResult,
+    accumulate_gradient,
+    is_out_of_memory,
+    update,
+    validation_loss,
+)
+from grouper.types import Demonstration
 
 GRPO = grpo_objective(GRPOConfig())
 
@@ -266,3 +278,145 @@ def test_warm_up_in_steps_does_not_grow_with_the_run() -> None:
     )
     assert [schedule(config, s, 100) for s in range(2)] == pytest.approx([0.5, 1])
     assert schedule(OptimizerConfig(warmup_steps=0), 0, 6) == 1
+
+
+# --- memory that runs out: the same gradient from smaller slices, and a last word where none fits
+
+
+class Shortage:
+    """Raises `torch.OutOfMemoryError` at chosen forwards or backwards, counted from 0."""
+
+    def __init__(self, *, forwards: tuple[int, ...] = (), backwards: tuple[int, ...] = ()) -> None:
+        self.forwards, self.backwards = forwards, backwards
+        self.begun = self.ended = 0
+        self.rows: list[int] = []
+
+    def install(self, policy: Policy) -> None:
+        def before(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+            self.rows.append(arguments[0].rows)
+            self.begun += 1
+            if self.begun - 1 in self.forwards:
+                raise torch.OutOfMemoryError("injected: forward")
+
+        def in_backward(gradient: Tensor) -> None:
+            self.ended += 1
+            if self.ended - 1 in self.backwards:
+                raise torch.OutOfMemoryError("injected: backward")
+
+        policy.register_forward_pre_hook(before)
+        # The embedding comes last in a backward: most of the slice's gradient is there already.
+        embedding = policy.model.get_input_embeddings()
+        embedding.register_forward_hook(
+            lambda module, arguments, out: out.register_hook(in_backward) and None
+        )
+
+
+def exact_policy() -> Policy:
+    return Policy(with_exact_norms(tiny_model(dtype=torch.float64, scale=2.0)))
+
+
+def gradient(shortage: Shortage | None, budget: int = 10_000) -> tuple[Tensor, Policy]:
+    policy = exact_policy()
+    if shortage is not None:
+        shortage.install(policy)
+    accumulate_gradient(policy, make_batch(dtype=torch.float64), GRPO, token_budget=budget)
+    return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]), policy
+
+
+@pytest.mark.parametrize(
+    "shortage",
+    [
+        Shortage(forwards=(0,)),
+        Shortage(backwards=(0,)),
+        Shortage(forwards=(0, 1, 4)),
+        Shortage(backwards=(0, 1)),
+    ],
+    ids=["forward", "backward", "forwards", "backwards"],
+)
+def test_the_gradient_is_that_of_the_unsplit_step(shortage: Shortage) -> None:
+    expected, _ = gradient(None)
+    found, policy = gradient(shortage)
+    assert float((found - expected).norm() / expected.norm()) < 1e-12
+    assert policy.token_limit is not None
+    assert max(shortage.rows[-2:]) < shortage.rows[0]
+
+
+def test_later_slices_failing_are_not_counted_twice() -> None:
+    """Slices that went through before the broken one are thrown away with it."""
+    expected, _ = gradient(None, budget=30)
+    found, _ = gradient(Shortage(backwards=(1,)), budget=30)
+    assert float((found - expected).norm() / expected.norm()) < 1e-12
+
+
+def test_the_smaller_budget_is_remembered_and_recorded(caplog: pytest.LogCaptureFixture) -> None:
+    policy = exact_policy()
+    shortage = Shortage(backwards=(0,))
+    shortage.install(policy)
+    optimizer = make_optimizer(policy, OptimizerConfig())
+    batch = make_batch(dtype=torch.float64)
+
+    def step() -> tuple[str, ...]:
+        return update(
+            policy, batch, GRPO, optimizer, scale=1.0, max_grad_norm=1.0, token_budget=10_000
+        ).events
+
+    with caplog.at_level(logging.WARNING):
+        (event,) = step()
+    assert event.startswith("nondeterministic_event: memory split")
+    assert str(policy.token_limit) in event
+    assert "Out of memory" in caplog.text
+    shortage.rows.clear()
+    assert step() == ()
+    assert max(shortage.rows) < batch.rows
+
+
+def test_a_row_that_does_not_fit_is_refused_with_what_helps() -> None:
+    with pytest.raises(ModelError, match="one row of") as caught:
+        gradient(Shortage(forwards=tuple(range(100))))
+    assert "injected: forward" in caught.value.what
+    for setting in ("sampling.max_new_tokens", "gradient_checkpointing", "model.lora"):
+        assert setting in caught.value.fix
+    assert "grouper plan" in caught.value.fix
+
+
+def test_other_errors_go_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = exact_policy()
+    monkeypatch.setattr(
+        policy, "score", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("shape"))
+    )
+    with pytest.raises(RuntimeError, match="shape"):
+        accumulate_gradient(policy, make_batch(dtype=torch.float64), GRPO, token_budget=64)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"), True),
+        (RuntimeError("size mismatch"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: RuntimeError, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+# --- validation loss: the mean over held-out tokens, however they are cut
+
+
+def test_it_is_the_mean_over_tokens_whatever_the_budget() -> None:
+    policy = Policy(tiny_model("qwen3"))
+    shown = [
+        Demonstration(
+            prompt=make_prompt(i, 3 + i), token_ids=(*tokens(2 + 3 * i, i), 2), stop_token_id=2
+        )
+        for i in range(4)
+    ]
+    batch = demonstration_batch(shown, token_mean)
+    with torch.no_grad():
+        expected = float(-(policy(batch).logprobs * batch.weights).sum())
+    for budget in (20, 10_000):
+        loss = validation_loss(Replica(policy), shown, token_budget=budget)
+        assert loss.mean == pytest.approx(expected, rel=1e-6)
+        assert loss.count == sum(len(d.token_ids) for d in shown)
+        assert loss.max >= loss.mean >= loss.min > 0

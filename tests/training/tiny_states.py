@@ -17,9 +17,10 @@ from grouper.models.policy import Policy
 from grouper.models.team import Solo
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.checkpoint import TrainState
+from grouper.training.curriculum import ProblemStream
+from grouper.training.metrics import StepClock
 from grouper.training.optimizers import make_optimizer
 from grouper.training.parallel import Replica
-from grouper.training.curriculum import ProblemStream
 from grouper.types import StepReport, Tally
 
 HASH = "0123456789abcdef"
@@ -41,12 +42,14 @@ def tiny_state(phase: str = "grpo", *, lora: bool = False, **changes: Any) -> Tr
     if lora:
         adapter = _new_adapter(model, LoraConfig(rank=2, alpha=4), "base", seed=0)
         policy = Policy(adapter.get_base_model(), adapter=adapter)
+    given = {"total": 6, "clock": StepClock(policy), **changes}
     return TrainState(
         phase=phase,
         step=0,
+        stream=ProblemStream(size=10, per_step=4, seed=0, phase=phase),
         replica=Replica(policy),
         optimizer=make_optimizer(policy, OptimizerConfig(learning_rate=1e-2)),
-        **changes,
+        **given,
     )
 
 

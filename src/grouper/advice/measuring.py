@@ -24,12 +24,13 @@ from grouper.models.policy import Policy
 from grouper.rewards import RewardStack
 from grouper.rewards.registry import find_reward, reward_label
 from grouper.tracking.live import TIME_PARTS, Progress, setup_logging
-from grouper.training.grpo import GRPOPhase
+from grouper.training.checkpoint import TrainState
+from grouper.training.curriculum import total_steps
+from grouper.training.grpo import grpo_step
+from grouper.training.metrics import matrix_rate
 from grouper.training.rehearsal import rehearse
 from grouper.training.resuming import fresh_state
 from grouper.training.session import Session
-from grouper.training.metrics import matrix_rate
-from grouper.training.curriculum import total_steps
 from grouper.types import StepReport
 
 __all__ = ["Bench", "Spread", "bench"]
@@ -159,16 +160,16 @@ def bench(
         measured = measured.override(output_dir=folder, name=recipe.name)
         try:
             with Session(measured, Progress(quiet=True, console=progress.console)) as session:
-                phase = _phase(session, progress)
+                state = _state(session, progress)
                 with progress.track("warming up", warmup) as task:
                     for _ in range(warmup):
-                        _step(session, phase, task.advance)
-                _forget_peak(phase.state.policy)
+                        _step(session, state, task.advance)
+                _forget_peak(state.policy)
                 with progress.track("measuring", steps) as task:
-                    reports = [_step(session, phase, task.advance) for _ in range(steps)]
+                    reports = [_step(session, state, task.advance) for _ in range(steps)]
                 return Bench(
                     recipe=session.recipe,
-                    **_machine(phase.state.policy),
+                    **_machine(state.policy),
                     warmup=warmup,
                     reports=tuple(reports),
                     completion_tokens=completion_tokens,
@@ -216,16 +217,16 @@ def _as_measured(recipe: Recipe, model: str | None, completion_tokens: int | Non
     return recipe.override(**changes)
 
 
-def _phase(session: Session, progress: Progress) -> GRPOPhase:
+def _state(session: Session, progress: Progress) -> TrainState:
     """GRPO at its first step, with rewards that teach."""
     with progress.track(f"loading {_shown(session.recipe)}"):
         policy = session.load(session.base_path)
     session.rewards = _teaching(session)
     reference = policy.snapshot() if session.recipe.grpo.beta > 0 else None
     state = fresh_state(session, "grpo", policy, session.base_path)
-    phase = GRPOPhase(session, state, reference and state.replica.shard(reference))
-    rehearse(session, phase)
-    return phase
+    state.reference = reference and state.replica.shard(reference)
+    rehearse(session, state)
+    return state
 
 
 def _machine(policy: Policy) -> dict[str, Any]:
@@ -243,8 +244,8 @@ def _machine(policy: Policy) -> dict[str, Any]:
     }
 
 
-def _step(session: Session, phase: GRPOPhase, done: Callable[[], None]) -> StepReport:
-    report = phase.step()
+def _step(session: Session, state: TrainState, done: Callable[[], None]) -> StepReport:
+    report = grpo_step(session, state)
     session.folder.append_metrics(report)
     session.raise_if_stopped("measuring")
     done()

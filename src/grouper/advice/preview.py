@@ -19,8 +19,7 @@ from grouper.prompts.tokenizer import Tokenizer
 from grouper.rewards import RewardStack
 from grouper.sampling.base import Sampler
 from grouper.sampling.graded import Grader
-from grouper.training.group_signal import advantages_of
-from grouper.training.rollouts import collect
+from grouper.training.grpo import advantages_of, collect
 from grouper.types import Problem, Prompt, Rollout, RolloutGroup, SamplingParams, Tally
 
 __all__ = ["Cause", "Preview", "preview", "tags_in", "tokenisation_causes"]

@@ -18,9 +18,9 @@ from grouper.errors import GrouperError
 from grouper.models.model_files import context_length_of, shape_of, weightless_policy
 from grouper.models.new_model import new_model_config
 from grouper.sampling.weights import copy_dtype
+from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
-from grouper.training.curriculum import total_steps
 
 __all__ = ["CardPlan", "PhasePlan", "RunPlan", "Speed", "plan_run"]
 

@@ -22,7 +22,7 @@ __all__ = [
     "TrainBatch",
     "demonstration_batch",
     "micro_batches",
-    "rollout_batch",
+    "rollout_rows",
     "step_batches",
     "with_gradient",
 ]
@@ -163,62 +163,51 @@ def demonstration_batch(
     )
 
 
-def rollout_batch(
+def rollout_rows(
     groups: Sequence[RolloutGroup],
-    advantages: Sequence[Sequence[float]],
-    weighting: WeightingFunction,
+    advantages: Sequence[Sequence[float]] | None = None,
     *,
-    weighting_constant: float = 0.0,
-    keep_flat: bool = False,
     mask_truncated: bool = False,
 ) -> TrainBatch | None:
-    """One GRPO step from groups and the advantage of each scored rollout.
+    """Every scored rollout of some groups as a row, without weights yet.
 
-    The weights count every scored rollout of the step. Afterwards rows without a gradient are
-    left out (see `with_gradient`) unless `keep_flat`.
+    Weights are given by `step_batches`, which knows what makes up an optimizer step.
 
     Args:
-        groups: all groups of the step, with or without signal.
-        advantages: per group, one value for each of `group.scored`.
-        weighting: from `algorithms.weighting`.
-        weighting_constant: divisor of the constant weighting.
-        keep_flat: keep rows with advantage 0.
+        groups: with or without signal.
+        advantages: per group, one for each of `group.scored`; left out: zeros.
         mask_truncated: a completion that was cut off has no target tokens: it leaves numerator
             and denominator, while its reward has counted in its group's baseline.
 
     Returns:
-        The batch, or None when no row is left: then there is nothing to step on.
+        The rows; None where no rollout has a reward.
     """
-    rows = [
-        (g, rollout.completion, advantage)
-        for g, (group, values) in enumerate(zip(groups, advantages, strict=True))
-        for rollout, advantage in zip(group.scored, values, strict=True)
-    ]
+    rows = [(g, r.completion) for g, group in enumerate(groups) for r in group.scored]
     if not rows:
         return None
-    completions = [completion.token_ids for _, completion, _ in rows]
+    completions = [completion.token_ids for _, completion in rows]
     prompts = [group.prompt.token_ids for group in groups]
     lengths = _lengths(completions)
     ids = _pad(completions, torch.int64)
     mask = torch.arange(ids.shape[1]) < lengths[:, None]
     if mask_truncated:
-        mask &= ~torch.tensor([completion.truncated for _, completion, _ in rows])[:, None]
-    group_ids = torch.tensor([g for g, _, _ in rows], dtype=torch.int64)
-    batch = TrainBatch(
+        mask &= ~torch.tensor([completion.truncated for _, completion in rows])[:, None]
+    group_ids = torch.tensor([g for g, _ in rows], dtype=torch.int64)
+    flat = [a for values in advantages for a in values] if advantages else [0.0] * len(rows)
+    return TrainBatch(
         prompt_ids=_pad(prompts, torch.int64),
         prompt_lengths=_lengths(prompts),
         prompt_index=group_ids,
         completion_ids=ids,
         completion_lengths=lengths,
         mask=mask,
-        weights=weighting(mask, weighting_constant).float(),
+        weights=torch.zeros(ids.shape),
         sequence_ids=torch.arange(len(rows)),
         group_ids=group_ids,
-        advantages=torch.tensor([a for _, _, a in rows], dtype=torch.float32),
-        sampler_logprobs=_pad([c.logprobs for _, c, _ in rows], torch.float32),
+        advantages=torch.tensor(flat, dtype=torch.float32),
+        sampler_logprobs=_pad([completion.logprobs for _, completion in rows], torch.float32),
         temperature=groups[0].params.temperature,
     )
-    return batch if keep_flat else with_gradient(batch)
 
 
 def with_gradient(batch: TrainBatch) -> TrainBatch | None:
@@ -241,14 +230,14 @@ def step_batches(
     updates: int = 1,
     order: Sequence[int] | None = None,
 ) -> list[TrainBatch]:
-    """Cut a rollout batch into the batches of several optimizer steps, each normalised anew.
+    """Cut rows into the batches of one or several optimizer steps, each normalised over its own.
 
     Every row is in exactly one of the results. Groups stay whole, so that their prompt runs once,
     unless there are fewer of them than steps; advantages are those of whole groups anyway. A part
     without a row (nothing in its groups could be scored) is left out.
 
     Args:
-        batch: all scored rows of a rollout batch.
+        batch: all scored rows of a rollout batch, advantages included.
         weighting: from `algorithms.weighting`.
         weighting_constant: divisor of the constant weighting.
         updates: optimizer steps to cut it into.

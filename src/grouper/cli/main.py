@@ -242,6 +242,6 @@ def _is_shortage(error: RuntimeError | MemoryError) -> bool:
         return True
     if "torch" not in sys.modules:
         return False
-    from grouper.training.memory import is_out_of_memory
+    from grouper.training.update import is_out_of_memory
 
     return is_out_of_memory(error)

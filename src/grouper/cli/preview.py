@@ -102,8 +102,8 @@ def _preview(recipe: Recipe, model: str, samples: int, problems: int, *, quiet: 
     from grouper.advice.preview import preview
     from grouper.rewards import build_rewards
     from grouper.tracking.live import Progress, setup_logging
-    from grouper.training.problem_sets import load_part
     from grouper.training.curriculum import first_met
+    from grouper.training.problem_sets import load_part
     from grouper.training.workbench import Workbench
 
     progress = Progress(quiet=quiet)

@@ -22,6 +22,7 @@ from pickle import UnpicklingError
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.errors import CheckpointError, RunFolderError
@@ -32,9 +33,11 @@ from grouper.models.team import Team
 from grouper.rewards import RewardStack
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.alarms import Alarms
+from grouper.training.curriculum import ProblemStream
 from grouper.training.difficulty import DifficultyBand
 from grouper.training.disk_space import optimizer_bytes, require_room, weight_bytes
 from grouper.training.integrity import STATE_FILE, contents, damage, is_complete
+from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer
 from grouper.training.parallel import Replica
 from grouper.training.retention import (
@@ -76,6 +79,14 @@ class TrainState:
     replica: Replica
     """The policy, as this process runs it."""
     optimizer: Optimizer
+    total: int
+    """Steps of the whole phase."""
+    stream: ProblemStream
+    """The order in which problems are met; a function of the recipe, so it is not saved."""
+    clock: StepClock
+    """Where the seconds of a step go; not saved."""
+    reference: dict[str, Tensor] | None = None
+    """GRPO: the weights a KL term holds on to, as the replica holds its own; not saved."""
     started_from: str = ""
     """The model folder the phase began with."""
     skipped: int = 0

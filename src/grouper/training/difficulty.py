@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grouper.config.schema import DifficultyConfig
+from grouper.config.schema import DifficultyConfig, GRPOConfig
 from grouper.errors import ConfigError
 from grouper.types import RolloutGroup
 
-__all__ = ["DifficultyBand", "read_pass_rates"]
+__all__ = ["DifficultyBand", "difficulty_band", "read_pass_rates"]
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,19 @@ class DifficultyBand:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._seen = {name: (v[0], v[1], v[2]) for name, v in state["seen"].items()}
+
+
+def difficulty_band(config: GRPOConfig) -> DifficultyBand | None:
+    """The band at the start of a phase, with the pass rates that were measured before.
+
+    Raises:
+        ConfigError: the file of pass rates cannot be read.
+    """
+    if config.difficulty is None:
+        return None
+    file = config.difficulty.file
+    measured = None if file is None else read_pass_rates(Path(file).expanduser())
+    return DifficultyBand(config.difficulty, measured)
 
 
 def read_pass_rates(path: Path) -> dict[str, tuple[int, int]]:

@@ -2,263 +2,585 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from grouper.algorithms.batching import TrainBatch
+from grouper.algorithms.advantages import ADVANTAGES, decoupled
+from grouper.algorithms.batching import TrainBatch, rollout_rows, step_batches, with_gradient
+from grouper.algorithms.losses import KL_ESTIMATORS
+from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
-from grouper.sampling.base import address
+from grouper.models.team import Solo, Team
+from grouper.rewards import RewardStack
+from grouper.sampling.base import Sampler, SampleRequest, address
+from grouper.sampling.graded import Grader, draw_and_grade
 from grouper.tracking.samples import format_sample
 from grouper.training.checkpoint import TrainState
-from grouper.training.difficulty import DifficultyBand, read_pass_rates
-from grouper.training.experience import Experience, make_experience
-from grouper.training.group_signal import rollout_tallies, shuffle_rewards, status_of
+from grouper.training.metrics import rollout_tallies, status_of
 from grouper.training.objectives import grpo_objective
 from grouper.training.optimizers import schedule
-from grouper.training.resampling import Resampled, resample
-from grouper.training.rollouts import Collected, collect
-from grouper.training.scoring import Scorer
 from grouper.training.session import Session
-from grouper.training.metrics import StepTimes
-from grouper.training.curriculum import ProblemStream, total_steps
-from grouper.training.update import UpdateResult, update
-from grouper.types import Problem, Prompt, RolloutGroup, StepReport, Tally, Verdict, merge_tallies
+from grouper.training.update import Scorer, UpdateResult, update
+from grouper.types import (
+    Problem,
+    Prompt,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    SamplingParams,
+    StepReport,
+    Tally,
+    Verdict,
+    merge_tallies,
+)
 
-__all__ = ["GRPOPhase", "difficulty_band"]
+__all__ = [
+    "Assembled",
+    "RolloutBatch",
+    "advantages_of",
+    "assemble",
+    "collect",
+    "dynamically",
+    "grpo_step",
+    "shuffle_rewards",
+    "top_entropy_selection",
+]
+
+_BROKEN_GRADERS = (Verdict.TIMEOUT, Verdict.CRASH)
 
 
-class GRPOPhase:
-    """Raises the probability of what scored better than the rest of its group.
+def grpo_step(run: Session, state: TrainState) -> StepReport:
+    """One rollout batch, and the optimizer steps that it has a signal for.
 
     Args:
-        session: the open run.
-        state: policy and optimizer, at the step to go on from.
-        reference: the weights the KL term holds on to; needed when `beta` is not 0.
+        run: recipe, problems, sampler, grader, rewards, folder and processes.
+        state: of the GRPO phase; moved on by one step.
+
+    Raises:
+        Interrupted: while sampling; nothing has been changed then.
+        ModelError: memory ran out and the step cannot be run again in smaller slices.
     """
+    config, clock = run.recipe.grpo, state.clock
+    clock.begin()
+    run.rewards.begin_step(state.step, state.total)
+    rollouts = _collect_step(run, state)
+    groups = rollouts.groups
+    if config.shuffle_rewards:  # the control experiment
+        groups = shuffle_rewards(groups, address(run.recipe.seed, "shuffle", state.step))
+    with clock.updating():
+        scorer = Scorer(
+            state.replica,
+            config.tokens_per_micro_batch,
+            state.reference,
+            on_batch=clock.scored,
+        )
+        assembled = assemble(
+            groups,
+            config,
+            scorer,
+            max_new_tokens=run.max_new_tokens,
+            orders=_orders(run, state, len(groups)),
+        )
+        updates = [_update(run, state, batch) for batch in assembled.batches]
+    _advance(state, rollouts, updates)
+    _record(run, state, rollouts, assembled)
+    return _report(run, state, rollouts, assembled, updates)
 
-    name = "grpo"
 
-    def __init__(
-        self, session: Session, state: TrainState, reference: dict[str, Tensor] | None = None
-    ) -> None:
-        self.config = session.recipe.grpo
-        self.state = state
-        self._session = session
-        self._seed = session.recipe.seed
-        assert self.config.beta == 0 or reference is not None, "a KL term needs its reference"
-        self._sampler = session.sampler(state.policy)
-        self._times = StepTimes(state.policy, session.team.size)
-        budget = self.config.tokens_per_micro_batch
-        self._scorer = Scorer(state.replica, budget, reference, told=self._times.scored)
-        self._objective = grpo_objective(self.config)
-        size, per_step = len(session.inputs.train), self.config.prompts_per_step
-        self.total = total_steps(self.config, size=size, per_step=per_step)
-        self._stream = ProblemStream(size=size, per_step=per_step, seed=self._seed, phase=self.name)
+# --- sample, grade, reward -----------------------------------------------------------------------
 
-    def step(self) -> StepReport:
-        """One rollout batch and the optimizer steps it has a signal for."""
-        self._times.begin()
-        number = self.state.step
-        epoch = self._stream.epoch(self.state.position)
-        self._session.rewards.begin_step(number, self.total)
-        found, position = self._collect(number)
-        groups = self._credited(found.groups, number)
-        with self._times.updating():
-            experience = make_experience(
-                groups,
-                self.config,
-                self._scorer,
-                max_new_tokens=self._session.max_new_tokens,
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """Rollout groups that were drawn together, and what was spent on them."""
+
+    groups: tuple[RolloutGroup, ...]
+    """Those that take part in the step."""
+    replaced: tuple[RolloutGroup, ...] = ()
+    """Drawn by dynamic sampling and left out of the step."""
+    rounds: int = 0
+    """Further draws of dynamic sampling."""
+    position: int = 0
+    """Of the problem stream after them."""
+    sample_seconds: float
+    grade_seconds: float
+    """Waiting for grades and rewards after the last completion came in."""
+
+
+def collect(
+    items: Sequence[tuple[Problem, Prompt]],
+    *,
+    sampler: Sampler,
+    grader: Grader,
+    rewards: RewardStack,
+    params: SamplingParams,
+    group_size: int,
+    key: tuple[int | str, ...],
+    seen: Counter[str] | None = None,
+    team: Team | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RolloutBatch:
+    """Draw `group_size` rollouts of each item, graded while the next ones are sampled.
+
+    Args:
+        items: problems with their prompts; one that is listed twice makes two groups.
+        sampler: draws completions.
+        grader: grades each one as it comes in.
+        rewards: scores each finished group.
+        params: how to draw.
+        group_size: rollouts per item.
+        key: what the draws depend on beside (occurrence, problem id, sample index): run seed,
+            purpose and step.
+        seen: how often each problem has been drawn under this key; counted on.
+        team: the processes that share the requests out; rewards are given by rank 0 alone, which
+            sees whole groups and keeps count of what fails.
+        progress: called with (completions drawn, completions in all).
+    """
+    seen = Counter() if seen is None else seen
+    requests = []
+    for problem, prompt in items:
+        occurrence = seen[problem.id]
+        seen[problem.id] += 1
+        requests += [
+            SampleRequest(
+                prompt=prompt, params=params, key=address(*key, occurrence, problem.id, sample)
             )
-            results = self._update(experience, number)
-        self._count(found, results, position, epoch)
-        self._record(found, groups, experience.advantages)
-        self._show_sample(groups)
-        failed = self._session.rewards.take_events()
-        scale = schedule(self.config.optimizer, number, self.total)
-        tallies = {
-            **self._session.rewards.logged(),
-            **rollout_tallies(groups, experience.advantages),
-            **experience.tallies,
-            **self._signal_tallies(found),
-            **merge_tallies([result.tallies for result in results]),
-            "updates": Tally.of([sum(result.applied for result in results)]),
-            "rewards/failed": Tally.of([len(failed)]),
-            "learning_rate": Tally.of([scale * self.config.optimizer.learning_rate]),
-            **self._times.tallies(),
-        }
-        return StepReport(
-            phase=self.name,
-            step=self.state.step,
-            tallies=tallies,
-            status=status_of(
-                groups,
-                applied=any(result.applied for result in results),
-                any_advantage=any(any(values) for values in experience.advantages),
+            for sample in range(group_size)
+        ]
+    references = [problem.answer for problem, _ in items for _ in range(group_size)]
+    started = time.perf_counter()
+    drawn, seconds = draw_and_grade(
+        requests, references, sampler=sampler, grader=grader, team=team, progress=progress
+    )
+    parts = [drawn[start : start + group_size] for start in range(0, len(drawn), group_size)]
+
+    def score() -> list[list[Reward]]:
+        return [
+            rewards.score(
+                problem=problem,
+                prompt=prompt,
+                completions=[one.completion for one in part],
+                grades=[one.grade for one in part],
+            )
+            for (problem, prompt), part in zip(items, parts, strict=True)
+        ]
+
+    groups = tuple(
+        RolloutGroup(
+            problem=problem,
+            prompt=prompt,
+            params=params,
+            rollouts=tuple(
+                Rollout(completion=one.completion, grade=one.grade, reward=reward)
+                for one, reward in zip(part, earned, strict=True)
             ),
-            events=(*_events(groups), *(e for result in results for e in result.events), *failed),
         )
-
-    def _collect(self, number: int) -> tuple[Resampled, int]:
-        """The groups of the step, and the position of the problem stream after them."""
-        position, seen = self.state.position, Counter[str]()
-        self._sampler.times.take()  # what an evaluation took is no part of the step
-
-        def draw(count: int) -> Collected:
-            nonlocal position
-            indices, position = self._stream.take(position, count, self._wanted)
-            return self._draw([self._session.inputs.train[i] for i in indices], number, seen)
-
-        found = resample(
-            draw, wanted=self.config.prompts_per_step, rounds=self.config.max_resample_rounds
+        for (problem, prompt), part, earned in zip(
+            items, parts, (team or Solo()).lead(score), strict=True
         )
-        prefill = self._sampler.times.take()
-        self._times.sampled((*found.groups, *found.replaced))
-        self._times.took(
-            prefill=prefill, decode=found.sample_seconds - prefill, grade=found.grade_seconds
-        )
-        return found, position
+    )
+    return RolloutBatch(
+        groups=groups,
+        sample_seconds=seconds,
+        grade_seconds=time.perf_counter() - started - seconds,
+    )
 
-    def _wanted(self, index: int, epoch: int) -> bool:
-        band = self.state.difficulty
-        return band is None or band.allows(self._session.inputs.train[index][0].id, epoch)
 
-    def _draw(
-        self, items: list[tuple[Problem, Prompt]], number: int, seen: Counter[str]
-    ) -> Collected:
-        session = self._session
-        with session.display.within("sampling", len(items) * self.config.group_size) as task:
+def dynamically(draw: Callable[[int], RolloutBatch], *, wanted: int, rounds: int) -> RolloutBatch:
+    """Draw groups until `wanted` of them are mixed (DAPO, arXiv 2503.14476, section 3.2).
+
+    Only correctness counts: a group that differs in its format alone is replaced, too. The
+    groups kept are the whole step: its denominators count them and no others.
+
+    Args:
+        draw: collects that many groups of problems not met in this step.
+        wanted: groups of the step.
+        rounds: at most this many further draws; what is still missing then is filled with the
+            flat groups drawn first. 0: no dynamic sampling.
+    """
+    drawn = [draw(wanted)]
+    groups = [*drawn[0].groups]
+    while len(drawn) <= rounds and (missing := wanted - sum(group.mixed for group in groups)) > 0:
+        drawn.append(draw(missing))
+        groups += drawn[-1].groups
+    # Stable: mixed groups first, each kind in the order it was drawn.
+    ranked = sorted(range(len(groups)), key=lambda i: not groups[i].mixed)
+    return RolloutBatch(
+        groups=tuple(groups[i] for i in sorted(ranked[:wanted])),
+        replaced=tuple(groups[i] for i in sorted(ranked[wanted:])),
+        rounds=len(drawn) - 1,
+        position=drawn[-1].position,
+        sample_seconds=math.fsum(batch.sample_seconds for batch in drawn),
+        grade_seconds=math.fsum(batch.grade_seconds for batch in drawn),
+    )
+
+
+def _collect_step(run: Session, state: TrainState) -> RolloutBatch:
+    """The rollouts of the step that comes next, problems outside the difficulty band left out."""
+    config, train, step = run.recipe.grpo, run.inputs.train, state.step
+    sampler, position, seen = run.sampler(state.policy), state.position, Counter[str]()
+    sampler.times.take()  # what an evaluation took is not part of the step
+
+    def wanted(index: int, epoch: int) -> bool:
+        return state.difficulty is None or state.difficulty.allows(train[index][0].id, epoch)
+
+    def draw(count: int) -> RolloutBatch:
+        nonlocal position
+        indices, position = state.stream.take(position, count, wanted)
+        with run.display.within("sampling", count * config.group_size) as task:
 
             def progress(done: int, total: int) -> None:
                 task(done, total)
                 # Ctrl-C in the middle of sampling: the step has changed nothing yet.
-                session.raise_if_stopped(f"sampling of {self.name} step {number}")
+                run.raise_if_stopped(f"sampling of grpo step {step}")
 
-            return collect(
-                items,
-                sampler=self._sampler,
-                grader=session.grader,
-                rewards=session.rewards,
-                params=session.training_params(),
-                group_size=self.config.group_size,
-                key=(self._seed, self.name, number),
+            drawn = collect(
+                [train[i] for i in indices],
+                sampler=sampler,
+                grader=run.grader,
+                rewards=run.rewards,
+                params=run.training_params(),
+                group_size=config.group_size,
+                key=(run.recipe.seed, "grpo", step),
                 seen=seen,
-                team=session.team,
+                team=run.team,
                 progress=progress,
             )
+        return replace(drawn, position=position)
 
-    def _credited(self, groups: tuple[RolloutGroup, ...], number: int) -> tuple[RolloutGroup, ...]:
-        """The groups with the rewards they learn from: their own, but for the control run."""
-        if not self.config.shuffle_rewards:
-            return groups
-        return shuffle_rewards(groups, address(self._seed, "shuffle", number))
-
-    def _update(self, experience: Experience, number: int) -> list[UpdateResult]:
-        """The optimizer steps of all passes; none where the gradient is zero by construction."""
-        return [
-            self._one_update(batch, number)
-            for pass_number in range(self.config.passes_per_batch)
-            for batch in experience.steps(self._order(experience, number, pass_number))
-        ]
-
-    def _one_update(self, batch: TrainBatch, number: int) -> UpdateResult:
-        config = self.config
-        self._times.trained(batch)
-        return update(
-            self.state.policy,
-            batch,
-            self._objective,
-            self.state.optimizer,
-            scale=schedule(config.optimizer, number, self.total),
-            max_grad_norm=config.optimizer.max_grad_norm,
-            token_budget=config.tokens_per_micro_batch,
-            replica=self.state.replica,
-        )
-
-    def _order(self, experience: Experience, number: int, pass_number: int) -> list[int] | None:
-        """Group numbers as they are dealt out to the steps of a pass, each pass its own way."""
-        if not self.config.several_updates:
-            return None
-        key = address(self._seed, "deal", number, pass_number)
-        order: list[int] = (
-            np.random.default_rng(key).permutation(len(experience.advantages)).tolist()
-        )
-        return order
-
-    def _count(
-        self, found: Resampled, results: list[UpdateResult], position: int, epoch: int
-    ) -> None:
-        """Move the state on; until here the step has changed nothing but the weights."""
-        state = self.state
-        state.step += 1
-        state.position = position
-        state.epoch_ended = self._stream.epoch(position) > epoch
-        for result in results:
-            state.count_update(applied=result.applied, batch=result.batch)
-        if state.difficulty is not None:
-            state.difficulty.update((*found.groups, *found.replaced), epoch)
-
-    def _signal_tallies(self, found: Resampled) -> dict[str, Tally]:
-        tallies = {}
-        if self.config.max_resample_rounds:
-            tallies["groups/replaced"] = Tally.of([len(found.replaced)])
-            tallies["resample_rounds"] = Tally.of([found.rounds])
-        if self.state.difficulty is not None:
-            ids = [problem.id for problem, _ in self._session.inputs.train]
-            epoch = self._stream.epoch(self.state.position)
-            left_out = self.state.difficulty.left_out(ids, epoch)
-            tallies["problems/left_out"] = Tally.of([left_out])
-        return tallies
-
-    def _record(
-        self,
-        found: Resampled,
-        groups: tuple[RolloutGroup, ...],
-        advantages: tuple[tuple[float, ...], ...],
-    ) -> None:
-        """Every rollout that was drawn; what took no part in the step has no advantage."""
-        flat: list[float | None] = []
-        for group, values in zip(groups, advantages, strict=True):
-            scored = iter(values)
-            flat += [None if r.reward.total is None else next(scored) for r in group.rollouts]
-        flat += [None for group in found.replaced for _ in group.rollouts]
-        self._session.folder.write_rollouts(
-            self.name,
-            self.state.step,
-            (*groups, *found.replaced),
-            flat,
-            with_ids=self._session.recipe.tracking.token_ids,
-        )
-
-    def _show_sample(self, groups: tuple[RolloutGroup, ...]) -> None:
-        """The first rollout of the step, on the console, every so many steps."""
-        every = self._session.recipe.tracking.print_every_steps
-        if every is not None and self.state.step % every == 0 and self._session.team.rank == 0:
-            self._session.display.sample(format_sample(groups[0], self.state.step))
+    rollouts = dynamically(draw, wanted=config.prompts_per_step, rounds=config.max_resample_rounds)
+    prefill = sampler.times.take()
+    state.clock.sampled((*rollouts.groups, *rollouts.replaced))
+    state.clock.took(
+        prefill=prefill,
+        decode=rollouts.sample_seconds - prefill,
+        grade=rollouts.grade_seconds,
+    )
+    return rollouts
 
 
-def difficulty_band(config: GRPOConfig) -> DifficultyBand | None:
-    """The band at the start of a phase, with the pass rates that were measured before.
-
-    Raises:
-        ConfigError: the file of pass rates cannot be read.
-    """
-    if config.difficulty is None:
-        return None
-    file = config.difficulty.file
-    known = None if file is None else read_pass_rates(Path(file).expanduser())
-    return DifficultyBand(config.difficulty, known)
-
-
-def _events(groups: tuple[RolloutGroup, ...]) -> tuple[str, ...]:
-    """What makes a run unrepeatable is written down: a grader that ran out of time or died."""
-    broken = (Verdict.TIMEOUT, Verdict.CRASH)
+def shuffle_rewards(groups: Sequence[RolloutGroup], key: int) -> tuple[RolloutGroup, ...]:
+    """The control experiment: grades and rewards dealt out anew over all rollouts of the step."""
+    everything = [rollout for group in groups for rollout in group.rollouts]
+    order = np.random.default_rng(key).permutation(len(everything)).tolist()
+    dealt = (everything[i] for i in order)
     return tuple(
-        f"nondeterministic_event: grader {r.grade.verdict.value} on {group.problem.id}"
+        replace(
+            group,
+            rollouts=tuple(
+                replace(next(dealt), completion=own.completion) for own in group.rollouts
+            ),
+        )
         for group in groups
+    )
+
+
+# --- advantages, log-probs, weights --------------------------------------------------------------
+
+
+class _Scores(Protocol):
+    def current(self, batch: TrainBatch) -> tuple[Tensor, Tensor]: ...
+
+    def reference(self, batch: TrainBatch) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """What rollout groups teach: advantages, and the batches of the optimizer steps."""
+
+    groups: tuple[RolloutGroup, ...]
+    advantages: tuple[tuple[float, ...], ...]
+    """Per group, one for each scored rollout."""
+    batches: tuple[TrainBatch, ...]
+    """One per optimizer step; those whose gradient is zero by construction are left out."""
+    tallies: dict[str, Tally]
+
+
+def assemble(
+    groups: Sequence[RolloutGroup],
+    config: GRPOConfig,
+    scores: _Scores,
+    *,
+    max_new_tokens: int,
+    orders: Sequence[Sequence[int] | None] = (None,),
+) -> Assembled:
+    """Advantages of rollout groups, and optimizer steps with the log-probs that the loss needs.
+
+    Old log-probs are taken once, before the first update, and shared by all of them.
+
+    Args:
+        groups: everything that was sampled for the step.
+        config: the algorithm.
+        scores: log-probs under the policy and the reference; asked only for what is needed.
+        max_new_tokens: divisor of the constant weighting where the recipe names none.
+        orders: one per pass: group numbers in the order in which they are dealt out to its
+            optimizer steps; None: as they are.
+    """
+    rows = rollout_rows(groups, mask_truncated=config.overlong == "mask")
+    tallies: dict[str, Tally] = {}
+    penalties = None
+    if rows is not None and config.kl_in_reward:
+        rows = _scored(rows, torch.arange(rows.rows), config, scores)
+        penalties = _penalties(rows, config, tallies)
+    advantages = advantages_of(groups, config, penalties)
+    if rows is None:
+        return Assembled(groups=tuple(groups), advantages=advantages, batches=(), tallies=tallies)
+    flat = torch.tensor([a for values in advantages for a in values], dtype=torch.float32)
+    rows = replace(rows, advantages=flat)
+    if not config.kl_in_reward:
+        live = torch.ones_like(flat) if config.flat_rows_matter else flat
+        rows = _scored(rows, live.nonzero().flatten(), config, scores)
+    if not config.several_updates:
+        # The old log-probs are the current ones, detached: the ratio is exactly 1.
+        rows = replace(rows, old_logprobs=None)
+    batches = [
+        batch for order in orders for batch in _steps_of_pass(rows, config, max_new_tokens, order)
+    ]
+    return Assembled(groups=groups, advantages=advantages, batches=tuple(batches), tallies=tallies)
+
+
+def advantages_of(
+    groups: Sequence[RolloutGroup],
+    config: GRPOConfig,
+    penalties: Sequence[float] | None = None,
+) -> tuple[tuple[float, ...], ...]:
+    """Per group, the advantage of each scored rollout; rollouts without a reward are left out.
+
+    With `shaping_needs_a_correct`, a group without one correct answer gets zeros: nothing is
+    learned from who was wrong in the nicer format.
+
+    Args:
+        groups: all groups of a rollout batch.
+        config: names the advantage.
+        penalties: taken off the total of each scored rollout, in order (a KL in the reward).
+    """
+    scored = [r for group in groups for r in group.scored]
+    if not scored:
+        return tuple(() for _ in groups)
+    ids = torch.tensor([g for g, group in enumerate(groups) for _ in group.scored])
+    function = ADVANTAGES[config.advantage]
+    if config.advantage_eps is not None:  # the configuration allows it where there is one
+        function = partial(function, eps=config.advantage_eps)
+    if config.decouple_rewards:
+        values = decoupled(*_components(scored), ids, function)
+    else:
+        rewards = torch.tensor([r.reward.total for r in scored], dtype=torch.float64)
+        if penalties is not None:
+            rewards = rewards - torch.tensor(penalties, dtype=torch.float64)
+        values = function(rewards, ids)
+    flat = iter(values.tolist())
+    result = []
+    for group in groups:
+        part = tuple(next(flat) for _ in group.scored)
+        wasted = config.shaping_needs_a_correct and not group.solved
+        result.append(tuple(0.0 for _ in part) if wasted else part)
+    return tuple(result)
+
+
+def _components(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
+    """Rewards [rows, components] and weights [components]; what weighs nothing is left out."""
+    weights = {name: w for name, w in rollouts[0].reward.weights.items() if w != 0}
+    rows = [[r.reward.components[name] for name in weights] for r in rollouts]
+    return (
+        torch.tensor(rows, dtype=torch.float64),
+        torch.tensor(list(weights.values()), dtype=torch.float64),
+    )
+
+
+def _scored(rows: TrainBatch, index: Tensor, config: GRPOConfig, scores: _Scores) -> TrainBatch:
+    """The rows with old and reference log-probs and the token selection of those at `index`.
+
+    The log-probs of the others are never looked at: they have no gradient.
+    """
+    if not index.numel():
+        return rows
+    part = rows.select(index)
+    changes: dict[str, Tensor] = {}
+    if config.several_updates or config.kl_in_reward or config.top_entropy < 1:
+        old, entropies = scores.current(part)
+        changes["old_logprobs"] = old
+        if config.top_entropy < 1:
+            changes["selection"] = top_entropy_selection(entropies, part.mask, config.top_entropy)
+    if config.beta > 0:
+        changes["reference_logprobs"] = scores.reference(part)
+    for name, values in changes.items():
+        grid = values.new_zeros(rows.mask.shape)
+        grid[index, : values.shape[1]] = values
+        changes[name] = grid
+    return replace(rows, **changes)  # type: ignore[arg-type]  # only tensor fields
+
+
+def top_entropy_selection(entropies: Tensor, mask: Tensor, share: float) -> Tensor:
+    """The target tokens [R, T] whose entropy is among the highest `share` of all of them.
+
+    Forking tokens carry most of what reinforcement learning changes (arXiv 2506.01939). Tokens
+    at the border that tie are all selected.
+
+    >>> entropies = torch.tensor([[0.1, 0.9, 0.5, 7.0]])
+    >>> mask = torch.tensor([[True, True, True, False]])
+    >>> top_entropy_selection(entropies, mask, 0.34).tolist()
+    [[False, True, True, False]]
+    """
+    values = entropies[mask]
+    if not values.numel():
+        return mask
+    count = max(1, math.ceil(share * values.numel()))
+    threshold = values.topk(count).values[-1]
+    return mask & (entropies >= threshold)
+
+
+def _penalties(
+    rows: TrainBatch, config: GRPOConfig, tallies: dict[str, Tally]
+) -> tuple[float, ...]:
+    """`beta * sum_t kl_t` of each row: what a KL in the reward takes off its total."""
+    assert rows.old_logprobs is not None
+    assert rows.reference_logprobs is not None
+    kl = KL_ESTIMATORS[config.kl](rows.old_logprobs, rows.reference_logprobs)
+    kl = torch.where(rows.mask, kl, 0.0).double()
+    tallies["policy/kl"] = Tally.of(kl[rows.mask].tolist())
+    return tuple((config.beta * kl.sum(1)).tolist())
+
+
+def _steps_of_pass(
+    rows: TrainBatch, config: GRPOConfig, max_new_tokens: int, order: Sequence[int] | None
+) -> list[TrainBatch]:
+    """The optimizer steps of one pass over the rows, each normalised over what it holds."""
+    if rows.sampler_logprobs is not None:
+        drawn = torch.arange(rows.mask.shape[1]) < rows.completion_lengths[:, None]
+        if not rows.sampler_logprobs[drawn].isfinite().all():
+            # The model is broken, whether or not rows have a signal: `update` has to see it.
+            return [replace(rows, mask=drawn)]
+    parts = step_batches(
+        rows,
+        WEIGHTINGS[config.weighting],
+        weighting_constant=config.weighting_constant or float(max_new_tokens),
+        updates=config.updates_per_batch,
+        order=order,
+    )
+    if config.flat_rows_matter:
+        return [part for part in parts if part.weights.any()]
+    return [live for part in parts if (live := with_gradient(part)) is not None]
+
+
+def _orders(run: Session, state: TrainState, groups: int) -> list[list[int] | None]:
+    """Per pass, how groups are dealt out to its optimizer steps: each pass in its own order."""
+    config = run.recipe.grpo
+    if not config.several_updates:
+        return [None]
+    keys = [
+        address(run.recipe.seed, "deal", state.step, number)
+        for number in range(config.passes_per_batch)
+    ]
+    return [np.random.default_rng(key).permutation(groups).tolist() for key in keys]
+
+
+# --- update, count, record -----------------------------------------------------------------------
+
+
+def _update(run: Session, state: TrainState, batch: TrainBatch) -> UpdateResult:
+    config = run.recipe.grpo
+    state.clock.trained(batch)
+    return update(
+        state.policy,
+        batch,
+        grpo_objective(config),
+        state.optimizer,
+        scale=schedule(config.optimizer, state.step, state.total),
+        max_grad_norm=config.optimizer.max_grad_norm,
+        token_budget=config.tokens_per_micro_batch,
+        replica=state.replica,
+    )
+
+
+def _advance(state: TrainState, rollouts: RolloutBatch, updates: Sequence[UpdateResult]) -> None:
+    """Move the state on; until here the step has changed nothing but the weights."""
+    epoch = state.stream.epoch(state.position)
+    state.step += 1
+    state.position = rollouts.position
+    state.epoch_ended = state.stream.epoch(rollouts.position) > epoch
+    for result in updates:
+        state.count_update(applied=result.applied, batch=result.batch)
+    if state.difficulty is not None:
+        state.difficulty.update((*rollouts.groups, *rollouts.replaced), epoch)
+
+
+def _record(
+    run: Session,
+    state: TrainState,
+    rollouts: RolloutBatch,
+    assembled: Assembled,
+) -> None:
+    """Every rollout that was drawn; what took no part in the step has no advantage."""
+    flat: list[float | None] = []
+    for group, values in zip(assembled.groups, assembled.advantages, strict=True):
+        scored = iter(values)
+        flat += [None if r.reward.total is None else next(scored) for r in group.rollouts]
+    flat += [None for group in rollouts.replaced for _ in group.rollouts]
+    tracking = run.recipe.tracking
+    run.folder.write_rollouts(
+        "grpo",
+        state.step,
+        (*assembled.groups, *rollouts.replaced),
+        flat,
+        with_ids=tracking.token_ids,
+    )
+    every = tracking.print_every_steps
+    if every is not None and state.step % every == 0 and run.team.rank == 0:
+        run.display.sample(format_sample(assembled.groups[0], state.step))
+
+
+def _report(
+    run: Session,
+    state: TrainState,
+    rollouts: RolloutBatch,
+    assembled: Assembled,
+    updates: Sequence[UpdateResult],
+) -> StepReport:
+    config, failed = run.recipe.grpo, run.rewards.take_events()
+    scale = schedule(config.optimizer, state.step - 1, state.total)
+    tallies = {
+        **run.rewards.logged(),
+        **rollout_tallies(assembled.groups, assembled.advantages),
+        **assembled.tallies,
+    }
+    if config.max_resample_rounds:
+        tallies["groups/replaced"] = Tally.of([len(rollouts.replaced)])
+        tallies["resample_rounds"] = Tally.of([rollouts.rounds])
+    if state.difficulty is not None:
+        ids = [problem.id for problem, _ in run.inputs.train]
+        left_out = state.difficulty.left_out(ids, state.stream.epoch(state.position))
+        tallies["problems/left_out"] = Tally.of([left_out])
+    # What makes a run unrepeatable is written down: a grader that ran out of time or died.
+    broken = [
+        f"nondeterministic_event: grader {r.grade.verdict.value} on {group.problem.id}"
+        for group in assembled.groups
         for r in group.rollouts
-        if r.grade.verdict in broken
+        if r.grade.verdict in _BROKEN_GRADERS
+    ]
+    return StepReport(
+        phase="grpo",
+        step=state.step,
+        tallies={
+            **tallies,
+            **merge_tallies([result.tallies for result in updates]),
+            "updates": Tally.of([sum(result.applied for result in updates)]),
+            "rewards/failed": Tally.of([len(failed)]),
+            "learning_rate": Tally.of([scale * config.optimizer.learning_rate]),
+            **state.clock.tallies(),
+        },
+        status=status_of(
+            assembled.groups,
+            applied=any(result.applied for result in updates),
+            any_advantage=any(any(values) for values in assembled.advantages),
+        ),
+        events=(*broken, *(event for result in updates for event in result.events), *failed),
     )

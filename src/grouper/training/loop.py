@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -13,10 +13,10 @@ from grouper.config.schema import PhaseConfig
 from grouper.errors import Interrupted, ModelError, RunFolderError
 from grouper.training.alarms import Raised, reason_to_stop
 from grouper.training.checkpoint import TrainState, save_checkpoint
+from grouper.training.curriculum import evaluation_is_due
 from grouper.training.incident import write_incident
 from grouper.training.retention import BestScore, last_good, thin_out
 from grouper.training.session import Session
-from grouper.training.curriculum import evaluation_is_due
 from grouper.types import StepReport
 
 __all__ = ["Phase", "run_phase", "tidy"]
@@ -27,16 +27,23 @@ log = logging.getLogger(__name__)
 class Phase(Protocol):
     """SFT or GRPO: one optimizer step at a time."""
 
-    name: str
-    total: int
-    """Steps of the whole phase."""
-    state: TrainState
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def total(self) -> int:
+        """Steps of the whole phase."""
+        ...
+
+    @property
+    def state(self) -> TrainState: ...
 
     @property
     def config(self) -> PhaseConfig: ...
 
-    def step(self) -> StepReport:
-        """Do step `state.step` and count it."""
+    @property
+    def step(self) -> Callable[[], StepReport]:
+        """Does step `state.step` and counts it."""
         ...
 
 

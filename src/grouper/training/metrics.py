@@ -1,4 +1,4 @@
-"""Where the seconds of a step go, and how much of the device's arithmetic they use: `time.*`.
+"""The metrics of a step: what its rollouts were like, and where its seconds went (`time.*`).
 
 Model FLOPs are 2 N a token forward and 4 N backward, with N parameters in the matrices (Kaplan et
 al., arXiv 2001.08361, section 2.1; 2 (N + N') backward where only N' are trained). The products of
@@ -20,9 +20,16 @@ from torch import nn
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.models.policy import Policy
-from grouper.types import RolloutGroup, Tally
+from grouper.types import Rollout, RolloutGroup, Tally, Verdict
 
-__all__ = ["StepTimes", "matrix_rate", "wait_for_device"]
+__all__ = [
+    "StepClock",
+    "matrix_rate",
+    "repetition",
+    "rollout_tallies",
+    "status_of",
+    "wait_for_device",
+]
 
 _WAIT: dict[str, Callable[[torch.device], None]] = {
     "cuda": torch.cuda.synchronize,
@@ -42,7 +49,7 @@ def wait_for_device(device: torch.device) -> None:
         wait(device)
 
 
-class StepTimes:
+class StepClock:
     """Collects what one step did and turns it into metrics.
 
     Args:
@@ -198,3 +205,77 @@ def _seconds_of_products(matrix: torch.Tensor, count: int) -> float:
             matrix @ matrix
         wait_for_device(matrix.device)
         return time.perf_counter() - started
+
+
+# --- what the rollouts of a step were like
+
+
+def rollout_tallies(
+    groups: Sequence[RolloutGroup], advantages: Sequence[Sequence[float]]
+) -> dict[str, Tally]:
+    """Everything the rollouts of a step say.
+
+    Means are over rollouts, `groups/*` over groups, and `policy/*` over all tokens sampled.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    completions = [rollout.completion for rollout in rollouts]
+    solved = [(group.solved, len(group.rollouts)) for group in groups]
+    totals = [r.reward.total for r in rollouts]
+    open_groups = [g for g, (s, n) in zip(groups, solved, strict=True) if s < n]
+    tallies = {
+        "reward/total": Tally.of([t for t in totals if t is not None]),
+        "solve_rate": Tally.of([r.grade.correct for r in rollouts]),
+        "groups/all_right": Tally.of([s == n for s, n in solved]),
+        "groups/all_wrong": Tally.of([s == 0 for s, n in solved]),
+        "groups/mixed": Tally.of([0 < s < n for s, n in solved]),
+        "frac_groups_with_signal": Tally.of([any(values) for values in advantages]),
+        "completion/tokens": Tally.of([len(r.completion.token_ids) for r in rollouts]),
+        "completion/truncated": Tally.of([r.completion.truncated for r in rollouts]),
+        "completion/repetition": Tally.of([repetition(r.completion.token_ids) for r in rollouts]),
+        "completion/unique": Tally.of([_unique(group) for group in open_groups]),
+        "policy/entropy": Tally.of([h for c in completions for h in c.entropies]),
+        "policy/logprob": Tally.of([value for c in completions for value in c.logprobs]),
+        "advantage/abs": Tally.of([abs(a) for values in advantages for a in values]),
+        "rollouts/not_scored": Tally.of([t is None for t in totals]),
+        "grader/timeouts": Tally.of([r.grade.verdict is Verdict.TIMEOUT for r in rollouts]),
+    }
+    for name in rollouts[0].reward.components:
+        values = [r.reward.components[name] for r in rollouts]
+        tallies[f"reward/{name}"] = Tally.of([v for v in values if v is not None])
+    return tallies
+
+
+def repetition(token_ids: Sequence[int], n: int = 4) -> float:
+    """The share of the n-grams of a completion that it has had before.
+
+    >>> repetition([1, 2, 3, 4, 5]), repetition([1, 2, 1, 2, 1, 2, 1]), repetition([7])
+    (0.0, 0.5, 0.0)
+    """
+    if len(token_ids) < n:
+        return 0.0
+    # A set of tuples: several times as fast as sorting rows, which is felt in a small model's step.
+    distinct = len(set(zip(*(token_ids[start:] for start in range(n)), strict=False)))
+    return 1 - distinct / (len(token_ids) - n + 1)
+
+
+def _unique(group: RolloutGroup) -> float:
+    """How different a group's completions are: 0 where all are the same, 1 where no two are."""
+    distinct, count = len({r.completion.token_ids for r in group.rollouts}), len(group.rollouts)
+    return (distinct - 1) / (count - 1) if count > 1 else 1.0
+
+
+def status_of(groups: Sequence[RolloutGroup], *, applied: bool, any_advantage: bool) -> str:
+    """One word, and why when nothing was learned."""
+    rollouts: list[Rollout] = [r for group in groups for r in group.rollouts]
+    broken = {Verdict.TIMEOUT, Verdict.CRASH, Verdict.NOT_SCORED}
+    reasons = {
+        "learning": applied,
+        "skipped:not-finite": any_advantage,
+        "no-signal:truncated": all(r.completion.truncated for r in rollouts),
+        "no-signal:grader-error": all(r.grade.verdict in broken for r in rollouts),
+        "no-signal:not-scored": all(r.reward.total is None for r in rollouts),
+        "no-signal:all-wrong": not any(group.solved for group in groups),
+        "no-signal:all-right": all(group.solved == len(group.rollouts) for group in groups),
+        "no-signal:equal-rewards": True,
+    }
+    return next(word for word, holds in reasons.items() if holds)

@@ -11,8 +11,8 @@ from grouper.errors import PreflightError
 from grouper.models.model_files import context_length
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, address
-from grouper.training.session import Session
 from grouper.training.curriculum import first_met
+from grouper.training.session import Session
 from grouper.training.workbench import Items
 from grouper.types import Completion
 

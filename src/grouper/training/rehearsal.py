@@ -16,7 +16,7 @@ import torch
 from grouper.algorithms.rows import Rows, worst_rows
 from grouper.config.schema import GRPOConfig, PhaseConfig, SFTConfig
 from grouper.models.policy import Policy
-from grouper.training.loop import Phase
+from grouper.training.checkpoint import TrainState
 from grouper.training.objectives import rehearsal_objective
 from grouper.training.optimizers import Optimizer, state_bytes
 from grouper.training.session import Session
@@ -25,17 +25,16 @@ from grouper.training.update import accumulate_gradient
 __all__ = ["rehearse"]
 
 
-def rehearse(session: Session, phase: Phase) -> None:
+def rehearse(session: Session, state: TrainState) -> None:
     """Run one forward and backward of the rows that take the most memory, if the recipe wants it.
 
     Raises:
         ModelError: not even one row fits.
     """
-    state, config = phase.state, phase.config
-    policy = state.policy
-    if state.step >= phase.total or not _wanted(config, policy):
+    recipe, policy = session.recipe, state.policy
+    config = recipe.sft if state.phase == "sft" else recipe.grpo
+    if state.step >= state.total or not _wanted(config, policy):
         return
-    assert isinstance(config, SFTConfig | GRPOConfig)
     vocabulary = int(policy.model.config.get_text_config().vocab_size)
     budget = config.tokens_per_micro_batch
     bonus = config.entropy_bonus if isinstance(config, GRPOConfig) else 0.0
@@ -56,7 +55,7 @@ def rehearse(session: Session, phase: Phase) -> None:
             )
     policy.zero_grad(set_to_none=True)
     session.display.say(
-        f"Rehearsal of {phase.name}: the largest slice fits "
+        f"Rehearsal of {state.phase}: the largest slice fits "
         f"({time.perf_counter() - started:.1f} s)."
     )
 

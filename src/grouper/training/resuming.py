@@ -20,8 +20,10 @@ from grouper.training.checkpoint import (
     read_state,
     restore_counters,
 )
-from grouper.training.grpo import difficulty_band
+from grouper.training.curriculum import ProblemStream, total_steps
+from grouper.training.difficulty import difficulty_band
 from grouper.training.inputs import describe_versions
+from grouper.training.metrics import StepClock
 from grouper.training.optimizers import make_optimizer
 from grouper.training.session import Session
 from grouper.types import StepReport
@@ -40,7 +42,10 @@ def fresh_state(session: Session, phase: str, policy: Policy, path: str) -> Trai
         policy: what it starts with.
         path: the model folder that was loaded from.
     """
-    config = session.recipe.sft if phase == "sft" else session.recipe.grpo
+    recipe, inputs = session.recipe, session.inputs
+    config = recipe.sft if phase == "sft" else recipe.grpo
+    size = len(inputs.demonstrations if phase == "sft" else inputs.train)
+    per_step = recipe.sft.batch_size if phase == "sft" else recipe.grpo.prompts_per_step
     replica = session.replica(policy)
     # After the replica: it may have put other parameters in the place of the policy's.
     optimizer = make_optimizer(policy, config.optimizer)
@@ -49,10 +54,13 @@ def fresh_state(session: Session, phase: str, policy: Policy, path: str) -> Trai
         step=0,
         replica=replica,
         optimizer=optimizer,
+        total=total_steps(config, size=size, per_step=per_step),
+        stream=ProblemStream(size=size, per_step=per_step, seed=recipe.seed, phase=phase),
+        clock=StepClock(policy, session.team.size),
         started_from=path,
-        difficulty=difficulty_band(session.recipe.grpo) if phase == "grpo" else None,
+        difficulty=difficulty_band(recipe.grpo) if phase == "grpo" else None,
         rewards=session.rewards if phase == "grpo" else None,
-        alarms=Alarms(session.recipe.alarms) if phase == "grpo" else None,
+        alarms=Alarms(recipe.alarms) if phase == "grpo" else None,
     )
 
 

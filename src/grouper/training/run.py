@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -23,16 +25,17 @@ from grouper.training.checkpoint import (
     read_state,
     save_final,
 )
+from grouper.training.curriculum import total_steps
 from grouper.training.disk_space import check_room_for_run
-from grouper.training.grpo import GRPOPhase
+from grouper.training.grpo import grpo_step
 from grouper.training.handing_over import check_save_path, hand_over
 from grouper.training.loop import Phase, run_phase, tidy
 from grouper.training.preflight import check_lengths, check_stopping
 from grouper.training.rehearsal import rehearse
 from grouper.training.resuming import fresh_state, resumed_state
 from grouper.training.session import Session
-from grouper.training.sft import SFTPhase
-from grouper.training.curriculum import total_steps
+from grouper.training.sft import sft_step
+from grouper.types import StepReport
 
 __all__ = ["RunResult", "train"]
 
@@ -80,6 +83,23 @@ def train(session: Session) -> RunResult:
     return RunResult(path=session.path, results=results, comparison=comparison)
 
 
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """What the loop goes through."""
+
+    config: PhaseConfig
+    state: TrainState
+    step: Callable[[], StepReport]
+
+    @property
+    def name(self) -> str:
+        return self.state.phase
+
+    @property
+    def total(self) -> int:
+        return self.state.total
+
+
 def _measure(session: Session, policy: Policy, name: str, step: int) -> None:
     """Measure on the test problems, unless that has been done with the model of this step."""
     before = session.recorded(name)
@@ -98,6 +118,7 @@ def _measure_base(session: Session) -> Policy | None:
 
 
 def _sft(session: Session, policy: Policy | None) -> Policy | None:
+    recipe = session.recipe
     final = session.path / "sft" / "final"
     if _is_there(session, "sft"):
         if session.recorded("sft") is not None or not session.inputs.test:
@@ -114,8 +135,8 @@ def _sft(session: Session, policy: Policy | None) -> Policy | None:
             )
         policy = state.policy
         _check_room(session, state)
-        phase = SFTPhase(session, state)
-        rehearse(session, phase)
+        rehearse(session, state)
+        phase = _Phase(recipe.sft, state, partial(sft_step, session, state))
         run_phase(session, phase)
         check_stopping(session, policy)
         _finish(session, phase)
@@ -163,9 +184,9 @@ def _grpo(session: Session, policy: Policy | None) -> Policy | None:
                 state = fresh_state(session, "grpo", start, path)
         policy = state.policy
         _check_room(session, state)
-        held = None if reference is None else state.replica.shard(reference)
-        phase = GRPOPhase(session, state, held)
-        rehearse(session, phase)
+        state.reference = None if reference is None else state.replica.shard(reference)
+        rehearse(session, state)
+        phase = _Phase(session.recipe.grpo, state, partial(grpo_step, session, state))
         run_phase(session, phase)
         _finish(session, phase)
     _measure(session, policy, "grpo", _final_step(final))

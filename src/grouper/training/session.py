@@ -39,10 +39,10 @@ from grouper.training.base_model import make_base, named_base
 from grouper.training.distributed import join_team, leave_team
 from grouper.training.inputs import describe_versions, prepare_inputs
 from grouper.training.integrity import STATE_FILE
-from grouper.training.problem_sets import ProblemSets, load_problem_sets, quarantine_lines
 from grouper.training.parallel import Replica, make_replica
+from grouper.training.problem_sets import ProblemSets, load_problem_sets, quarantine_lines
 from grouper.training.sizes import find_leaks
-from grouper.training.validation_loss import validation_loss
+from grouper.training.update import validation_loss
 from grouper.training.watchdog import Watchdog
 from grouper.training.workbench import Workbench
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from grouper.config.schema import PhaseConfig, Recipe
 from grouper.data import find_overlap
-from grouper.training.problem_sets import ProblemSets
 from grouper.training.curriculum import total_steps
+from grouper.training.problem_sets import ProblemSets
 
 __all__ = ["Leak", "find_leaks", "phase_lines"]
 

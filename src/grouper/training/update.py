@@ -1,24 +1,48 @@
-"""The update: one TrainBatch, one optimizer step, shared by SFT and GRPO."""
+"""The update: one TrainBatch, one optimizer step, in slices; scoring runs in the same slices.
+
+Slices add up to the same gradient however a step is cut, so where memory runs out the step is run
+again from its beginning in smaller ones: nothing but time and the last bits of a sum changes. No
+second copy of the gradient is needed, since what the broken try has left of it is thrown away.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from grouper.algorithms.batching import TrainBatch
+from grouper.algorithms.batching import TrainBatch, demonstration_batch, micro_batches
+from grouper.algorithms.weighting import token_mean
+from grouper.errors import ModelError
 from grouper.models.policy import Policy
 from grouper.training.incident import not_finite
-from grouper.training.memory import split_event, with_enough_memory
 from grouper.training.objectives import Objective
 from grouper.training.optimizers import Optimizer
-from grouper.training.parallel import Replica
-from grouper.types import Tally, merge_tallies
+from grouper.training.parallel import Replica, Slice
+from grouper.types import Demonstration, Tally, merge_tallies
 
-__all__ = ["UpdateResult", "accumulate_gradient", "update"]
+__all__ = [
+    "Scorer",
+    "UpdateResult",
+    "accumulate_gradient",
+    "is_out_of_memory",
+    "update",
+    "validation_loss",
+]
+
+log = logging.getLogger(__name__)
+
+# What allocators without an exception of their own say.
+_OUT_OF_MEMORY = ("MPS backend out of memory", "DefaultCPUAllocator: can't allocate memory")
+
+
+# --- one optimizer step --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,68 +56,6 @@ class UpdateResult:
     """What makes the step unrepeatable (memory ran out and it was cut anew), or kept it back."""
     batch: TrainBatch | None = None
     """The step, where it was not applied."""
-
-
-def accumulate_gradient(
-    policy: Policy,
-    batch: TrainBatch,
-    objective: Objective,
-    *,
-    token_budget: int,
-    dropout_seed: Callable[[int], int] | None = None,
-    replica: Replica | None = None,
-    together: bool = True,
-) -> tuple[float, dict[str, Tally]]:
-    """Give the parameters the gradient of the whole step, made slice by slice.
-
-    Where memory runs out the step is run again in smaller slices.
-
-    Args:
-        policy: the policy; what gradients it has are thrown away.
-        batch: the step, the same one on every process.
-        objective: loss per token.
-        token_budget: tokens in one forward and backward; changes nothing but time and memory.
-        dropout_seed: micro-batch number -> seed of LoRA's dropout; None: no dropout.
-        replica: the policy as this process runs it; left out: alone.
-        together: False where nobody wants the gradient: every process keeps its part of it.
-
-    Returns:
-        The loss of the step and the merged tallies of its slices, the same on every process.
-    """
-    replica = replica or Replica(policy)
-    size = replica.team.size
-    together = together or replica.split  # split weights cannot be kept apart
-
-    def whole_step(
-        parts: Sequence[TrainBatch], meet: Callable[[], None]
-    ) -> tuple[float, dict[str, Tally]]:
-        policy.zero_grad(set_to_none=True)
-        total, reports = 0.0, []
-        for part in replica.share(parts):
-            bringing = part.last and together
-            if bringing:
-                meet()
-            piece = part.batch.to(policy.device)
-            with (
-                _dropout(policy, None if dropout_seed is None else dropout_seed(part.number)),
-                replica.accumulating(last=bringing),
-            ):
-                outputs = replica(piece, entropy_gradient=objective.entropy_gradient)
-                per_token, tallies = objective(outputs, piece)
-                loss = (per_token * piece.weights).sum()
-                # The engines average over processes; the gradient of a step is a sum.
-                (loss * size).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            total += float(loss.detach())
-            reports += [tallies] if part.own else []
-        if not together:
-            meet()
-        return total, merge_tallies(reports)
-
-    budget = replica.token_budget(batch, token_budget)
-    total, tallies = with_enough_memory(replica, batch, budget, whole_step)
-    told = replica.team.gather((total, tallies))
-    # Not `fsum`, which refuses infinities of both signs; the step is skipped with a NaN.
-    return sum(loss for loss, _ in told), merge_tallies([report for _, report in told])
 
 
 def update(
@@ -122,6 +84,9 @@ def update(
         token_budget: tokens in one forward and backward.
         dropout_seed: as in `accumulate_gradient`.
         replica: as in `accumulate_gradient`.
+
+    Raises:
+        ModelError: memory ran out and the step cannot be run again in smaller slices.
     """
     broken = not_finite(batch)
     if broken is not None:
@@ -144,11 +109,76 @@ def update(
         optimizer.step(scale)
         policy.version += 1
     optimizer.zero_grad()
-    events = split_event(limit, policy.token_limit)
-    if applied:
-        return UpdateResult(tallies, applied, events)
-    told = f"not-finite: loss {loss:g}, gradient norm {norm:g}; update skipped"
-    return UpdateResult(tallies, applied, (*events, told), batch)
+    events = []
+    if policy.token_limit != limit:
+        events.append(
+            f"nondeterministic_event: memory split, at most {policy.token_limit} tokens a slice "
+            "from now on"
+        )
+    if not applied:
+        events.append(f"not-finite: loss {loss:g}, gradient norm {norm:g}; update skipped")
+    return UpdateResult(tallies, applied, tuple(events), None if applied else batch)
+
+
+def accumulate_gradient(
+    policy: Policy,
+    batch: TrainBatch,
+    objective: Objective,
+    *,
+    token_budget: int,
+    dropout_seed: Callable[[int], int] | None = None,
+    replica: Replica | None = None,
+    together: bool = True,
+) -> tuple[float, dict[str, Tally]]:
+    """Give the parameters the gradient of the whole step, made slice by slice.
+
+    Args:
+        policy: the policy; what gradients it has are thrown away.
+        batch: the step, the same one on every process.
+        objective: loss per token.
+        token_budget: tokens in one forward and backward; changes nothing but time and memory.
+        dropout_seed: micro-batch number -> seed of LoRA's dropout; None: no dropout.
+        replica: the policy as this process runs it; left out: alone.
+        together: False where nobody wants the gradient: every process keeps its part of it.
+
+    Returns:
+        The loss of the step and the merged tallies of its slices, the same on every process.
+
+    Raises:
+        ModelError: memory ran out and the step cannot be run again in smaller slices.
+    """
+    replica = replica or Replica(policy)
+    together = together or replica.split  # split weights cannot be kept apart
+    tries = _Tries(replica, batch, token_budget)
+    while not tries.succeeded:
+        policy.zero_grad(set_to_none=True)
+        total, reports = 0.0, []
+        with tries.next() as slices:
+            for part in slices:
+                summing = part.last and together
+                if summing:
+                    tries.barrier()
+                seed = None if dropout_seed is None else dropout_seed(part.number)
+                loss, tallies = _backward(replica, part.batch, objective, seed=seed, last=summing)
+                total += loss
+                reports += [tallies] if part.own else []
+    gathered = replica.team.gather((total, merge_tallies(reports)))
+    # Not `fsum`, which refuses infinities of both signs; the step is skipped with a NaN.
+    return sum(loss for loss, _ in gathered), merge_tallies([report for _, report in gathered])
+
+
+def _backward(
+    replica: Replica, batch: TrainBatch, objective: Objective, *, seed: int | None, last: bool
+) -> tuple[float, dict[str, Tally]]:
+    """Forward and backward of one slice; returns its share of the loss, and its tallies."""
+    batch = batch.to(replica.policy.device)
+    with _dropout(replica.policy, seed), replica.accumulating(last=last):
+        outputs = replica(batch, entropy_gradient=objective.entropy_gradient)
+        per_token, tallies = objective(outputs, batch)
+        loss = (per_token * batch.weights).sum()
+        # The engines average over processes; the gradient of a step is a sum.
+        (loss * replica.team.size).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return float(loss.detach()), tallies
 
 
 @contextlib.contextmanager
@@ -167,3 +197,246 @@ def _dropout(policy: Policy, seed: int | None) -> Iterator[None]:
         finally:
             for layer in layers:
                 layer.eval()
+
+
+# --- log-probs without a gradient ----------------------------------------------------------------
+
+
+class Scorer:
+    """Log-probs of a batch in the update's own slices, no gradient.
+
+    Args:
+        replica: the policy being trained, as this process runs it.
+        token_budget: tokens in one forward.
+        reference: the weights a KL term holds on to, as the replica holds its own; or None.
+        on_batch: called with each batch that is scored.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        token_budget: int,
+        reference: dict[str, Tensor] | None = None,
+        *,
+        on_batch: Callable[[TrainBatch], None] | None = None,
+    ) -> None:
+        self._replica = replica
+        self._budget = token_budget
+        self._reference = reference
+        self._on_batch = on_batch
+
+    def current(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [R, T] of the policy as it is now."""
+
+        def score(part: TrainBatch) -> tuple[Tensor, ...]:
+            outputs = self._replica.score(part)
+            return outputs.logprobs, outputs.entropies
+
+        logprobs, entropies = self._grids(batch, score, 2)
+        return logprobs, entropies
+
+    def reference(self, batch: TrainBatch) -> Tensor:
+        """Log-probs [R, T] of the reference."""
+        weights = self._reference
+        assert weights is not None, "a KL term needs its reference"
+        (logprobs,) = self._grids(
+            batch, lambda part: (self._replica.reference_logprobs(weights, part),), 1
+        )
+        return logprobs
+
+    def _grids(
+        self, batch: TrainBatch, score: Callable[[TrainBatch], tuple[Tensor, ...]], count: int
+    ) -> list[Tensor]:
+        """`count` grids [R, T], filled slice by slice; rows are found by their sequence id."""
+        replica = self._replica
+        if self._on_batch is not None:
+            self._on_batch(batch)
+        place = torch.zeros(int(batch.sequence_ids.max()) + 1, dtype=torch.int64)
+        place[batch.sequence_ids] = torch.arange(batch.rows)
+        tries = _Tries(replica, batch, self._budget)
+        while not tries.succeeded:
+            # What one process has scored is zero on the others.
+            grids = [batch.weights.new_zeros(batch.mask.shape) for _ in range(count)]
+            with tries.next() as slices:
+                for part in slices:
+                    scores = score(part.batch.to(replica.policy.device))
+                    rows = place[part.batch.sequence_ids]
+                    for grid, values in zip(grids, scores, strict=True):
+                        if part.own:
+                            grid[rows, : values.shape[1]] = values.to(grid)
+        return [replica.team.sum_(grid) for grid in grids]
+
+
+def validation_loss(
+    replica: Replica, demonstrations: Sequence[Demonstration], *, token_budget: int
+) -> Tally:
+    """Negative log-likelihood of every demonstrated token, stop tokens among them; no dropout.
+
+    Args:
+        replica: the policy being trained; every process of its team calls this.
+        demonstrations: held-out worked solutions.
+        token_budget: tokens in one forward.
+    """
+    batch = demonstration_batch(demonstrations, token_mean)
+    logprobs, _ = Scorer(replica, token_budget).current(batch)
+    losses = -logprobs[batch.mask].double()
+    low, high = torch.aminmax(losses)
+    return Tally(float(losses.sum()), float(losses.numel()), float(low), float(high))
+
+
+# --- where memory runs out -----------------------------------------------------------------------
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an allocation failed, on any device."""
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        sign in str(error) for sign in _OUT_OF_MEMORY
+    )
+
+
+class _Tries:
+    """Runs a step over its slices; where memory runs out, again over slices of half the tokens.
+
+    The budget that fits is kept in `policy.token_limit`, so that later steps start from it. The
+    processes of a team agree on it before the slice in which they begin to wait for each other;
+    every one of them makes the same tries.
+
+    Args:
+        replica: whose memory it is.
+        batch: the step.
+        token_budget: tokens in one slice, before anything has been learnt.
+    """
+
+    def __init__(self, replica: Replica, batch: TrainBatch, token_budget: int) -> None:
+        self.succeeded = False
+        self._replica = replica
+        self._batch = batch
+        self._budget = replica.token_budget(batch, token_budget)
+        self._current: TrainBatch | None = None
+        self._repeatable = False
+
+    @contextlib.contextmanager
+    def next(self) -> Iterator[Iterator[Slice]]:
+        """This process's slices for one more try, from the beginning of the step.
+
+        What ran out of memory is swallowed, and `succeeded` stays False. The caller keeps no
+        tensor of a slice in a local of its own: it would outlive the try.
+
+        Raises:
+            ModelError: a slice of one row is too large; or memory ran out where other processes
+                are waiting: in any slice of weights that are split, else in the last of a process.
+        """
+        policy, team = self._replica.policy, self._replica.team
+        if self._current is not None:
+            _release(policy)
+        budget = min(self._budget, policy.token_limit or self._budget)
+        # False where other processes may be waiting in the middle of what this one does.
+        self._repeatable = team.size == 1 or not self._replica.split
+        try:
+            yield self._slices(budget)
+            self.barrier()
+            self.succeeded = True
+        except _MemoryRanOutElsewhereError as error:
+            policy.token_limit = error.limit
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or self._current is None:
+                raise
+            reason = str(error).splitlines()[0]
+            if not self._repeatable:
+                raise _while_others_wait(self._current, policy, reason) from error
+            policy.token_limit = self._agreed(self._smaller(self._current, reason))
+
+    def barrier(self) -> None:
+        """All processes have come here, or none goes on: after it they wait for each other.
+
+        Raises:
+            _MemoryRanOutElsewhereError: memory has run out on one of them.
+        """
+        if self._repeatable:
+            limit = self._agreed(None)
+            if limit is not None:
+                raise _MemoryRanOutElsewhereError(limit)
+        self._repeatable = self._replica.team.size == 1
+
+    def _slices(self, budget: int) -> Iterator[Slice]:
+        shared = self._replica.policy.native
+        for part in self._replica.share(micro_batches(self._batch, budget, shared_prompts=shared)):
+            self._current = part.batch
+            yield part
+
+    def _agreed(self, limit: int | ModelError | None) -> int | None:
+        """The least limit that a process of the team asks for, or None.
+
+        Raises:
+            ModelError: on every process: one of them cannot go on.
+        """
+        limits = self._replica.team.gather(limit)
+        for problem in limits:
+            if isinstance(problem, ModelError):
+                raise problem
+        return min((limit for limit in limits if isinstance(limit, int)), default=None)
+
+    def _smaller(self, part: TrainBatch, reason: str) -> int | ModelError:
+        """Half the tokens of a slice that did not fit."""
+        policy = self._replica.policy
+        if part.rows == 1:
+            return _too_large(part, policy, reason)
+        limit = _half(part, policy)
+        log.warning(
+            "Out of memory in a slice of %d rows (%s). The step is run again with at most %d "
+            "tokens a slice, and so are later ones; the gradient is the same.",
+            part.rows,
+            reason,
+            limit,
+        )
+        return limit
+
+
+class _MemoryRanOutElsewhereError(Exception):
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.limit = limit
+
+
+def _release(policy: Policy) -> None:
+    """Give what a broken try held back to the allocator."""
+    policy.zero_grad(set_to_none=True)
+    gc.collect()
+    if policy.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _half(part: TrainBatch, policy: Policy) -> int:
+    return max(1, _tokens(part, policy) // 2)
+
+
+def _tokens(part: TrainBatch, policy: Policy) -> int:
+    """Tokens of a slice as `micro_batches` counts them."""
+    prompts = part.prompt_lengths if policy.native else part.prompt_lengths[part.prompt_index]
+    return int(prompts.sum() + part.completion_lengths.sum())
+
+
+def _while_others_wait(part: TrainBatch, policy: Policy, reason: str) -> ModelError:
+    return ModelError(
+        f"memory ran out in a slice of {part.rows} rows while other processes waited for it, so "
+        f"the step cannot be run again: {reason}",
+        where="tokens_per_micro_batch",
+        fix=f"Set it to {_half(part, policy)} and go on with --resume --allow-changes; `grouper "
+        "plan` says what a slice takes.",
+    )
+
+
+def _too_large(part: TrainBatch, policy: Policy, reason: str) -> ModelError:
+    ways = ["shorter rows (sampling.max_new_tokens, prompt.max_prompt_tokens)"]
+    if not policy.gradient_checkpointing:
+        ways.append("model.gradient_checkpointing: true")
+    if policy.adapter is None:
+        ways.append("model.lora")
+    if (policy.compute_dtype or policy.model.dtype) is torch.float32:
+        ways.append("model.compute_dtype: bfloat16")
+    return ModelError(
+        f"one row of {_tokens(part, policy)} tokens does not fit into the memory of "
+        f"{policy.device}: {reason}",
+        where="tokens_per_micro_batch",
+        fix=f"What helps: {', '.join(ways)}. `grouper plan` says what each part takes.",
+    )

@@ -1,0 +1,511 @@
+"""GRPO: what is collected, who gets which advantage, what is scored, how steps are cut."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from threading import Semaphore
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import make_group, make_prompt, tiny_model
+from torch import Tensor
+
+from grouper.algorithms.batching import TrainBatch
+from grouper.config.schema import GRPOConfig, PromptConfig, RewardConfig
+from grouper.models.policy import Policy
+from grouper.prompts import make_format
+from grouper.rewards import build_rewards
+from grouper.sampling.base import SampleRequest
+from grouper.sampling.scripted import ScriptedSampler
+from grouper.training.grpo import (
+    RolloutBatch,
+    advantages_of,
+    assemble,
+    collect,
+    dynamically,
+    shuffle_rewards,
+    top_entropy_selection,
+)
+from grouper.training.incident import not_finite
+from grouper.training.metrics import rollout_tallies
+from grouper.training.objectives import grpo_objective
+from grouper.training.parallel import Replica
+from grouper.training.update import Scorer, accumulate_gradient
+from grouper.types import (
+    Completion,
+    FinishReason,
+    Grade,
+    Problem,
+    RolloutGroup,
+    SamplingParams,
+    Verdict,
+)
+
+
+class Noted:
+    """Scores by row number and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[int]]] = []
+
+    def current(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+        self.asked.append(("current", batch.sequence_ids.tolist()))
+        rows = batch.sequence_ids[:, None].float()
+        slots = torch.arange(batch.mask.shape[1])
+        return -(rows + 1).expand(batch.mask.shape), rows + slots / 100.0
+
+    def reference(self, batch: TrainBatch) -> Tensor:
+        self.asked.append(("reference", batch.sequence_ids.tolist()))
+        return torch.full(batch.mask.shape, -1.0)
+
+
+def config(**settings: Any) -> GRPOConfig:
+    return GRPOConfig(**{"shaping_needs_a_correct": False, **settings})
+
+
+def lengths_of(groups: Sequence[RolloutGroup]) -> list[int]:
+    """Tokens of every completion."""
+    return [len(r.completion.token_ids) for group in groups for r in group.rollouts]
+
+
+def some_groups(count: int = 4, size: int = 4) -> list[RolloutGroup]:
+    """Mixed groups, but for number 2, whose rewards are equal."""
+    return [
+        make_group(
+            g,
+            [1.0] * size if g == 2 else [float((g + i) % 2) for i in range(size)],
+            [1 + (3 * g + 5 * i) % 7 for i in range(size)],
+        )
+        for g in range(count)
+    ]
+
+
+def test_with_one_update_nothing_is_scored_and_the_ratio_is_exactly_one() -> None:
+    scores = Noted()
+    (step,) = assemble(some_groups(), config(), scores, max_new_tokens=8).batches
+    assert scores.asked == []
+    assert step.old_logprobs is None
+    assert step.reference_logprobs is None
+    # The flat group's rows are gone, but its tokens count in the denominator.
+    assert step.rows == 12
+    assert float(step.weights[step.mask][0]) == pytest.approx(1 / sum(lengths_of(some_groups())))
+
+
+def test_old_logprobs_are_those_before_the_first_update() -> None:
+    """T19: one scoring of the rows that have a gradient, shared by all updates."""
+    scores = Noted()
+    settings = config(updates_per_batch=2, passes_per_batch=3)
+    orders = ([0, 1, 2, 3], [3, 2, 1, 0], [0, 1, 2, 3])
+    assembled = assemble(some_groups(), settings, scores, max_new_tokens=8, orders=orders)
+    assert [what for what, _ in scores.asked] == ["current"]
+    assert len(scores.asked[0][1]) == 12
+    assert len(assembled.batches) == 6
+    for step in assembled.batches:
+        assert step.old_logprobs is not None
+        wanted = -(step.sequence_ids[:, None] + 1.0)
+        assert torch.where(step.mask, step.old_logprobs - wanted, 0.0).abs().max() == 0
+
+
+@given(
+    updates=st.integers(1, 4),
+    passes=st.integers(1, 3),
+    orders=st.permutations(range(4)),
+)
+def test_every_rollout_is_used_exactly_once_a_pass(
+    updates: int, passes: int, orders: list[int]
+) -> None:
+    """T20: an index trace."""
+    settings = config(updates_per_batch=updates, passes_per_batch=passes, beta=0.1)
+    steps = assemble(
+        some_groups(), settings, Noted(), max_new_tokens=8, orders=[orders] * passes
+    ).batches
+    assert len(steps) == updates * passes
+    used: Counter[int] = Counter()
+    for step in steps:
+        used.update(step.sequence_ids.tolist())
+        # Each is normalised: the weights of a token mean add up to 1 in every step.
+        assert float(step.weights.sum()) == pytest.approx(1.0)
+    assert used == dict.fromkeys(range(16), passes)
+
+
+def test_groups_stay_whole_and_in_the_order_dealt() -> None:
+    settings = config(updates_per_batch=2, beta=0.1)
+    first, second = assemble(
+        some_groups(), settings, Noted(), max_new_tokens=8, orders=[[3, 1, 0, 2]]
+    ).batches
+    assert set(first.group_ids.tolist()) == {1, 3}
+    assert set(second.group_ids.tolist()) == {0, 2}
+
+
+@given(updates=st.integers(5, 16))
+def test_fewer_groups_than_steps_are_cut_between_their_rows(updates: int) -> None:
+    """One prompt with sixteen samples in four steps; advantages are those of the whole group."""
+    settings = config(updates_per_batch=updates, beta=0.1)
+    assembled = assemble(some_groups(), settings, Noted(), max_new_tokens=8, orders=[[2, 0, 3, 1]])
+    steps = assembled.batches
+    assert len(steps) == updates
+    rows = [step.sequence_ids.tolist() for step in steps]
+    assert sorted(r for part in rows for r in part) == list(range(16))
+    assert max(map(len, rows)) - min(map(len, rows)) <= 1
+    for step in steps:
+        assert float(step.weights.sum()) == pytest.approx(1.0)
+        for row, group, advantage in zip(
+            step.sequence_ids.tolist(), step.group_ids.tolist(), step.advantages, strict=True
+        ):
+            whole = assembled.advantages[group][row - 4 * group]
+            assert float(advantage) == pytest.approx(whole, abs=1e-6)
+
+
+def test_a_step_without_a_gradient_is_no_step() -> None:
+    """No optimizer step, no weight decay: T9."""
+    flat = [make_group(g, [1.0, 1.0], [3, 4]) for g in range(2)]
+    assert assemble(flat, config(), Noted(), max_new_tokens=8).batches == ()
+    settings = config(updates_per_batch=2)
+    mixed = [flat[0], make_group(1, [1.0, 0.0], [3, 4])]
+    assert len(assemble(mixed, settings, Noted(), max_new_tokens=8).batches) == 1
+    unscored = [make_group(0, [None, None], [3, 4])]
+    assert assemble(unscored, config(), Noted(), max_new_tokens=8).batches == ()
+
+
+def test_a_masked_completion_counts_in_the_baseline_and_nowhere_else() -> None:
+    """T8: masking equals leaving the row out of numerator and denominator."""
+    group = make_group(0, [1.0, 0.0, 0.0], [3, 8, 4], truncated=[False, True, False])
+    settings = config(overlong="mask", advantage="centred")
+    assembled = assemble([group], settings, Noted(), max_new_tokens=8)
+    assert assembled.advantages == (pytest.approx((2 / 3, -1 / 3, -1 / 3)),)
+    (step,) = assembled.batches
+    assert step.sequence_ids.tolist() == [0, 2]
+    assert step.weights[step.mask].tolist() == pytest.approx([1 / 7] * 7)
+
+
+@pytest.mark.parametrize("extra", [{}, {"beta": 0.1}, {"entropy_bonus": 0.01}])
+def test_a_batch_whose_every_row_is_masked_is_no_step(extra: dict[str, float]) -> None:
+    """T9."""
+    group = make_group(0, [1.0, 0.0], [8, 8], truncated=[True, True])
+    settings = config(overlong="mask", **extra)
+    assert assemble([group], settings, Noted(), max_new_tokens=8).batches == ()
+
+
+def test_the_constant_weighting_divides_by_the_completion_budget() -> None:
+    settings = GRPOConfig.of("dr-grpo")
+    assembled = assemble(some_groups(), settings, Noted(), max_new_tokens=50)
+    (step,) = assembled.batches
+    assert step.weights[step.mask].tolist() == pytest.approx([1 / (16 * 50)] * step.target_tokens)
+
+
+def test_a_kl_in_the_reward_is_taken_off_before_the_baseline() -> None:
+    group = make_group(0, [1.0, 1.0], [2, 3])
+    settings = config(beta=0.1, kl="k1", kl_in_reward=True, advantage="centred")
+    scores = Noted()
+    assembled = assemble([group], settings, scores, max_new_tokens=8)
+    # Old log-probs are -1 and -2, the reference's -1: the second row has a KL of -1 a token.
+    assert assembled.advantages == (pytest.approx((-0.15, 0.15)),)
+    assert assembled.tallies["policy/kl"].sum == pytest.approx(-3.0)
+    (step,) = assembled.batches
+    assert step.old_logprobs is None
+
+
+def test_top_entropy_keeps_the_denominators() -> None:
+    settings = config(top_entropy=0.25)
+    assembled = assemble(some_groups(), settings, Noted(), max_new_tokens=8)
+    (step,) = assembled.batches
+    chosen = step.weights > 0
+    with_advantage = sum(n for i, n in enumerate(lengths_of(some_groups())) if i // 4 != 2)
+    assert chosen.sum() == -(-with_advantage // 4)
+    assert float(step.weights[chosen][0]) == pytest.approx(1 / sum(lengths_of(some_groups())))
+    # The most uncertain tokens are those of the last rows; rows without one are left out.
+    assert step.sequence_ids.tolist() == [12, 13, 14, 15]
+
+
+@given(
+    values=st.lists(st.floats(0, 5, allow_nan=False), min_size=1, max_size=30),
+    share=st.floats(0.01, 1.0),
+)
+def test_at_least_the_share_is_selected(values: list[float], share: float) -> None:
+    entropies = torch.tensor([values])
+    mask = torch.ones_like(entropies, dtype=torch.bool)
+    selected = top_entropy_selection(entropies, mask, share)
+    assert int(selected.sum()) >= share * len(values)
+    if not selected.all():
+        assert float(entropies[selected].min()) >= float(entropies[~selected].max())
+
+
+def real(groups: Sequence[RolloutGroup], settings: GRPOConfig) -> tuple[Policy, list[TrainBatch]]:
+    policy = Policy(tiny_model("qwen3"))
+    reference = policy.snapshot() if settings.beta else None
+    scores = Scorer(Replica(policy), 40, reference)
+    return policy, list(assemble(groups, settings, scores, max_new_tokens=8).batches)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_first_inner_step_has_a_ratio_of_one(temperature: float) -> None:
+    """T2, T18, T19: old log-probs come from other slices than the update's."""
+    groups = [make_group(g, [1.0, 0.0, 0.5], [3, 5, 4], temperature=temperature) for g in range(3)]
+    settings = config(passes_per_batch=2)
+    policy, (step, *_) = real(groups, settings)
+    _, tallies = accumulate_gradient(policy, step, grpo_objective(settings), token_budget=25)
+    assert tallies["policy/ratio"].min == pytest.approx(1.0, abs=2e-5)
+    assert tallies["policy/ratio"].max == pytest.approx(1.0, abs=2e-5)
+    assert tallies["policy/clip_fraction"].sum == 0
+
+
+def test_the_reference_is_the_policy_at_the_start() -> None:
+    """T23: a KL of exactly zero where the slices are the same."""
+    settings = config(beta=0.1)
+    policy, (step, *_) = real(some_groups(2), settings)
+    _, tallies = accumulate_gradient(policy, step, grpo_objective(settings), token_budget=40)
+    assert tallies["policy/kl"].sum == 0.0
+
+
+@pytest.mark.parametrize("overlong", ["keep", "mask"])
+def test_a_sampler_that_draws_from_no_numbers_is_not_taken_for_a_lack_of_signal(
+    overlong: str,
+) -> None:
+    """A broken model writes the same nonsense everywhere: no group has a signal, or even a row."""
+    groups = [make_group(0, [0.0, 0.0], [4, 3])]
+    broken = [
+        replace(
+            rollout,
+            completion=replace(
+                rollout.completion,
+                logprobs=(float("nan"),) * len(rollout.completion.token_ids),
+                finish_reason=FinishReason.LENGTH,
+            ),
+        )
+        for rollout in groups[0].rollouts
+    ]
+    settings = config(overlong=overlong)
+    assert assemble(groups, settings, Noted(), max_new_tokens=8).batches == ()
+    assembled = assemble(
+        [replace(groups[0], rollouts=tuple(broken))], settings, Noted(), max_new_tokens=8
+    )
+    (step,) = assembled.batches
+    assert step.rows == 2
+    assert (not_finite(step) or "").startswith("sampler_logprobs of row 0")
+
+
+# --- collecting: every request answered once, addressed by occurrence, graded while sampling
+
+
+class InstantGrader:
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def submit(self, text: str, reference: str) -> Future[Grade]:
+        self.seen.append((text, reference))
+        future: Future[Grade] = Future()
+        verdict = Verdict.CORRECT if text == reference else Verdict.INCORRECT
+        future.set_result(Grade(verdict=verdict, extracted=text, rung="text", reason=""))
+        return future
+
+
+def test_groups_keep_their_problem_and_draws_their_address() -> None:
+    problems = [
+        Problem(id=f"p/{i}", question="q", answer=str(i), source="s", columns={"row": i})
+        for i in (3, 4, 3)
+    ]
+    keys: list[int] = []
+
+    def script(request: SampleRequest, index: int) -> str:
+        keys.append(request.key)
+        return request.prompt.problem_id[-1] if index % 2 else "wrong"
+
+    grader = InstantGrader()
+    layout = make_format(PromptConfig()).layout
+    collected = collect(
+        [(p, make_prompt(int(p.answer))) for p in problems],
+        sampler=ScriptedSampler(script),
+        grader=grader,
+        rewards=build_rewards([RewardConfig(name="correctness")], layout),
+        params=SamplingParams(max_new_tokens=20),
+        group_size=2,
+        key=(0, "grpo", 1),
+    )
+    assert [g.problem.id for g in collected.groups] == ["p/3", "p/4", "p/3"]
+    assert [g.solved for g in collected.groups] == [1, 1, 1]
+    assert [r.reward.total for r in collected.groups[0].rollouts] == [0.0, 1.0]
+    # A problem that comes twice in a step is drawn anew: its occurrence is in the address.
+    assert len(set(keys)) == 6
+    assert grader.seen[:2] == [("wrong", "3"), ("3", "3")]
+
+
+class ThreadGrader:
+    """Grades in a thread of its own, and says how many it has."""
+
+    def __init__(self) -> None:
+        self._worker = ThreadPoolExecutor(max_workers=1)
+        self.graded = Semaphore(0)
+
+    def submit(self, text: str, reference: str) -> Future[Grade]:
+        return self._worker.submit(self._grade, text, reference)
+
+    def _grade(self, text: str, reference: str) -> Grade:
+        self.graded.release()
+        verdict = Verdict.CORRECT if text == reference else Verdict.INCORRECT
+        return Grade(verdict=verdict, extracted=text, rung="text", reason="")
+
+
+class PatientSampler:
+    """Draws the next completion only once the one before it has been graded."""
+
+    def __init__(self, grader: ThreadGrader) -> None:
+        self._grader = grader
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        for index, completion in ScriptedSampler(lambda *_: "1").sample(requests):
+            yield index, completion
+            assert self._grader.graded.acquire(timeout=10), "grading waits for the last completion"
+
+
+def test_grading_goes_on_while_the_next_completions_are_drawn() -> None:
+    grader = ThreadGrader()
+    collected = collect(
+        [(Problem(id="p/1", question="q", answer="1", source="s"), make_prompt(1))],
+        sampler=PatientSampler(grader),
+        grader=grader,
+        rewards=build_rewards(
+            [RewardConfig(name="correctness")], make_format(PromptConfig()).layout
+        ),
+        params=SamplingParams(max_new_tokens=20),
+        group_size=4,
+        key=(0, "grpo", 1),
+    )
+    assert collected.groups[0].solved == 4
+
+
+# --- dynamic sampling: what is drawn again, what is kept, and where the budget ends
+
+
+KINDS = {"mixed": [True, False], "right": [True, True], "wrong": [False, False]}
+
+
+class Source:
+    """Hands out groups of the kinds given, in order; then mixed ones."""
+
+    def __init__(self, kinds: list[str]) -> None:
+        self._kinds = [*kinds]
+        self.drawn: list[RolloutGroup] = []
+        self.asked: list[int] = []
+
+    def __call__(self, count: int) -> RolloutBatch:
+        self.asked.append(count)
+        fresh = []
+        for _ in range(count):
+            kind = self._kinds.pop(0) if self._kinds else "mixed"
+            number = len(self.drawn) + len(fresh)
+            # Rewards differ everywhere: only correctness may decide.
+            fresh.append(make_group(number, [1.0, 0.3], [2, 3], correct=KINDS[kind]))
+        self.drawn += fresh
+        return RolloutBatch(groups=tuple(fresh), sample_seconds=1.0, grade_seconds=0.5)
+
+
+def ids(groups: tuple[RolloutGroup, ...]) -> list[str]:
+    return [group.problem.id for group in groups]
+
+
+def run(kinds: list[str], *, wanted: int, rounds: int) -> tuple[Source, RolloutBatch]:
+    source = Source(kinds)
+    return source, dynamically(source, wanted=wanted, rounds=rounds)
+
+
+def test_flat_groups_are_replaced_by_correctness() -> None:
+    source, found = run(["mixed", "right", "wrong", "mixed", "wrong"], wanted=3, rounds=5)
+    assert source.asked == [3, 2, 1]
+    assert ids(found.groups) == ["p/0", "p/3", "p/5"]
+    assert ids(found.replaced) == ["p/1", "p/2", "p/4"]
+    assert found.rounds == 2
+    assert (found.sample_seconds, found.grade_seconds) == (3.0, 1.5)
+
+
+def test_without_a_budget_nothing_is_drawn_again() -> None:
+    source, found = run(["wrong"] * 3, wanted=3, rounds=0)
+    assert source.asked == [3]
+    assert ids(found.groups) == ["p/0", "p/1", "p/2"]
+    assert found.replaced == ()
+
+
+def test_at_the_end_of_the_budget_the_first_flat_groups_fill_up() -> None:
+    _, found = run(["wrong", "mixed", "right", "wrong"], wanted=3, rounds=1)
+    assert ids(found.groups) == ["p/0", "p/1", "p/4"]
+    assert ids(found.replaced) == ["p/2", "p/3"]
+
+
+@given(
+    kinds=st.lists(st.sampled_from(sorted(KINDS)), max_size=20),
+    wanted=st.integers(1, 6),
+    rounds=st.integers(0, 4),
+)
+def test_every_group_drawn_is_kept_or_replaced(kinds: list[str], wanted: int, rounds: int) -> None:
+    source, found = run(kinds, wanted=wanted, rounds=rounds)
+    assert len(found.groups) == wanted
+    assert len(source.asked) == found.rounds + 1 <= rounds + 1
+    assert sorted(ids(found.groups) + ids(found.replaced)) == sorted(ids(tuple(source.drawn)))
+    # A mixed group is only left out when there are more than enough of them.
+    if any(group.mixed for group in found.replaced):
+        assert all(group.mixed for group in found.groups)
+    if not all(group.mixed for group in found.groups):
+        assert found.rounds == rounds
+
+
+@pytest.mark.parametrize("solved", [0, 1, 2])
+def test_mixed_means_some_right_and_some_wrong(solved: int) -> None:
+    group = make_group(0, [0.0, 0.0], [2, 2], correct=[i < solved for i in range(2)])
+    assert group.mixed == (solved == 1)
+
+
+# --- signal: which groups teach, what the status word says, what the numbers count
+
+
+def test_an_all_wrong_group_teaches_nothing_about_format() -> None:
+    """T14: who was wrong in the nicer format earns no update, unless the recipe wants that."""
+    group = make_group(0, [0.0, 0.1, 0.0], [3, 3, 3], correct=[False] * 3)
+    assert advantages_of([group], GRPOConfig()) == ((0.0, 0.0, 0.0),)
+    shaped = advantages_of([group], GRPOConfig(shaping_needs_a_correct=False))
+    assert shaped[0][1] > 0 > shaped[0][0]
+
+
+def test_the_epsilon_beside_the_standard_deviation_can_be_set() -> None:
+    """System B's 1e-6: rewards a thousandth apart keep almost their whole size."""
+    group = make_group(0, [0.001, 0.0], [3, 3])
+    std = 0.001 / 2**0.5
+    for eps, config in [
+        (1e-4, GRPOConfig()),
+        (1e-6, GRPOConfig(advantage_eps=1e-6)),
+        (1e-2, GRPOConfig(advantage_eps=1e-2, advantage="batch_standardised")),
+    ]:
+        assert advantages_of([group], config)[0] == pytest.approx(
+            (0.0005 / (std + eps), -0.0005 / (std + eps))
+        )
+
+
+def test_an_unscored_rollout_leaves_its_group_before_the_baseline() -> None:
+    """T8, T29: None is not zero."""
+    group = make_group(0, [1.0, None, 0.0], [3, 3, 3])
+    config = GRPOConfig(advantage="centred")
+    assert advantages_of([group], config) == ((0.5, -0.5),)
+    assert rollout_tallies([group], [(0.5, -0.5)])["rollouts/not_scored"].sum == 1
+
+
+def test_a_step_without_any_score_is_no_error() -> None:
+    group = make_group(0, [None, None], [3, 3])
+    assert advantages_of([group], GRPOConfig()) == ((),)
+
+
+def test_shuffling_deals_out_the_same_rewards_and_keeps_the_texts() -> None:
+    groups = (
+        make_group(0, [1.0, 0.0, 0.0], [3, 4, 5]),
+        make_group(1, [1.0, 1.0, 0.0], [6, 7, 8]),
+    )
+    dealt = shuffle_rewards(groups, key=3)
+    assert dealt == shuffle_rewards(groups, key=3)
+    assert len({repr(shuffle_rewards(groups, key=k)) for k in range(8)}) > 4
+    for before, after in zip(groups, dealt, strict=True):
+        assert [r.completion for r in before.rollouts] == [r.completion for r in after.rollouts]
+    totals = [r.reward.total for g in dealt for r in g.rollouts]
+    assert sorted(total for total in totals if total is not None) == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
