@@ -23,6 +23,7 @@ FOLDERS_OF_THEIR_OWN = (
 """Tests of something larger than one source file."""
 
 OTHER_NAMES = {
+    "test_step_metrics.py": "metrics.py",
     "test_public_names.py": "__init__.py",
     "test_generation.py": "api.py",
     "test_recipe_loading.py": "loading.py",

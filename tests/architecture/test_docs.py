@@ -79,7 +79,7 @@ def test_every_algorithm_has_its_equation() -> None:
 
 
 def test_every_status_word_is_explained() -> None:
-    source = (SOURCE / "grouper" / "training" / "group_signal.py").read_text(encoding="utf-8")
+    source = (SOURCE / "grouper" / "training" / "metrics.py").read_text(encoding="utf-8")
     words = set(re.findall(r'"((?:no-signal|skipped):[a-z-]+|learning)":', source))
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     assert len(words) >= 7

@@ -34,10 +34,9 @@ from grouper.models.team import Solo
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.graded import draw_and_grade
 from grouper.sampling.scripted import ScriptedSampler
-from grouper.training.distributed import join_team, leave_team
 from grouper.training.grpo import advantages_of
 from grouper.training.objectives import grpo_objective
-from grouper.training.parallel import Replica, make_replica
+from grouper.training.parallel import Replica, join_team, leave_team, make_replica
 from grouper.training.update import Scorer, accumulate_gradient
 from grouper.types import AnswerContract, AnswerKind, SamplingParams
 

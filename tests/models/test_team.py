@@ -32,7 +32,7 @@ def test_one_process_uses_no_distributed_code() -> None:
     """DESIGN 5: no process group is made."""
     script = (
         "import sys, torch\n"
-        "from grouper.training.distributed import join_team\n"
+        "from grouper.training.parallel import join_team\n"
         "team = join_team()\n"
         "assert type(team).__name__ == 'Solo'\n"
         "assert not torch.distributed.is_initialized()\n"

@@ -29,7 +29,7 @@ from grouper.training.checkpoint import (
     save_checkpoint,
     save_final,
 )
-from grouper.training.difficulty import DifficultyBand
+from grouper.training.curriculum import DifficultyBand
 from grouper.training.integrity import BEST_FILE, contents, damage
 from grouper.types import StepReport, Tally
 

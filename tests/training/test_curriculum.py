@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import make_group, make_prompt
 
-from grouper.config.schema import SFTConfig
-from grouper.training.curriculum import ProblemStream, total_steps
+from grouper.config.schema import DifficultyConfig, GradingConfig, SFTConfig
+from grouper.errors import ConfigError, RunFolderError
+from grouper.grading import Grader
+from grouper.sampling.base import SampleRequest
+from grouper.sampling.scripted import ScriptedSampler
+from grouper.training import curriculum
+from grouper.training.curriculum import (
+    DifficultyBand,
+    PassRates,
+    ProblemStream,
+    measure_pass_rates,
+    read_pass_rates,
+    total_steps,
+)
+from grouper.types import AnswerContract, AnswerKind, Problem, Prompt, RolloutGroup, SamplingParams
 
 
 @given(size=st.integers(1, 40), per_step=st.integers(1, 17), seed=st.integers(0, 5))
@@ -60,3 +77,160 @@ def test_a_stream_in_which_nothing_is_wanted_does_not_end() -> None:
     taken, position = stream.take(0, 3, lambda index, epoch: False)
     assert len(taken) == 3
     assert position == 5 + 3
+
+
+# --- the difficulty band: who is left out, for how long, and what a checkpoint keeps of it
+
+
+BAND = DifficultyConfig(low=0.2, high=0.8, recheck_epochs=2)
+
+
+def solved(number: int, correct: int, of: int = 4) -> RolloutGroup:
+    flags = [i < correct for i in range(of)]
+    return make_group(number, [float(f) for f in flags], [2] * of, correct=flags)
+
+
+def test_what_is_never_or_always_solved_is_left_out_for_a_while() -> None:
+    band = DifficultyBand(BAND)
+    band.update([solved(0, 0), solved(1, 2), solved(2, 4)], epoch=0)
+    names = ["p/0", "p/1", "p/2", "p/unknown"]
+    assert [band.allows(name, 1) for name in names] == [False, True, False, True]
+    assert band.left_out(names, 1) == 2
+    # Tried again once more than two epochs have passed, and judged anew.
+    assert [band.allows(name, 3) for name in names] == [True] * 4
+    band.update([solved(0, 1)], epoch=3)
+    assert band.allows("p/0", 4)
+
+
+def test_the_borders_belong_to_the_band() -> None:
+    band = DifficultyBand(DifficultyConfig(low=0.25, high=0.75))
+    band.update([solved(0, 1), solved(1, 3)], epoch=0)
+    assert band.allows("p/0", 1)
+    assert band.allows("p/1", 1)
+
+
+def test_never_again_and_never_learned() -> None:
+    never = DifficultyBand(DifficultyConfig(recheck_epochs=0), {"p/0": (0, 8)})
+    assert not never.allows("p/0", 1000)
+    fixed = DifficultyBand(DifficultyConfig(online=False, file="x"), {"p/0": (4, 8)})
+    fixed.update([solved(0, 0)], epoch=0)
+    assert fixed.allows("p/0", 1)
+
+
+def test_the_state_survives_a_checkpoint() -> None:
+    band = DifficultyBand(BAND, {"p/9": (0, 8)})
+    band.update([solved(0, 0), solved(1, 4)], epoch=3)
+    restored = DifficultyBand(BAND)
+    restored.load_state_dict(json.loads(json.dumps(band.state_dict())))
+    for name in ("p/0", "p/1", "p/9"):
+        for epoch in range(8):
+            assert restored.allows(name, epoch) == band.allows(name, epoch)
+
+
+def test_pass_rates_are_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "rates.jsonl"
+    file.write_text('{"problem_id": "a/1", "correct": 3, "completions": 8, "subject": "x"}\n')
+    assert read_pass_rates(file) == {"a/1": (3, 8)}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no json",
+        "[]",
+        '{"problem_id": "a/1"}',
+        '{"problem_id": "a/1", "correct": 9, "completions": 8}',
+        '{"problem_id": "a/1", "correct": 0, "completions": 0}',
+        '{"problem_id": "a/1", "correct": "x", "completions": 8}',
+    ],
+)
+def test_a_wrong_line_is_named(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "rates.jsonl"
+    file.write_text(f'{{"problem_id": "a/0", "correct": 3, "completions": 8}}\n{line}\n')
+    with pytest.raises(ConfigError, match="line 2"):
+        read_pass_rates(file)
+
+
+def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="grouper data difficulty"):
+        read_pass_rates(tmp_path / "none.jsonl")
+
+
+# --- pass rates: counted per problem, gone on with after a stop, never mixed
+
+
+def items(count: int) -> list[tuple[Problem, Prompt]]:
+    return [
+        (Problem(id=f"p/{i}", question="q", answer=str(i), source="test"), make_prompt(i))
+        for i in range(count)
+    ]
+
+
+class Answers(ScriptedSampler):
+    """Right in the first `i` samples of problem i."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+        super().__init__(self._answer)
+
+    def _answer(self, request: SampleRequest, index: int) -> str:
+        self.drawn += 1
+        sample = index % 4
+        number = int(request.prompt.problem_id.split("/")[1])
+        return f"<a>{number}</a>" if sample < number else "<a>x</a>"
+
+
+def wanted(path: Path, **changes: Any) -> PassRates:
+    settings: dict[str, Any] = {
+        "samples": 4,
+        "params": SamplingParams(max_new_tokens=40),
+        "model": "m",
+        "seed": 0,
+    }
+    return PassRates(path=path, **{**settings, **changes})
+
+
+@pytest.fixture
+def grader() -> Grader:
+    contract = AnswerContract(kind=AnswerKind.TAG, open="<a>", close="</a>")
+    return Grader(contract, GradingConfig(symbolic=False))
+
+
+def test_every_problem_is_counted(tmp_path: Path, grader: Grader) -> None:
+    seen: list[tuple[int, int]] = []
+    found = measure_pass_rates(
+        wanted(tmp_path / "deep" / "rates.jsonl"),
+        items(4),
+        sampler=Answers(),
+        grader=grader,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert found == {f"p/{i}": (i, 4) for i in range(4)}
+    assert seen == [(4, 4)]
+
+
+def test_a_stopped_measurement_goes_on(
+    tmp_path: Path, grader: Grader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curriculum, "CHUNK", 1)
+    path = tmp_path / "rates.jsonl"
+    whole = measure_pass_rates(wanted(path), items(4), sampler=Answers(), grader=grader)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]) + lines[2][:9])  # killed in the middle of a line
+    again = Answers()
+    assert measure_pass_rates(wanted(path), items(4), sampler=again, grader=grader) == whole
+    assert again.drawn == 2 * 4
+    assert path.read_text() == "".join(lines)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"model": "other"}, {"samples": 8}, {"seed": 1}, {"params": SamplingParams()}]
+)
+def test_other_settings_are_not_mixed_in(
+    changes: dict[str, object], tmp_path: Path, grader: Grader
+) -> None:
+    path = tmp_path / "rates.jsonl"
+    measure_pass_rates(wanted(path), items(2), sampler=Answers(), grader=grader)
+    with pytest.raises(RunFolderError, match="another model"):
+        measure_pass_rates(wanted(path, **changes), items(3), sampler=Answers(), grader=grader)
+    assert all(json.loads(line)["completions"] == 4 for line in path.read_text().splitlines())

@@ -64,7 +64,7 @@ def _measure(
     recipe: Recipe, model: str, path: Path, samples: int, *, quiet: bool
 ) -> dict[str, tuple[int, int]]:
     from grouper.tracking.live import Progress, setup_logging
-    from grouper.training.pass_rates import PassRates, measure_pass_rates
+    from grouper.training.curriculum import PassRates, measure_pass_rates
     from grouper.training.problem_sets import load_part
     from grouper.training.workbench import Workbench
 

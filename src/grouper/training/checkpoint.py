@@ -33,8 +33,7 @@ from grouper.models.team import Team
 from grouper.rewards import RewardStack
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.alarms import Alarms
-from grouper.training.curriculum import ProblemStream
-from grouper.training.difficulty import DifficultyBand
+from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.disk_space import optimizer_bytes, require_room, weight_bytes
 from grouper.training.integrity import STATE_FILE, contents, damage, is_complete
 from grouper.training.metrics import StepClock

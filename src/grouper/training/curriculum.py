@@ -1,15 +1,42 @@
-"""The order in which problems are met: a function of (run seed, phase, epoch), without state."""
+"""Which problems are met when: their order, the difficulty band, and measured pass rates.
+
+The order is a function of (run seed, phase, epoch), without state. A problem that is always or
+never solved gives no signal, and its samples are wasted: the band passes it over. Pass rates come
+from a file (`grouper data difficulty`), from the rollouts of the run, or from both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from grouper.config.schema import PhaseConfig
-from grouper.sampling.base import address
+from grouper.config.schema import DifficultyConfig, GRPOConfig, PhaseConfig
+from grouper.errors import ConfigError, RunFolderError
+from grouper.files import refused
+from grouper.sampling.base import Sampler, SampleRequest, address
+from grouper.sampling.graded import Grader, draw_and_grade
+from grouper.types import Problem, Prompt, RolloutGroup, SamplingParams
 
-__all__ = ["ProblemStream", "evaluation_is_due", "first_met", "total_steps"]
+__all__ = [
+    "DifficultyBand",
+    "PassRates",
+    "ProblemStream",
+    "difficulty_band",
+    "evaluation_is_due",
+    "first_met",
+    "measure_pass_rates",
+    "read_pass_rates",
+    "total_steps",
+]
+
+
+# --- the order of problems, and the lengths of phases --------------------------------------------
 
 
 class ProblemStream:
@@ -135,3 +162,220 @@ def evaluation_is_due(config: PhaseConfig, step: int, *, total: int, epoch_ended
     if every == "epoch":
         return epoch_ended
     return step % every == 0
+
+
+# --- the difficulty band -------------------------------------------------------------------------
+
+
+# The epoch of a pass rate that was read from a file.
+MEASURED_BEFORE = -1
+
+
+class DifficultyBand:
+    """Which problems to sample, from how often each was solved when last seen.
+
+    Args:
+        config: the band, and where pass rates come from.
+        measured: problem id -> (correct, completions), known before the run.
+    """
+
+    def __init__(
+        self, config: DifficultyConfig, measured: Mapping[str, tuple[int, int]] | None = None
+    ) -> None:
+        self._config = config
+        self._seen: dict[str, tuple[int, int, int]] = {
+            name: (correct, total, MEASURED_BEFORE)
+            for name, (correct, total) in (measured or {}).items()
+        }
+
+    def allows(self, problem_id: str, epoch: int) -> bool:
+        """Whether to sample a problem in this epoch; one never measured is always sampled."""
+        if problem_id not in self._seen:
+            return True
+        correct, total, when = self._seen[problem_id]
+        if self._config.low <= correct / total <= self._config.high:
+            return True
+        wait = self._config.recheck_epochs
+        return wait > 0 and epoch - when > wait
+
+    def update(self, groups: Sequence[RolloutGroup], epoch: int) -> None:
+        """Remember how often each problem was solved this time."""
+        if not self._config.online:
+            return
+        for group in groups:
+            self._seen[group.problem.id] = (group.solved, len(group.rollouts), epoch)
+
+    def left_out(self, problem_ids: Sequence[str], epoch: int) -> int:
+        """How many of these problems are outside the band now."""
+        return sum(not self.allows(name, epoch) for name in problem_ids)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": {name: list(values) for name, values in self._seen.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._seen = {name: (v[0], v[1], v[2]) for name, v in state["seen"].items()}
+
+
+def difficulty_band(config: GRPOConfig) -> DifficultyBand | None:
+    """The band at the start of a phase, with the pass rates that were measured before.
+
+    Raises:
+        ConfigError: the file of pass rates cannot be read.
+    """
+    if config.difficulty is None:
+        return None
+    file = config.difficulty.file
+    measured = None if file is None else read_pass_rates(Path(file).expanduser())
+    return DifficultyBand(config.difficulty, measured)
+
+
+def read_pass_rates(path: Path) -> dict[str, tuple[int, int]]:
+    """Problem id -> (correct, completions) from what `grouper data difficulty` wrote.
+
+    Raises:
+        ConfigError: the file is missing, or a line of it cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror})",
+            where="grpo.difficulty.file",
+            fix="Make it with `grouper data difficulty RECIPE`.",
+        ) from error
+    return dict(_pass_rate(line, f"line {n} of {path}") for n, line in enumerate(lines, start=1))
+
+
+def _pass_rate(line: str, where: str) -> tuple[str, tuple[int, int]]:
+    try:
+        row = json.loads(line)
+        correct, total = int(row["correct"]), int(row["completions"])
+        if not 0 <= correct <= total or total < 1:
+            raise ValueError(f"{correct} of {total}")
+        return str(row["problem_id"]), (correct, total)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{where} is not a pass rate ({error!r})",
+            where="grpo.difficulty.file",
+            fix='A line is {"problem_id": "...", "correct": 3, "completions": 8}.',
+        ) from error
+
+
+# --- measuring pass rates ------------------------------------------------------------------------
+
+
+# Problems measured between two writes: what a stop loses at most.
+CHUNK = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRates:
+    """How to measure, and where the lines go."""
+
+    path: Path
+    """JSON lines of problem_id, correct, completions, truncated and settings."""
+    samples: int
+    """Completions of each problem."""
+    params: SamplingParams
+    model: str
+    """What is measured: another model's lines are not mixed with these."""
+    seed: int
+
+    @property
+    def settings(self) -> str:
+        """Names everything the numbers depend on but the problem."""
+        facts = [self.model, self.samples, self.seed, asdict(self.params)]
+        text = json.dumps(facts, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def measure_pass_rates(
+    wanted: PassRates,
+    items: Sequence[tuple[Problem, Prompt]],
+    *,
+    sampler: Sampler,
+    grader: Grader,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, tuple[int, int]]:
+    """Measure the problems that the file does not hold yet, and add them to it.
+
+    Args:
+        wanted: how, and where to.
+        items: the problems with their prompts.
+        sampler: draws the completions.
+        grader: grades them.
+        progress: called with (problems known, problems in all).
+
+    Returns:
+        Problem id -> (correct, completions) of everything in the file.
+
+    Raises:
+        RunFolderError: the file holds measurements of another model or with other settings, or
+            cannot be written.
+    """
+    known = _known(wanted)
+    left = [item for item in items if item[0].id not in known]
+    done = len(items) - len(left)
+    for start in range(0, len(left), CHUNK):
+        chunk = left[start : start + CHUNK]
+        _append(wanted.path, _measure(wanted, chunk, sampler, grader))
+        done += len(chunk)
+        if progress is not None:
+            progress(done, len(items))
+    return read_pass_rates(wanted.path)
+
+
+def _measure(
+    wanted: PassRates, items: Sequence[tuple[Problem, Prompt]], sampler: Sampler, grader: Grader
+) -> list[str]:
+    requests = [
+        SampleRequest(
+            prompt=prompt,
+            params=wanted.params,
+            key=address(wanted.seed, "difficulty", problem.id, sample),
+        )
+        for problem, prompt in items
+        for sample in range(wanted.samples)
+    ]
+    references = [problem.answer for problem, _ in items for _ in range(wanted.samples)]
+    drawn, _ = draw_and_grade(requests, references, sampler=sampler, grader=grader)
+    lines = []
+    for number, (problem, _) in enumerate(items):
+        own = drawn[number * wanted.samples : (number + 1) * wanted.samples]
+        record = {
+            "problem_id": problem.id,
+            "correct": sum(one.grade.correct for one in own),
+            "completions": len(own),
+            "truncated": sum(one.completion.truncated for one in own),
+            "settings": wanted.settings,
+        }
+        lines.append(json.dumps(record, ensure_ascii=False))
+    return lines
+
+
+def _known(wanted: PassRates) -> set[str]:
+    """The problems measured already; a line that a kill has cut is taken off the file."""
+    if not wanted.path.exists():
+        return set()
+    text = wanted.path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        wanted.path.write_text(whole, encoding="utf-8")
+    found = read_pass_rates(wanted.path)
+    others = {json.loads(line).get("settings") for line in whole.splitlines()} - {wanted.settings}
+    if others:
+        raise RunFolderError(
+            "the file holds pass rates of another model, or with other sampling settings",
+            where=str(wanted.path),
+            fix="Give another --output, or delete the file.",
+        )
+    return set(found)
+
+
+def _append(path: Path, lines: Sequence[str]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+    except OSError as error:
+        refused(error, path)

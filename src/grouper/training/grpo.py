@@ -345,7 +345,9 @@ def assemble(
     batches = [
         batch for order in orders for batch in _steps_of_pass(rows, config, max_new_tokens, order)
     ]
-    return Assembled(groups=groups, advantages=advantages, batches=tuple(batches), tallies=tallies)
+    return Assembled(
+        groups=tuple(groups), advantages=advantages, batches=tuple(batches), tallies=tallies
+    )
 
 
 def advantages_of(

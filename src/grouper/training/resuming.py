@@ -20,8 +20,7 @@ from grouper.training.checkpoint import (
     read_state,
     restore_counters,
 )
-from grouper.training.curriculum import ProblemStream, total_steps
-from grouper.training.difficulty import difficulty_band
+from grouper.training.curriculum import ProblemStream, difficulty_band, total_steps
 from grouper.training.inputs import describe_versions
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import make_optimizer
