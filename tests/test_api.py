@@ -35,7 +35,7 @@ def test_everything_is_there_to_look_at_and_nothing_is_written(tiny, tmp_path):
         assert [len(part) for part in (setup.train, setup.validation, setup.test)] == [12, 4, 4]
         assert setup.problems[0].question == "Pick 100."
         assert setup.prompt.text == "<|user|>Pick 100.<|assistant|>"
-        assert setup.bench.tokenizer.decode(setup.prompt.token_ids) == setup.prompt.text
+        assert setup.tokenizer.decode(setup.prompt.token_ids) == setup.prompt.text
         assert len(setup.demonstrations) > 10
         assert setup.rewards.names == ("correctness", "format", "tag_count")
         assert setup.sampling.max_new_tokens == 16
@@ -77,7 +77,7 @@ def test_a_notebook_runs_it_whole_inside_its_loop(tiny, tmp_path):
     async def cell():
         setup = prepare(recipe)
         prepare(recipe).close()  # running a cell twice is no mistake
-        first = setup.bench.format.render(setup.problems[0], setup.bench.tokenizer)
+        first = setup.format.render(setup.problems[0], setup.tokenizer)
         result = train(setup)
         assert len(repr(result)) < 10_000  # a cell may end in it
         setup.close()

@@ -37,7 +37,7 @@ def test_an_adapter_finds_its_base_and_how_it_is_asked(lora_run, generator):
     expected = solve(question, generator)
     for path in (handed, lora_run / "grpo" / "final"):
         with load_generator(path) as opened:
-            assert opened.bench.device == generator.bench.device
+            assert opened.recipe.device == generator.recipe.device
             assert solve(question, opened) == expected
 
 

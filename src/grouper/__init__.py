@@ -28,7 +28,7 @@ for _name, _value in (
 if TYPE_CHECKING:
     from grouper.api import (
         Generator,
-        Setup,
+        Prepared,
         Solution,
         append_jsonl,
         load_generator,
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from grouper.tracking.run_folder import RunFolder
     from grouper.training.run import RunResult
     from grouper.training.session import Session
-    from grouper.training.workbench import Workbench
     from grouper.types import (
         AnswerContract,
         Completion,
@@ -72,6 +71,7 @@ __all__ = [
     "Generator",
     "Grade",
     "GrouperError",
+    "Prepared",
     "Problem",
     "ProblemSet",
     "Prompt",
@@ -85,9 +85,7 @@ __all__ = [
     "RunResult",
     "SamplingParams",
     "Session",
-    "Setup",
     "Solution",
-    "Workbench",
     "__version__",
     "append_jsonl",
     "build_rewards",
@@ -106,7 +104,7 @@ __all__ = [
 _HOMES = {
     "api": (
         "Generator",
-        "Setup",
+        "Prepared",
         "Solution",
         "append_jsonl",
         "load_generator",
@@ -127,7 +125,6 @@ _HOMES = {
     "tracking.run_folder": ("RunFolder",),
     "training.run": ("RunResult",),
     "training.session": ("Session",),
-    "training.workbench": ("Workbench",),
     "types": (
         "AnswerContract",
         "Completion",

@@ -236,7 +236,7 @@ def test_a_run_without_the_kernels_is_told_that_its_numbers_differ(
     if json.loads((path / "run.json").read_text())["versions"]["kernels"] == "none":
         pytest.skip("no C++ compiler")
     (path / "sft" / "final" / STATE_FILE).unlink()
-    monkeypatch.setattr("grouper.training.inputs.kernels_in_use", lambda: "none")
+    monkeypatch.setattr("grouper.training.session.kernels_in_use", lambda: "none")
     run("cut", "skip_grpo=true", resume=True)
     assert re.search(r"kernels [0-9a-f]+ -> none.*not be the same bit for bit", caplog.text)
 

@@ -14,9 +14,9 @@ from grouper.advice.lengths import find_lengths
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError, ModelError
 from grouper.tracking.live import Progress
-from grouper.training.problem_sets import load_problem_sets
+from grouper.training.prepare import prepare
+from grouper.training.problem_sets import ProblemSets, load_problem_sets
 from grouper.training.session import Session
-from grouper.training.workbench import Workbench
 
 SMALL = [
     "model.new.hidden_size=32",
@@ -41,21 +41,21 @@ def session(tmp_path_factory):
 
 
 def longest(session: Session) -> int:
-    return max(len(prompt.token_ids) for _, prompt in session.inputs.train)
+    return max(len(prompt.token_ids) for _, prompt in session.prepared.train)
 
 
 def test_the_budget_is_what_the_longest_kept_prompt_leaves(session):
     budget = 100 - longest(session)
-    assert session.max_new_tokens == budget
-    assert session.training_params().max_new_tokens == budget
-    assert session.evaluation_params().max_new_tokens == budget
-    assert session.inputs.budget == (
+    assert session.prepared.max_new_tokens == budget
+    assert session.prepared.training_params().max_new_tokens == budget
+    assert session.prepared.evaluation_params().max_new_tokens == budget
+    assert session.prepared.budget == (
         f"Completions have up to {budget} tokens: 100 in all, less {longest(session)} of the "
-        f"longest of {len(session.inputs.train)} prompts."
+        f"longest of {len(session.prepared.train)} prompts."
     )
-    assert 30 <= len(session.inputs.train) < 40
+    assert 30 <= len(session.prepared.train) < 40
     # What is measured on is not chosen by length.
-    assert len(session.inputs.test) == 8
+    assert len(session.prepared.test) == 8
 
 
 def test_the_recipe_stays_as_it_was_loaded(session):
@@ -66,7 +66,7 @@ def test_the_recipe_stays_as_it_was_loaded(session):
 
 def test_run_json_records_it(session):
     info = json.loads((Path(session.path) / "run.json").read_text())
-    assert info["resolved"] == {"sampling.max_new_tokens": session.max_new_tokens}
+    assert info["resolved"] == {"sampling.max_new_tokens": session.prepared.max_new_tokens}
     # What names the experiment is what was asked for.
     assert session.hash == info["recipe_hash"]
 
@@ -74,16 +74,15 @@ def test_run_json_records_it(session):
 def test_a_measurement_elsewhere_finds_the_same_budget(session):
     recipe = load_recipe(session.path / "recipe.yaml")
     assert recipe.sampling.max_total_tokens == 100
-    with Workbench(recipe, session.base_path) as bench:
-        assert bench.evaluation_params() == session.evaluation_params()
-        assert bench.prompt_limit == session.prompt_limit
-    with Workbench(recipe, session.base_path) as bench:
-        bench.render(session.inputs.test[0][:1], "test")
-        assert bench.max_new_tokens == session.max_new_tokens
+    sets = load_problem_sets(recipe)
+    for some in (ProblemSets(train=sets.train), ProblemSets(test=sets.test), ProblemSets()):
+        with prepare(recipe, some, model=session.base_path) as prepared:
+            assert prepared.evaluation_params() == session.prepared.evaluation_params()
+            assert prepared.prompt_limit == session.prepared.prompt_limit
 
 
 def test_demonstrations_have_at_most_so_many_tokens(session):
-    sizes = [len(d.prompt.token_ids) + len(d.token_ids) for d in session.inputs.demonstrations]
+    sizes = [len(d.prompt.token_ids) + len(d.token_ids) for d in session.prepared.demonstrations]
     assert max(sizes) <= 60
     assert len(sizes) < 40
 
@@ -91,7 +90,7 @@ def test_demonstrations_have_at_most_so_many_tokens(session):
 def test_a_plan_counts_on_it(session):
     recipe = load_recipe(session.path / "recipe.yaml")
     lengths = find_lengths(recipe, load_problem_sets(recipe), 2048)
-    assert lengths.completion == lengths.evaluation_completion == session.max_new_tokens
+    assert lengths.completion == lengths.evaluation_completion == session.prepared.max_new_tokens
     assert lengths.sft_prompt + lengths.sft_completion <= 2 * 60
     unmeasured = find_lengths(recipe, None, 2048)
     assert (unmeasured.grpo_prompt, unmeasured.completion) == (99, 99)
@@ -140,13 +139,13 @@ def test_sft_and_rollouts_start_from_identical_prompts(shared_data, tmp_path):
         ],
     )
     with Session(recipe, Progress(quiet=True)) as session:
-        sampled = {prompt.text: prompt.token_ids for _, prompt in session.inputs.train}
-        trained = session.inputs.demonstrations
+        sampled = {prompt.text: prompt.token_ids for _, prompt in session.prepared.train}
+        trained = session.prepared.demonstrations
         shared = [d for d in trained if d.prompt.text in sampled]
         assert len(trained) == 60
         assert len(shared) >= 30
         assert all(d.prompt.token_ids == sampled[d.prompt.text] for d in shared)
         # The response word for word, then the stop token.
-        texts = [session.tokenizer.decode(list(d.token_ids[:-1])) for d in trained]
+        texts = [session.prepared.tokenizer.decode(list(d.token_ids[:-1])) for d in trained]
         rows = (folder / "sft.jsonl").read_text().splitlines()
         assert texts == [json.loads(row)["response"] for row in rows[:60]]

@@ -10,8 +10,7 @@ from grouper.advice.recipe_checks import check_recipe
 from grouper.config.loading import load_recipe
 from grouper.data import find_overlap, load_problems
 from grouper.errors import DataError
-from grouper.training.problem_sets import load_part, load_problem_sets
-from grouper.training.sizes import find_leaks, phase_lines
+from grouper.training.problem_sets import find_leaks, load_part, load_problem_sets, phase_lines
 
 HELD_OUT = [
     "data.validation=null",

@@ -16,8 +16,12 @@ from grouper.grading import require_symbolic
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
 from grouper.tracking.run_folder import RunFolder
-from grouper.training.problem_sets import ProblemSets, load_problem_sets
-from grouper.training.sizes import find_leaks, phase_lines
+from grouper.training.problem_sets import (
+    ProblemSets,
+    find_leaks,
+    load_problem_sets,
+    phase_lines,
+)
 from grouper.types import Problem, Prompt
 
 __all__ = ["Plan", "make_plan"]
@@ -167,21 +171,17 @@ def _prompts(recipe: Recipe, sets: ProblemSets) -> _Prompts:
     path = recipe.model.path
     if path is None or not Path(path).expanduser().exists():
         return _Prompts()
-    from grouper.models.model_files import require_model_folder
-    from grouper.training.inputs import prepare_inputs
-    from grouper.training.workbench import Workbench
+    from grouper.training.prepare import prepare
 
-    require_model_folder(path)
-    with Workbench(recipe, path) as bench:
-        inputs = prepare_inputs(recipe, sets, bench)
-        stops = [bench.tokenizer.decode([i]) for i in bench.stop_tokens.all]
-    lines = [_lengths_line("Prompts", [len(prompt.token_ids) for _, prompt in inputs.train])]
-    if inputs.demonstrations:
-        shown = [len(demonstration.token_ids) for demonstration in inputs.demonstrations]
+    prepared = prepare(recipe, sets)
+    lines = [_lengths_line("Prompts", [len(prompt.token_ids) for _, prompt in prepared.train])]
+    if prepared.demonstrations:
+        shown = [len(demonstration.token_ids) for demonstration in prepared.demonstrations]
         lines.append(_lengths_line("Demonstrations", shown))
-    lines += [] if inputs.budget is None else [inputs.budget]
+    lines += [] if prepared.budget is None else [prepared.budget]
+    stops = [prepared.tokenizer.decode([i]) for i in prepared.stop_tokens.all]
     lines.append(f"Stop tokens: {' '.join(stops)}")
-    return _Prompts(lines=tuple(lines), first=inputs.train[0] if inputs.train else None)
+    return _Prompts(lines=tuple(lines), first=prepared.train[0] if prepared.train else None)
 
 
 def _lengths_line(what: str, lengths: Sequence[int]) -> str:

@@ -65,20 +65,18 @@ def _measure(
 ) -> dict[str, tuple[int, int]]:
     from grouper.tracking.live import Progress, setup_logging
     from grouper.training.curriculum import PassRates, measure_pass_rates
-    from grouper.training.problem_sets import load_part
-    from grouper.training.workbench import Workbench
+    from grouper.training.prepare import prepare
+    from grouper.training.problem_sets import ProblemSets, load_part
 
     progress = Progress(quiet=quiet)
     setup_logging(None, console=progress.console)
-    problems = load_part(recipe, "train")
-    assert problems is not None, "every recipe has training problems"
-    with Workbench(recipe, model) as bench:
-        items = bench.render(problems.problems, "train")
-        bench.settle_budget(items)
+    sets = ProblemSets(train=load_part(recipe, "train"))
+    with prepare(recipe, sets, model=model) as prepared:
+        items = prepared.train
         wanted = PassRates(
             path=path,
             samples=samples,
-            params=bench.training_params(),
+            params=prepared.training_params(),
             model=model,
             seed=recipe.seed,
         )
@@ -86,8 +84,8 @@ def _measure(
             return measure_pass_rates(
                 wanted,
                 items,
-                sampler=bench.sampler(bench.load(model)),
-                grader=bench.grader,
+                sampler=prepared.sampler(prepared.load(model)),
+                grader=prepared.grader,
                 progress=task,
             )
 

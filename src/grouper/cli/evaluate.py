@@ -30,7 +30,6 @@ from grouper.errors import ConfigError
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import write_atomic
 from grouper.models.model_place import is_model, trained_model
-from grouper.rewards import build_rewards
 from grouper.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -238,13 +237,12 @@ def _measure(
 ) -> EvaluationResult:
     from grouper.evaluation.evaluate import evaluate
     from grouper.evaluation.metrics import Behaviour
-    from grouper.training.workbench import Workbench
+    from grouper.training.prepare import prepare
+    from grouper.training.problem_sets import ProblemSets
 
     phase, step = _training_of(subject.model)
-    with Workbench(recipe, subject.model) as bench:
-        items = bench.render(problems.problems, split)
-        layout = bench.format.layout
-        rewards = build_rewards(recipe.rewards, layout)
+    with prepare(recipe, ProblemSets(**{split: problems}), model=subject.model) as prepared:
+        items = prepared.test if split == "test" else prepared.validation
         total = len(items) * recipe.evaluation.samples
         with progress.track(f"evaluating {subject.label}", total) as task:
             result = evaluate(
@@ -253,14 +251,14 @@ def _measure(
                 step=step,
                 split=split,
                 items=items,
-                sampler=bench.sampler(bench.load(subject.model)),
-                grader=bench.grader,
-                params=bench.evaluation_params(),
+                sampler=prepared.sampler(prepared.load(subject.model)),
+                grader=prepared.grader,
+                params=prepared.evaluation_params(),
                 samples=recipe.evaluation.samples,
                 seed=recipe.seed,
                 confidence=recipe.evaluation.confidence,
                 progress=task,
-                behaviour=Behaviour.where_wanted(recipe, layout, rewards),
+                behaviour=Behaviour.where_wanted(recipe, prepared.format.layout, prepared.rewards),
                 card={
                     "recipe_hash": recipe_hash(recipe),
                     "model": subject.model,

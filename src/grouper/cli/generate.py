@@ -265,7 +265,7 @@ class _Answerer:
             return {"response": None, "extracted": None, "finish_reason": "too_long", **number}
         return {
             "response": completion.text,
-            "extracted": extract(completion.text, self.generator.bench.format.contract).answer,
+            "extracted": extract(completion.text, self.generator.prepared.format.contract).answer,
             "finish_reason": completion.finish_reason.value,
             **number,
         }

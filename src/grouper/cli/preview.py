@@ -100,38 +100,33 @@ def _dry_run(recipe: Recipe, model: str, samples: int, problems: int) -> None:
 
 def _preview(recipe: Recipe, model: str, samples: int, problems: int, *, quiet: bool) -> int:
     from grouper.advice.preview import preview
-    from grouper.rewards import build_rewards
     from grouper.tracking.live import Progress, setup_logging
     from grouper.training.curriculum import first_met
-    from grouper.training.problem_sets import load_part
-    from grouper.training.workbench import Workbench
+    from grouper.training.prepare import prepare
+    from grouper.training.problem_sets import ProblemSets, load_part
 
     progress = Progress(quiet=quiet)
     setup_logging(None, console=progress.console)
-    train = load_part(recipe, "train")
-    assert train is not None, "every recipe has training problems"
-    with Workbench(recipe, model) as bench:
-        # The completion budget may follow from all of them, so all are rendered.
-        items = bench.render(train.problems, "train")
-        bench.settle_budget(items)
-        policy = bench.load(model)
+    sets = ProblemSets(train=load_part(recipe, "train"))
+    with prepare(recipe, sets, model=model) as prepared:
+        items, policy = prepared.train, prepared.load(model)
         with progress.track("sampling", samples * min(problems, len(items))) as task:
             seen = preview(
                 [items[i] for i in first_met(len(items), problems, seed=recipe.seed)],
                 samples=samples,
-                fmt=bench.format,
-                tokenizer=bench.tokenizer,
-                stop_tokens=bench.stop_tokens,
+                fmt=prepared.format,
+                tokenizer=prepared.tokenizer,
+                stop_tokens=prepared.stop_tokens,
                 vocabulary=policy.model.get_input_embeddings().weight.shape[0],
-                sampler=bench.sampler(policy),
-                grader=bench.grader,
-                rewards=build_rewards(recipe.rewards, bench.format.layout),
+                sampler=prepared.sampler(policy),
+                grader=prepared.grader,
+                rewards=prepared.rewards,
                 config=recipe.grpo,
-                params=bench.training_params(),
+                params=prepared.training_params(),
                 seed=recipe.seed,
                 progress=task,
             )
-        _show(seen, bench.format, model)
+        _show(seen, prepared.format, model)
     return 1 if seen.causes else 0
 
 

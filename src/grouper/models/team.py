@@ -7,9 +7,10 @@ of several processes is in `training/distributed.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from torch import Tensor
+if TYPE_CHECKING:  # a dry run loads no torch
+    from torch import Tensor
 
 __all__ = ["Solo", "Team", "share_of"]
 

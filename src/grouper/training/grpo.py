@@ -87,7 +87,7 @@ def grpo_step(run: Session, state: TrainState) -> StepReport:
             groups,
             config,
             scorer,
-            max_new_tokens=run.max_new_tokens,
+            max_new_tokens=run.prepared.max_new_tokens,
             orders=_orders(run, state, len(groups)),
         )
         updates = [_update(run, state, batch) for batch in assembled.batches]
@@ -226,7 +226,7 @@ def dynamically(draw: Callable[[int], RolloutBatch], *, wanted: int, rounds: int
 
 def _collect_step(run: Session, state: TrainState) -> RolloutBatch:
     """The rollouts of the step that comes next, problems outside the difficulty band left out."""
-    config, train, step = run.recipe.grpo, run.inputs.train, state.step
+    config, train, step = run.recipe.grpo, run.prepared.train, state.step
     sampler, position, seen = run.sampler(state.policy), state.position, Counter[str]()
     sampler.times.take()  # what an evaluation took is not part of the step
 
@@ -248,7 +248,7 @@ def _collect_step(run: Session, state: TrainState) -> RolloutBatch:
                 sampler=sampler,
                 grader=run.grader,
                 rewards=run.rewards,
-                params=run.training_params(),
+                params=run.prepared.training_params(),
                 group_size=config.group_size,
                 key=(run.recipe.seed, "grpo", step),
                 seen=seen,
@@ -558,7 +558,7 @@ def _report(
         tallies["groups/replaced"] = Tally.of([len(rollouts.replaced)])
         tallies["resample_rounds"] = Tally.of([rollouts.rounds])
     if state.difficulty is not None:
-        ids = [problem.id for problem, _ in run.inputs.train]
+        ids = [problem.id for problem, _ in run.prepared.train]
         left_out = state.difficulty.left_out(ids, state.stream.epoch(state.position))
         tallies["problems/left_out"] = Tally.of([left_out])
     # What makes a run unrepeatable is written down: a grader that ran out of time or died.

@@ -12,8 +12,8 @@ from grouper.models.model_files import context_length
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, address
 from grouper.training.curriculum import first_met
+from grouper.training.prepare import Items
 from grouper.training.session import Session
-from grouper.training.workbench import Items
 from grouper.types import Completion
 
 __all__ = ["LengthReport", "check_lengths", "check_stopping", "length_report"]

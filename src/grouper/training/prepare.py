@@ -1,15 +1,24 @@
-"""A workbench: model files, prompts, sampler and grader of one recipe, without a run folder."""
+"""The one preparation: a recipe's problems as token ids, with all that sampling and grading need.
+
+Run, dry run, preview, bench, evaluation and notebooks stand on `prepare`. No weights are loaded
+before `load` is called, and nothing is written outside the folder of a new model.
+"""
 
 from __future__ import annotations
 
+import gc
 import logging
+import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 
 from grouper.config.schema import Recipe
+from grouper.data import ProblemSet
 from grouper.errors import ConfigError, ModelError
 from grouper.grading import Grader, require_symbolic
 from grouper.models.device import find_device
@@ -22,199 +31,132 @@ from grouper.models.model_files import (
     stop_ids_of,
     vocabulary_of,
 )
+from grouper.models.new_model import make_new_model, save_new_model
 from grouper.models.policy import Policy
-from grouper.prompts import Dropped, find_stop_tokens, make_format, prepare_prompts
+from grouper.prompts import (
+    Dropped,
+    PromptFormat,
+    StopTokens,
+    find_stop_tokens,
+    make_format,
+    prepare_demonstrations,
+    prepare_prompts,
+)
+from grouper.rewards import RewardStack, build_rewards
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights, copy_dtype
+from grouper.tracking.identity import flat_settings
 from grouper.training.checkpoint import is_complete, read_state
-from grouper.training.problem_sets import load_part
-from grouper.types import Problem, Prompt, SamplingParams
+from grouper.training.problem_sets import ProblemSets, load_part
+from grouper.types import (
+    Completion,
+    Demonstration,
+    FinishReason,
+    Problem,
+    Prompt,
+    Reward,
+    SamplingParams,
+)
 
-__all__ = ["Items", "Workbench", "tell_dropped"]
+__all__ = ["Items", "Prepared", "make_base", "named_base", "prepare"]
 
 log = logging.getLogger(__name__)
 
+# Problems with their prompts.
 Items = tuple[tuple[Problem, Prompt], ...]
-"""Problems with their prompts."""
 
 
-class Workbench:
-    """Everything that sampling and measuring a model of a recipe needs.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Prepared:
+    """What a run works with, and what is made of it when asked: model, sampler, grader, rewards.
 
-    Args:
-        recipe: how prompts are written, sampled and graded.
-        model_path: whose tokenizer is used.
-
-    Raises:
-        GrouperError: the device, tokenizer, format or grader cannot be had.
+    Close it, or use it with `with`: grading has processes of its own.
     """
 
-    def __init__(self, recipe: Recipe, model_path: str) -> None:
-        self.recipe = recipe
-        self.device = find_device(recipe.device)
-        if recipe.threads is not None:
-            torch.set_num_threads(recipe.threads)
-        require_symbolic(recipe.grading)
-        self.format = make_format(recipe.prompt)
-        revision = recipe.model.revision if model_path == recipe.model.path else None
-        self.tokenizer = load_tokenizer(model_path, revision=revision)
-        self.format.install(self.tokenizer)
-        if self.format.falls_back(self.tokenizer):
-            log.warning(
-                "The tokenizer of %s has no chat template: prompts are plain text. "
-                "prompt.template=install gives it one, prompt.template=plain is plain without "
-                "this warning.",
-                model_path,
-            )
-        self.stop_tokens = find_stop_tokens(
-            self.tokenizer, stop_ids_of(model_path, revision), self.format
-        )
-        self.context = context_length_of(model_path, revision)
-        self._vocabulary = vocabulary_of(model_path, revision)
-        self.grader = Grader(self.format.contract, recipe.grading)
-        self._sampler: tuple[Policy, NativeSampler] | None = None
-        sampling = recipe.sampling
-        self._budget = sampling.max_new_tokens if sampling.max_total_tokens is None else None
-        """Tokens of a completion; None until the training prompts have been counted."""
-        self._split = False
-        """Whether the policy's weights will be split over processes."""
+    recipe: Recipe
+    sets: ProblemSets
+    model_path: str
+    """Folder or Hub name of the model whose tokenizer is used; in a run that before training."""
+    format: PromptFormat
+    tokenizer: Any
+    stop_tokens: StopTokens
+    context: int | None
+    """The longest sequence that the model takes, in tokens; None where it does not say."""
+    max_new_tokens: int
+    """The completion budget: of the recipe, or what `max_total_tokens` leaves of it."""
+    prompt_limit: int
+    """The longest prompt that leaves room for a completion, in tokens."""
+    budget: str | None
+    """What `sampling.max_total_tokens` leaves for a completion, in words."""
+    train: Items
+    """The training problems that fit, each with its prompt; likewise the other parts, which are
+    empty where the recipe has none."""
+    validation: Items
+    test: Items
+    demonstrations: tuple[Demonstration, ...]
+    """What SFT trains; empty where it is skipped."""
+    validation_demonstrations: tuple[Demonstration, ...]
+    """Those of the validation problems that have a worked solution, where SFT is run."""
+    warnings: list[str] = field(default_factory=list)
+    """Settings that work but rarely do what was meant."""
+    folder: tempfile.TemporaryDirectory[str] | None = None
+    """Of a new model that nobody asked for a place for."""
 
-    def load(self, path: str) -> Policy:
-        """Load a model folder as the policy; its version is the steps it has seen."""
-        require_model_folder(path)
-        policy = load_policy(self.recipe.model, path, seed=self.recipe.seed, device=self.device)
-        if is_complete(Path(path)):
-            policy.version = int(read_state(Path(path))["policy_version"])
-        return policy
-
-    def sampler(self, policy: Policy) -> NativeSampler:
-        """The native sampler over a policy's weights: one for each policy, and one copy at most."""
-        if self._sampler is None or self._sampler[0] is not policy:
-            self._sampler = (policy, self._make_sampler(policy))
-        return self._sampler[1]
-
-    def forget_sampler(self) -> None:
-        """Let the sampler go, and with it its policy and its copy of the weights."""
-        self._sampler = None
-
-    def _make_sampler(self, policy: Policy) -> NativeSampler:
-        dtype = copy_dtype(
-            self.recipe.sampling,
-            self.recipe.model,
-            policy.device.type,
-            lora=policy.adapter is not None,
-        )
-        return NativeSampler(
-            SamplingWeights(policy, dtype, copy_now=self._split),
-            self.tokenizer,
-            stop_token_ids=self.stop_tokens.all,
-            max_slots=self.recipe.sampling.max_slots,
-            max_length=context_length(policy),
-        )
+    # --- for the eye ---
 
     @property
-    def max_new_tokens(self) -> int:
-        """The completion budget: of the recipe, or what `max_total_tokens` leaves of it."""
-        if self._budget is None:
-            train = load_part(self.recipe, "train")
-            assert train is not None, "every recipe has training problems"
-            self.settle_budget(self.render(train.problems, "train"))
-        assert self._budget is not None
-        return self._budget
-
-    def settle_budget(self, train: Items) -> str | None:
-        """With `sampling.max_total_tokens`, let completions have what the longest training prompt
-        leaves of it, once; returns a line that says so.
-
-        Raises:
-            ConfigError: it leaves nothing.
-        """
-        if self._budget is not None or not train:
-            return None
-        sampling = self.recipe.sampling
-        assert sampling.max_total_tokens is not None
-        total = min(sampling.max_total_tokens, self.context or sampling.max_total_tokens)
-        longest = max(len(prompt.token_ids) for _, prompt in train)
-        new = total - longest
-        if new < max(1, sampling.min_new_tokens):
-            raise ConfigError(
-                f"prompts of up to {longest} tokens leave {max(new, 0)} of {total} for a "
-                "completion",
-                where="sampling.max_total_tokens",
-                fix="Raise it, or lower prompt.max_percentile or prompt.max_prompt_tokens.",
-            )
-        self._budget = new
-        return (
-            f"Completions have up to {new} tokens: {total} in all, less {longest} of the longest "
-            f"of {len(train):,} prompts."
-        )
+    def problems(self) -> tuple[Problem, ...]:
+        """The training problems."""
+        return tuple(problem for problem, _ in self.train)
 
     @property
-    def prompt_limit(self) -> int:
-        """The longest prompt that leaves room for a completion, in tokens.
+    def prompt(self) -> Prompt:
+        """The prompt of the first training problem."""
+        return self.train[0][1]
 
-        Raises:
-            ConfigError: the model's context has no room for `sampling.max_new_tokens`.
-        """
-        wanted = self.recipe.prompt.max_prompt_tokens
-        # How many new tokens there will be may follow from the prompts.
-        new = 1 if self._budget is None else self._budget
-        if self.context is None:
-            return wanted
-        if new >= self.context:
-            raise ConfigError(
-                f"{new} new tokens leave no room for a prompt in the model's {self.context}",
-                where="sampling.max_new_tokens",
-                fix=f"Lower it; {self.context // 2} would leave half of the context.",
-            )
-        return min(wanted, self.context - new)
+    @property
+    def sampling(self) -> SamplingParams:
+        """How GRPO draws its rollouts."""
+        return self.training_params()
 
-    def render(self, problems: Sequence[Problem], name: str) -> Items:
-        """Problems with their prompts; what does not fit is listed and left out."""
-        if name != "train" and self._budget is None:
-            # What fits depends on the completion budget, and that on the training prompts.
-            log.debug("Completions have up to %d tokens.", self.max_new_tokens)
-        prepared = prepare_prompts(
-            problems,
-            self.format,
-            self.tokenizer,
-            max_prompt_tokens=self.prompt_limit,
-            max_percentile=self.recipe.prompt.max_percentile if name == "train" else None,
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its dotted key, as it would be written on the command line."""
+        return dict(flat_settings(self.recipe.model_dump(mode="json")))
+
+    def __repr__(self) -> str:
+        new = self.recipe.model.new
+        model = self.model_path if new is None else f"a new random {new.architecture} model"
+        first = self.problems[0]
+        rewards = ", ".join(f"{weight:g} {name}" for name, weight in self.rewards.weights.items())
+        phases = [name for name in ("sft", "grpo") if not getattr(self.recipe, f"skip_{name}")]
+        sizes = (
+            f"{len(self.train):,} to train on, {len(self.validation):,} for validation, "
+            f"{len(self.test):,} to test; {len(self.demonstrations):,} demonstrations"
         )
-        tell_dropped(name, prepared.dropped)
-        for problem, prompt in prepared.items:
-            self.require_known(prompt.token_ids, problem.id)
-        return prepared.items
+        return "\n".join(
+            [
+                f"{self.recipe.name}: {' then '.join(phases) or 'measuring only'} of {model}",
+                f"problems:       {sizes}",
+                f"first problem:  {first.question!r} -> {first.answer!r}",
+                f"first prompt:   {self.prompt.text!r}",
+                f"rewards:        {rewards}",
+                f"sampling:       {self.sampling}",
+            ]
+        )
 
-    def require_known(self, token_ids: Sequence[int], what: str) -> None:
-        """Refuse tokens that the model's embedding has no row for.
-
-        A tokenizer may know more tokens than the model, as long as nobody writes them.
-
-        Raises:
-            ModelError: there are some.
-        """
-        highest = max(token_ids)
-        if highest >= self._vocabulary:
-            raise ModelError(
-                f"the tokenizer writes {what} with token {highest} "
-                f"({self.tokenizer.convert_ids_to_tokens(highest)!r}), and the model knows "
-                f"{self._vocabulary} tokens",
-                where="the tokenizer",
-                fix="Use the tokenizer that was saved with the model, or resize the model's "
-                "embedding (`resize_token_embeddings`) and save both.",
-            )
+    # --- sampling and grading ---
 
     def training_params(self, *, max_new_tokens: int | None = None) -> SamplingParams:
-        """How GRPO draws its rollouts."""
-        budget, s = max_new_tokens or self.max_new_tokens, self.recipe.sampling
+        """How GRPO draws its rollouts, or longer ones of up to `max_new_tokens`."""
+        s = self.recipe.sampling
         return SamplingParams(
             temperature=s.temperature,
             top_p=s.top_p,
             top_k=s.top_k,
             min_p=s.min_p,
             min_new_tokens=s.min_new_tokens,
-            max_new_tokens=budget,
+            max_new_tokens=max_new_tokens or self.max_new_tokens,
             stop=self.format.stop if s.stop is None else s.stop,
             include_stop=s.include_stop,
         )
@@ -229,14 +171,294 @@ class Workbench:
             include_stop=s.include_stop,
         )
 
+    def load(self, path: str) -> Policy:
+        """Load a model folder as the policy; its version is the steps it has seen.
+
+        Raises:
+            ModelError: it cannot be had.
+        """
+        require_model_folder(path)
+        recipe = self.recipe
+        policy = load_policy(
+            recipe.model, path, seed=recipe.seed, device=find_device(recipe.device)
+        )
+        if is_complete(Path(path)):
+            policy.version = int(read_state(Path(path))["policy_version"])
+        return policy
+
+    @cached_property
+    def model(self) -> Policy:
+        """The model before training, loaded when it is first looked at; `release` lets it go."""
+        return self.load(self.model_path)
+
+    def sampler(self, policy: Policy, *, copy_now: bool = False) -> NativeSampler:
+        """A native sampler over a policy's weights, with a copy of them where the recipe wants one.
+
+        Args:
+            policy: whose weights.
+            copy_now: copy the weights while they are still in one piece.
+        """
+        sampling = self.recipe.sampling
+        dtype = copy_dtype(
+            sampling, self.recipe.model, policy.device.type, lora=policy.adapter is not None
+        )
+        return NativeSampler(
+            SamplingWeights(policy, dtype, copy_now=copy_now),
+            self.tokenizer,
+            stop_token_ids=self.stop_tokens.all,
+            max_slots=sampling.max_slots,
+            max_length=context_length(policy),
+        )
+
+    @cached_property
+    def grader(self) -> Grader:
+        """Grades completions of this format; its processes start with the first hard one."""
+        return Grader(self.format.contract, self.recipe.grading)
+
+    @cached_property
+    def rewards(self) -> RewardStack:
+        """The rewards of the recipe.
+
+        Raises:
+            RewardError: one of them cannot be had.
+        """
+        return build_rewards(self.recipe.rewards, self.format.layout)
+
+    def check_rewards(self) -> list[str]:
+        """Try the rewards on the first training problem; returns warnings.
+
+        Raises:
+            RewardError: one of them fails.
+        """
+        if self.recipe.skip_grpo:
+            return []
+        problem, prompt = self.train[0]
+        right = self.format.right_completion(problem)
+        return self.rewards.check(problem=problem, prompt=prompt, right=right)
+
+    def reward(self, text: str, number: int = 0) -> Reward:
+        """What a completion of a training problem is paid.
+
+        Args:
+            text: the completion, without what the prompt has already opened.
+            number: of the problem in `train`.
+        """
+        problem, prompt = self.train[number]
+        ids = self.tokenizer.encode(text, add_special_tokens=False) or [self.stop_tokens.trained]
+        completion = Completion(
+            token_ids=tuple(ids),
+            logprobs=(0.0,) * len(ids),
+            text=text,
+            finish_reason=FinishReason.STOP_TOKEN,
+            policy_version=0,
+        )
+        grade = self.grader.submit(text, problem.answer).result()
+        (reward,) = self.rewards.for_measuring().score(
+            problem=problem, prompt=prompt, completions=[completion], grades=[grade]
+        )
+        return reward
+
+    def release(self) -> None:
+        """Let the model go, so that its memory is there for the run."""
+        self.__dict__.pop("model", None)
+        gc.collect()
+
+    def close(self) -> None:
+        """End what was started: model, grader, and the folder of a new model."""
+        self.release()
+        if "grader" in self.__dict__:
+            self.grader.close()
+        if self.folder is not None:
+            self.folder.cleanup()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.grader.close()
+        self.close()
 
 
-def tell_dropped(part: str, dropped: Sequence[Dropped]) -> None:
+def prepare(recipe: Recipe, sets: ProblemSets, *, model: str | None = None) -> Prepared:
+    """Render the problems of `sets`, each once, with the renderer that all phases share.
+
+    What does not fit is listed and left out.
+
+    Args:
+        recipe: how prompts are written, sampled and graded.
+        sets: the parts to prepare, from `load_problem_sets`; perhaps none.
+        model: folder or Hub name of the model whose tokenizer is used; left out: the recipe's, or
+            a new one in a folder that goes with the result.
+
+    Raises:
+        GrouperError: device, tokenizer, format or grading cannot be had; or a prompt holds tokens
+            that the model does not know, or leaves no room for a completion.
+    """
+    find_device(recipe.device)
+    if recipe.threads is not None:
+        torch.set_num_threads(recipe.threads)
+    require_symbolic(recipe.grading)
+    path, folder = model or named_base(recipe), None
+    if path is None:
+        folder = tempfile.TemporaryDirectory(prefix="grouper-base-")
+        path = str(Path(folder.name) / "base")
+        make_base(recipe, sets, Path(path))
+    elif model is None:
+        require_model_folder(path)
+    renderer = _Renderer(recipe, path)
+    # How much room prompts and demonstrations have may follow from the training prompts.
+    train, budget = renderer.settle_budget(sets.train)
+    solved = sets.validation is not None and any(p.solution for p in sets.validation.problems)
+    learnt = not recipe.skip_sft and sets.sft is not None
+    return Prepared(
+        recipe=recipe,
+        sets=sets,
+        model_path=path,
+        format=renderer.format,
+        tokenizer=renderer.tokenizer,
+        stop_tokens=renderer.stop_tokens,
+        context=renderer.context,
+        max_new_tokens=renderer.max_new_tokens,
+        prompt_limit=renderer.prompt_limit,
+        budget=budget,
+        demonstrations=renderer.demonstrations(sets.sft, "sft") if learnt else (),
+        validation_demonstrations=(
+            renderer.demonstrations(sets.validation, "validation") if learnt and solved else ()
+        ),
+        train=renderer.prompts(sets.train, "train") if train is None else train,
+        validation=renderer.prompts(sets.validation, "validation"),
+        test=renderer.prompts(sets.test, "test"),
+        folder=folder,
+    )
+
+
+class _Renderer:
+    """Writes problems as token ids of one model, within the lengths that a recipe allows."""
+
+    def __init__(self, recipe: Recipe, path: str) -> None:
+        self._recipe = recipe
+        self.format = make_format(recipe.prompt)
+        revision = recipe.model.revision if path == recipe.model.path else None
+        self.tokenizer = load_tokenizer(path, revision=revision)
+        self.format.install(self.tokenizer)
+        if self.format.falls_back(self.tokenizer):
+            log.warning(
+                "The tokenizer of %s has no chat template: prompts are plain text. "
+                "prompt.template=install gives it one, prompt.template=plain is plain without "
+                "this warning.",
+                path,
+            )
+        self.stop_tokens = find_stop_tokens(
+            self.tokenizer, stop_ids_of(path, revision), self.format
+        )
+        self.context = context_length_of(path, revision)
+        self._vocabulary = vocabulary_of(path, revision)
+        # With `max_total_tokens` as little as possible, until the prompts have been counted.
+        given = recipe.sampling.max_total_tokens is None
+        self.max_new_tokens = recipe.sampling.max_new_tokens if given else 1
+
+    @property
+    def prompt_limit(self) -> int:
+        """As `Prepared.prompt_limit`.
+
+        Raises:
+            ConfigError: the model's context has no room for `sampling.max_new_tokens`.
+        """
+        wanted, new = self._recipe.prompt.max_prompt_tokens, self.max_new_tokens
+        if self.context is None:
+            return wanted
+        if new >= self.context:
+            raise ConfigError(
+                f"{new} new tokens leave no room for a prompt in the model's {self.context}",
+                where="sampling.max_new_tokens",
+                fix=f"Lower it; {self.context // 2} would leave half of the context.",
+            )
+        return min(wanted, self.context - new)
+
+    def settle_budget(self, train: ProblemSet | None) -> tuple[Items | None, str | None]:
+        """With `sampling.max_total_tokens`, let completions have what the longest training prompt
+        leaves of it.
+
+        Returns:
+            The training prompts, and a line that says so; None where the budget is given.
+
+        Raises:
+            ConfigError: it leaves nothing.
+        """
+        sampling = self._recipe.sampling
+        if sampling.max_total_tokens is None:
+            return None, None
+        counted = train or load_part(self._recipe, "train")
+        items = self.prompts(counted, "train")
+        total = min(sampling.max_total_tokens, self.context or sampling.max_total_tokens)
+        longest = max((len(prompt.token_ids) for _, prompt in items), default=0)
+        new = total - longest
+        if new < max(1, sampling.min_new_tokens):
+            raise ConfigError(
+                f"prompts of up to {longest} tokens leave {max(new, 0)} of {total} for a "
+                "completion",
+                where="sampling.max_total_tokens",
+                fix="Raise it, or lower prompt.max_percentile or prompt.max_prompt_tokens.",
+            )
+        self.max_new_tokens = new
+        line = (
+            f"Completions have up to {new} tokens: {total} in all, less {longest} of the longest "
+            f"of {len(items):,} prompts."
+        )
+        return (None if train is None else items), line
+
+    def prompts(self, part: ProblemSet | None, name: str) -> Items:
+        """The problems of a part that fit, with their prompts."""
+        if part is None:
+            return ()
+        prepared = prepare_prompts(
+            part.problems,
+            self.format,
+            self.tokenizer,
+            max_prompt_tokens=self.prompt_limit,
+            max_percentile=self._recipe.prompt.max_percentile if name == "train" else None,
+        )
+        _report_dropped(name, prepared.dropped)
+        for problem, prompt in prepared.items:
+            self._require_known(prompt.token_ids, problem.id)
+        return prepared.items
+
+    def demonstrations(self, part: ProblemSet | None, name: str) -> tuple[Demonstration, ...]:
+        """The worked solutions of a part that fit after every prompt that is kept."""
+        assert part is not None
+        prepared = prepare_demonstrations(
+            part.problems,
+            self.format,
+            self.tokenizer,
+            self.stop_tokens.trained,
+            max_prompt_tokens=self.prompt_limit,
+            max_completion_tokens=(
+                None if self.context is None else max(1, self.context - self.prompt_limit)
+            ),
+            max_tokens=self._recipe.sft.max_tokens if name == "sft" else None,
+        )
+        _report_dropped(name, prepared.dropped)
+        for problem, demonstration in prepared.items:
+            self._require_known(demonstration.token_ids, f"the solution of {problem.id}")
+        return tuple(demonstration for _, demonstration in prepared.items)
+
+    def _require_known(self, token_ids: Sequence[int], what: str) -> None:
+        """Refuse tokens that the model's embedding has no row for.
+
+        A tokenizer may know more tokens than the model, as long as nobody writes them.
+        """
+        highest = max(token_ids)
+        if highest >= self._vocabulary:
+            raise ModelError(
+                f"the tokenizer writes {what} with token {highest} "
+                f"({self.tokenizer.convert_ids_to_tokens(highest)!r}), and the model knows "
+                f"{self._vocabulary} tokens",
+                where="the tokenizer",
+                fix="Use the tokenizer that was saved with the model, or resize the model's "
+                "embedding (`resize_token_embeddings`) and save both.",
+            )
+
+
+def _report_dropped(part: str, dropped: Sequence[Dropped]) -> None:
     """List what is left out: a few on the console, all of them in training.log."""
     if not dropped:
         return
@@ -249,3 +471,35 @@ def tell_dropped(part: str, dropped: Sequence[Dropped]) -> None:
     )
     for row in dropped:
         log.debug("data.%s: %s is left out: %s", part, row.problem_id, row.reason)
+
+
+# --- the model before training -------------------------------------------------------------------
+
+
+def named_base(recipe: Recipe) -> str | None:
+    """The folder or Hub name of the model whose tokenizer a run uses; None: it is to be made."""
+    if recipe.model.path is None and recipe.skip_sft:
+        # A new model would bring a new tokenizer, which the starting model cannot read.
+        return recipe.grpo.start_from
+    return recipe.model.path
+
+
+def make_base(recipe: Recipe, sets: ProblemSets, target: Path) -> str:
+    """Make the recipe's random model in a new folder; the same arguments give the same weights.
+
+    Args:
+        recipe: describes it.
+        sets: the data that its tokenizer is fitted to.
+        target: where it is saved.
+
+    Returns:
+        A line that says what was made.
+    """
+    new = recipe.model.new
+    assert new is not None, "a recipe has a path or a new model"
+    model, tokenizer = make_new_model(
+        new, sets.for_fitting, make_format(recipe.prompt), seed=recipe.seed
+    )
+    save_new_model(target, model, tokenizer)
+    count = sum(p.numel() for p in model.parameters())
+    return f"New random {new.architecture} model: {count:,} parameters, {len(tokenizer)} tokens."

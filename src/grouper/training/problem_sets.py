@@ -1,4 +1,7 @@
-"""The problem sets of a recipe, loaded and checked. No torch: a dry run reads them, too."""
+"""The problem sets of a recipe, and what they say of a run before it starts.
+
+No torch: a dry run reads them, too.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,25 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grouper.config.schema import Recipe, SourceConfig
-from grouper.data import ProblemSet, hold_out, load_problems, without
+from grouper.config.schema import PhaseConfig, Recipe, SourceConfig
+from grouper.data import ProblemSet, find_overlap, hold_out, load_problems, without
 from grouper.errors import DataError
 from grouper.prompts import make_format
+from grouper.training.curriculum import total_steps
 from grouper.types import Problem
 
-__all__ = ["MEASURED", "PARTS", "ProblemSets", "load_part", "load_problem_sets"]
+__all__ = [
+    "MEASURED",
+    "PARTS",
+    "Leak",
+    "ProblemSets",
+    "find_leaks",
+    "load_part",
+    "load_problem_sets",
+    "opening_lines",
+    "phase_lines",
+    "quarantine_lines",
+]
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +43,10 @@ MEASURED = ("validation", "test")
 class ProblemSets:
     """The problem sets of a recipe; the parts it does not use are None."""
 
-    sft: ProblemSet | None
-    train: ProblemSet | None
-    validation: ProblemSet | None
-    test: ProblemSet | None
+    sft: ProblemSet | None = None
+    train: ProblemSet | None = None
+    validation: ProblemSet | None = None
+    test: ProblemSet | None = None
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -149,3 +164,103 @@ def _check_quarantine(part: str, problems: ProblemSet) -> None:
             fix=f"At most {MAX_QUARANTINED_SHARE:.0%} may be unusable; check data.{part}.columns.",
         )
     log.warning("data.%s: %s. They are left out.", part, summary)
+
+
+# --- what a run says before it starts ------------------------------------------------------------
+
+
+def phase_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
+    """One line per phase and measurement; prompts that turn out too long are not counted yet."""
+    lines = sets.notes
+    if sets.sft is not None and not recipe.skip_sft:
+        batch = recipe.sft.batch_size
+        amount = f"{batch} demonstrations a step, {len(sets.sft):,} in all"
+        lines.append(f"SFT: {amount}, {_steps(recipe.sft, len(sets.sft), batch)}")
+    if not recipe.skip_grpo:
+        assert sets.train is not None
+        prompts, group = recipe.grpo.prompts_per_step, recipe.grpo.group_size
+        total = recipe.sampling.max_total_tokens
+        longest = (
+            f"{recipe.sampling.max_new_tokens} tokens a completion"
+            if total is None
+            else f"{total} tokens with the prompt"
+        )
+        lines.append(
+            f"GRPO: {prompts} prompts x {group} samples = {prompts * group} completions a step, "
+            f"{_steps(recipe.grpo, len(sets.train), prompts)}, at most {longest}"
+        )
+    k = recipe.evaluation.samples
+    lines += [
+        f"Evaluation on {name}: {len(part):,} problems x {k} = {k * len(part):,} completions"
+        for name, part in (("validation", sets.validation), ("test", sets.test))
+        if part is not None
+    ]
+    return lines
+
+
+def _steps(config: PhaseConfig, size: int, per_step: int) -> str:
+    steps = total_steps(config, size=size, per_step=per_step)
+    return f"{-(-size // per_step):,} steps an epoch; {steps:,} steps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """Held-out problems that training, or the choice of settings, has seen."""
+
+    count: str
+    """`data.test: 3 problems are in the training data`."""
+    warning: str
+
+
+def find_leaks(sets: ProblemSets) -> list[Leak]:
+    """One per held-out part and the part that it shares problems with."""
+    leaks = []
+    trained = sets.for_fitting
+    for name, part in (("validation", sets.validation), ("test", sets.test)):
+        found = find_overlap(trained, part.problems) if part is not None else ()
+        if found:
+            same = sum(overlap.same_question for overlap in found)
+            count = f"data.{name}: {len(found)} problems are in the training data"
+            warning = (
+                f"{count}, too ({same} with the same question, the others share a run of words); "
+                f"the first is {found[0].held_out_id}, as {found[0].trained_id}. What is measured "
+                "on them says nothing about new problems."
+            )
+            leaks.append(Leak(count=count, warning=warning))
+    if sets.validation is not None and sets.test is not None:
+        chosen_on = {problem.id for problem in sets.validation.problems}
+        both = sum(problem.id in chosen_on for problem in sets.test.problems)
+        if both:
+            count = f"data.test: {both} problems are in data.validation"
+            warning = (
+                f"{count}, too, which settings are chosen on. Parts of one file need the same "
+                "`shuffle`, and offset and limit that keep them apart."
+            )
+            leaks.append(Leak(count=count, warning=warning))
+    return leaks
+
+
+_OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+
+def opening_lines(recipe: Recipe, sets: ProblemSets) -> Iterator[str]:
+    """The lines printed at the start of a run."""
+    yield from phase_lines(recipe, sets)
+    s, g = recipe.sampling, recipe.grpo
+    if recipe.skip_grpo:
+        return
+    cut = [name for name in ("top_p", "top_k", "min_p") if getattr(s, name) != _OFF[name]]
+    if cut:
+        yield (
+            f"Bias accepted (sampling.allow_truncated): {', '.join(cut)} cut the distribution that "
+            "samples are drawn from, while the gradient assumes the whole one."
+        )
+    if s.min_new_tokens:
+        yield (
+            f"Bias accepted: stop tokens are not drawn in the first {s.min_new_tokens} tokens "
+            "(sampling.min_new_tokens), while the gradient assumes they could be."
+        )
+    if g.shuffle_rewards:
+        yield "Control run (grpo.shuffle_rewards): rewards are dealt out at random."
+    if g.group_size < 4:
+        yield f"grpo.group_size={g.group_size}: below 4 most groups carry no signal."

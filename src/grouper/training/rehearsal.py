@@ -68,14 +68,14 @@ def _wanted(config: PhaseConfig, policy: Policy) -> bool:
 
 def _shapes(session: Session, config: SFTConfig | GRPOConfig) -> list[tuple[Rows, int]]:
     """The kinds of rows that may be worst, and how many of them one step has."""
-    inputs = session.inputs
+    prepared = session.prepared
     if isinstance(config, GRPOConfig):
-        prompt = max(len(prompt.token_ids) for _, prompt in inputs.train)
+        prompt = max(len(prompt.token_ids) for _, prompt in prepared.train)
         most = -(-config.prompts_per_step * config.group_size // config.updates_per_batch)
-        kinds = worst_rows(prompt, session.max_new_tokens, config.group_size)
+        kinds = worst_rows(prompt, prepared.max_new_tokens, config.group_size)
         return [(kind, most) for kind in kinds]
-    prompt = max(len(d.prompt.token_ids) for d in inputs.demonstrations)
-    completion = max(len(d.token_ids) for d in inputs.demonstrations)
+    prompt = max(len(d.prompt.token_ids) for d in prepared.demonstrations)
+    completion = max(len(d.token_ids) for d in prepared.demonstrations)
     return [(kind, config.batch_size) for kind in worst_rows(prompt, completion, 1)]
 
 

@@ -21,10 +21,9 @@ from grouper.training.checkpoint import (
     restore_counters,
 )
 from grouper.training.curriculum import ProblemStream, difficulty_band, total_steps
-from grouper.training.inputs import describe_versions
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import make_optimizer
-from grouper.training.session import Session
+from grouper.training.session import Session, describe_versions
 from grouper.types import StepReport
 
 __all__ = ["banner_lines", "fresh_state", "resumed_state"]

@@ -1,15 +1,18 @@
-"""A session: a workbench with a run folder, the data of a recipe, and someone watching."""
+"""A run: what was prepared, with a folder, processes, a sampler, and someone watching."""
 
 from __future__ import annotations
 
 import logging
+import platform
 import signal
 import threading
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
 import torch
+from rich.text import Text
 
 from grouper.config.loading import recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
@@ -17,6 +20,7 @@ from grouper.config.user_code import code_fingerprints
 from grouper.errors import Interrupted, ModelError, PreflightError
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
 from grouper.evaluation.metrics import Behaviour, metrics_line
+from grouper.kernels.library import kernels_in_use
 from grouper.models.adapters import check_adapter
 from grouper.models.device import find_device
 from grouper.models.model_files import (
@@ -28,30 +32,33 @@ from grouper.models.model_files import (
 from grouper.models.model_folders import on_this_machine, read_adapter
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
-from grouper.rewards import build_rewards
+from grouper.rewards import RewardStack
+from grouper.sampling.native import NativeSampler
 from grouper.tracking.live import Progress, setup_logging
 from grouper.tracking.lock import RunLock
 from grouper.tracking.onlooker import Onlooker
 from grouper.tracking.run_folder import RunFolder
 from grouper.tracking.sinks.tracked_folder import TrackedFolder
-from grouper.training.banner import opening_lines, preview_demonstration
-from grouper.training.base_model import make_base, named_base
-from grouper.training.inputs import describe_versions, prepare_inputs
 from grouper.training.integrity import STATE_FILE
 from grouper.training.parallel import Replica, join_team, leave_team, make_replica
-from grouper.training.problem_sets import ProblemSets, load_problem_sets, quarantine_lines
-from grouper.training.sizes import find_leaks
+from grouper.training.prepare import Prepared, make_base, named_base, prepare
+from grouper.training.problem_sets import (
+    ProblemSets,
+    find_leaks,
+    load_problem_sets,
+    opening_lines,
+    quarantine_lines,
+)
 from grouper.training.update import validation_loss
 from grouper.training.watchdog import Watchdog
-from grouper.training.workbench import Workbench
 
-__all__ = ["Session", "check_models"]
+__all__ = ["Session", "check_models", "describe_versions"]
 
 log = logging.getLogger(__name__)
 
 
-class Session(Workbench):
-    """Opens a recipe: loads data, tokenizer and rewards; models are loaded as phases need them.
+class Session:
+    """Opens a recipe: prepares it and its folder; models are loaded as phases need them.
 
     Args:
         recipe: what to run.
@@ -73,6 +80,7 @@ class Session(Workbench):
         overwrite: bool = False,
         allow_changes: bool = False,
     ) -> None:
+        self.recipe = recipe
         self.display = display = display or Progress(log_every=recipe.tracking.show_every)
         self.team = join_team()
         self.hash = recipe_hash(recipe)
@@ -93,8 +101,8 @@ class Session(Workbench):
         try:
             self._prepare(recipe, sets)
         except BaseException:  # Ctrl-C, too, must leave no process, no lock and no half a folder
-            if hasattr(self, "grader"):
-                self.grader.close()
+            if hasattr(self, "prepared"):
+                self.prepared.close()
             self.folder.close()
             self._unlock()
             self._discard_if_new()
@@ -153,22 +161,21 @@ class Session(Workbench):
             display.say(line)
         for leak in find_leaks(sets):
             log.warning(leak.warning)
-        super().__init__(recipe, self.base_path)
+        self.prepared = prepare(recipe, sets, model=self.base_path)
         if _needs_start(recipe, self.path):
             self._check_start(str(recipe.grpo.start_from))
+        self.grader = self.prepared.grader
         self.grader.start()
-        self.inputs = prepare_inputs(recipe, sets, self)
-        if self.inputs.budget is not None:
-            display.say(self.inputs.budget)
-            self.folder.record_resolved({"sampling.max_new_tokens": self.max_new_tokens})
-        if self.inputs.demonstrations:
-            display.say(preview_demonstration(self.inputs.demonstrations[0], self.tokenizer))
-        self.rewards = build_rewards(recipe.rewards, self.format.layout)
-        if not recipe.skip_grpo:
-            problem, prompt = self.inputs.train[0]
-            right = self.format.right_completion(problem)
-            for text in self.rewards.check(problem=problem, prompt=prompt, right=right):
-                log.warning(text)
+        if self.prepared.budget is not None:
+            display.say(self.prepared.budget)
+            resolved = {"sampling.max_new_tokens": self.prepared.max_new_tokens}
+            self.folder.record_resolved(resolved)
+        if self.prepared.demonstrations:
+            display.say(_as_trained(self.prepared))
+        self.rewards: RewardStack = self.prepared.rewards
+        for text in self.prepared.check_rewards():
+            log.warning(text)
+        self._sampler: tuple[Policy, NativeSampler] | None = None
         self._replica: Replica | None = None
         self.watchdog = Watchdog(
             recipe.watchdog_minutes, rank=self.team.rank, fatal=self.team.size > 1
@@ -176,14 +183,44 @@ class Session(Workbench):
         self._stop_requested = False
         self._previous: dict[int, Any] = {}
 
+    # Names that other files still use.
+    @property
+    def inputs(self) -> Prepared:
+        return self.prepared
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.prepared.tokenizer
+
+    @property
+    def format(self) -> Any:
+        return self.prepared.format
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.prepared.max_new_tokens
+
+    @property
+    def device(self) -> torch.device:
+        return find_device(self.recipe.device)
+
+    def training_params(self, *, max_new_tokens: int | None = None) -> Any:
+        return self.prepared.training_params(max_new_tokens=max_new_tokens)
+
     @property
     def path(self) -> Path:
         return self.folder.path
 
     def load(self, path: str) -> Policy:
-        """As `Workbench.load`, shown to whoever watches."""
+        """As `Prepared.load`, shown to whoever watches."""
         with self.display.track(f"loading {path}"):
-            return super().load(path)
+            return self.prepared.load(path)
+
+    def sampler(self, policy: Policy) -> NativeSampler:
+        """The sampler over a policy's weights: one for each policy, and one copy at most."""
+        if self._sampler is None or self._sampler[0] is not policy:
+            self._sampler = (policy, self.prepared.sampler(policy))
+        return self._sampler[1]
 
     def _base(self, recipe: Recipe, sets: ProblemSets) -> str:
         """The model before training, whose tokenizer the whole run uses; a new one is made once."""
@@ -202,7 +239,7 @@ class Session(Workbench):
     def _check_start(self, path: str) -> None:
         """The model GRPO starts from reads this run's tokens. Raises `ModelError`."""
         theirs = load_tokenizer(path)
-        if theirs.get_vocab() != self.tokenizer.get_vocab():
+        if theirs.get_vocab() != self.prepared.tokenizer.get_vocab():
             raise ModelError(
                 f"the tokenizer of {path} is not that of {self.base_path}: the model would read "
                 "other tokens than it was trained on",
@@ -215,14 +252,13 @@ class Session(Workbench):
         if self._replica is None or self._replica.policy is not policy:
             if self.team.size > 1 and self.recipe.parallel == "fsdp":
                 # The sampler's copy is made while the weights are still in one piece.
-                self._split, self._sampler = True, None
-                self.sampler(policy)
+                self._sampler = (policy, self.prepared.sampler(policy, copy_now=True))
             self._replica = make_replica(policy, self.team, self.recipe.parallel)
         return self._replica
 
     def forget_policy(self) -> None:
         """Let go of the policy that was trained last, and of the sampler's copy of it."""
-        self.forget_sampler()
+        self._sampler = None
         self._replica = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -230,7 +266,7 @@ class Session(Workbench):
     def evaluate(self, policy: Policy, *, phase: str, step: int, split: str) -> EvaluationResult:
         """Measure a policy on the test or validation problems and record it."""
         name = phase if split == "test" else f"validation-{phase}-{step:06d}"
-        items = self.inputs.test if split == "test" else self.inputs.validation
+        items = self.prepared.test if split == "test" else self.prepared.validation
         total = len(items) * self.recipe.evaluation.samples
         with self.display.track(f"evaluating {phase} on {split}", total) as task:
 
@@ -244,7 +280,7 @@ class Session(Workbench):
                 items=items,
                 sampler=self.sampler(policy),
                 grader=self.grader,
-                params=self.evaluation_params(),
+                params=self.prepared.evaluation_params(),
                 samples=self.recipe.evaluation.samples,
                 seed=self.recipe.seed,
                 confidence=self.recipe.evaluation.confidence,
@@ -253,7 +289,9 @@ class Session(Workbench):
                 progress=progress,
                 card={"recipe_hash": self.hash, **self._loss_card(policy, phase, split)},
                 team=self.team,
-                behaviour=Behaviour.where_wanted(self.recipe, self.format.layout, self.rewards),
+                behaviour=Behaviour.where_wanted(
+                    self.recipe, self.prepared.format.layout, self.rewards
+                ),
             )
         line = metrics_line(result)
         if line is not None:
@@ -263,7 +301,7 @@ class Session(Workbench):
 
     def _loss_card(self, policy: Policy, phase: str, split: str) -> dict[str, Any]:
         """The loss on held-out demonstrations, which SFT is also measured by."""
-        held_out = self.inputs.validation_demonstrations
+        held_out = self.prepared.validation_demonstrations
         if (phase, split) != ("sft", "validation") or not held_out:
             return {}
         budget = self.recipe.sft.tokens_per_micro_batch
@@ -320,7 +358,7 @@ class Session(Workbench):
             signal.signal(number, handler)
         self._previous.clear()
         self.watchdog.__exit__(None, None, None)
-        super().__exit__()
+        self.prepared.close()
         self.folder.close()
         refused = isinstance(raised[1], PreflightError) and not self.has_begun()
         self._unlock()
@@ -380,3 +418,38 @@ def check_models(recipe: Recipe, run: Path, *, resume: bool) -> list[str]:
     if new is not None:
         check_lora_targets(recipe.model, new_model_config(new, vocabulary=new.vocab_size))
     return missing
+
+
+def _as_trained(prepared: Prepared) -> Text:
+    """One demonstration as SFT sees it: the prompt dim, trained tokens green, the stop underlined.
+
+    The brackets make the border visible without colours, too.
+    """
+
+    def decode(ids: tuple[int, ...]) -> str:
+        text: str = prepared.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    demonstration = prepared.demonstrations[0]
+    ids = demonstration.token_ids
+    return Text.assemble(
+        ("One demonstration; SFT trains what stands between >>> and <<<:\n", "bold"),
+        (decode(demonstration.prompt.token_ids), "dim"),
+        (">>>", "bold"),
+        (decode(ids[:-1]), "green"),
+        (decode(ids[-1:]), "green underline"),
+        ("<<<", "bold"),
+    )
+
+
+def describe_versions(device: torch.device) -> dict[str, str]:
+    """Versions of what the numbers of a run on this device depend on."""
+    found = {"python": platform.python_version()}
+    for package in ("grouper-rl", "torch", "transformers", "tokenizers", "peft", "math-verify"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    if device.type == "cpu":
+        found["kernels"] = kernels_in_use()
+    return found

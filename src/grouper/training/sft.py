@@ -28,7 +28,7 @@ def sft_step(run: Session, state: TrainState) -> StepReport:
     config, clock, step = run.recipe.sft, state.clock, state.step
     clock.begin()
     batch = demonstration_batch(
-        [run.inputs.demonstrations[i] for i in state.stream.at(step)],
+        [run.prepared.demonstrations[i] for i in state.stream.at(step)],
         WEIGHTINGS[config.weighting],
         weighting_constant=config.weighting_constant or 0.0,
     )
