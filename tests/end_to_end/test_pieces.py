@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import doctest
 import math
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny_models import VOCABULARY, tiny_model
 
-from grouper.algorithms import pieces
 from grouper.algorithms.advantages import centred, standardised
 from grouper.algorithms.losses import Bounds, clipped
 from grouper.algorithms.weighting import constant as constant_weights
 from grouper.algorithms.weighting import sequence_mean
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+import pieces
 
 VALUES = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, math.nan]])
 MASK = torch.tensor([[1, 0, 1], [1, 1, 0]])
@@ -215,3 +220,29 @@ def test_a_row_of_advantages_is_refused():
         pieces.naive_policy_gradient_loss(ADVANTAGES.flatten(), square)
     with pytest.raises(ValueError, match="as a column"):
         pieces.grpo_clip_loss(ADVANTAGES.flatten(), square, OLD[:, :2])
+
+
+def test_the_examples_in_the_docstrings():
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    assert doctest.testmod(pieces, optionflags=flags).failed == 0
+
+
+def test_prompts_and_outputs_are_encoded_apart_and_shifted_by_one():
+    tokenizer = SimpleNamespace(
+        encode=lambda text, add_special_tokens: [ord(letter) for letter in text],
+        pad_token_id=None,
+        eos_token_id=0,
+    )
+    found = pieces.tokenize_prompt_and_output(["ab", "c"], ["cde", "d"], tokenizer)
+    assert found["input_ids"][0].tolist() == [*map(ord, "abcd")]
+    assert found["labels"][0].tolist() == [*map(ord, "bcde")]
+    assert found["response_mask"].tolist() == [
+        [False, True, True, True],
+        [True, False, False, False],
+    ]
+    assert found["input_ids"][1].tolist() == [ord("c"), ord("d"), 0, 0]
+    assert found["labels"][1].tolist() == [ord("d"), 0, 0, 0]
+    with pytest.raises(ValueError, match="2 prompts but 1 outputs"):
+        pieces.tokenize_prompt_and_output(["a", "b"], ["c"], tokenizer)
+    with pytest.raises(ValueError, match="a prompt without a token"):
+        pieces.tokenize_prompt_and_output([""], ["c"], tokenizer)
