@@ -161,9 +161,9 @@ class Session:
             display.say(line)
         for leak in find_leaks(sets):
             log.warning(leak.warning)
-        self.prepared = prepare(recipe, sets, model=self.base_path)
         if _needs_start(recipe, self.path):
             self._check_start(str(recipe.grpo.start_from))
+        self.prepared = prepare(recipe, sets, model=self.base_path)
         self.grader = self.prepared.grader
         self.grader.start()
         if self.prepared.budget is not None:
@@ -238,8 +238,9 @@ class Session:
 
     def _check_start(self, path: str) -> None:
         """The model GRPO starts from reads this run's tokens. Raises `ModelError`."""
-        theirs = load_tokenizer(path)
-        if theirs.get_vocab() != self.prepared.tokenizer.get_vocab():
+        revision = self.recipe.model.revision if self.base_path == self.recipe.model.path else None
+        ours = load_tokenizer(self.base_path, revision=revision)
+        if load_tokenizer(path).get_vocab() != ours.get_vocab():
             raise ModelError(
                 f"the tokenizer of {path} is not that of {self.base_path}: the model would read "
                 "other tokens than it was trained on",
