@@ -18,7 +18,7 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.config.schema import GRPOConfig
 from grouper.models.policy import Policy
 from grouper.training.experience import make_experience, top_entropy_selection
-from grouper.training.incident import not_finite
+from grouper.training.nan_dump import not_finite
 from grouper.training.objectives import grpo_objective
 from grouper.training.replica import Replica
 from grouper.training.scoring import Scorer

@@ -13,7 +13,7 @@ from grouper.config.schema import PhaseConfig
 from grouper.errors import Interrupted, ModelError, RunFolderError
 from grouper.training.alarms import Raised, reason_to_stop
 from grouper.training.checkpoint import TrainState, save_checkpoint
-from grouper.training.incident import write_incident
+from grouper.training.nan_dump import write_nan_dump
 from grouper.training.retention import BestScore, last_good, thin_out
 from grouper.training.session import Session
 from grouper.training.stream import evaluation_is_due
@@ -189,7 +189,7 @@ def _stop_if_broken(session: Session, phase: Phase) -> None:
         return
     what = f"nothing finite came out of {state.skipped} updates in a row"
     folder = session.team.lead(
-        lambda: write_incident(
+        lambda: write_nan_dump(
             session.path,
             state.suspect,
             session.folder.read_metrics(),
