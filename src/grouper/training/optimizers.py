@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,35 +40,44 @@ class Optimizer:
                 group["lr"] = rate * scale
             part.step()
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        """One dictionary a part."""
-        return [part.state_dict() for part in self.parts]
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept between steps: `part.parameter.name` -> a tensor, or a number."""
+        return {
+            f"{number}.{index}.{name}": value
+            for number, part in enumerate(self.parts)
+            for index, parameter in enumerate(_parameters(part))
+            for name, value in part.state.get(parameter, {}).items()
+        }
 
-    def load_state_dict(
-        self,
-        state: list[dict[str, Any]],
-        as_held: Callable[[Tensor, Tensor], Tensor] | None = None,
-    ) -> None:
-        """Take over the moments that `state_dict` gave; settings stay those of the recipe.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave; settings stay those of the recipe.
 
         Args:
-            state: one dictionary a part.
-            as_held: (whole tensor, parameter) -> the tensor split as the parameter is.
+            state: of an optimizer with the same `describe`, split as the parameters are now.
         """
-        for part, saved in zip(self.parts, state, strict=True):
-            # The recipe says how to step; torch would bring the settings of the saved run back.
-            configured = [
-                {name: value for name, value in group.items() if name != "params"}
-                for group in part.param_groups
-            ]
-            part.load_state_dict(saved)
-            for group, settings in zip(part.param_groups, configured, strict=True):
-                group.update(settings)
-            if as_held is not None:
-                for parameter, moments in part.state.items():
-                    for name, value in moments.items():
-                        if isinstance(value, Tensor):
-                            moments[name] = as_held(value, parameter)
+        for number, part in enumerate(self.parts):
+            moments: dict[int, dict[str, Any]] = {}
+            for key, value in state.items():
+                owner, index, name = key.split(".", 2)
+                if int(owner) == number:
+                    moments.setdefault(int(index), {})[name] = value
+            part.load_state_dict({**part.state_dict(), "state": moments})
+
+    def parameter(self, key: str) -> Tensor:
+        """The parameter that an entry of the state belongs to."""
+        number, index, _ = key.split(".", 2)
+        return _parameters(self.parts[int(number)])[int(index)]
+
+    def describe(self) -> list[Any]:
+        """What a state has to fit: the kind of each part and the shapes of its parameters."""
+        return [
+            [type(part).__name__, [list(parameter.shape) for parameter in _parameters(part)]]
+            for part in self.parts
+        ]
+
+
+def _parameters(part: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in part.param_groups for parameter in group["params"]]
 
 
 def _adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:

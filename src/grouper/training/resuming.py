@@ -13,12 +13,12 @@ from grouper.models.policy import Policy
 from grouper.tracking.identity import CONTENTS, LENGTHS, Changes, describe_changes, that_differ
 from grouper.training.alarms import Alarms
 from grouper.training.checkpoint import (
+    OPTIMIZER_FOLDER,
     TrainState,
     is_complete,
     latest_checkpoint,
     load_optimizer,
     read_state,
-    restore_counters,
 )
 from grouper.training.grpo import difficulty_band
 from grouper.training.inputs import describe_versions
@@ -69,14 +69,14 @@ def resumed_state(session: Session, phase: str) -> TrainState | None:
     folder, saved = found
     state = fresh_state(session, phase, session.load(str(folder)), saved["started_from"])
     try:
-        load_optimizer(folder, state.optimizer, state.replica)
+        load_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER)
     except CheckpointError as error:
         if saved["recipe_hash"] == session.hash:
             raise
         log.warning("The optimizer starts anew, since the recipe changed: %s", error.what)
         config = getattr(session.recipe, phase)
         state.optimizer = make_optimizer(state.policy, config.optimizer)
-    restore_counters(state, saved)
+    state.restore(saved)
     session.folder.truncate_to(phase, state.step)
     session.team.lead(lambda: _tell_of_holes(session, {phase: state.step}))
     changes = session.team.lead(lambda: session.folder.changes_begin_at(phase, state.step))

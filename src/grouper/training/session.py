@@ -36,9 +36,9 @@ from grouper.tracking.run_folder import RunFolder
 from grouper.tracking.sinks.tracked_folder import TrackedFolder
 from grouper.training.banner import opening_lines, preview_demonstration
 from grouper.training.base_model import make_base, named_base
+from grouper.training.checkpoint import STATE_FILE
 from grouper.training.distributed import join_team, leave_team
 from grouper.training.inputs import describe_versions, prepare_inputs
-from grouper.training.integrity import STATE_FILE
 from grouper.training.problem_sets import ProblemSets, load_problem_sets, quarantine_lines
 from grouper.training.replica import Replica, make_replica
 from grouper.training.sizes import find_leaks

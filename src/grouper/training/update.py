@@ -11,8 +11,8 @@ import torch
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.models.policy import Policy
-from grouper.training.nan_dump import not_finite
 from grouper.training.memory import split_event, with_enough_memory
+from grouper.training.nan_dump import not_finite
 from grouper.training.objectives import Objective
 from grouper.training.optimizers import Optimizer
 from grouper.training.replica import Replica
