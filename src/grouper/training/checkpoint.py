@@ -211,7 +211,8 @@ def save_checkpoint(
             half-written, and what was there before still is.
     """
     folder = run / state.phase / f"checkpoint-{state.step}"
-    _save(folder, state, tokenizer, recipe_hash, state.counters(), resumable=resumable)
+    more = {"recipe_hash": recipe_hash, **state.counters()}
+    _save(folder, state, tokenizer, more, resumable=resumable)
     return folder
 
 
@@ -231,18 +232,13 @@ def save_final(
         RunFolderError: as `save_checkpoint`.
     """
     folder = run / state.phase / "final"
-    _save(folder, state, tokenizer, recipe_hash, {"total": total}, resumable=False)
+    more = {"recipe_hash": recipe_hash, "total": total}
+    _save(folder, state, tokenizer, more, resumable=False)
     return folder
 
 
 def _save(
-    target: Path,
-    state: TrainState,
-    tokenizer: Any,
-    recipe_hash: str,
-    more: dict[str, Any],
-    *,
-    resumable: bool,
+    target: Path, state: TrainState, tokenizer: Any, more: dict[str, Any], *, resumable: bool
 ) -> None:
     team, moments = state.replica.team, state.optimizer.state_dict() if resumable else {}
     needed = weight_bytes(state.policy) + sum(
@@ -253,7 +249,6 @@ def _save(
         "step": state.step,
         "policy_version": state.policy.version,
         "started_from": state.started_from,
-        "recipe_hash": recipe_hash,
         **more,
     }
 

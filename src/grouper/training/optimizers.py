@@ -119,14 +119,9 @@ def _muon(policy: Policy, config: OptimizerConfig) -> Optimizer:
     Orthogonalised momentum is meant for matrices that map hidden states to hidden states
     (Jordan et al., 2024); embeddings, heads, norms and biases keep AdamW.
     """
-    ends = {
-        id(parameter)
-        for module in (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())
-        for parameter in module.parameters()
-    }
+    chosen = _inner_matrices(policy)
     trainable = list(policy.trainable().values())
-    matrices = [p for p in trainable if p.ndim == 2 and id(p) not in ends]
-    chosen = {id(p) for p in matrices}
+    matrices = [p for p in trainable if id(p) in chosen]
     others = [p for p in trainable if id(p) not in chosen]
     parts: list[torch.optim.Optimizer] = []
     if matrices:
@@ -138,6 +133,14 @@ def _muon(policy: Policy, config: OptimizerConfig) -> Optimizer:
     if others:
         parts.append(_adamw(others, config))
     return Optimizer(parts)
+
+
+def _inner_matrices(policy: Policy) -> set[int]:
+    """Ids of the trainable 2-D weights between embedding and head."""
+    heads = (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())
+    ends = {id(parameter) for head in heads for parameter in head.parameters()}
+    trainable = policy.trainable().values()
+    return {id(p) for p in trainable if p.ndim == 2 and id(p) not in ends}
 
 
 OPTIMIZERS: dict[str, Callable[[Policy, OptimizerConfig], Optimizer]] = {
@@ -189,34 +192,15 @@ def schedule(config: OptimizerConfig, step: int, total: int) -> float:
 _SMALLEST_8BIT = 4096
 
 
-def _adamw_bytes(elements: int, size: int) -> float:
-    return 2 * elements * size
-
-
-def _adamw_8bit_bytes(elements: int, size: int) -> float:
-    del size
-    # Two moments of a byte and a float32 scale for each 256 of them.
-    return elements * (2 + 8 / 256) if elements >= _SMALLEST_8BIT else elements * 8
-
-
-# (elements of a tensor, bytes of one) -> bytes of its state.
-_STATE_BYTES: dict[str, Callable[[int, int], float]] = {
-    "adamw": _adamw_bytes,
-    "adamw_8bit": _adamw_8bit_bytes,
-    # One moment for the matrices between embedding and head, which are most of it.
-    "muon": lambda elements, size: elements * size,
-}
-
-
 def state_bytes(config: OptimizerConfig, policy: Policy) -> int:
     """Bytes that the optimizer of this policy keeps between steps, all parameters together."""
-    ends: set[int] = set()
-    if config.name == "muon":
-        heads = (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())
-        ends = {id(p) for head in heads for p in head.parameters()}
+    matrices = _inner_matrices(policy) if config.name == "muon" else set()
     total = 0.0
     for parameter in policy.trainable().values():
-        matrix = parameter.ndim == 2 and id(parameter) not in ends
-        name = "adamw" if config.name == "muon" and not matrix else config.name
-        total += _STATE_BYTES[name](parameter.numel(), parameter.element_size())
+        elements, moment = parameter.numel(), parameter.nbytes
+        if config.name == "adamw_8bit":
+            # Two moments of a byte and a float32 scale for each 256 of them, or two of float32.
+            total += elements * (2 + 8 / 256 if elements >= _SMALLEST_8BIT else 8)
+        else:
+            total += moment if id(parameter) in matrices else 2 * moment
     return round(total)
