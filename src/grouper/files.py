@@ -18,11 +18,11 @@ from grouper.errors import RunFolderError
 
 __all__ = [
     "delete",
-    "disk_errors",
     "dumps",
     "read_json",
     "read_lines",
     "refused",
+    "refusing",
     "remove_folder",
     "sweep",
     "sync",
@@ -31,8 +31,8 @@ __all__ = [
     "write_lines",
 ]
 
+# Another disk is the way out of all of these.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
-"""EIO, too: it is what `disk_errors` makes of torch, which names no cause."""
 
 
 def refused(error: OSError, path: Path) -> NoReturn:
@@ -53,21 +53,21 @@ def refused(error: OSError, path: Path) -> NoReturn:
 
 
 @contextlib.contextmanager
-def disk_errors() -> Iterator[None]:
-    """Turn what safetensors, tokenizers and torch raise when a disk is full into an `OSError`.
+def refusing(path: Path) -> Iterator[None]:
+    """Raise what the operating system says while `path` is written as a `RunFolderError`.
 
-    The first two have types of their own (one a bare Exception) that name the system's error
-    number; torch's zip writer complains about its position and names no cause.
+    Safetensors and tokenizers have exceptions of their own for it (the latter a bare `Exception`)
+    that name the system's error number.
     """
     try:
         yield
+    except OSError as error:
+        refused(error, path)
     except Exception as error:  # tokenizers has no type of its own; raised again below
         number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is not None:
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-        if "inline_container.cc" in str(error):
-            raise OSError(errno.EIO, "torch could not write it; is the disk full?") from error
-        raise
+        if number is None:
+            raise
+        refused(OSError(int(number[1]), os.strerror(int(number[1]))), path)
 
 
 @contextlib.contextmanager
@@ -82,23 +82,21 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for left in target.parent.glob(f".{target.name}.*.tmp"):  # by a run that was killed
-            shutil.rmtree(left)
-        temporary.mkdir()
-        with disk_errors():
+        with refusing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for left in target.parent.glob(f".{target.name}.*.tmp"):  # by a run that was killed
+                shutil.rmtree(left)
+            temporary.mkdir()
             yield temporary
-        readable = temporary.stat().st_mode & 0o666
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                path.chmod(readable)
-            sync(path)
-        sync(temporary)
-        remove_folder(target)
-        temporary.rename(target)
-        sync(target.parent)
-    except OSError as error:
-        refused(error, target)
+            readable = temporary.stat().st_mode & 0o666
+            for path in temporary.rglob("*"):
+                if path.is_file():
+                    path.chmod(readable)
+                sync(path)
+            sync(temporary)
+            remove_folder(target)
+            temporary.rename(target)
+            sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -34,6 +34,9 @@ OTHER_NAMES = {
     "test_plan_rows.py": "rows.py",
     "test_plan_memory.py": "memory.py",
     "test_sink_registry.py": "registry.py",
+    # A long subject has a file of tests for each part of it.
+    "test_checkpoint_export.py": "checkpoint.py",
+    "test_checkpoint_rotation.py": "checkpoint.py",
 }
 
 # Spelled in pieces, so that this file does not hold them itself.

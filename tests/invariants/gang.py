@@ -11,8 +11,10 @@ import os
 import socket
 import sys
 import traceback
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +28,18 @@ from tiny_models import make_group, make_prompt, one_step, tiny_model, with_exac
 from grouper.algorithms.batching import TrainBatch
 from grouper.algorithms.weighting import sequence_mean
 from grouper.cli.main import main
-from grouper.config.schema import GradingConfig, GRPOConfig
+from grouper.config.schema import GradingConfig, GRPOConfig, OptimizerConfig
 from grouper.errors import ModelError
 from grouper.grading import Grader
 from grouper.models.policy import Policy
-from grouper.models.team import Solo
+from grouper.models.team import Solo, Team
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.graded import draw_and_grade
 from grouper.sampling.scripted import ScriptedSampler
+from grouper.training.checkpoint import load_optimizer, save_optimizer
 from grouper.training.grpo import advantages_of
 from grouper.training.objectives import grpo_objective
+from grouper.training.optimizers import Optimizer, make_optimizer
 from grouper.training.parallel import Replica, join_team, leave_team, make_replica
 from grouper.training.update import Scorer, accumulate_gradient
 from grouper.types import AnswerContract, AnswerKind, SamplingParams
@@ -238,6 +242,64 @@ def sharing(count: int) -> dict[str, Any]:
     }
 
 
+def optimizer_over(team: Team) -> tuple[Replica, Optimizer]:
+    """Two kinds of moments, numbers, and weights of eight rows, which five processes cannot
+    share evenly: the last one has none of them."""
+    replica = make_replica(policy_of("qwen3", lora=False), team, "fsdp")
+    return replica, make_optimizer(replica.policy, OptimizerConfig(name="muon"))
+
+
+def whole_state(replica: Replica, optimizer: Optimizer) -> dict[str, str]:
+    """Type, shape and checksum of everything in it, in one piece."""
+    found = {}
+    for key, value in sorted(optimizer.state_dict().items()):
+        tensor = replica.whole(value).contiguous()
+        mark = zlib.crc32(tensor.numpy().tobytes())
+        found[key] = f"{tensor.dtype} {tuple(tensor.shape)} {mark:08x}"
+    return found
+
+
+def save_state(folder: str) -> dict[str, str]:
+    """Save what two steps leave, whose gradients are the same for any number of processes."""
+    team = join_team()
+    replica, optimizer = optimizer_over(team)
+    for _ in range(2):
+        for parameter in replica.policy.parameters():
+            parameter.grad = parameter.detach().clone()
+        optimizer.step(0.0)
+    team.lead(lambda: Path(folder).mkdir())
+    save_optimizer(optimizer, Path(folder), team.rank)
+    found = whole_state(replica, optimizer)
+    leave_team()
+    return found
+
+
+def load_state(folder: str) -> dict[str, Any]:
+    team = join_team()
+    replica, optimizer = optimizer_over(team)
+    load_optimizer(optimizer, Path(folder))
+    state = optimizer.state_dict()
+    rows = {  # of a moment and of its weight
+        key: (len(value.to_local()), len(optimizer.parameter(key).to_local()))  # type: ignore[attr-defined]  # split
+        for key, value in state.items()
+        if isinstance(value, DTensor)
+    }
+    found = {"rows": rows, "moments": sum(value.numel() > 1 for value in state.values())}
+    found["state"] = whole_state(replica, optimizer)
+    leave_team()
+    return found
+
+
+def states(folder: str, pairs: list[tuple[int, int]]) -> dict[str, Any]:
+    """What so many processes save, and what so many others read of it."""
+    saved, loaded = {}, {}
+    for size in dict(pairs):
+        saved[size] = fork_all(size, partial(save_state, f"{folder}/{size}"))
+    for size, readers in pairs:
+        loaded[f"{size} by {readers}"] = fork_all(readers, partial(load_state, f"{folder}/{size}"))
+    return {"saved": saved, "loaded": loaded}
+
+
 JOBS: dict[str, Callable[..., Any]] = {
     "gradients": lambda size: fork_all(size, gradients),
     "sharing": lambda size: {
@@ -246,6 +308,7 @@ JOBS: dict[str, Callable[..., Any]] = {
     "shortage": lambda size, engine, at, budget, *apart: fork_all(
         size, lambda: shortage(engine, int(at), int(budget), together=not apart)
     ),
+    "states": lambda _, folder, pairs: states(folder, json.loads(pairs)),
     "run": lambda size, *arguments: fork_all(size, lambda: main(list(arguments))),
     "runs": lambda _, plan: [
         fork_all(size, lambda arguments=arguments: main(arguments))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -26,7 +27,7 @@ from grouper.config.loading import load_recipe
 from grouper.tracking import evaluation_files, run_folder
 from grouper.tracking.live import Progress
 from grouper.tracking.metrics_file import MetricsFile
-from grouper.training import checkpoint, retention, session
+from grouper.training import checkpoint, session
 from grouper.training.optimizers import Optimizer
 from grouper.training.run import train
 from grouper.training.session import Session
@@ -50,8 +51,8 @@ def half_the_weights(honest: Honest, *args: Any) -> None:
     halve(weights)
 
 
-def half_the_optimizer(honest: Honest, *args: Any) -> None:
-    honest(*args)
+def half_the_optimizer(honest: Honest, *args: Any, **metadata: Any) -> None:
+    honest(*args, **metadata)
     halve(args[1])
 
 
@@ -75,6 +76,12 @@ def half_the_folder(honest: Honest, folder: Path) -> None:
     next(file for file in gone.iterdir()).unlink()
 
 
+def half_the_optimizer_folder(honest: Honest, folder: Path, **_: Any) -> None:
+    """As a killed `rmtree` leaves it."""
+    del honest
+    next(file for file in folder.iterdir()).unlink()
+
+
 def half_the_items(honest: Honest, **settings: Any) -> None:
     """Killed when half of an evaluation is drawn."""
     shown = settings["progress"]
@@ -94,8 +101,8 @@ def of_path(position: int) -> Callable[..., str]:
 # Point -> (owner, attribute, what is called on, how it is left half-done).
 POINTS: dict[str, tuple[Any, str, Callable[..., str], Honest | None]] = {
     "weights": (checkpoint, "save_policy", of_path(2), half_the_weights),
-    "optimizer": (torch, "save", of_path(1), half_the_optimizer),
-    "marker": (checkpoint, "_mark", of_path(0), None),
+    "optimizer": (checkpoint, "save_file", of_path(1), half_the_optimizer),
+    "marker": (checkpoint, "_write_state", of_path(0), None),
     "rename": (Path, "rename", of_path(0), None),
     "metrics": (
         MetricsFile,
@@ -106,8 +113,8 @@ POINTS: dict[str, tuple[Any, str, Callable[..., str], Honest | None]] = {
     "rollouts": (run_folder, "write_lines", of_path(0), half_the_file),
     "summary": (evaluation_files, "write_atomic", of_path(0), half_the_file),
     "evaluation": (session, "evaluate", lambda **settings: settings["name"], half_the_items),
-    "remove": (retention, "remove_folder", of_path(0), half_the_folder),
-    "unlink": (Path, "unlink", of_path(0), None),
+    "remove": (checkpoint, "remove_folder", of_path(0), half_the_folder),
+    "strip": (shutil, "rmtree", of_path(0), half_the_optimizer_folder),
     "cut": (run_folder, "delete", of_path(0), None),
     "info": (run_folder.RunFolder, "_write_info", lambda folder, _: str(folder.path), None),
     "update": (Optimizer, "step", lambda *_: "", None),

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 
 NOT_COMPARED = ("time.", "memory.", "host.")
@@ -27,7 +26,7 @@ def everything(path: Path) -> dict[str, Any]:
 
 def record(path: Path) -> dict[str, Any]:
     """As `everything`, of two runs in folders of different names, which the small files hold."""
-    kept = (".safetensors", ".pt", ".gz", ".jsonl")
+    kept = (".safetensors", ".gz", ".jsonl")
     return {name: c for name, c in everything(path).items() if Path(name).suffix in kept}
 
 
@@ -37,6 +36,8 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 
 
 def _content(file: Path) -> Any:
+    if file.parent.name == "optimizer":
+        return file.read_bytes()  # numbers beside the tensors, too
     read = _BY_NAME.get(file.name) or _BY_SUFFIX.get(file.suffix) or Path.read_bytes
     return read(file)
 
@@ -70,25 +71,10 @@ def _weights(file: Path) -> dict[str, bytes]:
     return {name: value.numpy().tobytes() for name, value in load_file(file).items()}
 
 
-def _optimizer(file: Path) -> Any:
-    return _flat(torch.load(file, weights_only=True))
-
-
-def _flat(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.numpy().tobytes()
-    if isinstance(value, dict):
-        return {str(k): _flat(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_flat(v) for v in value]
-    return value
-
-
 _BY_NAME: dict[str, Callable[[Path], Any]] = {
     "metrics.jsonl": _metrics,
     "run.json": _info,
     "trainer_state.json": _state,
-    "optimizer.pt": _optimizer,
     "adapter_config.json": _adapter,
 }
 _BY_SUFFIX: dict[str, Callable[[Path], Any]] = {

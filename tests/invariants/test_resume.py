@@ -16,11 +16,13 @@ from grouper.errors import CheckpointError, Interrupted, RunFolderError
 from grouper.tracking import metrics_file
 from grouper.tracking.live import Progress
 from grouper.training import checkpoint, loop
-from grouper.training.checkpoint import OPTIMIZER_FILE, STATE_FILE, is_complete
+from grouper.training.checkpoint import STATE_FILE, is_complete
 from grouper.training.run import train
 from grouper.training.session import Session
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
+
+OPTIMIZER_FILE = "optimizer/rank0-0.safetensors"
 
 SMALL = [
     "model.new.hidden_size=32",
@@ -262,14 +264,14 @@ def test_a_checkpoint_counts_only_once_its_metrics_are_on_disk(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    honest = checkpoint._mark
+    honest = checkpoint._write_state
 
     def mark(folder: Path, record: Any) -> None:
         order.append("mark")
         honest(folder, record)
 
     monkeypatch.setattr(metrics_file, "sync", lambda path: order.append(path.name))
-    monkeypatch.setattr(checkpoint, "_mark", mark)
+    monkeypatch.setattr(checkpoint, "_write_state", mark)
     run("cut", "skip_grpo=true", "sft.evaluate_every=0")
     saves = order.count("mark")
     assert saves >= 3, "two checkpoints and the final model"

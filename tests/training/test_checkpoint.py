@@ -5,35 +5,51 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_states import HASH, SavedTokenizer, take_step, tiny_state
 
-from grouper.config.schema import AlarmsConfig, DifficultyConfig, PromptConfig, RewardConfig
+from grouper.config.schema import (
+    AlarmsConfig,
+    DifficultyConfig,
+    GRPOConfig,
+    OptimizerConfig,
+    PromptConfig,
+    RewardConfig,
+    SFTConfig,
+)
 from grouper.errors import CheckpointError, RunFolderError
+from grouper.models.team import Solo
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
-from grouper.training import checkpoint, disk_space
+from grouper.training import checkpoint
 from grouper.training.alarms import Alarms
 from grouper.training.checkpoint import (
-    OPTIMIZER_FILE,
+    BEST_FILE,
+    OPTIMIZER_FOLDER,
     STATE_FILE,
     TrainState,
+    check_room_for_run,
+    contents,
+    damage,
     is_finished,
     latest_checkpoint,
     load_optimizer,
     read_state,
-    restore_counters,
     save_checkpoint,
     save_final,
+    save_optimizer,
+    weight_bytes,
 )
 from grouper.training.curriculum import DifficultyBand
-from grouper.training.integrity import BEST_FILE, contents, damage
+from grouper.training.optimizers import state_bytes
 from grouper.types import StepReport, Tally
 
 TOKENIZER = SavedTokenizer()
+OPTIMIZER_FILE = f"{OPTIMIZER_FOLDER}/rank0-0.safetensors"
 
 
 def save(run: Path, state: TrainState, **options: bool) -> Path:
@@ -81,7 +97,7 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
     )
     saved = read_state(save(tmp_path, state))
     back = fresh()
-    restore_counters(back, saved)
+    back.restore(saved)
     assert (back.step, back.skipped, back.position, back.epoch_ended) == (1, 2, 17, True)
     assert back.difficulty is not None
     assert back.rewards is not None
@@ -92,6 +108,7 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
     assert back.alarms.state_dict() == state.alarms.state_dict()
     # Nothing that a state holds is forgotten here: a new field must be saved, or named.
     not_saved = {"phase", "replica", "optimizer", "started_from", "suspect"}
+    not_saved |= {"total", "stream", "clock", "reference"}  # made anew from the recipe
     assert set(TrainState.__slots__) - not_saved == {
         "step",
         "skipped",
@@ -116,8 +133,8 @@ def test_the_optimizer_goes_on_as_if_nothing_had_happened(tmp_path: Path, lora: 
     assert weights
     back = tiny_state(lora=lora)
     back.policy.load_state_dict(state.policy.state_dict())
-    load_optimizer(folder, back.optimizer, back.replica)
-    restore_counters(back, read_state(folder))
+    load_optimizer(back.optimizer, folder / OPTIMIZER_FOLDER)
+    back.restore(read_state(folder))
     for _ in range(2):
         take_step(back)
     for name, value in straight.policy.trainable().items():
@@ -153,9 +170,9 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     (STATE_FILE, truncate, "trainer_state.json cannot be read"),
     (STATE_FILE, empty, "trainer_state.json cannot be read"),
     (STATE_FILE, forget, "trainer_state.json cannot be read"),
-    (OPTIMIZER_FILE, delete, "optimizer.pt is missing"),
-    (OPTIMIZER_FILE, truncate, "optimizer.pt is damaged"),
-    (OPTIMIZER_FILE, flip, "optimizer.pt is damaged"),
+    (OPTIMIZER_FILE, delete, "its optimizer/rank0-0.safetensors is missing"),
+    (OPTIMIZER_FILE, truncate, "optimizer/rank0-0.safetensors is damaged"),
+    (OPTIMIZER_FILE, flip, "optimizer/rank0-0.safetensors is damaged"),
     ("model.safetensors", delete, "model.safetensors is missing"),
     ("model.safetensors", truncate, "model.safetensors is damaged"),
     ("model.safetensors", flip, "model.safetensors is damaged"),
@@ -186,7 +203,7 @@ def test_where_none_is_left_it_is_an_error(tmp_path: Path) -> None:
     three_checkpoints(tmp_path)
     for number in (1, 2, 3):
         truncate(tmp_path / "grpo" / f"checkpoint-{number}" / OPTIMIZER_FILE)
-    with pytest.raises(CheckpointError, match=r"checkpoint-3: its optimizer\.pt is damaged"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-3: its optimizer/rank0-0.* is damaged"):
         newest(tmp_path)
     assert latest_checkpoint(tmp_path, "sft", recipe_hashes={HASH}) is None
 
@@ -239,7 +256,7 @@ def test_an_optimizer_of_other_weights_is_one_paragraph(tmp_path: Path) -> None:
     folder = save(tmp_path, state)
     other = tiny_state()
     with pytest.raises(CheckpointError, match="does not fit"):
-        load_optimizer(folder, other.optimizer, other.replica)
+        load_optimizer(other.optimizer, folder / OPTIMIZER_FOLDER)
 
 
 def test_a_save_without_room_leaves_everything_as_it_was(
@@ -249,40 +266,90 @@ def test_a_save_without_room_leaves_everything_as_it_was(
     state = tiny_state()
     state.step = 3
     before = (tmp_path / "grpo" / "checkpoint-3" / "model.safetensors").read_bytes()
-    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda _: 1000)
     with pytest.raises(RunFolderError, match="are free"):
         save(tmp_path, state)
     assert (tmp_path / "grpo" / "checkpoint-3" / "model.safetensors").read_bytes() == before
     assert newest(tmp_path) == "checkpoint-3"
 
 
-def test_a_split_optimizer_state_that_is_not_saved_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("breaks", ["save_file", "save_policy", "_write_state"])
+def test_a_save_that_breaks_off_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: str
 ) -> None:
-    """The shards wait beside the checkpoint until the rest of it is written."""
+    """Optimizer, weights or the mark at the end: a full disk may stop any of them."""
     state = tiny_state()
     take_step(state)
-    state.replica.split = True
-    written = []
 
-    def save_shards(optimizer: object, folder: Path, team: object) -> None:
-        written.append(folder)
-        folder.mkdir(parents=True)
-        (folder / "shard").write_bytes(b"x")
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
 
-    def no_room(*args: object) -> None:
-        raise RunFolderError("the disk is full")
-
-    monkeypatch.setattr(checkpoint, "save_shards", save_shards)
-    monkeypatch.setattr(checkpoint, "save_policy", no_room)
-    with pytest.raises(RunFolderError, match="full"):
+    monkeypatch.setattr(checkpoint, breaks, full)
+    with pytest.raises(RunFolderError, match="No space left") as caught:
         save(tmp_path, state)
-    assert [folder.exists() for folder in written] == [False]
+    assert caught.value.where == str(tmp_path / "grpo" / "checkpoint-1")
     assert list((tmp_path / "grpo").iterdir()) == []
-    monkeypatch.setattr(checkpoint, "require_room", no_room)
-    with pytest.raises(RunFolderError, match="full"):
+
+
+class TwoProcesses(Solo):
+    """Rank 0 of two, of which the other one has its own answers."""
+
+    size = 2
+
+    def __init__(self, other: object) -> None:
+        self._other = other
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, self._other]
+
+
+def test_what_the_disk_refuses_to_one_process_is_raised_on_all(tmp_path: Path) -> None:
+    state = tiny_state()
+    take_step(state)
+    state.replica.team = TwoProcesses(RunFolderError("the disk of process 1 is full"))
+    with pytest.raises(RunFolderError, match="of process 1 is full"):
         save(tmp_path, state)
-    assert len(written) == 1, "no shard is written where there is no room"
+    assert list((tmp_path / "grpo").iterdir()) == []
+
+
+def test_a_process_that_does_not_find_the_folder_says_so(tmp_path: Path) -> None:
+    """Machines without a folder in common: its file would be missing from the checkpoint."""
+    state = tiny_state()
+    with pytest.raises(RunFolderError, match="process 3 does not find this folder"):
+        save_optimizer(state.optimizer, tmp_path / "elsewhere", 3)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_estimate_is_what_a_checkpoint_takes(tmp_path: Path, lora: bool) -> None:
+    state = tiny_state(lora=lora)
+    estimate = weight_bytes(state.policy) + state_bytes(OptimizerConfig(), state.policy)
+    take_step(state)
+    folder = save(tmp_path, state)
+    written = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    # Headers of some KB lie on top of the tensors.
+    assert estimate <= written <= estimate + 60_000
+
+
+def test_a_run_is_refused_where_not_even_its_models_fit_and_warned_of_its_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = tiny_state()
+    weights = weight_bytes(state.policy)
+    moments = state_bytes(OptimizerConfig(), state.policy)
+    phases = {"sft": SFTConfig(), "grpo": GRPOConfig(checkpoint_every=5, keep_checkpoints=3)}
+
+    def check(free: float) -> None:
+        monkeypatch.setattr(checkpoint, "free_bytes", lambda _: int(free))
+        check_room_for_run(tmp_path, state.policy, phases)
+
+    with pytest.raises(RunFolderError, match="are free"):
+        check(1.9 * weights)
+    check(2.1 * weights)
+    assert "lower keep_checkpoints" in caplog.text
+    caplog.clear()
+    # Two finals; two checkpoints of SFT and three of GRPO, and one more of each being written.
+    check(1.1 * (2 * weights + 7 * (weights + moments)))
+    assert not caplog.records
 
 
 def test_a_checkpoint_is_whole_whether_it_still_is_the_best_one_or_not(tmp_path: Path) -> None:
@@ -315,4 +382,4 @@ def test_a_state_without_a_key_is_one_paragraph(tmp_path: Path, key: str) -> Non
 def _go_on_from(folder: Path) -> None:
     saved = read_state(folder)
     tiny_state(started_from=saved["started_from"])
-    restore_counters(tiny_state(), saved)
+    tiny_state().restore(saved)

@@ -32,8 +32,8 @@ from grouper.training.grpo import (
     shuffle_rewards,
     top_entropy_selection,
 )
-from grouper.training.incident import not_finite
 from grouper.training.metrics import rollout_tallies
+from grouper.training.nan_dump import not_finite
 from grouper.training.objectives import grpo_objective
 from grouper.training.parallel import Replica
 from grouper.training.update import Scorer, accumulate_gradient

@@ -15,8 +15,8 @@ from grouper.config.schema import AlarmsConfig, GRPOConfig, SFTConfig
 from grouper.errors import AlarmError, Interrupted, ModelError, RunFolderError
 from grouper.training import checkpoint, loop
 from grouper.training.alarms import Alarms
+from grouper.training.checkpoint import BEST_FILE, OPTIMIZER_FOLDER, numbered
 from grouper.training.loop import run_phase
-from grouper.training.retention import BEST_FILE, OPTIMIZER_FILE, numbered
 from grouper.types import StepReport, Tally
 
 
@@ -31,7 +31,7 @@ def saved(path: Path) -> dict[int, str]:
     return {
         step: "".join(
             letter
-            for letter, name in (("o", OPTIMIZER_FILE), ("b", BEST_FILE))
+            for letter, name in (("o", OPTIMIZER_FOLDER), ("b", BEST_FILE))
             if (folder / name).exists()
         )
         for step, folder in numbered(path / "grpo")

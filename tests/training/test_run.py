@@ -40,9 +40,7 @@ class Seen:
             report = sft_step(session, state)
             moments = [
                 value
-                for part in state.optimizer.state_dict()
-                for entry in part["state"].values()
-                for value in entry.values()
+                for value in state.optimizer.state_dict().values()
                 if isinstance(value, torch.Tensor) and value.numel() > 1
             ]
             assert moments

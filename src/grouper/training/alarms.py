@@ -16,7 +16,6 @@ from typing import Any
 
 from grouper.config.schema import AlarmsConfig
 from grouper.errors import AlarmError
-from grouper.training.retention import last_good
 from grouper.types import StepReport
 
 __all__ = ["ALARMS", "Alarm", "Alarms", "Raised", "reason_to_stop", "replay", "slope"]
@@ -256,20 +255,25 @@ def replay(reports: Iterable[StepReport], config: AlarmsConfig) -> list[tuple[in
 
 
 def reason_to_stop(
-    raised: Sequence[Raised], config: AlarmsConfig, phase: Path, step: int
+    raised: Sequence[Raised],
+    config: AlarmsConfig,
+    phase: Path,
+    step: int,
+    good: tuple[int, Path] | None,
 ) -> AlarmError | None:
     """What to end the run with, or None where alarms are only told.
 
     Args:
         raised: alarms that rang at this step; at least one.
         config: says whether to stop.
-        phase: the folder of the phase, to name the checkpoint to go back to.
+        phase: the folder of the phase.
         step: steps finished.
+        good: step and folder of the checkpoint to go back to, from before the last window where
+            there is one.
     """
     if config.on_alarm == "warn":
         return None
     before = step - config.window
-    good = last_good(phase, before)
     kept = "there is no checkpoint of this phase yet"
     if good is not None:
         when = "from before these steps" if good[0] <= before else "the oldest that is left"

@@ -12,10 +12,9 @@ from typing import Protocol
 from grouper.config.schema import PhaseConfig
 from grouper.errors import Interrupted, ModelError, RunFolderError
 from grouper.training.alarms import Raised, reason_to_stop
-from grouper.training.checkpoint import TrainState, save_checkpoint
+from grouper.training.checkpoint import BestScore, TrainState, last_good, rotate, save_checkpoint
 from grouper.training.curriculum import evaluation_is_due
-from grouper.training.incident import write_incident
-from grouper.training.retention import BestScore, last_good, thin_out
+from grouper.training.nan_dump import write_nan_dump
 from grouper.training.session import Session
 from grouper.types import StepReport
 
@@ -182,7 +181,7 @@ class _Saves:
 def tidy(session: Session, phase: Phase) -> None:
     """Remove the checkpoints of a phase that are no longer wanted."""
     config, state = phase.config, phase.state
-    thin_out(
+    rotate(
         session.path / phase.name,
         step=state.step,
         keep=config.keep_checkpoints,
@@ -196,7 +195,7 @@ def _stop_if_broken(session: Session, phase: Phase) -> None:
         return
     what = f"nothing finite came out of {state.skipped} updates in a row"
     folder = session.team.lead(
-        lambda: write_incident(
+        lambda: write_nan_dump(
             session.path,
             state.suspect,
             session.folder.read_metrics(),
@@ -226,8 +225,10 @@ def _heed(session: Session, phase: Phase, raised: Sequence[Raised]) -> None:
     step = phase.state.step
     for alarm in raised:
         log.warning("%s step %d: %s", phase.name, step, alarm)
+    folder, config = session.path / phase.name, session.recipe.alarms
+    before = step - config.window
     problem = session.team.lead(
-        lambda: reason_to_stop(raised, session.recipe.alarms, session.path / phase.name, step)
+        lambda: reason_to_stop(raised, config, folder, step, last_good(folder, before))
     )
     if problem is not None:
         raise problem

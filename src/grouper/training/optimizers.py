@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,35 +40,44 @@ class Optimizer:
                 group["lr"] = rate * scale
             part.step()
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        """One dictionary a part."""
-        return [part.state_dict() for part in self.parts]
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept between steps: `part.parameter.name` -> a tensor, or a number."""
+        return {
+            f"{number}.{index}.{name}": value
+            for number, part in enumerate(self.parts)
+            for index, parameter in enumerate(_parameters(part))
+            for name, value in part.state.get(parameter, {}).items()
+        }
 
-    def load_state_dict(
-        self,
-        state: list[dict[str, Any]],
-        as_held: Callable[[Tensor, Tensor], Tensor] | None = None,
-    ) -> None:
-        """Take over the moments that `state_dict` gave; settings stay those of the recipe.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave; settings stay those of the recipe.
 
         Args:
-            state: one dictionary a part.
-            as_held: (whole tensor, parameter) -> the tensor split as the parameter is.
+            state: of an optimizer with the same `describe`, split as the parameters are now.
         """
-        for part, saved in zip(self.parts, state, strict=True):
-            # The recipe says how to step; torch would bring the settings of the saved run back.
-            configured = [
-                {name: value for name, value in group.items() if name != "params"}
-                for group in part.param_groups
-            ]
-            part.load_state_dict(saved)
-            for group, settings in zip(part.param_groups, configured, strict=True):
-                group.update(settings)
-            if as_held is not None:
-                for parameter, moments in part.state.items():
-                    for name, value in moments.items():
-                        if isinstance(value, Tensor):
-                            moments[name] = as_held(value, parameter)
+        for number, part in enumerate(self.parts):
+            moments: dict[int, dict[str, Any]] = {}
+            for key, value in state.items():
+                owner, index, name = key.split(".", 2)
+                if int(owner) == number:
+                    moments.setdefault(int(index), {})[name] = value
+            part.load_state_dict({**part.state_dict(), "state": moments})
+
+    def parameter(self, key: str) -> Tensor:
+        """The parameter that an entry of the state belongs to."""
+        number, index, _ = key.split(".", 2)
+        return _parameters(self.parts[int(number)])[int(index)]
+
+    def describe(self) -> list[Any]:
+        """What a state has to fit: the kind of each part and the shapes of its parameters."""
+        return [
+            [type(part).__name__, [list(parameter.shape) for parameter in _parameters(part)]]
+            for part in self.parts
+        ]
+
+
+def _parameters(part: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in part.param_groups for parameter in group["params"]]
 
 
 def _adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -110,14 +119,9 @@ def _muon(policy: Policy, config: OptimizerConfig) -> Optimizer:
     Orthogonalised momentum is meant for matrices that map hidden states to hidden states
     (Jordan et al., 2024); embeddings, heads, norms and biases keep AdamW.
     """
-    ends = {
-        id(parameter)
-        for module in (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())
-        for parameter in module.parameters()
-    }
+    chosen = _inner_matrices(policy)
     trainable = list(policy.trainable().values())
-    matrices = [p for p in trainable if p.ndim == 2 and id(p) not in ends]
-    chosen = {id(p) for p in matrices}
+    matrices = [p for p in trainable if id(p) in chosen]
     others = [p for p in trainable if id(p) not in chosen]
     parts: list[torch.optim.Optimizer] = []
     if matrices:
@@ -129,6 +133,14 @@ def _muon(policy: Policy, config: OptimizerConfig) -> Optimizer:
     if others:
         parts.append(_adamw(others, config))
     return Optimizer(parts)
+
+
+def _inner_matrices(policy: Policy) -> set[int]:
+    """Ids of the trainable 2-D weights between embedding and head."""
+    heads = (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())
+    ends = {id(parameter) for head in heads for parameter in head.parameters()}
+    trainable = policy.trainable().values()
+    return {id(p) for p in trainable if p.ndim == 2 and id(p) not in ends}
 
 
 OPTIMIZERS: dict[str, Callable[[Policy, OptimizerConfig], Optimizer]] = {
@@ -180,34 +192,15 @@ def schedule(config: OptimizerConfig, step: int, total: int) -> float:
 _SMALLEST_8BIT = 4096
 
 
-def _adamw_bytes(elements: int, size: int) -> float:
-    return 2 * elements * size
-
-
-def _adamw_8bit_bytes(elements: int, size: int) -> float:
-    del size
-    # Two moments of a byte and a float32 scale for each 256 of them.
-    return elements * (2 + 8 / 256) if elements >= _SMALLEST_8BIT else elements * 8
-
-
-# (elements of a tensor, bytes of one) -> bytes of its state.
-_STATE_BYTES: dict[str, Callable[[int, int], float]] = {
-    "adamw": _adamw_bytes,
-    "adamw_8bit": _adamw_8bit_bytes,
-    # One moment for the matrices between embedding and head, which are most of it.
-    "muon": lambda elements, size: elements * size,
-}
-
-
 def state_bytes(config: OptimizerConfig, policy: Policy) -> int:
     """Bytes that the optimizer of this policy keeps between steps, all parameters together."""
-    ends: set[int] = set()
-    if config.name == "muon":
-        heads = (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())
-        ends = {id(p) for head in heads for p in head.parameters()}
+    matrices = _inner_matrices(policy) if config.name == "muon" else set()
     total = 0.0
     for parameter in policy.trainable().values():
-        matrix = parameter.ndim == 2 and id(parameter) not in ends
-        name = "adamw" if config.name == "muon" and not matrix else config.name
-        total += _STATE_BYTES[name](parameter.numel(), parameter.element_size())
+        elements, moment = parameter.numel(), parameter.nbytes
+        if config.name == "adamw_8bit":
+            # Two moments of a byte and a float32 scale for each 256 of them, or two of float32.
+            total += elements * (2 + 8 / 256 if elements >= _SMALLEST_8BIT else 8)
+        else:
+            total += moment if id(parameter) in matrices else 2 * moment
     return round(total)

@@ -196,11 +196,6 @@ class Replica:
         """A weight or gradient in one piece; every process takes part."""
         return tensor
 
-    def as_held(self, tensor: Tensor, parameter: Tensor) -> Tensor:
-        """A whole tensor of the optimizer state, split as its parameter is."""
-        del parameter
-        return tensor
-
     def clip_grad_norm(self, bound: float) -> float:
         """Scale the whole gradient down to a 2-norm of at most `bound`; returns what it was."""
         return float(nn.utils.clip_grad_norm_(self.policy.trainable().values(), bound))
@@ -273,8 +268,18 @@ class FullySharded(Replica):
                 parameter.copy_(own[name])
 
     def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        parameters = self.policy.trainable()
-        return {name: self.as_held(value, parameters[name]) for name, value in weights.items()}
+        from torch.distributed.tensor import distribute_tensor
+
+        parameters: dict[str, Any] = dict(self.policy.trainable())
+        return {
+            name: distribute_tensor(
+                value.to(parameters[name].device),
+                parameters[name].device_mesh,
+                parameters[name].placements,
+                src_data_rank=None,  # every process has the whole: none needs to send anything
+            )
+            for name, value in weights.items()
+        }
 
     @torch.no_grad()
     def whole_weights(self) -> dict[str, Tensor] | None:
@@ -290,21 +295,6 @@ class FullySharded(Replica):
         from torch.distributed.tensor import DTensor
 
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-    def as_held(self, tensor: Tensor, parameter: Tensor) -> Tensor:
-        from torch.distributed.tensor import DTensor, distribute_tensor
-
-        if isinstance(tensor, DTensor) or not isinstance(parameter, DTensor):
-            return tensor
-        if tensor.shape != parameter.shape:  # a step counter, not a moment
-            return tensor
-        # Every process has the whole tensor, so that none needs to send anything.
-        return distribute_tensor(
-            tensor.to(parameter.device),
-            parameter.device_mesh,
-            parameter.placements,
-            src_data_rank=None,
-        )
 
 
 def _blocks(policy: Policy) -> list[nn.Module]:

@@ -13,12 +13,12 @@ from grouper.models.policy import Policy
 from grouper.tracking.identity import CONTENTS, LENGTHS, Changes, describe_changes, that_differ
 from grouper.training.alarms import Alarms
 from grouper.training.checkpoint import (
+    OPTIMIZER_FOLDER,
     TrainState,
     is_complete,
     latest_checkpoint,
     load_optimizer,
     read_state,
-    restore_counters,
 )
 from grouper.training.curriculum import ProblemStream, difficulty_band, total_steps
 from grouper.training.metrics import StepClock
@@ -75,16 +75,16 @@ def resumed_state(session: Session, phase: str) -> TrainState | None:
     folder, saved = found
     state = fresh_state(session, phase, session.load(str(folder)), saved["started_from"])
     try:
-        load_optimizer(folder, state.optimizer, state.replica)
+        load_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER)
     except CheckpointError as error:
         if saved["recipe_hash"] == session.hash:
             raise
         log.warning("The optimizer starts anew, since the recipe changed: %s", error.what)
         config = getattr(session.recipe, phase)
         state.optimizer = make_optimizer(state.policy, config.optimizer)
-    restore_counters(state, saved)
+    state.restore(saved)
     session.folder.truncate_to(phase, state.step)
-    session.team.lead(lambda: _tell_of_holes(session, {phase: state.step}))
+    session.team.lead(lambda: _warn_of_holes(session, phase, state.step))
     changes = session.team.lead(lambda: session.folder.changes_begin_at(phase, state.step))
     session.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
     for line in banner_lines(
@@ -99,10 +99,10 @@ def resumed_state(session: Session, phase: str) -> TrainState | None:
     return state
 
 
-def _tell_of_holes(session: Session, steps: dict[str, int]) -> None:
+def _warn_of_holes(session: Session, phase: str, step: int) -> None:
     """Warn of what was lost from the record of the steps that are not done again."""
-    sft = session.path / "sft" / "final"
-    if "grpo" in steps and is_complete(sft):
+    steps, sft = {phase: step}, session.path / "sft" / "final"
+    if phase == "grpo" and is_complete(sft):
         steps = {"sft": int(read_state(sft)["step"]), **steps}
     for hole in session.folder.holes(steps):
         log.warning(
@@ -139,22 +139,17 @@ def banner_lines(
             yield "  schedule: the learning rate follows the new number of steps from here on"
     else:
         yield f"  recipe: unchanged (hash {info['recipe_hash']})"
-    for change in info.get("changes", [])[: -1 if changes else None]:
-        told = describe_changes(change["changes"])
-        yield f"  changed before, at {change['phase']} step {change['step']}: {told}"
+    for change in info["changes"][: -1 if changes else None]:
+        what = describe_changes(change["changes"])
+        yield f"  changed before, at {change['phase']} step {change['step']}: {what}"
     for kind, key in CONTENTS.items():
         if info.get(key):
             marks = (f"{name} {mark[:12]}" for name, mark in sorted(info[key].items()))
             yield f"  {kind}: {', '.join(marks)}"
     began = info["host"]
     now: dict[str, Any] = {**versions, "CPU threads": threads, "processes": processes}
-    before: dict[str, Any] = {
-        **info["versions"],
-        "CPU threads": began.get("threads", threads),
-        "processes": began.get("processes", processes),
-    }
-    differ = that_differ(before, now)
-    if differ:
+    before = {"CPU threads": began["threads"], "processes": began["processes"]}
+    if differ := that_differ({**info["versions"], **before}, now):
         log.warning(
             "The run began with other versions, kernels or threads (%s): results will not be the "
             "same bit for bit.",

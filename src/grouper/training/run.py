@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from grouper.config.schema import PhaseConfig
+from grouper.config.schema import GRPOConfig, PhaseConfig, SFTConfig
 from grouper.errors import RunFolderError
 from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.evaluate import EvaluationResult
@@ -21,14 +21,15 @@ from grouper.report.timing import draw_times
 from grouper.training.checkpoint import (
     STATE_FILE,
     TrainState,
+    check_room_for_run,
+    check_save_path,
+    export_to_save_path,
     is_finished,
     read_state,
     save_final,
 )
 from grouper.training.curriculum import total_steps
-from grouper.training.disk_space import check_room_for_run
 from grouper.training.grpo import grpo_step
-from grouper.training.handing_over import check_save_path, hand_over
 from grouper.training.loop import Phase, run_phase, tidy
 from grouper.training.preflight import check_lengths, check_stopping
 from grouper.training.rehearsal import rehearse
@@ -77,7 +78,7 @@ def train(session: Session) -> RunResult:
     if len(results) > 1:
         comparison = compare(results, confidence=recipe.evaluation.confidence)
     session.team.lead(lambda: (draw_curves(session.folder), draw_times(session.folder)))
-    saved = session.team.lead(lambda: hand_over(recipe, session.path))
+    saved = session.team.lead(lambda: export_to_save_path(recipe, session.path))
     if saved is not None:
         session.display.say(saved)
     return RunResult(path=session.path, results=results, comparison=comparison)
@@ -229,10 +230,10 @@ def _final_step(final: Path) -> int:
 
 def _check_room(session: Session, state: TrainState) -> None:
     recipe = session.recipe
-    left: dict[str, PhaseConfig] = {state.phase: getattr(recipe, state.phase)}
+    left: dict[str, SFTConfig | GRPOConfig] = {state.phase: getattr(recipe, state.phase)}
     if state.phase == "sft" and not recipe.skip_grpo:
         left["grpo"] = recipe.grpo
-    session.team.lead(lambda: check_room_for_run(session.path, state.policy, state.optimizer, left))
+    session.team.lead(lambda: check_room_for_run(session.path, state.policy, left))
 
 
 def _finish(session: Session, phase: Phase) -> None:

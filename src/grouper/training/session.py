@@ -39,7 +39,7 @@ from grouper.tracking.lock import RunLock
 from grouper.tracking.onlooker import Onlooker
 from grouper.tracking.run_folder import RunFolder
 from grouper.tracking.sinks.tracked_folder import TrackedFolder
-from grouper.training.integrity import STATE_FILE
+from grouper.training.checkpoint import STATE_FILE
 from grouper.training.parallel import Replica, join_team, leave_team, make_replica
 from grouper.training.prepare import Prepared, make_base, named_base, prepare
 from grouper.training.problem_sets import (

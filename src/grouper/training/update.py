@@ -21,7 +21,7 @@ from grouper.algorithms.batching import TrainBatch, demonstration_batch, micro_b
 from grouper.algorithms.weighting import token_mean
 from grouper.errors import ModelError
 from grouper.models.policy import Policy
-from grouper.training.incident import not_finite
+from grouper.training.nan_dump import not_finite
 from grouper.training.objectives import Objective
 from grouper.training.optimizers import Optimizer
 from grouper.training.parallel import Replica, Slice

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tiny_models import make_batch
 from tiny_states import SavedTokenizer
 
-from grouper.training.incident import LAST_METRICS, not_finite, write_incident
+from grouper.training.nan_dump import LAST_METRICS, not_finite, write_nan_dump
 from grouper.types import StepReport, Tally
 
 
@@ -45,7 +45,7 @@ def test_the_folder_tells_the_whole_story(tmp_path: Path) -> None:
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "grpo-000030.jsonl.gz").write_bytes(b"rollouts")
     reports = [report(step) for step in range(1, 31)]
-    folder = write_incident(tmp_path, batch, reports, SavedTokenizer(), what="It broke.")
+    folder = write_nan_dump(tmp_path, batch, reports, SavedTokenizer(), what="It broke.")
     tensors = load_file(folder / "batch.safetensors")
     assert torch.equal(tensors["completion_ids"], batch.completion_ids)
     assert torch.equal(tensors["old_logprobs"], old)

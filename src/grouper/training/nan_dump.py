@@ -16,7 +16,7 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.files import dumps, whole_folder
 from grouper.types import StepReport
 
-__all__ = ["LAST_METRICS", "not_finite", "write_incident"]
+__all__ = ["LAST_METRICS", "not_finite", "write_nan_dump"]
 
 LAST_METRICS = 20
 """Steps whose metrics are kept with an incident."""
@@ -74,7 +74,7 @@ def _broken(batch: TrainBatch, row: int | None = None) -> Iterator[str]:
             yield f"{name} of row {int(rows.nonzero()[0])} ({int(rows.sum())} of {len(rows)} rows)"
 
 
-def write_incident(
+def write_nan_dump(
     run: Path, batch: TrainBatch | None, reports: list[StepReport], tokenizer: Any, *, what: str
 ) -> Path:
     """Keep what is needed to understand a stop: `<run>/incident/<phase>-<step>/`.

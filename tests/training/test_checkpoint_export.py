@@ -9,7 +9,7 @@ import pytest
 
 from grouper.config.loading import load_recipe, recipe_hash
 from grouper.errors import RunFolderError
-from grouper.training.handing_over import check_save_path, hand_over
+from grouper.training.checkpoint import check_save_path, export_to_save_path
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def test_the_adapter_alone_is_handed_over(lora_run, recipe):
     names = {path.name for path in handed.iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
     assert "chat_template.jinja" in names
-    assert not names & {"trainer_state.json", "optimizer.pt", "model.safetensors"}
+    assert not names & {"trainer_state.json", "optimizer", "model.safetensors"}
     weights = "adapter_model.safetensors"
     assert (handed / weights).read_bytes() == (final / weights).read_bytes()
     assert load_recipe(handed / "recipe.yaml") == recipe
@@ -49,18 +49,18 @@ def test_it_is_no_part_of_the_experiment(recipe):
 def test_a_later_run_replaces_it_and_a_skipped_phase_is_not_handed_over(lora_run, recipe, tmp_path):
     target = tmp_path / "adapter"
     to_target = recipe.override(save_path=str(target))
-    assert "grpo" in str(hand_over(to_target, lora_run))
+    assert "grpo" in str(export_to_save_path(to_target, lora_run))
     (target / "extra.txt").write_text("from before")
-    assert "sft" in str(hand_over(to_target.override(skip_grpo=True), lora_run))
+    assert "sft" in str(export_to_save_path(to_target.override(skip_grpo=True), lora_run))
     assert not (target / "extra.txt").exists()
     assert not list(tmp_path.glob(".*"))
-    assert hand_over(recipe.override(save_path=None), lora_run) is None
-    assert hand_over(to_target, tmp_path) is None  # nothing was trained there
+    assert export_to_save_path(recipe.override(save_path=None), lora_run) is None
+    assert export_to_save_path(to_target, tmp_path) is None  # nothing was trained there
 
 
 def test_a_full_disk_leaves_what_was_there(lora_run, recipe, tmp_path, monkeypatch):
     target = tmp_path / "adapter"
-    hand_over(recipe.override(save_path=str(target)), lora_run)
+    export_to_save_path(recipe.override(save_path=str(target)), lora_run)
     before = {path.name: path.read_bytes() for path in target.iterdir()}
 
     def full(*_, **__):
@@ -68,7 +68,7 @@ def test_a_full_disk_leaves_what_was_there(lora_run, recipe, tmp_path, monkeypat
 
     monkeypatch.setattr("shutil.copyfile", full)
     with pytest.raises(RunFolderError, match="No space left"):
-        hand_over(recipe.override(save_path=str(target)), lora_run)
+        export_to_save_path(recipe.override(save_path=str(target)), lora_run)
     assert {path.name: path.read_bytes() for path in target.iterdir()} == before
 
 
@@ -91,10 +91,10 @@ def test_somebody_elses_folder_is_refused_and_a_place_in_the_run_is_not(lora_run
 def test_a_folder_in_it_is_not_deleted(lora_run, recipe, tmp_path):
     """Nothing that is handed over is a folder: measurements, say, that somebody put there."""
     again = recipe.override(save_path=str(tmp_path / "adapter"))
-    hand_over(again, lora_run)
+    export_to_save_path(again, lora_run)
     precious = tmp_path / "adapter" / "eval_runs" / "mine"
     precious.mkdir(parents=True)
-    for attempt in (check_save_path, hand_over):
+    for attempt in (check_save_path, export_to_save_path):
         with pytest.raises(RunFolderError, match="eval_runs in this folder is from elsewhere"):
             attempt(again, lora_run)
     assert precious.is_dir()

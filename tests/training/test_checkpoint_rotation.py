@@ -1,0 +1,144 @@
+"""The newest stay to go on from, the best stays to be used, the rest goes."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from grouper.training import checkpoint
+from grouper.training.checkpoint import (
+    BEST_FILE,
+    OPTIMIZER_FOLDER,
+    STATE_FILE,
+    BestScore,
+    last_good,
+    numbered,
+    rotate,
+)
+
+OPTIMIZER_FILE = f"{OPTIMIZER_FOLDER}/rank0-0.safetensors"
+
+
+def make(phase: Path, step: int, *, optimizer: bool = True) -> Path:
+    folder = phase / f"checkpoint-{step}"
+    (folder / OPTIMIZER_FOLDER).mkdir(parents=True)
+    names = ["model.safetensors"] + [OPTIMIZER_FILE] * optimizer
+    for name in names:
+        (folder / name).write_bytes(b"x")
+    if not optimizer:
+        (folder / OPTIMIZER_FOLDER).rmdir()
+    (folder / STATE_FILE).write_text(json.dumps({"files": dict.fromkeys(names, "")}))
+    return folder
+
+
+def left(phase: Path) -> dict[int, set[str]]:
+    """Step -> `optimizer`, `best` where the folder has them."""
+    words = {OPTIMIZER_FOLDER: "optimizer", BEST_FILE: "best"}
+    return {
+        step: {word for name, word in words.items() if (folder / name).exists()}
+        for step, folder in numbered(phase)
+    }
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    for step in (2, 4, 10, 12):
+        make(tmp_path, step)
+    best = BestScore(step=4, accuracy=0.5)
+    rotate(tmp_path, step=12, keep=2, best=best)
+    assert left(tmp_path) == {4: {"best"}, 10: {"optimizer"}, 12: {"optimizer"}}
+    state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
+    assert OPTIMIZER_FILE not in state["files"]
+    mark = json.loads((tmp_path / "checkpoint-4" / BEST_FILE).read_text())
+    assert mark == {"step": 4, "validation_accuracy": 0.5}
+
+
+def test_a_better_one_takes_the_mark_and_the_old_best_goes(tmp_path: Path) -> None:
+    for step in (2, 4):
+        make(tmp_path, step)
+    rotate(tmp_path, step=4, keep=2, best=BestScore(step=2, accuracy=0.5))
+    assert left(tmp_path) == {2: {"optimizer", "best"}, 4: {"optimizer"}}
+    make(tmp_path, 6, optimizer=False)
+    rotate(tmp_path, step=6, keep=2, best=BestScore(step=6, accuracy=0.6))
+    assert left(tmp_path) == {2: {"optimizer"}, 4: {"optimizer"}, 6: {"best"}}
+
+
+def test_weights_alone_do_not_count_among_those_to_go_on_from(tmp_path: Path) -> None:
+    for step, optimizer in ((2, True), (4, True), (5, False)):
+        make(tmp_path, step, optimizer=optimizer)
+    rotate(tmp_path, step=6, keep=2, best=BestScore())
+    assert sorted(left(tmp_path)) == [2, 4]
+
+
+def test_what_lies_behind_is_left_alone(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        make(tmp_path, step)
+    rotate(tmp_path, step=4, keep=1, best=BestScore())
+    assert sorted(left(tmp_path)) == [4, 6]
+
+
+def test_an_incomplete_one_counts_for_nothing(tmp_path: Path) -> None:
+    for step in (2, 4):
+        make(tmp_path, step)
+    (make(tmp_path, 6) / "trainer_state.json").unlink()
+    rotate(tmp_path, step=8, keep=2, best=BestScore())
+    assert sorted(left(tmp_path)) == [2, 4]
+
+
+def test_what_cannot_be_removed_is_told_and_nothing_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (2, 4):
+        make(tmp_path, step)
+
+    def refuse(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checkpoint, "remove_folder", refuse)
+    rotate(tmp_path, step=4, keep=1, best=BestScore())
+    assert "cannot be removed" in caplog.text
+
+
+def test_the_best_score_survives_saving_and_ignores_what_is_no_number() -> None:
+    best = BestScore()
+    assert not best.offer(2, math.nan)
+    for score in (BestScore(), BestScore(step=3, accuracy=0.0)):
+        back = BestScore()
+        back.load_state_dict(json.loads(json.dumps(score.state_dict())))
+        assert back == score
+
+
+def test_a_kill_while_the_best_one_loses_its_optimizer_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (2, 4):
+        make(tmp_path, step)
+    best = BestScore(step=2, accuracy=0.5)
+
+    class Killed(BaseException):
+        pass
+
+    def die(_: Path) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint.shutil, "rmtree", die)
+        with pytest.raises(Killed):
+            rotate(tmp_path, step=4, keep=1, best=best)
+    assert left(tmp_path)[2] == {"optimizer", "best"}
+    assert last_good(tmp_path, 3) == (4, tmp_path / "checkpoint-4"), (
+        "nothing to go on from any more"
+    )
+    rotate(tmp_path, step=4, keep=1, best=best)
+    assert left(tmp_path) == {2: {"best"}, 4: {"optimizer"}}
+
+
+def test_the_last_good_one_is_from_before_or_else_the_oldest(tmp_path: Path) -> None:
+    assert last_good(tmp_path, 9) is None
+    for step, optimizer in ((2, False), (4, True), (6, True)):
+        make(tmp_path, step, optimizer=optimizer)
+    assert last_good(tmp_path, 9) == (6, tmp_path / "checkpoint-6")
+    assert last_good(tmp_path, 5) == (4, tmp_path / "checkpoint-4")
+    assert last_good(tmp_path, 3) == (4, tmp_path / "checkpoint-4")
