@@ -16,8 +16,7 @@ from transformers import AutoConfig
 from grouper.advice.memory import ModelMemory
 from grouper.algorithms.rows import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
-from grouper.models.heap import FLOOR
-from grouper.models.model_files import weightless_policy
+from grouper.models.loading import weightless_policy
 
 SHAPE = {
     "model_type": "qwen3",
@@ -68,7 +67,7 @@ def measured(changes: dict[str, Any], rows: dict[str, int], slices: int, device:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", FLOOR: "0"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     return int(json.loads(done.stdout.splitlines()[-1])["peak"])

@@ -9,7 +9,7 @@ import torch
 from tiny_models import make_batch, make_group, tiny_model
 
 from grouper.config.schema import ModelConfig
-from grouper.models.model_files import weightless_policy
+from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
 from grouper.training import step_times
 from grouper.training.step_times import StepTimes, _weights_of, matrix_rate

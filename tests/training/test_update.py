@@ -11,7 +11,7 @@ from tiny_models import make_batch, tiny_model
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.config.schema import GRPOConfig, LoraConfig, OptimizerConfig
-from grouper.models.model_files import _new_adapter
+from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.training.objectives import grpo_objective, sft_objective
 from grouper.training.optimizers import make_optimizer, schedule

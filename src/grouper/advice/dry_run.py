@@ -167,7 +167,7 @@ def _prompts(recipe: Recipe, sets: ProblemSets) -> _Prompts:
     path = recipe.model.path
     if path is None or not Path(path).expanduser().exists():
         return _Prompts()
-    from grouper.models.model_files import require_model_folder
+    from grouper.models.folders import require_model_folder
     from grouper.training.inputs import prepare_inputs
     from grouper.training.workbench import Workbench
 

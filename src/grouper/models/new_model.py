@@ -29,7 +29,7 @@ from transformers import (
 from grouper.config.schema import NewModelConfig
 from grouper.errors import ConfigError, RunFolderError
 from grouper.files import whole_folder
-from grouper.models.model_files import quiet
+from grouper.models.loading import quiet
 from grouper.prompts import PromptFormat
 from grouper.types import Problem
 

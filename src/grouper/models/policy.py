@@ -22,8 +22,7 @@ from grouper.errors import ModelError
 from grouper.kernels.modules import attach
 from grouper.kernels.switch import running
 from grouper.models import attention
-from grouper.models.heap import trim_between_layers
-from grouper.models.recomputation import checkpoint_layers, offloaded_activations
+from grouper.models.memory_savers import checkpoint_layers, offloaded_activations
 from grouper.models.token_scores import LogitScaling, fused_token_scores, plain_token_scores
 
 __all__ = ["Policy", "TokenOutputs", "supports_native_attention"]
@@ -100,7 +99,6 @@ class Policy(nn.Module):
             )
         if gradient_checkpointing:
             checkpoint_layers(model, self._as_now)
-        trim_between_layers(model)
         if self.native:
             attach(model)
         self.eval()  # dropout is off unless `training.update` turns LoRA's on

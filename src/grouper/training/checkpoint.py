@@ -26,7 +26,7 @@ import torch
 from grouper.algorithms.batching import TrainBatch
 from grouper.errors import CheckpointError, RunFolderError
 from grouper.files import whole_folder, write_atomic
-from grouper.models.model_files import save_policy
+from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
 from grouper.models.team import Team
 from grouper.rewards import RewardStack

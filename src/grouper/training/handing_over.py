@@ -13,7 +13,7 @@ from grouper.config.loading import resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import RunFolderError
 from grouper.files import refused, whole_folder
-from grouper.models.model_files import ADAPTER_FILE
+from grouper.models.folders import ADAPTER_FILE
 from grouper.training.checkpoint import STATE_FILE, is_complete
 
 __all__ = ["check_save_path", "hand_over"]

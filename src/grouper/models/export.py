@@ -12,14 +12,8 @@ from torch import Tensor
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ModelError
 from grouper.files import whole_folder
-from grouper.models.model_files import (
-    ADAPTER_FILE,
-    load_policy,
-    load_tokenizer,
-    require_model_folder,
-    save_policy,
-)
-from grouper.models.model_folders import read_adapter
+from grouper.models.folders import ADAPTER_FILE, read_adapter, require_model_folder
+from grouper.models.loading import load_policy, load_tokenizer, save_policy
 from grouper.models.policy import Policy
 
 __all__ = ["Exported", "export_model"]
