@@ -495,16 +495,14 @@ def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int)
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
 
-    targets = (
-        lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-    )
-    if isinstance(targets, list):
+    targets = lora.target_modules
+    if isinstance(targets, tuple):
         _require_targets(model, targets)
     settings = PeftLoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=targets,
+        target_modules=list(targets) if isinstance(targets, tuple) else targets,
         task_type="CAUSAL_LM",
     )
     with quiet(), torch.random.fork_rng(devices=[]):
@@ -519,13 +517,12 @@ def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int)
             ) from error
     # Absolute, so that the adapter loads from whatever folder a command is run in.
     local = Path(base).expanduser()
-    adapter.peft_config["default"].base_model_name_or_path = (
-        str(local.resolve()) if local.is_dir() else base
-    )
+    name = str(local.resolve()) if local.is_dir() else base
+    adapter.peft_config["default"].base_model_name_or_path = name
     return adapter
 
 
-def _require_targets(model: PreTrainedModel, targets: list[str]) -> None:
+def _require_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
     """Each name has a layer: PEFT ignores a name without one as long as another has some."""
     layers = [
         name
