@@ -20,6 +20,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -42,6 +43,8 @@ __all__ = [
 
 NAME = "grouper"
 
+Map = Callable[[Tensor], Tensor]
+
 # Devices whose memory-efficient kernel takes a mask but no grouped heads: without it all scores
 # [B, Hq, Q, K] would be held for the backward.
 _REPEATING = {"cuda"}
@@ -58,6 +61,7 @@ def as_on(device: str) -> Iterator[None]:
         _PLANNED.reset(before)
 
 
+# Keywords that models pass along and that change nothing here: layouts know the positions.
 _HARMLESS = frozenset(
     {
         "position_ids",
@@ -68,7 +72,6 @@ _HARMLESS = frozenset(
         "position_embeddings",
     }
 )
-"""Keywords that models pass along and that change nothing here: layouts know the positions."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,7 +182,7 @@ def attend(  # noqa: PLR0917 - tensors by position
 
 
 def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """One key head a query head."""
+    """One key head per query head."""
     groups = query.shape[1] // key.shape[1]
     if groups == 1:
         return key, value
@@ -196,6 +199,34 @@ def gather_heads(flat: Tensor, index: Tensor) -> Tensor:
     return picked.view(flat.shape[1], rows, width, flat.shape[3]).transpose(0, 1)
 
 
+def _spread(flat: Tensor, places: Tensor, rows: int, width: int) -> Tensor:
+    heads, dim = flat.shape[1], flat.shape[3]
+    blocks = flat.new_zeros(heads, rows * width, dim).index_copy_(1, places, flat[0])
+    return blocks.view(heads, rows, width, dim).transpose(0, 1)
+
+
+def _collect(blocks: Tensor, places: Tensor) -> Tensor:
+    heads, dim = blocks.shape[1], blocks.shape[3]
+    return blocks.transpose(0, 1).reshape(heads, -1, dim).index_select(1, places)[None]
+
+
+class _Linear(torch.autograd.Function):
+    """A linear map, and the map that its gradient takes back.
+
+    Autograd would add gradients up token by token, since an index might name a place twice, and
+    keep what is only copied.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, there: Map, back: Map) -> Tensor:
+        ctx.back = back
+        return there(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.back(grad), None, None
+
+
 def spread_rows(flat: Tensor, places: Tensor, rows: int, width: int) -> Tensor:
     """Flat heads as rows padded with zeros; a gradient of padding is thrown away.
 
@@ -208,27 +239,9 @@ def spread_rows(flat: Tensor, places: Tensor, rows: int, width: int) -> Tensor:
     Returns:
         [B, H, L, D].
     """
-    heads, dim = flat.shape[1], flat.shape[3]
-    blocks = flat.new_zeros(heads, rows * width, dim).index_copy_(1, places, flat[0])
-    return blocks.view(heads, rows, width, dim).transpose(0, 1)
-
-
-class _Collect(torch.autograd.Function):
-    """`index_select` with the gradient put in place.
-
-    Autograd would add it up token by token, since an index might name a place twice.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, blocks: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.rows, heads, ctx.width, dim = blocks.shape
-        return blocks.transpose(0, 1).reshape(heads, -1, dim).index_select(1, places)[None]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (places,) = ctx.saved_tensors
-        return spread_rows(grad, places, ctx.rows, ctx.width), None
+    there = partial(_spread, places=places, rows=rows, width=width)
+    out: Tensor = _Linear.apply(flat, there, partial(_collect, places=places))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return out
 
 
 def collect_rows(blocks: Tensor, places: Tensor) -> Tensor:
@@ -238,7 +251,8 @@ def collect_rows(blocks: Tensor, places: Tensor) -> Tensor:
         blocks: the rows.
         places: [N] int64, as in `spread_rows`.
     """
-    out: Tensor = _Collect.apply(blocks, places)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    back = partial(_spread, places=places, rows=blocks.shape[0], width=blocks.shape[2])
+    out: Tensor = _Linear.apply(blocks, partial(_collect, places=places), back)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out
 
 
@@ -428,7 +442,7 @@ class SharedPrompts:
         rows = attend(own_query, rows_key, rows_value, mask, spec, sight)
         return torch.cat([out, collect_rows(rows, self._places)], dim=2)
 
-    def convert(self, change: Callable[[Tensor], Tensor]) -> None:
+    def convert(self, change: Map) -> None:
         """Put `change` of every tensor in its place."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor):

@@ -68,19 +68,6 @@ def quiet() -> Iterator[None]:
 
 # --- what transformers loads ---------------------------------------------------------------------
 
-# What transformers raises on files that do not belong together; the last two where a tokenizer's
-# file is of another kind than its configuration says.
-_LOADING_ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    ImportError,
-    SafetensorError,
-    TypeError,
-    AttributeError,
-)
-
 
 def _load(loader: Any, path: str, **options: Any) -> Any:
     """Call `loader.from_pretrained`, with one paragraph where that fails.
@@ -91,8 +78,10 @@ def _load(loader: Any, path: str, **options: Any) -> Any:
     try:
         with quiet():
             return loader.from_pretrained(_source(path), **options)
-    except (RuntimeError, UnpicklingError, *_LOADING_ERRORS) as error:
-        # torch reports running out of memory in the same class, which is for others to explain.
+    except MemoryError:
+        raise
+    except Exception as error:  # of any class where files do not belong together
+        # torch has a RuntimeError for running out of memory, which is for others to explain.
         if isinstance(error, RuntimeError) and "mismatched" not in str(error):
             raise
         raise _unloadable(error, path) from error
@@ -469,16 +458,15 @@ def _misfit(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str |
     """The first tensor of an adapter that its base has no place for, or lacks, in words."""
     lora = {name for name in stored if "lora_" in name}
 
-    def size(tensors: Mapping[str, Tensor], name: str) -> str:
-        return (
-            f"is {' x '.join(map(str, tensors[name].shape))}" if name in tensors else "is not there"
-        )
-
     for name in sorted(lora | wanted.keys()):
-        here, there = size(stored, name), size(wanted, name)
+        here, there = (_size(tensors.get(name)) for tensors in (stored, wanted))
         if here != there:
             return f"{name} {here} in the adapter, {there} for this base"
     return None
+
+
+def _size(tensor: Tensor | None) -> str:
+    return "is not there" if tensor is None else f"is {' x '.join(map(str, tensor.shape))}"
 
 
 def check_lora_targets(config: ModelConfig, shape: PretrainedConfig) -> None:

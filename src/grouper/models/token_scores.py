@@ -1,7 +1,7 @@
 """Log-probs and entropies of tokens straight from hidden states; the logits are never kept.
 
 A chunk of [tokens, vocabulary] exists at a time, in the forward and again in the backward, which
-makes it anew: between the two only hidden states and one number a token are held.
+makes it anew: between the two only hidden states and one number per token are held.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = [
     "plain_token_scores",
 ]
 
+# Logits held at a time: 128 MiB in float32. The backward holds three such chunks at most.
 CHUNK_ELEMENTS = 2**25
-"""Logits held at a time: 128 MiB in float32. The backward holds three such chunks at most."""
 
 
 def chunk_rows(vocabulary: int) -> int:
@@ -89,9 +89,12 @@ def _scores(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _entropies(logits: Tensor, normaliser: Tensor) -> Tensor:
-    probabilities = (logits - normaliser[:, None]).exp()
+    """In nats [n]; of [n, V] one tensor is made, or two where a gradient is recorded."""
+    probabilities = (logits - normaliser[:, None]).exp_()
     # Logits are finite: a probability of zero meets no infinity.
-    return normaliser - (probabilities * logits).sum(-1)
+    in_place = not torch.is_grad_enabled()
+    parts = probabilities.mul_(logits) if in_place else probabilities * logits
+    return normaliser - parts.sum(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,30 +134,26 @@ class LinearHead:
         logits = self.scaling(torch.nn.functional.linear(hidden, weight, bias))
         return logits if self.temperature == 1.0 else logits / self.temperature
 
-    def logits_gradient(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        normaliser: Tensor,
-        *,
-        entropies: Tensor,
-        to_logprobs: Tensor,
-        to_entropies: Tensor,
-    ) -> Tensor:
-        """The gradient [n, V] at the head's output; `logits` [n, V] are used up.
+    def logits_gradient(self, logits: Tensor, *of_tokens: Tensor) -> Tensor:
+        """The gradient [n, V] at the head's output.
 
         With p the probabilities and z the logits at the temperature: d logp_t / dz_i =
         [i = t] - p_i, and dH / dz_i = -p_i (log p_i + H).
+
+        Args:
+            logits: [n, V]; they are used up.
+            of_tokens: [n] each: targets, normalisers, entropies, and the gradients at log-probs
+                and entropies.
         """
+        targets, normaliser, entropies, to_logprobs, to_entropies = (t[:, None] for t in of_tokens)
         scaled = logits * self.temperature if self.scaling.cap is not None else None
-        logprobs = logits.sub_(normaliser[:, None])
+        logprobs = logits.sub_(normaliser)
         if not self.entropy_gradient:
-            gradient = logprobs.exp_().mul_(-to_logprobs[:, None])
+            gradient = logprobs.exp_().mul_(-to_logprobs)
         else:
-            slope = (logprobs + entropies[:, None]).mul_(to_entropies[:, None])
-            slope += to_logprobs[:, None]
+            slope = (logprobs + entropies).mul_(to_entropies).add_(to_logprobs)
             gradient = logprobs.exp_().mul_(slope.neg_())
-        gradient.scatter_add_(1, targets[:, None], to_logprobs[:, None])
+        gradient.scatter_add_(1, targets, to_logprobs)
         if self.temperature != 1.0:
             gradient /= self.temperature
         return self.scaling.backward(gradient, scaled)
@@ -186,7 +185,8 @@ class _TokenScores(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, to_logprobs: Tensor, to_entropies: Tensor) -> tuple[Any, ...]:
-        hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
+        hidden, weight, bias, *scores = ctx.saved_tensors
+        of_tokens = (*scores, to_logprobs, to_entropies)
         head: LinearHead = ctx.head
         inputs = (hidden, weight, bias)
         to_hidden, to_weight, to_bias = (
@@ -197,12 +197,7 @@ class _TokenScores(torch.autograd.Function):
         for part in _chunks(hidden, weight):
             rows = hidden[part].to(head.dtype)
             gradient = head.logits_gradient(
-                head.logits(rows, matrix, offset),
-                targets[part],
-                normalisers[part],
-                entropies=entropies[part],
-                to_logprobs=to_logprobs[part],
-                to_entropies=to_entropies[part],
+                head.logits(rows, matrix, offset), *(tensor[part] for tensor in of_tokens)
             )
             if to_bias is not None:
                 to_bias += gradient.sum(0)
