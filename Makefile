@@ -48,7 +48,7 @@ test-all: $(READY)  ## both
 
 test-oldest: $(OLD_VENV)/.ready  ## a few tests with the oldest supported transformers
 	@$(OFFLINE) $(ONE_THREAD) $(OLD_VENV)/bin/python -m pytest -m "not slow" \
-		tests/models/test_policy.py tests/models/test_recomputation.py tests/sampling tests/invariants
+		tests/models/test_policy.py tests/models/test_memory_savers.py tests/sampling tests/invariants
 
 lint: $(READY)  ## ruff, the formatter and the type checker
 	@$(BIN)/ruff check .

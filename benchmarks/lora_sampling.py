@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 from workload import CASES, RESULTS, save_model, where
 
 from grouper.config.schema import LoraConfig, ModelConfig
-from grouper.models.model_files import load_policy
+from grouper.models.loading import load_policy
 from grouper.models.policy import Policy
 
 SPREAD = 0.02

@@ -30,8 +30,8 @@ from grouper.config.schema import Recipe
 from grouper.errors import DataError
 from grouper.files import dumps, refused
 from grouper.grading import extract
-from grouper.models.model_files import context_length, require_model_folder
-from grouper.models.model_place import model_in, recipe_for, with_sampling
+from grouper.models.folders import model_in, recipe_for, require_model_folder, with_sampling
+from grouper.models.loading import context_length
 from grouper.sampling.base import SampleRequest, address
 from grouper.tracking.live import Progress
 from grouper.training import prepare as preparation

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from grouper.advice.memory import FOUR_BITS, ModelMemory
 from grouper.algorithms.rows import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
-from grouper.models.model_files import weightless_policy
+from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
 from grouper.sampling.engines import SlotEngine
 from grouper.training.objectives import sft_objective

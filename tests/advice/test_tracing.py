@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from transformers import AutoConfig
 from grouper.advice.memory import ModelMemory
 from grouper.algorithms.rows import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
-from grouper.models.heap import FLOOR
-from grouper.models.model_files import weightless_policy
+from grouper.models.loading import weightless_policy
 
 SHAPE = {
     "model_type": "qwen3",
@@ -54,8 +54,21 @@ def planned(changes: dict[str, Any], rows: dict[str, int], slices: int, device: 
     return part.peak
 
 
-def measured(changes: dict[str, Any], rows: dict[str, int], slices: int, device: str) -> int:
-    """The peak of a process of its own, which gives memory back as one that is short of it does."""
+# In the environment of a process: glibc maps every tensor anew and gives it back once it is freed.
+GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+
+# Times the plan: what glibc may hold when it is left alone; docs/memory.md says what it was.
+MOST_HELD = 1.6
+
+
+def measured(
+    changes: dict[str, Any],
+    rows: dict[str, int],
+    slices: int,
+    device: str,
+    environment: Mapping[str, str],
+) -> int:
+    """The peak in bytes of a process of its own."""
     case = {
         "device": device,
         "model": {"path": "x", **changes},
@@ -68,7 +81,7 @@ def measured(changes: dict[str, Any], rows: dict[str, int], slices: int, device:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", FLOOR: "0"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
     assert done.returncode == 0, done.stderr
     return int(json.loads(done.stdout.splitlines()[-1])["peak"])
@@ -77,15 +90,22 @@ def measured(changes: dict[str, Any], rows: dict[str, int], slices: int, device:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 @pytest.mark.parametrize("name", CASES)
-def test_the_peak_is_within_a_tenth_of_the_processs(name: str) -> None:
-    found, expected = planned(*CASES[name], "cpu"), measured(*CASES[name], "cpu")
-    print(f"{name}: planned {found / 2**20:.0f} MiB, measured {expected / 2**20:.0f} MiB")
-    assert expected >= 10**9
-    assert found == pytest.approx(expected, rel=0.1)
+def test_the_peak_is_within_a_tenth_of_what_is_alive(name: str) -> None:
+    """And what a process holds that leaves its heap to glibc is more, within what is documented."""
+    found, alive, held = (
+        planned(*CASES[name], "cpu"),
+        measured(*CASES[name], "cpu", GIVING_BACK),
+        measured(*CASES[name], "cpu", {}),
+    )
+    mib = [round(size / 2**20) for size in (found, alive, held)]
+    print(f"{name}: planned {mib[0]} MiB, measured {mib[1]} MiB, left to glibc {mib[2]} MiB")
+    assert alive >= 10**9
+    assert found == pytest.approx(alive, rel=0.1)
+    assert held <= MOST_HELD * found
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("name", CASES)
 def test_the_peak_is_within_a_tenth_of_the_allocators(name: str) -> None:
-    found, expected = planned(*CASES[name], "cuda"), measured(*CASES[name], "cuda")
+    found, expected = planned(*CASES[name], "cuda"), measured(*CASES[name], "cuda", {})
     assert found == pytest.approx(expected, rel=0.1)

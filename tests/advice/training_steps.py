@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from grouper.algorithms.rows import Rows
 from grouper.config.schema import LoraConfig, ModelConfig, OptimizerConfig
-from grouper.models.model_files import _new_adapter
+from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
 from grouper.training.objectives import sft_objective
 from grouper.training.optimizers import make_optimizer

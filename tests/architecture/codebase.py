@@ -24,7 +24,7 @@ LAYER_1 = (
     "models.allocator",
     "trl_import",
     "advice.recipe_checks",
-    "models.model_place",
+    "models.folders",
     "data",
     "prompts",
     "grading",

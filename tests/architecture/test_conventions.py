@@ -27,7 +27,8 @@ OTHER_NAMES = {
     "test_public_names.py": "__init__.py",
     "test_generation.py": "api.py",
     "test_recipe_loading.py": "loading.py",
-    "test_local_models.py": "model_place.py",
+    "test_adapters.py": "loading.py",
+    "test_model_loading.py": "loading.py",
     "test_row_blocks.py": "attention.py",
     "test_varlen.py": "attention.py",
     # Two tests of one name cannot be collected together.

@@ -87,7 +87,7 @@ def test_tensorflow_is_never_imported_however_well_it_is_installed(tmp_path):
         import importlib.util, sys
         assert importlib.util.find_spec("tensorflow") is not None
         import grouper.training.run
-        from grouper.models.model_files import load_policy
+        from grouper.models.loading import load_policy
         assert not [n for n in sys.modules if n.split(".")[0] in ("tensorflow", "jax", "keras")]
     """)
     done = subprocess.run(

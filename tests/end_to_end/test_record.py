@@ -83,7 +83,7 @@ def test_an_adapter_loads_from_anywhere_and_after_the_run_has_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from grouper.config.schema import LoraConfig, ModelConfig
-    from grouper.models.model_files import load_policy
+    from grouper.models.loading import load_policy
 
     monkeypatch.chdir(tmp_path)
     run(Path("here"), "model.lora={rank: 4}", "skip_grpo=true")

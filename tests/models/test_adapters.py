@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ModelError
-from grouper.models.adapters import check_adapter
-from grouper.models.model_files import load_policy, quiet, save_policy
+from grouper.models.loading import check_adapter, load_policy, quiet, save_policy
 
 
 class NoTokenizer:
@@ -80,6 +81,34 @@ def test_a_base_that_was_exchanged(
     set_base(adapter, str(tmp_path / "exchanged"))
     with pytest.raises(ModelError, match=told):
         check_adapter(ModelConfig(path=str(adapter)), str(adapter))
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ("missing", r"layers\.1\.\S+q_proj\.lora_A\.weight is not there in the adapter"),
+        ("unexpected", r"layers\.7\.\S+q_proj\.lora_A\.weight is 4 x 32 in .* not there for this"),
+    ],
+)
+def test_a_tensor_too_few_or_too_many(
+    base: Path, adapter: Path, change: str, refusal: str, pickled: bool
+) -> None:
+    """PEFT warns of the first, drops the second without a word, and trains on."""
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
+    if change == "missing":
+        del tensors[name]
+    else:
+        tensors[name.replace("layers.1", "layers.7")] = tensors[name].clone()
+    if pickled:
+        file.unlink()
+        torch.save(tensors, adapter / "adapter_model.bin")
+    else:
+        save_file(tensors, file)
+    with pytest.raises(ModelError, match=refusal):
+        load_policy(ModelConfig(path=str(base)), str(adapter), seed=0)
 
 
 def test_layers_that_the_base_does_not_have(adapter: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.config.schema import LoraConfig
 from grouper.errors import ModelError
 from grouper.models import token_scores
-from grouper.models.model_files import _new_adapter
+from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
 
 

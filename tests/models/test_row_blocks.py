@@ -10,34 +10,36 @@ LENGTHS = [3, 1, 4]
 WIDTH = 4
 
 
-def places() -> tuple[torch.Tensor, torch.Tensor]:
-    """(gather [3, 4], scatter [8]) of rows of these lengths."""
-    live = torch.arange(WIDTH) < torch.tensor(LENGTHS)[:, None]
-    start = torch.tensor([0, 3, 4])
-    return start[:, None] + torch.arange(WIDTH) * live, live.flatten().nonzero().flatten()
+def live() -> torch.Tensor:
+    return torch.arange(WIDTH) < torch.tensor(LENGTHS)[:, None]
+
+
+def places() -> torch.Tensor:
+    """[8] of rows of these lengths."""
+    return live().flatten().nonzero().flatten()
 
 
 def test_there_and_back() -> None:
-    gather, scatter = places()
     flat = torch.randn(1, 2, 8, 5, dtype=torch.float64)
-    rows = spread_rows(flat, gather, scatter)
+    rows = spread_rows(flat, places(), 3, WIDTH)
     assert rows.shape == (3, 2, 4, 5)
     assert torch.equal(rows[2, :, 1], flat[0, :, 5])
-    assert torch.equal(collect_rows(rows, scatter), flat)
+    assert not rows.transpose(1, 2)[~live()].any()
+    assert torch.equal(collect_rows(rows, places()), flat)
 
 
 def test_gradients_are_those_of_indexing() -> None:
     """Where padding brings none; what it brings to `spread_rows` is thrown away."""
-    gather, scatter = places()
     flat = torch.randn(1, 2, 8, 5, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(3, 2, 4, 5, dtype=torch.float64)
-    live = torch.zeros(12, dtype=torch.float64).index_fill(0, scatter, 1.0).view(3, 1, 4, 1)
-    plain = flat[0][:, gather].transpose(0, 1)
-    (expected,) = torch.autograd.grad((plain * weights * live).sum(), flat)
-    (found,) = torch.autograd.grad((spread_rows(flat, gather, scatter) * weights).sum(), flat)
+    start = torch.tensor([0, 3, 4])
+    gather = start[:, None] + torch.arange(WIDTH) * live()
+    plain = flat[0][:, gather].transpose(0, 1) * live()[:, None, :, None]
+    (expected,) = torch.autograd.grad((plain * weights).sum(), flat)
+    (found,) = torch.autograd.grad((spread_rows(flat, places(), 3, WIDTH) * weights).sum(), flat)
     torch.testing.assert_close(found, expected)
 
     rows = torch.randn(3, 2, 4, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda r: collect_rows(r, scatter).sin(), rows)
-    (grad,) = torch.autograd.grad(collect_rows(rows, scatter).sum(), rows)
-    assert torch.equal(grad, live.expand_as(grad))
+    assert torch.autograd.gradcheck(lambda r: collect_rows(r, places()).sin(), rows)
+    (grad,) = torch.autograd.grad(collect_rows(rows, places()).sum(), rows)
+    assert torch.equal(grad, live()[:, None, :, None].expand_as(grad).double())

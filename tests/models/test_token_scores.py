@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from grouper.models import token_scores
-from grouper.models.token_scores import LogitScaling, fused_token_scores, plain_token_scores
+from grouper.models.token_scores import LinearHead, LogitScaling, plain_token_scores
 
 TOKENS, HIDDEN, VOCABULARY = 23, 8, 31
 
@@ -69,16 +69,10 @@ def fused(
     dtype: torch.dtype = torch.float64,
     entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    return fused_token_scores(
-        hidden,
-        weight,
-        bias,
-        targets,
-        scaling=scaling,
-        temperature=temperature,
-        dtype=dtype,
-        entropy_gradient=entropy_gradient,
+    head = LinearHead(
+        scaling=scaling, temperature=temperature, dtype=dtype, entropy_gradient=entropy_gradient
     )
+    return head.scores(hidden, weight, bias, targets)
 
 
 def plain(

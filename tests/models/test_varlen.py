@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from grouper.models import attention
-from grouper.models.attention import AttentionSpec, RaggedRows, SharedPrompts, serves
+from grouper.models.attention import AttentionSpec, RaggedRows, SharedPrompts
 
 HEADS, SHARE, DIM = 2, 3, 8
 
@@ -88,7 +88,7 @@ def test_it_is_the_padded_layouts_attention(
         for count in (HEADS * SHARE, HEADS, HEADS)
     ]
     ours, theirs = (
-        rows.attend(*heads, scaling=0.3, window=window),
+        rows.attend(*heads, spec(window)),
         layout.attend(*heads, spec(window)),
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
@@ -103,8 +103,8 @@ def test_it_is_offered_only_where_it_serves() -> None:
     prompts, index, completions = CASES["even"]
     rows = RaggedRows(prompts, index, completions - 1)
     query = torch.zeros(1, 2, 18, DIM)
-    assert not serves(query, rows)
-    assert not serves(query.bfloat16(), rows)
+    assert not rows.serves(query)
+    assert not rows.serves(query.bfloat16())
 
 
 def test_the_installed_torch_takes_these_arguments() -> None:
@@ -116,7 +116,7 @@ def test_the_installed_torch_takes_these_arguments() -> None:
         query = torch.empty(1, HEADS * SHARE, total, DIM, dtype=torch.bfloat16)
         key = torch.empty(1, HEADS, total, DIM, dtype=torch.bfloat16)
         for window in (None, 4):
-            assert rows.attend(query, key, key, scaling=0.3, window=window).shape == query.shape
+            assert rows.attend(query, key, key, spec(window)).shape == query.shape
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -131,14 +131,12 @@ def test_flash_attention_does_the_same(case: str, window: int | None) -> None:
         torch.randn(1, count, total, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         for count in (HEADS * SHARE, HEADS, HEADS)
     ]
-    assert serves(heads[0], rows)
+    assert rows.serves(heads[0])
     flat = [h.detach().cpu().double().requires_grad_() for h in heads]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "ragged_attention", by_the_book)
-        theirs = RaggedRows(prompts, index, completions - 1).attend(
-            *flat, scaling=0.3, window=window
-        )
-    ours = rows.attend(*heads, scaling=0.3, window=window)
+        theirs = RaggedRows(prompts, index, completions - 1).attend(*flat, spec(window))
+    ours = rows.attend(*heads, spec(window))
     torch.testing.assert_close(ours.cpu().double(), theirs, rtol=0.02, atol=0.02)
     weight = torch.randn_like(theirs)
     found = torch.autograd.grad((ours * weight.cuda()).sum(), heads)

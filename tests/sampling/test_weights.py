@@ -10,7 +10,7 @@ import torch
 from tiny_models import make_batch, tiny_model
 
 from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig
-from grouper.models.model_files import load_policy
+from grouper.models.loading import load_policy
 from grouper.models.policy import Policy
 from grouper.sampling.weights import SamplingWeights, copy_dtype
 

@@ -14,7 +14,7 @@ from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ModelError
 from grouper.grading import Grader
-from grouper.models.model_files import quiet
+from grouper.models.loading import quiet
 from grouper.rewards import RewardStack
 from grouper.tracking.live import Progress
 from grouper.training.session import Session, check_models

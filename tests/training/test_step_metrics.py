@@ -11,7 +11,7 @@ from tiny_models import make_batch, make_group, tiny_model
 
 from grouper.advice.checks import _NO_SIGNAL, _NO_SIGNAL_FIXES
 from grouper.config.schema import ModelConfig
-from grouper.models.model_files import weightless_policy
+from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
 from grouper.training import metrics
 from grouper.training.metrics import StepClock, _weights_of, matrix_rate, rollout_tallies, status_of

@@ -15,7 +15,7 @@ from grouper.algorithms.batching import TrainBatch, demonstration_batch
 from grouper.algorithms.weighting import token_mean
 from grouper.config.schema import GRPOConfig, LoraConfig, OptimizerConfig
 from grouper.errors import ModelError
-from grouper.models.model_files import _new_adapter
+from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.training.objectives import grpo_objective, sft_objective
 from grouper.training.optimizers import make_optimizer, schedule

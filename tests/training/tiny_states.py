@@ -12,7 +12,7 @@ from tiny_models import tiny_model
 
 from grouper.config.schema import LoraConfig, OptimizerConfig
 from grouper.errors import Interrupted
-from grouper.models.model_files import _new_adapter
+from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
 from grouper.models.team import Solo
 from grouper.tracking.run_folder import RunFolder

@@ -8,7 +8,7 @@ from typing import Any
 
 from grouper.config.schema import Recipe
 from grouper.errors import GrouperError
-from grouper.models.model_files import load_tokenizer, stop_ids_of
+from grouper.models.loading import load_tokenizer, stop_ids_of
 from grouper.models.new_model import fit_tokenizer, fitting_texts
 from grouper.prompts import (
     find_stop_tokens,

@@ -15,7 +15,7 @@ from grouper.advice.memory import GIB, Memory, ModelMemory
 from grouper.algorithms.rows import Rows, worst_rows
 from grouper.config.schema import GRPOConfig, PhaseConfig, Recipe, SFTConfig
 from grouper.errors import GrouperError
-from grouper.models.model_files import context_length_of, shape_of, weightless_policy
+from grouper.models.loading import context_length_of, shape_of, weightless_policy
 from grouper.models.new_model import new_model_config
 from grouper.sampling.weights import copy_dtype
 from grouper.training.curriculum import total_steps

@@ -8,7 +8,7 @@ import click
 
 from grouper.cli.options import open_recipe, quiet_option, recipe_arguments, run_of
 from grouper.config.schema import Recipe
-from grouper.models.model_place import trained_model
+from grouper.models.folders import trained_model
 
 __all__ = ["difficulty_command"]
 
@@ -47,7 +47,7 @@ def difficulty_command(
     """Sample each training problem of RECIPE several times, as GRPO would, and write how often it
     is solved. A stopped measurement goes on where it was; `grpo.difficulty.file` reads the file.
     """
-    from grouper.models.model_files import require_model_folder
+    from grouper.models.folders import require_model_folder
 
     opened = open_recipe(recipe, overrides)
     run = run_of(recipe, opened)

@@ -29,7 +29,7 @@ from grouper.data import ProblemSet
 from grouper.errors import ConfigError
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import write_atomic
-from grouper.models.model_place import is_model, trained_model
+from grouper.models.folders import is_model, trained_model
 from grouper.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _problems(recipe: Recipe, split: str) -> ProblemSet:
 def _dry_run(
     recipe: Recipe, subjects: Sequence[_Subject], problems: ProblemSet, split: str
 ) -> None:
-    from grouper.models.model_files import require_model_folder
+    from grouper.models.folders import require_model_folder
 
     sizes = []
     k = recipe.evaluation.samples
@@ -222,7 +222,7 @@ def _measure_all(
     *,
     quiet: bool,
 ) -> list[EvaluationResult]:
-    from grouper.models.model_files import require_model_folder
+    from grouper.models.folders import require_model_folder
     from grouper.tracking.live import Progress, setup_logging
 
     progress = Progress(quiet=quiet)

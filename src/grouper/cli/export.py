@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from grouper.models.model_place import model_in
+from grouper.models.folders import model_in
 
 __all__ = ["export_command"]
 
@@ -36,7 +36,7 @@ def export_command(source: str, target: Path, *, dtype: str) -> None:
     again and its log-probs compared with those of base and adapter side by side; where they
     disagree nothing is left behind.
     """
-    from grouper.models.exporting import export_model
+    from grouper.models.export import export_model
     from grouper.tracking.live import Progress, setup_logging
 
     setup_logging(None, console=Progress().console)

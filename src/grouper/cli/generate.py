@@ -22,7 +22,7 @@ from grouper.config.schema import Recipe
 from grouper.data.rows import find_file, read_files
 from grouper.errors import DataError, RunFolderError
 from grouper.grading import extract
-from grouper.models.model_place import model_in, recipe_for, with_sampling
+from grouper.models.folders import model_in, recipe_for, with_sampling
 from grouper.tracking.samples import printable
 from grouper.types import Completion
 
@@ -175,7 +175,7 @@ def _check_output(path: Path) -> None:
 
 
 def _dry_run(recipe: Recipe, model: str, rows: Sequence[object] | None) -> None:
-    from grouper.models.model_files import require_model_folder
+    from grouper.models.folders import require_model_folder
 
     require_model_folder(model, where="MODEL")
     k = recipe.evaluation.samples

@@ -14,7 +14,7 @@ from grouper.cli.launch import is_follower
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
-from grouper.models.model_place import is_model, local_model
+from grouper.models.folders import is_model, local_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -138,7 +138,7 @@ def chosen_model(model: str | None, recipe: Recipe, run: Path) -> str | None:
     Raises:
         ModelError: a folder that holds no model.
     """
-    from grouper.models.model_folders import require_model_folder
+    from grouper.models.folders import require_model_folder
 
     subject = model or start_of_grpo(recipe, run)
     if subject is not None:
@@ -184,7 +184,7 @@ def show_plan(
 
 def models_not_here(recipe: Recipe, *models: str) -> list[str]:
     """Of some models, those that are not on this machine, as `show_plan` takes them."""
-    from grouper.models.model_folders import on_this_machine
+    from grouper.models.folders import on_this_machine
 
     own, revision = recipe.model.path, recipe.model.revision
     missing = [m for m in models if not on_this_machine(m, revision if m == own else None)]

@@ -8,8 +8,8 @@ from collections.abc import MutableMapping
 __all__ = ["prefer_expandable_segments"]
 
 SETTING = "PYTORCH_ALLOC_CONF"
+# Still read by PyTorch where the new one is not set.
 OLD_SETTING = "PYTORCH_CUDA_ALLOC_CONF"
-"""Still read by PyTorch where the new one is not set."""
 
 
 def prefer_expandable_segments(environment: MutableMapping[str, str] = os.environ) -> None:

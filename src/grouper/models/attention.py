@@ -19,6 +19,8 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +43,8 @@ __all__ = [
 
 NAME = "grouper"
 
+Map = Callable[[Tensor], Tensor]
+
 # Devices whose memory-efficient kernel takes a mask but no grouped heads: without it all scores
 # [B, Hq, Q, K] would be held for the backward.
 _REPEATING = {"cuda"}
@@ -57,6 +61,7 @@ def as_on(device: str) -> Iterator[None]:
         _PLANNED.reset(before)
 
 
+# Keywords that models pass along and that change nothing here: layouts know the positions.
 _HARMLESS = frozenset(
     {
         "position_ids",
@@ -67,22 +72,17 @@ _HARMLESS = frozenset(
         "position_embeddings",
     }
 )
-"""Keywords that models pass along and that change nothing here: layouts know the positions."""
 
 
+@dataclass(slots=True, kw_only=True)
 class AttentionSpec:
     """What one layer asks of attention beside its tensors."""
 
-    __slots__ = ("layer", "scaling", "softcap", "window")
-
-    def __init__(
-        self, *, layer: int, scaling: float, window: int | None, softcap: float | None
-    ) -> None:
-        self.layer = layer
-        self.scaling = scaling
-        self.window = window
-        """A token sees itself and the `window - 1` tokens before it; None: all of them."""
-        self.softcap = softcap
+    layer: int
+    scaling: float
+    # A token sees itself and the `window - 1` tokens before it; None: all of them.
+    window: int | None
+    softcap: float | None
 
 
 class Layout(Protocol):
@@ -116,12 +116,12 @@ def _entry(
     unknown = [
         k for k, v in others.items() if v is not None and v is not False and k not in _HARMLESS
     ]
-    if attention_mask is not None:
-        unknown.append("a mask of its own")
-    if dropout:
-        unknown.append("attention dropout")
-    if not getattr(module, "is_causal", True):
-        unknown.append("attention in both directions")
+    unusual = {
+        "a mask of its own": attention_mask is not None,
+        "attention dropout": dropout > 0,
+        "attention in both directions": not getattr(module, "is_causal", True),
+    }
+    unknown += [name for name, asked in unusual.items() if asked]
     if unknown:
         raise ModelError(
             f"{type(module).__name__} asks for attention features that Grouper's own attention "
@@ -182,7 +182,7 @@ def attend(  # noqa: PLR0917 - tensors by position
 
 
 def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """One key head a query head."""
+    """One key head per query head."""
     groups = query.shape[1] // key.shape[1]
     if groups == 1:
         return key, value
@@ -190,9 +190,6 @@ def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
 
 
 # --- rows and flat tokens ------------------------------------------------------------------------
-#
-# Each way is the other's gradient. Autograd would add every gradient up token by token, since an
-# index might name a token twice; here only padding does, whose gradient is zero or is not wanted.
 
 
 def gather_heads(flat: Tensor, index: Tensor) -> Tensor:
@@ -202,62 +199,60 @@ def gather_heads(flat: Tensor, index: Tensor) -> Tensor:
     return picked.view(flat.shape[1], rows, width, flat.shape[3]).transpose(0, 1)
 
 
-def _live(blocks: Tensor, scatter: Tensor) -> Tensor:
-    """[B, H, L, D] -> [1, H, live tokens, D]."""
+def _spread(flat: Tensor, places: Tensor, rows: int, width: int) -> Tensor:
+    heads, dim = flat.shape[1], flat.shape[3]
+    blocks = flat.new_zeros(heads, rows * width, dim).index_copy_(1, places, flat[0])
+    return blocks.view(heads, rows, width, dim).transpose(0, 1)
+
+
+def _collect(blocks: Tensor, places: Tensor) -> Tensor:
     heads, dim = blocks.shape[1], blocks.shape[3]
-    return blocks.transpose(0, 1).reshape(heads, -1, dim).index_select(1, scatter)[None]
+    return blocks.transpose(0, 1).reshape(heads, -1, dim).index_select(1, places)[None]
 
 
-class _Spread(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
+    """A linear map, and the map that its gradient takes back.
+
+    Autograd would add gradients up token by token, since an index might name a place twice, and
+    keep what is only copied.
+    """
+
     @staticmethod
-    def forward(ctx: Any, flat: Tensor, gather: Tensor, scatter: Tensor) -> Tensor:
-        ctx.save_for_backward(scatter)
-        return gather_heads(flat, gather)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (scatter,) = ctx.saved_tensors
-        return _live(grad, scatter), None, None
-
-
-class _Collect(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, blocks: Tensor, scatter: Tensor) -> Tensor:
-        ctx.save_for_backward(scatter)
-        ctx.shape = blocks.shape
-        return _live(blocks, scatter)
+    def forward(ctx: Any, tensor: Tensor, there: Map, back: Map) -> Tensor:
+        ctx.back = back
+        return there(tensor)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        (scatter,) = ctx.saved_tensors
-        rows, heads, width, dim = ctx.shape
-        blocks = grad.new_zeros(heads, rows * width, dim).index_copy_(1, scatter, grad[0])
-        return blocks.view(heads, rows, width, dim).transpose(0, 1), None
+        return ctx.back(grad), None, None
 
 
-def spread_rows(flat: Tensor, gather: Tensor, scatter: Tensor) -> Tensor:
-    """Flat heads as padded rows.
+def spread_rows(flat: Tensor, places: Tensor, rows: int, width: int) -> Tensor:
+    """Flat heads as rows padded with zeros; a gradient of padding is thrown away.
 
     Args:
         flat: [1, H, N, D].
-        gather: [B, L] int64, the flat token at each place; padding names any.
-        scatter: [N] int64, the place (row times L plus column) of each flat token.
+        places: [N] int64, the place (row times L plus column) of each flat token.
+        rows: B.
+        width: L.
 
     Returns:
-        [B, H, L, D]. A gradient of padding is thrown away.
+        [B, H, L, D].
     """
-    out: Tensor = _Spread.apply(flat, gather, scatter)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    there = partial(_spread, places=places, rows=rows, width=width)
+    out: Tensor = _Linear.apply(flat, there, partial(_collect, places=places))  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out
 
 
-def collect_rows(blocks: Tensor, scatter: Tensor) -> Tensor:
+def collect_rows(blocks: Tensor, places: Tensor) -> Tensor:
     """Padded rows [B, H, L, D] as flat heads [1, H, N, D]; padding gets a gradient of zero.
 
     Args:
         blocks: the rows.
-        scatter: [N] int64, as in `spread_rows`.
+        places: [N] int64, as in `spread_rows`.
     """
-    out: Tensor = _Collect.apply(blocks, scatter)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    back = partial(_spread, places=places, rows=blocks.shape[0], width=blocks.shape[2])
+    out: Tensor = _Linear.apply(blocks, partial(_collect, places=places), back)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out
 
 
@@ -284,71 +279,54 @@ class RaggedRows:
     """
 
     def __init__(self, prompt_lengths: Tensor, prompt_index: Tensor, inputs: Tensor) -> None:
-        device = prompt_lengths.device
-        starts = _starts(prompt_lengths)
-        shared = torch.cat([prompt_lengths, prompt_lengths[prompt_index]])
-        own = torch.cat([torch.zeros_like(prompt_lengths), inputs])
-        shared_start = torch.cat([starts, starts[prompt_index]])
-        own_start = torch.cat([starts, prompt_lengths.sum() + _starts(inputs)])
-        queries, keys = torch.cat([prompt_lengths, inputs]), shared + own
-        sequence = torch.repeat_interleave(torch.arange(len(keys), device=device), keys)
-        place = torch.arange(len(sequence), device=device) - _starts(keys)[sequence]
-        before = shared[sequence]
-        self.key_index = torch.where(
-            place < before, shared_start[sequence] + place, own_start[sequence] + place - before
-        )
-        """[keys] int64: the flat token of each key, sequence by sequence."""
-        self.query_ends = _borders(queries)
-        """[P + R + 1] int32: where each sequence's queries begin, and the end of all."""
-        self.key_ends = _borders(keys)
+        starts, total = _starts(prompt_lengths), int(prompt_lengths.sum())
+        shared = prompt_lengths[prompt_index]
+        parts = ((starts[prompt_index], shared), (total + _starts(inputs), inputs))
+        tokens, live = [], []
+        for first, lengths in parts:
+            columns = torch.arange(int(lengths.max()), device=lengths.device)
+            tokens.append(first[:, None] + columns)
+            live.append(columns < lengths[:, None])
+        of_rows = torch.cat(tokens, 1)[torch.cat(live, 1)]
+        # [keys] int64: the flat token of each key, sequence by sequence.
+        self.key_index = torch.cat([torch.arange(total, device=of_rows.device), of_rows])
+        queries = torch.cat([prompt_lengths, inputs])
+        keys = torch.cat([prompt_lengths, shared + inputs])
+        # [P + R + 1] int32: where each sequence's queries and keys begin, and the end of all.
+        self.query_ends, self.key_ends = _borders(queries), _borders(keys)
         self.longest_query, self.longest_key = (int(n.max()) for n in (queries, keys))
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
-    ) -> Tensor:
-        """Queries [1, Hq, N, D], key and value [1, Hkv, N, D] -> [1, Hq, N, D].
-
-        Args:
-            query: one row of all tokens, as are `key` and `value`.
-            key: see `query`.
-            value: see `query`.
-            scaling: of the products.
-            window: a token sees itself and the `window - 1` tokens before it; None: all of them.
-        """
-        dtype = _compute_dtype(query)
-        flat = query[0].transpose(0, 1).to(dtype)
-        keys, values = (
-            heads[0].transpose(0, 1).to(dtype).index_select(0, self.key_index)
-            for heads in (key, value)
+    def serves(self, query: Tensor) -> bool:
+        """Whether `attend` can take this: CUDA, half precision, heads it has kernels for."""
+        dim = query.shape[-1]
+        return (
+            query.device.type == "cuda"
+            and _compute_dtype(query) in HALVES
+            and dim % 8 == 0
+            and dim <= LARGEST_HEAD
+            # For single queries the kernel folds heads in a way that its backward does not know.
+            and self.longest_query > 1
+            and torch.cuda.get_device_capability(query.device) >= (8, 0)
         )
-        # Ours counts the token itself, theirs only the tokens to its left.
-        left = -1 if window is None else window - 1
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        """As `Layout.attend`, without soft-capping."""
+        flat, keys, values = (
+            heads[0].transpose(0, 1).to(_compute_dtype(query)) for heads in (query, key, value)
+        )
         out = ragged_attention(
             flat,
-            keys,
-            values,
+            keys.index_select(0, self.key_index),
+            values.index_select(0, self.key_index),
             self.query_ends,
             self.key_ends,
             self.longest_query,
             self.longest_key,
-            scale=scaling,
-            window_size=(left, 0),
+            scale=spec.scaling,
+            # Ours counts the token itself, theirs only the tokens to its left.
+            window_size=(-1 if spec.window is None else spec.window - 1, 0),
         )
         return out.transpose(0, 1)[None]
-
-
-def serves(query: Tensor, rows: RaggedRows) -> bool:
-    """Whether `RaggedRows.attend` can take this: CUDA, half precision, heads it has kernels for."""
-    dim = query.shape[-1]
-    return (
-        query.device.type == "cuda"
-        and _compute_dtype(query) in HALVES
-        and dim % 8 == 0
-        and dim <= LARGEST_HEAD
-        # For single queries the kernel folds heads in a way that its backward does not know.
-        and rows.longest_query > 1
-        and torch.cuda.get_device_capability(query.device) >= (8, 0)
-    )
 
 
 def ragged_attention(*tensors: Any, **options: Any) -> Tensor:
@@ -405,84 +383,66 @@ class SharedPrompts:
     ) -> None:
         device = prompt_ids.device
         self.prompt_index = prompt_index
-        prompt_slots = torch.arange(prompt_ids.shape[1], device=device)
-        prompt_mask = prompt_slots < prompt_lengths[:, None]
+        columns = torch.arange(prompt_ids.shape[1], device=device)
+        slots = torch.arange(completion_ids.shape[1], device=device)
+        prompt_mask = columns < prompt_lengths[:, None]
         inputs = completion_lengths - 1
-        width = completion_ids.shape[1] - 1
-        slots = torch.arange(width, device=device)
-        input_mask = slots < inputs[:, None]
+        input_mask = slots[:-1] < inputs[:, None]
+        self._prompt_shape, self._shape = prompt_mask.shape, input_mask.shape
+        self._prompt_places, self._places = (
+            mask.reshape(-1).nonzero().flatten() for mask in (prompt_mask, input_mask)
+        )
 
-        prompt_start = prompt_lengths.cumsum(0) - prompt_lengths
-        total = int(prompt_lengths.sum())
-        start = total + inputs.cumsum(0) - inputs
-        # Padding points at a real token of the same row (its first): harmless and in range.
-        self._prompt_gather = prompt_start[:, None] + prompt_slots * prompt_mask
-        own = start[:, None] - total + slots * input_mask
-        self._gather = own.clamp(max=int(inputs.sum()) - 1)
-        self._prompt_scatter = prompt_mask.reshape(-1).nonzero().flatten()
-        self._scatter = input_mask.reshape(-1).nonzero().flatten()
-
-        flat_ids = [prompt_ids[prompt_mask], completion_ids[:, :width][input_mask]]
+        flat_ids = [prompt_ids[prompt_mask], completion_ids[:, :-1][input_mask]]
+        # [1, N] int64.
         self.token_ids = torch.cat(flat_ids)[None]
-        """[1, N] int64."""
-        row_positions = prompt_lengths[prompt_index][:, None] + slots
-        positions = [prompt_slots.expand_as(prompt_mask)[prompt_mask], row_positions[input_mask]]
-        self.position_ids = torch.cat(positions)[None]
-        """[1, N] int64, each prompt from 0, completions going on from their prompt."""
-
         self._prompt_lengths = prompt_lengths
+        self._prompts_of_rows = prompt_lengths[prompt_index]
         self._inputs = inputs
-        self._ragged: RaggedRows | None = None
-        """The same without padding, once a GPU asked for it."""
-        self._row_positions = row_positions
+        self._row_positions = self._prompts_of_rows[:, None] + slots[:-1]
+        positions = [columns.expand_as(prompt_mask)[prompt_mask], self._row_positions[input_mask]]
+        # [1, N] int64, each prompt from 0, completions going on from their prompt.
+        self.position_ids = torch.cat(positions)[None]
+
         self._prompt_live = prompt_mask[prompt_index]
         self._masks: dict[int | None, tuple[Tensor | None, Tensor]] = {}
-        self._sights: dict[int | None, tuple[fused.Sight, fused.Sight]] = {}
+        # The same without padding, once a GPU asked for it.
+        self._ragged: RaggedRows | None = None
 
-        last_of_prompt = (prompt_start + prompt_lengths - 1)[prompt_index]
-        sources = torch.cat([last_of_prompt[:, None], start[:, None] + slots], dim=1)
-        target_slots = torch.arange(completion_ids.shape[1], device=device)
-        self.sources = sources[target_slots < completion_lengths[:, None]]
-        """[targets] int64: the flat token whose hidden state predicts each completion token."""
+        last_of_prompt = (prompt_lengths.cumsum(0) - 1)[prompt_index]
+        start = prompt_lengths.sum() + _starts(inputs)
+        sources = torch.cat([last_of_prompt[:, None], start[:, None] + slots[:-1]], dim=1)
+        # [targets] int64: the flat token whose hidden state predicts each completion token.
+        self.sources = sources[slots < completion_lengths[:, None]]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-        if query.device.type == "cuda":
+        if query.device.type == "cuda" and spec.softcap is None:
             if self._ragged is None:
                 self._ragged = RaggedRows(self._prompt_lengths, self.prompt_index, self._inputs)
-            if spec.softcap is None and serves(query, self._ragged):
-                return self._ragged.attend(
-                    query, key, value, scaling=spec.scaling, window=spec.window
-                )
+            if self._ragged.serves(query):
+                return self._ragged.attend(query, key, value, spec)
         prompt_mask, mask = self.mask(spec.window)
-        sizes = [self._prompt_scatter.numel(), self._scatter.numel()]
+        sizes = [self._prompt_places.numel(), self._places.numel()]
         pairs = [torch.split(t, sizes, dim=2) for t in (query, key, value)]
-        prompts, rows_sight = self._sight(spec.window)
         prompt_query, prompt_key, prompt_value = (
-            spread_rows(prompt, self._prompt_gather, self._prompt_scatter) for prompt, _ in pairs
+            spread_rows(prompt, self._prompt_places, *self._prompt_shape) for prompt, _ in pairs
         )
-        blocks = attend(prompt_query, prompt_key, prompt_value, prompt_mask, spec, prompts)
-        out = collect_rows(blocks, self._prompt_scatter)
-        if self._scatter.numel() == 0:
+        none = torch.zeros_like(self._prompt_lengths)
+        sight = fused.Sight(none, self._prompt_lengths, 0, spec.window)
+        blocks = attend(prompt_query, prompt_key, prompt_value, prompt_mask, spec, sight)
+        out = collect_rows(blocks, self._prompt_places)
+        if self._places.numel() == 0:
             return out
         own_query, own_key, own_value = (
-            spread_rows(own, self._gather, self._scatter) for _, own in pairs
+            spread_rows(own, self._places, *self._shape) for _, own in pairs
         )
         rows_key = torch.cat([prompt_key[self.prompt_index], own_key], 2)
         rows_value = torch.cat([prompt_value[self.prompt_index], own_value], 2)
-        rows = attend(own_query, rows_key, rows_value, mask, spec, rows_sight)
-        return torch.cat([out, collect_rows(rows, self._scatter)], dim=2)
+        sight = fused.Sight(self._prompts_of_rows, self._inputs, self._prompt_shape[1], spec.window)
+        rows = attend(own_query, rows_key, rows_value, mask, spec, sight)
+        return torch.cat([out, collect_rows(rows, self._places)], dim=2)
 
-    def _sight(self, window: int | None) -> tuple[fused.Sight, fused.Sight]:
-        """What the queries of prompts, and those of rows, look at; the same for many layers."""
-        if window not in self._sights:
-            lengths, columns = self._prompt_lengths, self._prompt_live.shape[1]
-            self._sights[window] = (
-                fused.Sight(torch.zeros_like(lengths), lengths, 0, window),
-                fused.Sight(lengths[self.prompt_index], self._inputs, columns, window),
-            )
-        return self._sights[window]
-
-    def convert(self, change: Callable[[Tensor], Tensor]) -> None:
+    def convert(self, change: Map) -> None:
         """Put `change` of every tensor in its place."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor):

@@ -11,8 +11,8 @@ from grouper.errors import ConfigError
 
 __all__ = ["find_device"]
 
+# What knows whether a device is there; the CPU always is.
 _BACKENDS: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.backends.mps}
-"""What says whether a device is there; the CPU always is."""
 
 
 def find_device(name: str) -> torch.device:

@@ -10,31 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
-    LlamaConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen3Config,
 )
 
 from grouper.config.schema import NewModelConfig
 from grouper.errors import ConfigError, RunFolderError
 from grouper.files import whole_folder
-from grouper.models.model_files import quiet
+from grouper.models.loading import quiet
 from grouper.prompts import PromptFormat
 from grouper.types import Problem
 
 __all__ = [
-    "CHAT_TEMPLATE",
     "fit_tokenizer",
     "fitting_texts",
     "make_new_model",
@@ -45,7 +42,6 @@ __all__ = [
 
 END, PAD = "<|end|>", "<|pad|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
-CONFIGURATIONS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -66,9 +62,8 @@ def make_new_model(
     Raises:
         ConfigError: `config.vocab_size` is too small for the bytes and the tags.
     """
-    tokenizer = fit_tokenizer(
-        fitting_texts(problems, fmt), vocab_size=config.vocab_size, extra_tokens=_tag_tokens(fmt)
-    )
+    texts, tags = fitting_texts(problems, fmt), [tag.strip() for tag in fmt.tags or ()]
+    tokenizer = fit_tokenizer(texts, vocab_size=config.vocab_size, extra_tokens=tags)
     return new_causal_lm(config, tokenizer, seed=seed), tokenizer
 
 
@@ -78,10 +73,6 @@ def fitting_texts(problems: Sequence[Problem], fmt: PromptFormat) -> Iterator[st
     for problem in problems:
         yield problem.question
         yield problem.solution or problem.answer
-
-
-def _tag_tokens(fmt: PromptFormat) -> list[str]:
-    return [tag.strip() for tag in fmt.tags or ()]
 
 
 def fit_tokenizer(
@@ -136,14 +127,18 @@ def fit_tokenizer(
 
 
 def new_model_config(
-    config: NewModelConfig,
-    *,
-    vocabulary: int,
-    eos_token_id: int | None = None,
-    pad_token_id: int | None = None,
+    config: NewModelConfig, *, vocabulary: int, **special: int | None
 ) -> PretrainedConfig:
-    """The transformers configuration of a new model, without any weights."""
-    return CONFIGURATIONS[config.architecture](
+    """The transformers configuration of a new model, without any weights.
+
+    Args:
+        config: its size.
+        vocabulary: tokens.
+        special: ids of special tokens; none by default.
+    """
+    tokens = {"eos_token_id": None, "pad_token_id": None, "bos_token_id": None, **special}
+    shape: PretrainedConfig = AutoConfig.for_model(
+        config.architecture,
         vocab_size=vocabulary,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -154,10 +149,9 @@ def new_model_config(
         max_position_embeddings=config.max_position_embeddings,
         tie_word_embeddings=config.tie_embeddings,
         initializer_range=config.initializer_range,
-        eos_token_id=eos_token_id,
-        pad_token_id=pad_token_id,
-        bos_token_id=None,
+        **tokens,
     )
+    return shape
 
 
 def new_causal_lm(
@@ -167,18 +161,12 @@ def new_causal_lm(
 
     The global random generator is left as it was.
     """
-    shape = new_model_config(
-        config,
-        vocabulary=len(tokenizer),
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    shape = new_model_config(config, vocabulary=len(tokenizer), **special)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(shape)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = GenerationConfig(**special)
     return model.eval()
 
 

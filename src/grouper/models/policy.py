@@ -22,11 +22,10 @@ from grouper.errors import ModelError
 from grouper.kernels.modules import attach
 from grouper.kernels.switch import running
 from grouper.models import attention
-from grouper.models.heap import trim_between_layers
-from grouper.models.recomputation import checkpoint_layers, offloaded_activations
-from grouper.models.token_scores import LogitScaling, fused_token_scores, plain_token_scores
+from grouper.models.memory_savers import checkpoint_layers, offloaded_activations
+from grouper.models.token_scores import LinearHead, LogitScaling, plain_token_scores
 
-__all__ = ["Policy", "TokenOutputs", "supports_native_attention"]
+__all__ = ["Policy", "TokenOutputs"]
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +40,6 @@ class TokenOutputs:
     entropies: Tensor
     """[R, T]: entropy in nats of the distribution each token was drawn from; 0 on padding. Carries
     a gradient only where `forward` was asked for it."""
-
-
-def supports_native_attention(model: PreTrainedModel) -> bool:
-    """Whether the model's code sends attention through the interface we register with."""
-    return bool(getattr(model, "_supports_attention_backend", False))
 
 
 class Policy(nn.Module):
@@ -91,7 +85,8 @@ class Policy(nn.Module):
         # Submodels of some families have configurations of their own.
         parts = (m for m in model.modules() if isinstance(m, PreTrainedModel))
         self._configs: list[Any] = list({id(m.config): m.config for m in parts}.values())
-        self.native = native and supports_native_attention(model)
+        # Whether the model's code sends attention through the interface we register with.
+        self.native = native and bool(getattr(model, "_supports_attention_backend", False))
         if native and not self.native:
             log.warning(
                 "%s does not go through transformers' attention interface: rows are padded and "
@@ -100,7 +95,6 @@ class Policy(nn.Module):
             )
         if gradient_checkpointing:
             checkpoint_layers(model, self._as_now)
-        trim_between_layers(model)
         if self.native:
             attach(model)
         self.eval()  # dropout is off unless `training.update` turns LoRA's on
@@ -172,27 +166,22 @@ class Policy(nn.Module):
             batch: the rows.
             entropy_gradient: whether a gradient flows through the entropies, for a bonus on them.
         """
-        with self._kept_on_host():
-            return self._outputs(batch, entropy_gradient)
-
-    def _kept_on_host(self) -> contextlib.AbstractContextManager[Any]:
-        if self._activation_offload and torch.is_grad_enabled():
-            return offloaded_activations(self)
-        return contextlib.nullcontext()
-
-    def _outputs(self, batch: TrainBatch, entropy_gradient: bool) -> TokenOutputs:
-        shape = batch.completion_ids.shape
-        slots = torch.arange(shape[1], device=batch.completion_ids.device)
-        live = slots < batch.completion_lengths[:, None]
-        hidden = self._shared(batch) if self.native else self._padded(batch, live)
-        targets = batch.completion_ids[live]
-        logprobs, entropies = self.score(
-            hidden, targets, batch.temperature, entropy_gradient=entropy_gradient
-        )
-        blank = logprobs.new_zeros(shape)
-        return TokenOutputs(
-            blank.masked_scatter(live, logprobs), blank.masked_scatter(live, entropies)
-        )
+        offloading = self._activation_offload and torch.is_grad_enabled()
+        with offloaded_activations(self) if offloading else contextlib.nullcontext():
+            shape = batch.completion_ids.shape
+            slots = torch.arange(shape[1], device=batch.completion_ids.device)
+            live = slots < batch.completion_lengths[:, None]
+            hidden = self._shared(batch) if self.native else self._padded(batch, live)
+            logprobs, entropies = self.score(
+                hidden,
+                batch.completion_ids[live],
+                batch.temperature,
+                entropy_gradient=entropy_gradient,
+            )
+            blank = logprobs.new_zeros(shape)
+            return TokenOutputs(
+                blank.masked_scatter(live, logprobs), blank.masked_scatter(live, entropies)
+            )
 
     def _shared(self, batch: TrainBatch) -> Tensor:
         """Hidden states [targets, H] that predict each completion token; prompts run once."""
@@ -210,34 +199,25 @@ class Policy(nn.Module):
         """The same from plain right-padded rows, for models without the attention interface."""
         prompt_lengths = batch.prompt_lengths[batch.prompt_index]
         lengths = prompt_lengths + batch.completion_lengths
-        width = int(lengths.max())
-        slots = torch.arange(width, device=lengths.device)
-        mask = slots < lengths[:, None]
+        slots = torch.arange(int(lengths.max()), device=lengths.device)
         is_prompt = slots < prompt_lengths[:, None]
-        prompt_slot = slots.clamp(max=batch.prompt_ids.shape[1] - 1).expand_as(mask)
-        completion_slot = (slots - prompt_lengths[:, None]).clamp(
-            0, batch.completion_ids.shape[1] - 1
-        )
-        ids = torch.where(
-            is_prompt,
-            batch.prompt_ids[batch.prompt_index].gather(1, prompt_slot),
-            batch.completion_ids.gather(1, completion_slot),
-        )
+        is_completion = ~is_prompt & (slots < lengths[:, None])
+        prompts = batch.prompt_ids[batch.prompt_index, : len(slots)]
+        ids = torch.zeros_like(is_prompt, dtype=prompts.dtype)
+        ids[is_prompt] = prompts[is_prompt[:, : prompts.shape[1]]]
+        ids[is_completion] = batch.completion_ids[live]
         # Padding stands on the right, where no real token looks, so nothing needs to be masked.
         # Masking it would leave padded tokens without any key inside a sliding window, and a
         # softmax over nothing has NaN gradients.
         with self.autocast():
             output = self.decoder(
-                input_ids=ids * mask,
+                input_ids=ids,
                 attention_mask=torch.ones_like(ids),
-                position_ids=slots.expand_as(mask),
+                position_ids=slots.expand_as(ids),
                 use_cache=False,
             )
-        targets = torch.arange(live.shape[1], device=live.device)
-        sources = (prompt_lengths[:, None] - 1 + targets).clamp(max=width - 1)
         hidden: Tensor = output.last_hidden_state
-        index = sources[..., None].expand(-1, -1, hidden.shape[-1])
-        return hidden.gather(1, index)[live]
+        return hidden[:, :-1][is_completion[:, 1:]]
 
     def score(
         self, hidden: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool
@@ -246,16 +226,13 @@ class Policy(nn.Module):
         head = self.model.get_output_embeddings()
         # A subclass (LoRA on the head, quantised, sharded) does more than multiply.
         if type(head) is nn.Linear:
-            return fused_token_scores(
-                hidden,
-                head.weight,
-                head.bias,
-                targets,
+            linear = LinearHead(
                 scaling=self._scaling,
                 temperature=temperature,
                 dtype=self.compute_dtype or head.weight.dtype,
                 entropy_gradient=entropy_gradient,
             )
+            return linear.scores(hidden, head.weight, head.bias, targets)
         return plain_token_scores(
             self.logits,
             hidden,

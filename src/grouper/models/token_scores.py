@@ -1,7 +1,7 @@
 """Log-probs and entropies of tokens straight from hidden states; the logits are never kept.
 
 A chunk of [tokens, vocabulary] exists at a time, in the forward and again in the backward, which
-makes it anew: between the two only hidden states and one number a token are held.
+makes it anew: between the two only hidden states and one number per token are held.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 __all__ = [
+    "LinearHead",
     "LogitScaling",
     "chunk_rows",
-    "fused_token_scores",
     "plain_token_scores",
 ]
 
+# Logits held at a time: 128 MiB in float32. The backward holds three such chunks at most.
 CHUNK_ELEMENTS = 2**25
-"""Logits held at a time: 128 MiB in float32. The backward holds three such chunks at most."""
 
 
 def chunk_rows(vocabulary: int) -> int:
@@ -82,86 +82,101 @@ def accurate(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """What is asked of a linear head, and what comes after it; run a chunk at a time."""
+def _scores(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probs of `targets` [n] under `logits` [n, V], and the normalisers [n]."""
+    normaliser = logits.logsumexp(-1)
+    return logits.gather(1, targets[:, None])[:, 0] - normaliser, normaliser
 
-    targets: Tensor
-    """[N] int64."""
+
+def _entropies(logits: Tensor, normaliser: Tensor) -> Tensor:
+    """In nats [n]; of [n, V] one tensor is made, or two where a gradient is recorded."""
+    probabilities = (logits - normaliser[:, None]).exp_()
+    # Logits are finite: a probability of zero meets no infinity.
+    in_place = not torch.is_grad_enabled()
+    parts = probabilities.mul_(logits) if in_place else probabilities * logits
+    return normaliser - parts.sum(-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearHead:
+    """A head that is a plain matrix, and what comes after it; its logits are never kept.
+
+    Same numbers and gradients as `plain_token_scores`; the backward makes the logits of a chunk
+    anew and turns them into their own gradient in place.
+    """
+
     scaling: LogitScaling
     temperature: float
+    # Of the matrix products.
     dtype: torch.dtype
-    """Of the matrix products."""
-    rows: int
-    """Tokens in one chunk."""
+    # Whether a gradient flows through the entropies.
     entropy_gradient: bool
 
-    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """The tokens of each chunk and their targets."""
-        for start in range(0, self.targets.shape[0], self.rows):
-            part = slice(start, start + self.rows)
-            yield part, self.targets[part]
+    def scores(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [N], natural, in float32 or higher.
+
+        Args:
+            hidden: [N, H].
+            weight: [V, H].
+            bias: [V], or None.
+            targets: [N] int64.
+        """
+        with torch.autocast(hidden.device.type, enabled=False):
+            scores: tuple[Tensor, Tensor] = _TokenScores.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                hidden, weight, bias, targets, self
+            )
+        return scores
 
     def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """[n, V] at the temperature, in float32 or higher."""
         logits = self.scaling(torch.nn.functional.linear(hidden, weight, bias))
         return logits if self.temperature == 1.0 else logits / self.temperature
 
-    def logits_gradient(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        normaliser: Tensor,
-        *,
-        entropies: Tensor,
-        to_logprobs: Tensor,
-        to_entropies: Tensor,
-    ) -> Tensor:
-        """The gradient [n, V] at the head's output; `logits` [n, V] are used up.
+    def logits_gradient(self, logits: Tensor, *of_tokens: Tensor) -> Tensor:
+        """The gradient [n, V] at the head's output.
 
         With p the probabilities and z the logits at the temperature: d logp_t / dz_i =
         [i = t] - p_i, and dH / dz_i = -p_i (log p_i + H).
+
+        Args:
+            logits: [n, V]; they are used up.
+            of_tokens: [n] each: targets, normalisers, entropies, and the gradients at log-probs
+                and entropies.
         """
+        targets, normaliser, entropies, to_logprobs, to_entropies = (t[:, None] for t in of_tokens)
         scaled = logits * self.temperature if self.scaling.cap is not None else None
-        logprobs = logits.sub_(normaliser[:, None])
+        logprobs = logits.sub_(normaliser)
         if not self.entropy_gradient:
-            gradient = logprobs.exp_().mul_(-to_logprobs[:, None])
+            gradient = logprobs.exp_().mul_(-to_logprobs)
         else:
-            slope = (logprobs + entropies[:, None]).mul_(to_entropies[:, None])
-            slope += to_logprobs[:, None]
+            slope = (logprobs + entropies).mul_(to_entropies).add_(to_logprobs)
             gradient = logprobs.exp_().mul_(slope.neg_())
-        gradient.scatter_add_(1, targets[:, None], to_logprobs[:, None])
+        gradient.scatter_add_(1, targets, to_logprobs)
         if self.temperature != 1.0:
             gradient /= self.temperature
         return self.scaling.backward(gradient, scaled)
 
 
 class _TokenScores(torch.autograd.Function):
-    """(hidden [N, H], weight [V, H], bias [V]) -> log-probs [N], entropies [N]."""
+    """(hidden [N, H], weight [V, H], bias [V], targets [N]) -> log-probs [N], entropies [N]."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        head: _Head,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, *others: Any
     ) -> tuple[Tensor, Tensor]:
+        targets, head = others
         matrix, offset = weight.to(head.dtype), None if bias is None else bias.to(head.dtype)
-        count = hidden.shape[0]
-        kind = accurate(hidden[:0]).dtype
         logprobs, normalisers, entropies = (
-            torch.empty(count, dtype=kind, device=hidden.device) for _ in range(3)
+            torch.empty(len(hidden), dtype=accurate(hidden[:0]).dtype, device=hidden.device)
+            for _ in range(3)
         )
-        for part, targets in head.chunks():
+        for part in _chunks(hidden, weight):
             logits = head.logits(hidden[part].to(head.dtype), matrix, offset)
-            normaliser = logits.logsumexp(-1)
-            normalisers[part] = normaliser
-            logprobs[part] = logits.gather(1, targets[:, None])[:, 0] - normaliser
-            probabilities = (logits - normaliser[:, None]).exp_()
-            # Logits are finite: a probability of zero meets no infinity.
-            entropies[part] = normaliser - probabilities.mul_(logits).sum(-1)
-        ctx.save_for_backward(hidden, weight, bias, normalisers, entropies)
+            logprobs[part], normalisers[part] = _scores(logits, targets[part])
+            entropies[part] = _entropies(logits, normalisers[part])
+        ctx.save_for_backward(hidden, weight, bias, targets, normalisers, entropies)
         ctx.head = head
         if not head.entropy_gradient:
             ctx.mark_non_differentiable(entropies)
@@ -170,22 +185,19 @@ class _TokenScores(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, to_logprobs: Tensor, to_entropies: Tensor) -> tuple[Any, ...]:
-        hidden, weight, bias, normalisers, entropies = ctx.saved_tensors
-        head: _Head = ctx.head
+        hidden, weight, bias, *scores = ctx.saved_tensors
+        of_tokens = (*scores, to_logprobs, to_entropies)
+        head: LinearHead = ctx.head
+        inputs = (hidden, weight, bias)
         to_hidden, to_weight, to_bias = (
             torch.zeros_like(t, dtype=accurate(t[:0]).dtype) if needed and t is not None else None
-            for t, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+            for t, needed in zip(inputs, ctx.needs_input_grad, strict=False)
         )
         matrix, offset = weight.to(head.dtype), None if bias is None else bias.to(head.dtype)
-        for part, targets in head.chunks():
+        for part in _chunks(hidden, weight):
             rows = hidden[part].to(head.dtype)
             gradient = head.logits_gradient(
-                head.logits(rows, matrix, offset),
-                targets,
-                normalisers[part],
-                entropies=entropies[part],
-                to_logprobs=to_logprobs[part],
-                to_entropies=to_entropies[part],
+                head.logits(rows, matrix, offset), *(tensor[part] for tensor in of_tokens)
             )
             if to_bias is not None:
                 to_bias += gradient.sum(0)
@@ -197,53 +209,17 @@ class _TokenScores(torch.autograd.Function):
                     to_weight.addmm_(gradient.T, rows)
                 else:
                     to_weight += gradient.T @ rows
-        return (
-            None if to_hidden is None else to_hidden.to(hidden.dtype),
-            None if to_weight is None else to_weight.to(weight.dtype),
-            None if to_bias is None else to_bias.to(bias.dtype),
-            None,
+        grads = (
+            None if grad is None else grad.to(t.dtype)
+            for grad, t in zip((to_hidden, to_weight, to_bias), inputs, strict=True)
         )
+        return *grads, None, None
 
 
-def fused_token_scores(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    *,
-    scaling: LogitScaling,
-    temperature: float,
-    dtype: torch.dtype,
-    entropy_gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies [N], natural, in float32 or higher, of targets under a linear head.
-
-    Same numbers and gradients as `plain_token_scores`; the backward makes the logits of a chunk
-    anew and turns them into their own gradient in place.
-
-    Args:
-        hidden: [N, H].
-        weight: [V, H] of the head.
-        bias: [V] of the head, or None.
-        targets: [N] int64.
-        scaling: what comes after the head.
-        temperature: logits are divided by this.
-        dtype: of the matrix products.
-        entropy_gradient: whether a gradient flows through the entropies.
-    """
-    head = _Head(
-        targets=targets,
-        scaling=scaling,
-        temperature=temperature,
-        dtype=dtype,
-        rows=chunk_rows(weight.shape[0]),
-        entropy_gradient=entropy_gradient,
-    )
-    with torch.autocast(hidden.device.type, enabled=False):
-        scores: tuple[Tensor, Tensor] = _TokenScores.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            hidden, weight, bias, head
-        )
-    return scores
+def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
+    """The tokens of each chunk."""
+    rows = chunk_rows(weight.shape[0])
+    return (slice(start, start + rows) for start in range(0, len(hidden), rows))
 
 
 def plain_token_scores(
@@ -269,12 +245,9 @@ def plain_token_scores(
     def score(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits_of(part)
         logits = logits if temperature == 1.0 else logits / temperature
-        normaliser = logits.logsumexp(-1)
-        logprobs = logits.gather(1, wanted[:, None])[:, 0] - normaliser
+        logprobs, normaliser = _scores(logits, wanted)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            probabilities = (logits - normaliser[:, None]).exp()
-            entropies = normaliser - (probabilities * logits).sum(-1)
-        return logprobs, entropies
+            return logprobs, _entropies(logits, normaliser)
 
     rows = chunk_rows(vocabulary)
     pieces = [

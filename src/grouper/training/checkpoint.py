@@ -38,7 +38,8 @@ from grouper.config.loading import resolved_yaml
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import CheckpointError, RunFolderError
 from grouper.files import refusing, remove_folder, whole_folder, write_atomic
-from grouper.models.model_files import ADAPTER_FILE, save_policy
+from grouper.models.folders import ADAPTER_FILE
+from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
 from grouper.rewards import RewardStack
 from grouper.tracking.run_folder import RunFolder

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grouper.errors import PreflightError
-from grouper.models.model_files import context_length
+from grouper.models.loading import context_length
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, address
 from grouper.training.curriculum import first_met

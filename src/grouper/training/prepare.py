@@ -22,12 +22,12 @@ from grouper.data import ProblemSet
 from grouper.errors import ConfigError, ModelError
 from grouper.grading import Grader, require_symbolic
 from grouper.models.device import find_device
-from grouper.models.model_files import (
+from grouper.models.folders import require_model_folder
+from grouper.models.loading import (
     context_length,
     context_length_of,
     load_policy,
     load_tokenizer,
-    require_model_folder,
     stop_ids_of,
     vocabulary_of,
 )

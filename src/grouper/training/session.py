@@ -21,15 +21,9 @@ from grouper.errors import Interrupted, ModelError, PreflightError
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
 from grouper.evaluation.metrics import Behaviour, metrics_line
 from grouper.kernels.library import kernels_in_use
-from grouper.models.adapters import check_adapter
 from grouper.models.device import find_device
-from grouper.models.model_files import (
-    check_lora_targets,
-    load_tokenizer,
-    require_model_folder,
-    shape_of,
-)
-from grouper.models.model_folders import on_this_machine, read_adapter
+from grouper.models.folders import on_this_machine, read_adapter, require_model_folder
+from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
 from grouper.rewards import RewardStack

@@ -13,8 +13,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grouper.config.schema import GRPOConfig, LoraConfig
 from grouper.errors import ModelError
-from grouper.models import attention, recomputation
-from grouper.models.model_files import _new_adapter
+from grouper.models import attention, memory_savers
+from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.native import NativeSampler
@@ -138,7 +138,7 @@ def test_sampling_is_the_same_with_checkpointing_on(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("nothing is checkpointed without a gradient")
 
-    monkeypatch.setattr(recomputation, "checkpoint", never)
+    monkeypatch.setattr(memory_savers, "checkpoint", never)
     assert sampled(policy) == expected
 
 
@@ -160,7 +160,7 @@ def test_a_model_without_layers_to_run_again_is_refused() -> None:
         pass
 
     with pytest.raises(ModelError, match="Odd does not support gradient checkpointing"):
-        recomputation.checkpoint_layers(Odd(), lambda: None)  # type: ignore[arg-type, return-value]  # it is refused
+        memory_savers.checkpoint_layers(Odd(), lambda: None)  # type: ignore[arg-type, return-value]  # it is refused
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -189,7 +189,7 @@ def test_offloading_moves_everything_but_the_weights(
         def unpack_hook(self, packed: tuple[str, Tensor]) -> Tensor:
             return packed[1]
 
-    monkeypatch.setattr(recomputation, "save_on_cpu", Host)
+    monkeypatch.setattr(memory_savers, "save_on_cpu", Host)
     expected = gradient(make_policy())
     policy = make_policy(gradient_checkpointing=checkpointing, activation_offload=True)
     assert torch.equal(gradient(policy), expected)

@@ -12,22 +12,15 @@ from torch import Tensor
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ModelError
 from grouper.files import whole_folder
-from grouper.models.model_files import (
-    ADAPTER_FILE,
-    load_policy,
-    load_tokenizer,
-    require_model_folder,
-    save_policy,
-)
-from grouper.models.model_folders import read_adapter
+from grouper.models.folders import read_adapter, require_model_folder
+from grouper.models.loading import DTYPES, load_policy, load_tokenizer, save_policy
 from grouper.models.policy import Policy
 
 __all__ = ["Exported", "export_model"]
 
+# How far log-probs may be from the source's: merging adds two products in another order, and
+# bfloat16 rounds every weight to 8 bits.
 BOUNDS = {"float32": 1e-3, "bfloat16": 0.5}
-"""How far log-probs may be from the source's: merging adds two products in another order, and
-bfloat16 rounds every weight to 8 bits."""
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PROBE_ROWS, PROBE_TOKENS = 4, 32
 
 
@@ -61,15 +54,17 @@ def export_model(source: str, target: Path, *, dtype: str = "float32") -> Export
         raise ModelError(
             f"{target} exists already", where="export", fix="Name a folder that does not exist."
         )
-    is_adapter = (Path(source).expanduser() / ADAPTER_FILE).is_file()
-    expected = _probe(_load(source, lora=is_adapter))
-    merged = _load(source, lora=False)
-    merged.model.to(_DTYPES[dtype])
+    adapter = read_adapter(source)
+    lora = None if adapter is None else LoraConfig(rank=adapter["r"])
+    expected = _probe(_load(source, lora))
+    merged = _load(source)
+    merged.model.to(DTYPES[dtype])
     with whole_folder(target) as folder:
         save_policy(merged, load_tokenizer(source), folder)
         del merged
-        _say_where_it_is_from(folder, source)
-        found = _probe(_load(str(folder), lora=False))
+        origin = json.dumps({"exported_from": source}, indent=2)
+        (folder / "export.json").write_text(origin + "\n", encoding="utf-8")
+        found = _probe(_load(str(folder)))
         gap = float((found - expected).abs().max())
         if not gap <= BOUNDS[dtype]:
             raise ModelError(
@@ -82,14 +77,8 @@ def export_model(source: str, target: Path, *, dtype: str = "float32") -> Export
     return Exported(path=target, gap=gap, same_choice=same)
 
 
-def _load(path: str, *, lora: bool) -> Policy:
-    adapter = read_adapter(path) if lora else None
-    config = ModelConfig(
-        path=path,
-        dtype="float32",
-        lora=None if adapter is None else LoraConfig(rank=adapter["r"]),
-    )
-    return load_policy(config, path, seed=0)
+def _load(path: str, lora: LoraConfig | None = None) -> Policy:
+    return load_policy(ModelConfig(path=path, dtype="float32", lora=lora), path, seed=0)
 
 
 @torch.no_grad()
@@ -100,8 +89,3 @@ def _probe(policy: Policy) -> Tensor:
     output = policy.model((ids * 7919 + 11) % vocabulary, use_cache=False)
     logprobs: Tensor = output.logits.float().log_softmax(-1)
     return logprobs
-
-
-def _say_where_it_is_from(folder: Path, source: str) -> None:
-    text = json.dumps({"exported_from": source}, indent=2)
-    (folder / "export.json").write_text(text + "\n", encoding="utf-8")

@@ -19,12 +19,12 @@ from transformers import AutoConfig
 from grouper.config import extras
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ConfigError, ModelError
-from grouper.models.model_files import (
+from grouper.models.folders import require_model_folder
+from grouper.models.loading import (
     context_length,
     load_policy,
     load_tokenizer,
     quiet,
-    require_model_folder,
     save_policy,
     stop_ids_of,
 )

@@ -13,8 +13,8 @@ from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from grouper.errors import ModelError
-from grouper.models import exporting
-from grouper.models.exporting import export_model
+from grouper.models import export
+from grouper.models.export import export_model
 from grouper.models.policy import Policy
 
 
@@ -74,14 +74,14 @@ def test_a_whole_model_can_be_exported_in_bfloat16(base: Path, tmp_path: Path) -
 def test_an_export_that_disagrees_is_not_left_behind(
     adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = exporting.save_policy
+    honest = export.save_policy
 
     def forgetful(policy: Policy, *others: Any) -> None:
         with torch.no_grad():
             next(policy.model.parameters()).mul_(1.5)
         honest(policy, *others)
 
-    monkeypatch.setattr(exporting, "save_policy", forgetful)
+    monkeypatch.setattr(export, "save_policy", forgetful)
     with pytest.raises(ModelError, match="disagrees"):
         export_model(str(adapter), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,12 +1,14 @@
-"""Which model a folder means: a model folder itself, a run folder what it has trained."""
+"""Which model a name means: a folder itself, what a run has trained, or one beside the work."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.errors import ConfigError
-from grouper.models.model_place import model_in, recipe_for, trained_model
+from grouper.models.folders import local_model, model_in, recipe_for, trained_model
 
 
 @pytest.fixture
@@ -33,3 +35,30 @@ def test_a_folder_that_holds_a_model_means_itself(run, file):
     assert model_in(str(run)) == trained_model(load_recipe("demo"), run) == str(run)
     assert recipe_for(str(run)).name == "demo"
     assert model_in("owner/model") == "owner/model"
+
+
+FOLDERS = ("models/Qwen2.5-0.5B", ".models/qwen/qwen2.5-math-1.5b", "models/empty")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    for name in FOLDERS:
+        (tmp_path / name).mkdir(parents=True)
+        if name != "models/empty":
+            (tmp_path / name / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("Qwen/Qwen2.5-0.5B", "./models/Qwen2.5-0.5B"),
+        ("Qwen2.5-0.5B", "./models/Qwen2.5-0.5B"),
+        ("Qwen/Qwen2.5-Math-1.5B", "./.models/qwen/qwen2.5-math-1.5b"),
+        ("Qwen2.5-Math-1.5B", "Qwen2.5-Math-1.5B"),
+        ("somebody/empty", "somebody/empty"),
+        ("./models/Qwen2.5-0.5B", "./models/Qwen2.5-0.5B"),
+    ],
+)
+def test_a_local_folder_comes_first(here: Path, name: str, found: str) -> None:
+    assert local_model(name, beside=here) == found

@@ -1,0 +1,248 @@
+"""What a model folder is, which one a name means, and how its model is asked; without torch."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import Any
+
+from grouper.config.loading import load_recipe
+from grouper.config.schema import DataConfig, ModelConfig, PromptConfig, Recipe, SourceConfig
+from grouper.errors import ConfigError, ModelError, did_you_mean
+from grouper.prompts import FORMATS
+
+__all__ = [
+    "ADAPTER_FILE",
+    "base_of",
+    "is_model",
+    "local_model",
+    "looks_local",
+    "model_in",
+    "on_this_machine",
+    "read_adapter",
+    "recipe_for",
+    "require_model_folder",
+    "trained_model",
+    "with_sampling",
+]
+
+# What a run folder, and a folder made by `save_path`, keep the resolved recipe in.
+RECIPE_FILE = "recipe.yaml"
+ADAPTER_FILE = "adapter_config.json"
+# A folder with one of these holds a whole model or an adapter.
+MODEL_FILES = ("config.json", ADAPTER_FILE)
+# Where people keep models, below the folder that the command runs in.
+MODEL_FOLDERS = ("models", ".models")
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds a model or an adapter itself, as an exported one does."""
+    return any((folder / name).is_file() for name in MODEL_FILES)
+
+
+def looks_local(path: str) -> bool:
+    """Whether a path is meant as a folder and not as a Hub name (owner/model)."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
+
+
+def require_model_folder(path: str, *, where: str = "model.path") -> None:
+    """Check without loading anything that a local `path` is a model or adapter folder.
+
+    Raises:
+        ModelError: the folder is missing or holds no model. Hub names pass.
+    """
+    folder = Path(path).expanduser()
+    if not looks_local(path) or is_model(folder):
+        return
+    if folder.is_dir():
+        raise ModelError(
+            f"{path!r} holds neither a model (config.json) nor an adapter ({ADAPTER_FILE})",
+            where=where,
+            fix="Give the folder that `save_pretrained` wrote, for example <run>/sft/final.",
+        )
+    beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
+    folders = {entry.name: str(entry) for entry in beside if entry.is_dir()}
+    near = difflib.get_close_matches(folder.name, folders, n=1)
+    hint = f"Did you mean {folders[near[0]]!r}? " if near else ""
+    raise ModelError(
+        f"there is no folder {path!r}",
+        where=where,
+        fix=f"{hint}Give a local folder or a Hub name (owner/model).",
+    )
+
+
+def on_this_machine(path: str, revision: str | None = None) -> bool:
+    """Whether a path is a folder, or a Hub name whose configuration is in the Hub cache."""
+    # Here, because the command line has no time to import it.
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if looks_local(path):
+        return Path(path).expanduser().is_dir()
+    try:
+        return isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str)
+    except HFValidationError:  # neither a folder nor a name that the Hub could have
+        return False
+
+
+def read_adapter(path: str) -> dict[str, Any] | None:
+    """The adapter configuration of a local folder, or None for a whole model.
+
+    Raises:
+        ModelError: it cannot be read, or names no base model.
+    """
+    file = Path(path).expanduser() / ADAPTER_FILE
+    if not file.is_file():
+        return None
+    try:
+        config: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{str(file)!r} cannot be read ({error})", where="the adapter") from error
+    if not isinstance(config, dict) or not config.get("base_model_name_or_path"):
+        raise ModelError(
+            f"{str(file)!r} does not say which base model the adapter belongs to",
+            where="the adapter",
+            fix="Write its folder or Hub name there as `base_model_name_or_path`.",
+        )
+    return config
+
+
+def base_of(path: str) -> str:
+    """The whole model below an adapter, or `path` itself where it is no adapter folder.
+
+    That is the base model as the adapter names it, or the `base` of a run that was moved.
+
+    Raises:
+        ModelError: the adapter cannot be read, or its base model is not there.
+    """
+    adapter = read_adapter(path)
+    if adapter is None:
+        return path
+    base = str(adapter["base_model_name_or_path"])
+    if looks_local(base) and not Path(base).is_dir():
+        moved = (parent / "base" for parent in Path(path).expanduser().resolve().parents)
+        base = next((str(folder) for folder in moved if is_model(folder)), base)
+    require_model_folder(base, where=f"the base model of the adapter {path}")
+    return base
+
+
+def local_model(name: str, beside: Path | None = None) -> str:
+    """The local folder of a model, or its name unchanged where there is none.
+
+    Args:
+        name: a path or Hub name (`Qwen/Qwen2.5-0.5B`). What looks like a path is left as it is;
+            otherwise a folder of the whole name or its last part is looked for, in any case.
+        beside: the folder whose `MODEL_FOLDERS` are searched; the current one by default.
+    """
+    if looks_local(name):
+        return name
+    for places in MODEL_FOLDERS:
+        here = (beside or Path.cwd()) / places
+        folders = sorted(f for depth in ("*", "*/*") for f in here.glob(depth) if is_model(f))
+        found = [folder.relative_to(here).as_posix() for folder in folders]
+        for wanted in (name, name.rpartition("/")[2]):
+            matching = [model for model in found if model.casefold() == wanted.casefold()]
+            if matching:
+                return f"./{places}/{wanted if wanted in matching else matching[0]}"
+    return name
+
+
+def model_in(path: str) -> str:
+    """`path` itself; of a run folder, the model that the run has trained.
+
+    Raises:
+        ConfigError: the run has trained nothing yet.
+    """
+    folder = Path(path).expanduser()
+    if not (folder / RECIPE_FILE).is_file() or is_model(folder):
+        return path
+    return trained_model(load_recipe(folder / RECIPE_FILE), folder)
+
+
+def trained_model(recipe: Recipe, run: Path) -> str:
+    """What the run has trained, else the recipe's own model; a model folder is meant itself.
+
+    Raises:
+        ConfigError: the recipe makes a new model, and there is no run yet.
+    """
+    if is_model(run):
+        return str(run)
+    for part in ("grpo/final", "sft/final"):
+        if (run / part).is_dir():
+            return str(run / part)
+    if recipe.model.path is None and not (run / "base").is_dir():
+        raise ConfigError(
+            "there is nothing to measure: the recipe makes a new model, and has not been run yet",
+            where=str(run),
+            fix="Name a model with --model, or train one with `grouper run`.",
+        )
+    return recipe.model.path or str(run / "base")
+
+
+def recipe_for(model: str, recipe: Recipe | None = None, format_name: str | None = None) -> Recipe:
+    """The recipe given, else that of the run `model` lies in; in another format where given.
+
+    Raises:
+        ConfigError: neither is there and no format was given, or there is no such format.
+    """
+    if format_name is not None and format_name not in FORMATS:
+        raise ConfigError(
+            f"there is no prompt format {format_name!r}",
+            where="--format",
+            fix=did_you_mean(format_name, FORMATS),
+        )
+    if recipe is None:
+        folder = Path(model).expanduser().resolve()
+        # The run of `<run>`, `<run>/base` and `<run>/grpo/final`.
+        places = [folder, *folder.parents][:3] if folder.is_dir() else []
+        files = [place / RECIPE_FILE for place in places if (place / RECIPE_FILE).is_file()]
+        if files:
+            recipe = load_recipe(files[0])
+        elif format_name is not None:
+            data = DataConfig(train=SourceConfig(source="arithmetic"))
+            recipe = Recipe(name="generate", model=ModelConfig(path=model), data=data)
+        else:
+            raise ConfigError(
+                "it is not known how this model is to be asked: it does not lie in a run folder",
+                where=model,
+                fix="Give --recipe, or --format with one of " + ", ".join(FORMATS) + ".",
+            )
+    if format_name is None:
+        return recipe
+    return recipe.model_copy(update={"prompt": PromptConfig(format=format_name)})
+
+
+def with_sampling(
+    recipe: Recipe,
+    *,
+    temperature: float | None = None,
+    max_new_tokens: int | None = None,
+    samples: int | None = None,
+    seed: int | None = None,
+) -> Recipe:
+    """The recipe with another evaluation section; what is None stays as it is.
+
+    At temperature 0, where all samples would be the same, one is drawn unless more are asked for.
+
+    Raises:
+        ConfigError: several samples at temperature 0.
+    """
+    total = recipe.sampling.max_total_tokens
+    if max_new_tokens is None and recipe.evaluation.max_new_tokens is None and total is not None:
+        # What the longest prompt allowed leaves; the training data, which say more, are not read.
+        max_new_tokens = max(1, total - recipe.prompt.max_prompt_tokens)
+    if samples is None and temperature == 0:
+        samples = 1
+    given = {"temperature": temperature, "max_new_tokens": max_new_tokens, "samples": samples}
+    evaluation = recipe.evaluation.model_copy(
+        update={name: value for name, value in given.items() if value is not None}
+    )
+    if evaluation.samples > 1 and evaluation.temperature == 0:
+        raise ConfigError(
+            f"{evaluation.samples} samples at temperature 0 would all be the same",
+            where="--samples",
+            fix="Add --temperature 1.0.",
+        )
+    changes = {"evaluation": evaluation, "seed": recipe.seed if seed is None else seed}
+    return recipe.model_copy(update=changes)

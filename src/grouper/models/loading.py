@@ -1,0 +1,527 @@
+"""Loading models, tokenizers and adapters from folders or by Hub name, and saving them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from grouper.config.extras import require_extra
+from grouper.config.schema import LoraConfig, ModelConfig
+from grouper.errors import ModelError, did_you_mean
+from grouper.models.folders import base_of, looks_local, read_adapter, require_model_folder
+from grouper.models.policy import Policy
+
+__all__ = [
+    "DTYPES",
+    "check_adapter",
+    "check_lora_targets",
+    "context_length",
+    "context_length_of",
+    "load_policy",
+    "load_tokenizer",
+    "quiet",
+    "save_policy",
+    "shape_of",
+    "stop_ids_of",
+    "vocabulary_of",
+    "weightless_policy",
+]
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No bars for files that take no time, no warnings about calls between other libraries."""
+    was_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            # PEFT asks transformers in a way that transformers will drop; neither is ours.
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        if was_on:
+            transformers_logging.enable_progress_bar()
+
+
+# --- what transformers loads ---------------------------------------------------------------------
+
+
+def _load(loader: Any, path: str, **options: Any) -> Any:
+    """Call `loader.from_pretrained`, with one paragraph where that fails.
+
+    Raises:
+        ModelError: there is nothing to load, it is damaged, or it may not be had.
+    """
+    try:
+        with quiet():
+            return loader.from_pretrained(_source(path), **options)
+    except MemoryError:
+        raise
+    except Exception as error:  # of any class where files do not belong together
+        # torch has a RuntimeError for running out of memory, which is for others to explain.
+        if isinstance(error, RuntimeError) and "mismatched" not in str(error):
+            raise
+        raise _unloadable(error, path) from error
+
+
+def _source(path: str) -> str:
+    return str(Path(path).expanduser()) if looks_local(path) else path
+
+
+def _unloadable(error: Exception, path: str) -> ModelError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    here = "" if looks_local(path) else "there is no such folder here, and "
+    what = f"{here}{path!r} cannot be loaded: {lines[0]}"
+    fix = (
+        "Check the name; a gated model needs `hf auth login`, and without a network the model "
+        "must be a local folder or in the Hub cache already."
+    )
+    if isinstance(error, RuntimeError):
+        what = (
+            f"the weights in {path!r} do not have the shapes that its config.json says "
+            "(vocab_size, hidden_size or the like)"
+        )
+        fix = "Put the config.json back that was saved with these weights."
+    elif isinstance(error, UnpicklingError):
+        what = (
+            f"the weights in {path!r} are a pickle that holds more than tensors, which could run "
+            "code when it is loaded"
+        )
+        fix = "Save the model with `save_pretrained` (safetensors) where you trust it."
+    elif "gated repo" in str(error):
+        what = f"{path!r} is gated: its owner asks you to accept terms first"
+        fix = (
+            "Accept them on the model's page on the Hub, then run `hf auth login`; or name "
+            "another model."
+        )
+    return ModelError(what, where="the model", fix=fix)
+
+
+def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
+    """The tokenizer of a model folder or Hub name.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    require_model_folder(path)
+    return _load(AutoTokenizer, path, revision=revision)
+
+
+def shape_of(
+    path: str, revision: str | None = None, *, local_files_only: bool = True
+) -> PretrainedConfig:
+    """The configuration of a model, or of the base model of an adapter; no weights are loaded.
+
+    Args:
+        path: a model or adapter folder, or a Hub name.
+        revision: of a Hub name.
+        local_files_only: of the Hub, look in the cache alone.
+
+    Raises:
+        ModelError: it is not there.
+    """
+    base = base_of(path)
+    shape: PretrainedConfig = _load(
+        AutoConfig, base, revision=revision, local_files_only=local_files_only
+    )
+    return shape
+
+
+def context_length_of(path: str, revision: str | None = None) -> int | None:
+    """As `context_length`, of a model or adapter folder or Hub name."""
+    return _context(shape_of(path, revision, local_files_only=False))
+
+
+def context_length(policy: Policy) -> int | None:
+    """The longest sequence the model was made for, or None where it does not say."""
+    return _context(policy.model.config)
+
+
+def _context(shape: PretrainedConfig) -> int | None:
+    length = getattr(shape.get_text_config(), "max_position_embeddings", None)
+    return None if length is None else int(length)
+
+
+def vocabulary_of(path: str, revision: str | None = None) -> int:
+    """Rows of the embedding of a model or adapter folder or Hub name, by its configuration."""
+    shape = shape_of(path, revision, local_files_only=False)
+    return int(shape.get_text_config().vocab_size)
+
+
+def stop_ids_of(path: str, revision: str | None = None) -> list[int]:
+    """The end ids of a model's generation config; nothing else of it is ever used."""
+    try:
+        ids = GenerationConfig.from_pretrained(_source(path), revision=revision).eos_token_id
+    except OSError:  # a model without a generation config
+        return []
+    several = ids if isinstance(ids, list | tuple) else [ids]
+    return [int(i) for i in several if i is not None]
+
+
+# --- policies ------------------------------------------------------------------------------------
+
+
+def load_policy(
+    config: ModelConfig,
+    path: str,
+    *,
+    seed: int,
+    device: str | torch.device = "cpu",
+    where: str = "model.path",
+) -> Policy:
+    """Load a model folder, Hub name or adapter folder as the policy to train.
+
+    One rule for adapters: a recipe with LoRA continues the adapter it starts from; a recipe
+    without LoRA merges it and trains all weights.
+
+    Args:
+        config: dtype, attention, quantisation and LoRA settings.
+        path: what to load; `config.path`, a phase's `final/`, or a checkpoint.
+        seed: of a new adapter's random half.
+        device: where to put it.
+        where: the setting that names it, for refusals.
+
+    Raises:
+        ModelError: nothing loadable there, or the model cannot be run as asked.
+        ConfigError: a library that a setting needs is not installed.
+    """
+    require_model_folder(path)
+    check_adapter(config, path, where=where)
+    base, saved = base_of(path), read_adapter(path)
+    model = _load_model(base, config, device)
+    adapter: Any = None
+    if saved is None and config.lora is not None:
+        adapter = _new_adapter(model, config.lora, base, seed)
+    elif saved is not None:
+        adapter = _attach(model, path, where, keep=config.lora is not None)
+    if saved is not None and config.lora is None:
+        log.info("The adapter %s is merged; all weights are trained.", path)
+        # PEFT froze the base weights; merged, they are what is trained.
+        model, adapter = adapter.merge_and_unload().requires_grad_(True), None
+    elif saved is not None and config.lora is not None:
+        log.info("The adapter %s is continued.", path)
+        if saved.get("r") != config.lora.rank:
+            log.warning(
+                "The adapter %s has rank %s and keeps it; model.lora.rank=%d is not used.",
+                path,
+                saved.get("r"),
+                config.lora.rank,
+            )
+    policy = _as_policy(model, adapter, config).to(device)
+    policy.check_native_attention()
+    return policy
+
+
+def weightless_policy(config: ModelConfig, shape: PretrainedConfig) -> Policy:
+    """The policy `load_policy` would make of a model of this shape, on the meta device.
+
+    Every tensor has its shape and dtype and no content; a 4-bit base stands in its compute dtype.
+
+    Raises:
+        ModelError: as in `load_policy`.
+    """
+    model = _weightless_model(config, shape)
+    with torch.device("meta"), quiet():
+        if config.quantization is not None:
+            for module in model.modules():
+                linear = isinstance(module, torch.nn.Linear)
+                if linear and module is not model.get_output_embeddings():
+                    module.to(DTYPES[config.compute_dtype or config.dtype])
+        adapter = None if config.lora is None else _new_adapter(model, config.lora, "", seed=0)
+        return _as_policy(model, adapter, config)
+
+
+def _as_policy(model: PreTrainedModel, adapter: Any, config: ModelConfig) -> Policy:
+    compute = config.compute_dtype
+    return Policy(
+        model,
+        adapter=adapter,
+        native=config.attention == "native",
+        compute_dtype=None if compute in (None, config.dtype) else DTYPES[compute],
+        gradient_checkpointing=config.gradient_checkpointing,
+        activation_offload=config.activation_offload,
+    )
+
+
+def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> PreTrainedModel:
+    revision = config.revision if path == config.path else None
+    shape = shape_of(path, revision, local_files_only=False)
+    model: PreTrainedModel = _load(
+        AutoModelForCausalLM,
+        path,
+        revision=revision,
+        dtype=DTYPES[config.dtype],
+        attn_implementation=_attention(config.attention, shape),
+        trust_remote_code=False,
+        **_quantised(config, device),
+    )
+    for module in model.modules():
+        # On some CPUs bitsandbytes re-packs 4-bit weights at the first forward without a gradient,
+        # for inference only: they round differently from then on, and no backward reads them.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
+def _weightless_model(config: ModelConfig, shape: PretrainedConfig) -> PreTrainedModel:
+    with torch.device("meta"), quiet():
+        try:
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                shape,
+                dtype=DTYPES[config.dtype],
+                attn_implementation=_attention("native", shape),
+            )
+        except ValueError as error:
+            raise ModelError(
+                f"{shape.model_type} is no architecture of a causal language model",
+                where="the model",
+                fix="Name a model that continues text.",
+            ) from error
+    return model
+
+
+def _attention(name: str, shape: PretrainedConfig) -> str:
+    """What transformers calls it; SDPA drops Gemma 2's soft-capping, so eager stands in for it."""
+    capped = getattr(shape.get_text_config(), "attn_logit_softcapping", None)
+    return name if name not in ("native", "sdpa") else "eager" if capped else "sdpa"
+
+
+def _quantised(config: ModelConfig, device: str | torch.device) -> dict[str, Any]:
+    """What loads the linear layers in 4 bits: NF4, scales quantised too (arXiv 2305.14314).
+
+    Embeddings, norms and the LM head stay in `config.dtype`.
+    """
+    if config.quantization is None:
+        return {}
+    require_extra("bitsandbytes", "quantized", where="model.quantization")
+    return {
+        "quantization_config": BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=DTYPES[config.compute_dtype or config.dtype],
+        ),
+        # Quantised on the way to the device, so that the whole model never stands on it.
+        "device_map": {"": str(device)},
+    }
+
+
+def save_policy(
+    policy: Policy, tokenizer: Any, folder: Path, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write weights (or the adapter alone), tokenizer, template and generation config.
+
+    The folder loads with `from_pretrained`. Not atomic: `checkpoint.py` wraps it.
+
+    Args:
+        policy: what to save.
+        tokenizer: saved beside it.
+        folder: exists, and is empty.
+        weights: the values by the names of `policy.model`, where the policy does not hold them in
+            one piece; tied weights once.
+    """
+    target = policy.model if policy.adapter is None else policy.adapter
+    if weights is not None and policy.adapter is not None:
+        # The adapter's own names: it wraps the model in two layers.
+        weights = {f"base_model.model.{name}": value for name, value in weights.items()}
+    with quiet():
+        target.save_pretrained(folder, state_dict=weights)
+    tokenizer.save_pretrained(folder)
+    if policy.adapter is not None and policy.model.generation_config is not None:
+        policy.model.generation_config.save_pretrained(folder)
+    # PEFT writes a model card whose base model is a path on this machine; it says nothing.
+    (folder / "README.md").unlink(missing_ok=True)
+
+
+# --- adapters ------------------------------------------------------------------------------------
+
+# What two models must share for an adapter of one to say anything about the other.
+_SHAPE = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+def check_adapter(config: ModelConfig, path: str, *, where: str = "model.path") -> None:
+    """Refuse an adapter that `load_policy` would refuse, before its base model is loaded.
+
+    An adapter brings its own base model, which must be the recipe's or one of its shape, and its
+    tensors must be those that PEFT puts into that model. Whole models pass, and so does what
+    lies on the Hub.
+
+    Args:
+        config: the recipe's model.
+        path: what is to be loaded.
+        where: the setting that names it.
+
+    Raises:
+        ModelError: its base is not there, is another model, or has other layers.
+    """
+    if read_adapter(path) is None:
+        return
+    base = base_of(path)
+    wanted = base if config.path is None else base_of(config.path)
+    revision = config.revision if base == config.path else None
+    shape = shape_of(base, revision, local_files_only=False)
+    if Path(wanted).expanduser().resolve() != Path(base).expanduser().resolve():
+        theirs = shape.get_text_config()
+        ours = shape_of(wanted, local_files_only=False).get_text_config()
+        differ = [n for n in _SHAPE if getattr(theirs, n, None) != getattr(ours, n, None)]
+        if differ:
+            raise ModelError(
+                f"the adapter {path!r} was trained on {base!r}, which is another model than "
+                f"{wanted!r} ({', '.join(differ)} differ)",
+                where=where,
+                fix=f"Set model.path={base}, or start from an adapter of {wanted!r}.",
+            )
+        log.warning(
+            "The adapter %s was trained on %s, which is used in place of %s.", path, base, wanted
+        )
+    _attach(_weightless_model(config, shape), path, where, keep=False)
+
+
+def _attach(model: PreTrainedModel, path: str, where: str, *, keep: bool) -> Any:
+    """The model wrapped in the adapter of a folder.
+
+    PEFT only warns of a tensor that the adapter lacks, and drops one that it has too many.
+
+    Args:
+        model: changed in place; one without weights stays without.
+        path: the adapter's folder.
+        where: the setting that names it.
+        keep: whether the adapter is to be trained.
+
+    Raises:
+        ModelError: it cannot be read, or one of its tensors has no place in the model or is
+            missing.
+    """
+    from peft import PeftModel, get_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    folder = Path(path).expanduser()
+    misfit: str | None
+    try:
+        with quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # what it warns of is refused below
+            adapter = PeftModel.from_pretrained(
+                model, str(folder), is_trainable=keep, ignore_mismatched_sizes=True
+            )
+            stored = load_peft_weights(str(folder), device="cpu")
+        misfit = _misfit(stored, get_peft_model_state_dict(adapter, save_embedding_layers=False))
+    except SafetensorError as error:
+        raise ModelError(
+            f"{str(folder / _ADAPTER_WEIGHTS)!r} cannot be read: {error}",
+            where="the adapter",
+            fix="It was damaged after it was written, or is not all there: copy it again.",
+        ) from error
+    except (OSError, ValueError) as error:  # the second where none of its target modules is there
+        misfit = str(error).splitlines()[0]
+    if misfit is not None:
+        raise ModelError(
+            f"the adapter {path!r} does not fit its base model {base_of(path)!r}: {misfit}",
+            where=where,
+            fix="Check `base_model_name_or_path` in its adapter_config.json.",
+        )
+    return adapter
+
+
+def _misfit(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
+    """The first tensor of an adapter that its base has no place for, or lacks, in words."""
+    lora = {name for name in stored if "lora_" in name}
+
+    for name in sorted(lora | wanted.keys()):
+        here, there = (_size(tensors.get(name)) for tensors in (stored, wanted))
+        if here != there:
+            return f"{name} {here} in the adapter, {there} for this base"
+    return None
+
+
+def _size(tensor: Tensor | None) -> str:
+    return "is not there" if tensor is None else f"is {' x '.join(map(str, tensor.shape))}"
+
+
+def check_lora_targets(config: ModelConfig, shape: PretrainedConfig) -> None:
+    """Refuse `model.lora.target_modules` that a model of this shape does not have.
+
+    Raises:
+        ModelError: a name that is no layer of the model.
+    """
+    if config.lora is not None and not isinstance(config.lora.target_modules, str):
+        weightless_policy(config, shape)
+
+
+def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int) -> Any:
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import get_peft_model
+
+    targets = lora.target_modules
+    if isinstance(targets, tuple):
+        _require_targets(model, targets)
+    settings = PeftLoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(targets) if isinstance(targets, tuple) else targets,
+        task_type="CAUSAL_LM",
+    )
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            adapter = get_peft_model(model, settings)
+        except ValueError as error:
+            raise ModelError(
+                f"LoRA cannot be added: {str(error).splitlines()[0]}",
+                where="model.lora.target_modules",
+                fix="Use all-linear, or names of linear layers of this model.",
+            ) from error
+    # Absolute, so that the adapter loads from whatever folder a command is run in.
+    local = Path(base).expanduser()
+    name = str(local.resolve()) if local.is_dir() else base
+    adapter.peft_config["default"].base_model_name_or_path = name
+    return adapter
+
+
+def _require_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
+    """Each name has a layer: PEFT ignores a name without one as long as another has some."""
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if getattr(getattr(module, "weight", None), "ndim", 0) == 2
+    ]
+    missing = [t for t in targets if not any(f".{layer}".endswith(f".{t}") for layer in layers)]
+    if missing:
+        hint = did_you_mean(missing[0], {layer.rpartition(".")[2] for layer in layers})
+        raise ModelError(
+            f"LoRA cannot be added: the model has no layer {' and no '.join(map(repr, missing))}",
+            where="model.lora.target_modules",
+            fix=f"{hint} all-linear takes every linear layer.",
+        )
