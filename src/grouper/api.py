@@ -27,6 +27,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from grouper.advice.live_checks import usual_hooks
 from grouper.advice.recipe_checks import check_recipe
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
@@ -266,11 +267,11 @@ def train(
     if isinstance(what, Session):
         if resume or overwrite or allow_changes or display is not None:
             raise ValueError("give resume, overwrite, allow_changes and display to the Session")
-        return run.train(what)
+        return run.train(what, usual_hooks())
     what.release()
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     with Session(what.recipe, display, **intent) as session:
-        return run.train(session)
+        return run.train(session, usual_hooks())
 
 
 # --- asking a trained model ----------------------------------------------------------------------

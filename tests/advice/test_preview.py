@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from grouper.advice.preview import preview, tags_in, tokenisation_causes
+from grouper.advice.checks import find, tags_in, tokenisation
+from grouper.advice.findings import Samples
+from grouper.advice.preview import preview
 from grouper.config.schema import GRPOConfig, RewardConfig
 from grouper.grading import grade
 from grouper.prompts import FORMATS, StopTokens
@@ -76,7 +78,7 @@ def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), *
 
 
 def named(seen):
-    return [cause.name for cause in seen.causes]
+    return [cause.name for cause in find(seen)]
 
 
 def test_nothing_stands_in_the_way():
@@ -112,8 +114,8 @@ SHORT = {"max_new_tokens": 4}
 def test_the_cause_of_equal_rewards_is_named(texts, params, name, told):
     seen = looked_at(texts, **params)
     assert named(seen) == [name]
-    assert told in seen.causes[0].what
-    assert seen.causes[0].fix
+    assert told in find(seen)[0].what
+    assert find(seen)[0].fix
     assert seen.signal == (False,)
     assert seen.reward_variance == 0
 
@@ -138,20 +140,20 @@ def test_a_difference_that_teaches_nothing_is_none():
     seen = looked_at(texts, rewards=("correctness", "format"))
     assert seen.reward_variance > 0
     assert named(seen) == ["equal rewards"]
-    assert "shaping_needs_a_correct" in seen.causes[0].what
+    assert "shaping_needs_a_correct" in find(seen)[0].what
     free = GRPOConfig(shaping_needs_a_correct=False)
     assert named(looked_at(texts, rewards=("correctness", "format"), config=free)) == []
 
 
 def test_right_and_wrong_paid_alike_points_at_the_rewards():
     seen = looked_at([answer(4), answer(5)], rewards=("format",))
-    assert "right and wrong samples are paid alike" in seen.causes[0].what
+    assert "right and wrong samples are paid alike" in find(seen)[0].what
 
 
 def test_a_broken_tokenizer_is_told_even_where_rewards_differ():
     seen = looked_at([answer(4), answer(5)], tokenizer=Codes(lost="_"))
     assert named(seen) == ["tokenisation"]
-    assert "does not survive" in seen.causes[0].what
+    assert "does not survive" in find(seen)[0].what
 
 
 @pytest.mark.parametrize(
@@ -166,14 +168,18 @@ def test_a_broken_tokenizer_is_told_even_where_rewards_differ():
 def test_what_a_tokenizer_cannot_do(changes, told):
     text = TAGS.plain_text("q")
     usual = {
+        "groups": (),
+        "signal": (),
+        "fmt": TAGS,
+        "vocabulary": 2000,
         "tokenizer": Codes(),
         "stop_tokens": STOP,
         "prompt": Prompt(
             problem_id="p", text=text, token_ids=tuple(map(ord, text)), prefix=TAGS.prefix
         ),
     }
-    assert tokenisation_causes(TAGS, vocabulary=2000, **usual) == ()
-    (cause,) = tokenisation_causes(TAGS, vocabulary=2000, **{**usual, **changes})
+    assert list(tokenisation(Samples(**usual))) == []
+    (cause,) = tokenisation(Samples(**{**usual, **changes}))
     assert told in cause.what
 
 

@@ -11,10 +11,10 @@ import pytest
 from tiny_models import make_batch
 from tiny_states import TinyPhase, TinySession, tiny_state
 
+from grouper.advice.live_checks import LiveChecks
 from grouper.config.schema import AlarmsConfig, GRPOConfig, SFTConfig
 from grouper.errors import AlarmError, Interrupted, ModelError, RunFolderError
 from grouper.training import checkpoint, loop
-from grouper.training.alarms import Alarms
 from grouper.training.loop import run_phase
 from grouper.training.retention import BEST_FILE, OPTIMIZER_FILE, numbered
 from grouper.types import StepReport, Tally
@@ -176,13 +176,13 @@ def test_an_alarm_is_told_recorded_and_heeded(
 ) -> None:
     config = AlarmsConfig(window=4, on_alarm=on_alarm)  # type: ignore[arg-type]  # one of two words
     desk = TinySession(tmp_path, recipe=SimpleNamespace(alarms=config))
-    phase = CutOffPhase(desk, tiny_state(alarms=Alarms(config)), GRPOConfig(checkpoint_every=3), 20)
+    phase = CutOffPhase(desk, tiny_state(), GRPOConfig(checkpoint_every=3), 20)
     if on_alarm == "warn":
-        run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session
+        run_phase(desk, phase, [LiveChecks()])  # type: ignore[arg-type]  # what it asks of a session
         assert sorted(saved(tmp_path)) == [18, 20]
     else:
         with pytest.raises(AlarmError, match=r"sampling\.max_new_tokens.*checkpoint-6 is from be"):
-            run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session
+            run_phase(desk, phase, [LiveChecks()])  # type: ignore[arg-type]  # what it asks of a session
         assert sorted(saved(tmp_path)) == [6, 9]
     assert "grpo step 12: alarm truncated: 75% of the completions" in caplog.text
     events = [(r.step, event) for r in desk.folder.read_metrics() for event in r.events]

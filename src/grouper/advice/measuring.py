@@ -25,7 +25,7 @@ from grouper.rewards import RewardStack
 from grouper.rewards.registry import find_reward, reward_label
 from grouper.tracking.live import TIME_PARTS, Progress, setup_logging
 from grouper.training.grpo import GRPOPhase
-from grouper.training.rehearsal import rehearse
+from grouper.training.rehearsal import Rehearsal
 from grouper.training.resuming import fresh_state
 from grouper.training.session import Session
 from grouper.training.step_times import matrix_rate
@@ -163,7 +163,8 @@ def bench(
                 with progress.track("warming up", warmup) as task:
                     for _ in range(warmup):
                         _step(session, phase, task.advance)
-                _forget_peak(phase.state.policy)
+                if session.device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats(session.device)
                 with progress.track("measuring", steps) as task:
                     reports = [_step(session, phase, task.advance) for _ in range(steps)]
                 return Bench(
@@ -224,21 +225,22 @@ def _phase(session: Session, progress: Progress) -> GRPOPhase:
     reference = policy.snapshot() if session.recipe.grpo.beta > 0 else None
     state = fresh_state(session, "grpo", policy, session.base_path)
     phase = GRPOPhase(session, state, reference and state.replica.shard(reference))
-    rehearse(session, phase)
+    Rehearsal().phase_begins(session, phase)
     return phase
 
 
 def _machine(policy: Policy) -> dict[str, Any]:
     """What `Bench` says of the machine and of the model on it."""
+    device, cuda = policy.device, policy.device.type == "cuda"
     dtype, threads = policy.compute_dtype or policy.model.dtype, torch.get_num_threads()
     return {
         "parameters": sum(p.numel() for p in policy.parameters()),
-        "device": _name_of(policy.device),
+        "device": torch.cuda.get_device_name(device) if cuda else device.type,
         "dtype": str(dtype).removeprefix("torch."),
         "threads": threads,
-        "matrix_rate": matrix_rate(policy.device, dtype, threads),
+        "matrix_rate": matrix_rate(device, dtype, threads),
         "peak_bytes": _peak(policy),
-        "memory_bytes": _memory_of(policy.device),
+        "memory_bytes": torch.cuda.get_device_properties(device).total_memory if cuda else None,
         "token_limit": policy.token_limit,
     }
 
@@ -261,21 +263,6 @@ def _teaching(session: Session) -> RewardStack:
 
 def _every_other(*, completions: Sequence[Any], **_: Any) -> list[float]:
     return [float(place % 2) for place in range(len(completions))]
-
-
-def _name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _memory_of(device: torch.device) -> int | None:
-    if device.type != "cuda":
-        return None
-    return int(torch.cuda.get_device_properties(device).total_memory)
-
-
-def _forget_peak(policy: Policy) -> None:
-    if policy.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(policy.device)
 
 
 def _peak(policy: Policy) -> int:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from grouper.advice.checks import find
+from grouper.advice.findings import Assumed
 from grouper.advice.lengths import Lengths, find_lengths
 from grouper.advice.memory import GIB, Memory, ModelMemory
 from grouper.algorithms.rows import Rows, worst_rows
@@ -138,6 +140,7 @@ class _Planner:
     def plan(self) -> RunPlan:
         memory = (*self._update_parts(), *self._sampling_parts())
         curves = self._curves(memory)
+        assumed = Assumed(measured=self.lengths.measured, native=self.policy.native)
         return RunPlan(
             device=self.device,
             parameters=self.model.parameters,
@@ -145,7 +148,7 @@ class _Planner:
             memory=memory,
             cards=tuple(self._card(gib, curves, memory) for gib in CARDS),
             phases=tuple(self._phases()),
-            notes=tuple(self._notes()),
+            notes=tuple(map(str, find(assumed))),
         )
 
     def _updates(self) -> list[tuple[str, _Update]]:
@@ -269,17 +272,6 @@ class _Planner:
         known = steps is not None and seconds is not None
         total = steps * seconds if known else None  # type: ignore[operator]  # both are known
         return PhasePlan(name=name, steps=steps, tokens_per_step=tokens, seconds=total)
-
-    def _notes(self) -> list[str]:
-        notes = []
-        if not self.lengths.measured:
-            notes.append(
-                "The data or the tokenizer are not on this machine: rows are taken to be as long "
-                "as the recipe allows, which they rarely are."
-            )
-        if not self.policy.native:
-            notes.append("Without native attention the cache is counted as if it did not grow.")
-        return notes
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,8 +222,8 @@ def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
 
 
 def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool) -> None:
+    from grouper.api import train
     from grouper.tracking.live import Progress, setup_logging
-    from grouper.training.run import train
     from grouper.training.session import Session
 
     stop_with_the_launcher()

@@ -31,7 +31,6 @@ from grouper.models.policy import Policy
 from grouper.models.team import Team
 from grouper.rewards import RewardStack
 from grouper.tracking.run_folder import RunFolder
-from grouper.training.alarms import Alarms
 from grouper.training.difficulty import DifficultyBand
 from grouper.training.disk_space import optimizer_bytes, require_room, weight_bytes
 from grouper.training.integrity import STATE_FILE, contents, damage, is_complete
@@ -88,8 +87,8 @@ class TrainState:
     rewards: RewardStack | None = None
     """GRPO: counts the groups that a reward function failed on."""
     best: BestScore = field(default_factory=BestScore)
-    alarms: Alarms | None = None
-    """GRPO: what the last steps were like."""
+    alarms: dict[str, Any] = field(default_factory=dict)
+    """What the live checks remember of the last steps, as JSON values."""
     suspect: TrainBatch | None = None
     """The last step that was skipped; not saved."""
 
@@ -234,7 +233,7 @@ def _counters(state: TrainState) -> dict[str, Any]:
         "difficulty": None if state.difficulty is None else state.difficulty.state_dict(),
         "reward_failures": None if state.rewards is None else state.rewards.state(),
         "best": state.best.state_dict(),
-        "alarms": None if state.alarms is None else state.alarms.state_dict(),
+        "alarms": state.alarms,
     }
 
 
@@ -251,8 +250,7 @@ def restore_counters(state: TrainState, saved: dict[str, Any]) -> None:
     if state.rewards is not None:
         state.rewards.load_state(saved["reward_failures"])
     state.best.load_state_dict(saved["best"])
-    if state.alarms is not None:
-        state.alarms.load_state_dict(saved["alarms"])
+    state.alarms = saved["alarms"] or {}
 
 
 def latest_checkpoint(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from grouper.config.schema import PhaseConfig
-from grouper.errors import Interrupted, ModelError, RunFolderError
-from grouper.training.alarms import Raised, reason_to_stop
+from grouper.errors import GrouperError, Interrupted, ModelError, RunFolderError
 from grouper.training.checkpoint import TrainState, save_checkpoint
 from grouper.training.incident import write_incident
 from grouper.training.retention import BestScore, last_good, thin_out
@@ -19,7 +18,7 @@ from grouper.training.session import Session
 from grouper.training.stream import evaluation_is_due
 from grouper.types import StepReport
 
-__all__ = ["Phase", "run_phase", "tidy"]
+__all__ = ["Asked", "Hook", "Phase", "run_phase", "tidy"]
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +39,46 @@ class Phase(Protocol):
         ...
 
 
-def run_phase(session: Session, phase: Phase) -> None:
-    """Run a phase from `state.step` to its end.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a hook asks for after a step; the same on every process."""
+
+    events: tuple[str, ...] = ()
+    """Texts for the step's metrics, which are also warnings."""
+    error: GrouperError | None = None
+    """Ends the run at once: nothing of the step is saved but its metrics."""
+
+
+class Hook:
+    """Called around the steps of a phase, on every process, in the order of the hooks."""
+
+    def phase_begins(self, session: Session, phase: Phase) -> None:
+        """Before the first step, also of a phase that is resumed."""
+
+    def after_step(self, session: Session, phase: Phase, report: StepReport) -> Asked:
+        """After each step, before its metrics are written."""
+        del session, phase, report
+        return Asked()
+
+    def phase_ends(self, session: Session, phase: Phase) -> None:
+        """After the last step, before the final model is saved."""
+
+
+def run_phase(session: Session, phase: Phase, hooks: Sequence[Hook] = ()) -> None:
+    """Run a phase from `state.step` to its end, with hooks around it.
+
+    Raises:
+        GrouperError: what a hook raises or asks to end the run with, and see `_take_steps`.
+    """
+    for hook in hooks:
+        hook.phase_begins(session, phase)
+    _take_steps(session, phase, hooks)
+    for hook in hooks:
+        hook.phase_ends(session, phase)
+
+
+def _take_steps(session: Session, phase: Phase, hooks: Sequence[Hook]) -> None:
+    """Take the steps that are left of a phase.
 
     What is due at a step is done when the loop arrives there and looks whether it has been done:
     a run that was killed in the middle of an evaluation makes it up when it resumes.
@@ -49,7 +86,6 @@ def run_phase(session: Session, phase: Phase) -> None:
     Raises:
         Interrupted: on Ctrl-C, SIGTERM or SIGHUP, after saving a checkpoint.
         ModelError: the loss was not finite several times in a row.
-        AlarmError: an alarm rang, and the recipe says to stop.
         RunFolderError: the metrics, or the checkpoint after an interrupt, cannot be written.
     """
     saves = _Saves(session, phase)
@@ -65,16 +101,17 @@ def run_phase(session: Session, phase: Phase) -> None:
                 if ended:
                     return
                 report = phase.step()
-                raised = phase.state.alarms.observe(report) if phase.state.alarms else ()
-                report = replace(
-                    report,
-                    events=(*saves.take_events(), *report.events, *map(str, raised)),
-                )
+                asked = [hook.after_step(session, phase, report) for hook in hooks]
+                texts = tuple(text for one in asked for text in one.events)
+                events = (*saves.take_events(), *report.events, *texts)
+                report = replace(report, events=events)
                 session.folder.append_metrics(report)
                 session.display.step(report, phase.total)
                 _stop_if_broken(session, phase)
-                if raised:
-                    _heed(session, phase, raised)
+                for text in texts:
+                    log.warning("%s step %d: %s", phase.name, report.step, text)
+                for error in filter(None, (one.error for one in asked)):
+                    raise error
         except Interrupted:
             saves.before_leaving()
             raise
@@ -212,15 +249,3 @@ def _what_is_left(phase: Path, step: int) -> str:
     if good is None:
         return f"No checkpoint of {phase.name} has been saved: it starts again."
     return f"{good[1]} is from before: go on from it with --resume --allow-changes."
-
-
-def _heed(session: Session, phase: Phase, raised: Sequence[Raised]) -> None:
-    """Tell of alarms, and stop where the recipe says so; what is bad by now is not saved."""
-    step = phase.state.step
-    for alarm in raised:
-        log.warning("%s step %d: %s", phase.name, step, alarm)
-    problem = session.team.lead(
-        lambda: reason_to_stop(raised, session.recipe.alarms, session.path / phase.name, step)
-    )
-    if problem is not None:
-        raise problem

@@ -11,7 +11,6 @@ import torch
 from grouper.errors import CheckpointError
 from grouper.models.policy import Policy
 from grouper.tracking.identity import CONTENTS, LENGTHS, Changes, describe_changes, that_differ
-from grouper.training.alarms import Alarms
 from grouper.training.checkpoint import (
     TrainState,
     is_complete,
@@ -52,7 +51,6 @@ def fresh_state(session: Session, phase: str, policy: Policy, path: str) -> Trai
         started_from=path,
         difficulty=difficulty_band(session.recipe.grpo) if phase == "grpo" else None,
         rewards=session.rewards if phase == "grpo" else None,
-        alarms=Alarms(session.recipe.alarms) if phase == "grpo" else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +27,7 @@ from grouper.training.checkpoint import (
 from grouper.training.disk_space import check_room_for_run
 from grouper.training.grpo import GRPOPhase
 from grouper.training.handing_over import check_save_path, hand_over
-from grouper.training.loop import Phase, run_phase, tidy
-from grouper.training.preflight import check_lengths, check_stopping
-from grouper.training.rehearsal import rehearse
+from grouper.training.loop import Hook, Phase, run_phase, tidy
 from grouper.training.resuming import fresh_state, resumed_state
 from grouper.training.session import Session
 from grouper.training.sft import SFTPhase
@@ -50,8 +49,12 @@ class RunResult:
     """None with fewer than two of them."""
 
 
-def train(session: Session) -> RunResult:
+def train(session: Session, hooks: Sequence[Hook] = ()) -> RunResult:
     """Run every phase of the recipe that is not finished yet, compare, and draw the pictures.
+
+    Args:
+        session: the open run.
+        hooks: called around the steps of each phase; `api.train` puts the usual ones together.
 
     Raises:
         GrouperError: see the phases. Everything finished before stays and `--resume` goes on.
@@ -61,13 +64,13 @@ def train(session: Session) -> RunResult:
     session.team.lead(lambda: check_save_path(recipe, session.path))
     policy = _measure_base(session)
     if not recipe.skip_sft:
-        policy = _sft(session, policy)
+        policy = _sft(session, policy, hooks)
     if not recipe.skip_grpo:
         if recipe.grpo.start_from is not None:
             # What SFT left goes before another model comes, not after.
             policy = None
             session.forget_policy()
-        policy = _grpo(session, policy)
+        policy = _grpo(session, policy, hooks)
     names = ("base", "sft", "grpo")
     results = tuple(r for name in names if (r := session.recorded(name)) is not None)
     comparison = None
@@ -97,7 +100,7 @@ def _measure_base(session: Session) -> Policy | None:
     return policy
 
 
-def _sft(session: Session, policy: Policy | None) -> Policy | None:
+def _sft(session: Session, policy: Policy | None, hooks: Sequence[Hook]) -> Policy | None:
     final = session.path / "sft" / "final"
     if _is_there(session, "sft"):
         if session.recorded("sft") is not None or not session.inputs.test:
@@ -115,9 +118,7 @@ def _sft(session: Session, policy: Policy | None) -> Policy | None:
         policy = state.policy
         _check_room(session, state)
         phase = SFTPhase(session, state)
-        rehearse(session, phase)
-        run_phase(session, phase)
-        check_stopping(session, policy)
+        run_phase(session, phase, hooks)
         _finish(session, phase)
     _measure(session, policy, "sft", _final_step(final))
     return policy
@@ -142,7 +143,7 @@ def _refuse_sft_behind_grpo(session: Session) -> None:
         )
 
 
-def _grpo(session: Session, policy: Policy | None) -> Policy | None:
+def _grpo(session: Session, policy: Policy | None, hooks: Sequence[Hook]) -> Policy | None:
     final = session.path / "grpo" / "final"
     if _is_there(session, "grpo"):
         if session.recorded("grpo") is not None or not session.inputs.test:
@@ -159,14 +160,12 @@ def _grpo(session: Session, policy: Policy | None) -> Policy | None:
             if state is None:
                 session.folder.truncate_to("grpo", 0)
                 session.team.lead(lambda: session.folder.changes_begin_at("grpo", 0))
-                check_lengths(session, start)
                 state = fresh_state(session, "grpo", start, path)
         policy = state.policy
         _check_room(session, state)
         held = None if reference is None else state.replica.shard(reference)
         phase = GRPOPhase(session, state, held)
-        rehearse(session, phase)
-        run_phase(session, phase)
+        run_phase(session, phase, hooks)
         _finish(session, phase)
     _measure(session, policy, "grpo", _final_step(final))
     return policy

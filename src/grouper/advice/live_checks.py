@@ -1,0 +1,122 @@
+"""The checks at work in a run: before GRPO, after every step, and after SFT."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from grouper.advice.checks import Watch, find
+from grouper.advice.findings import Lengths
+from grouper.errors import AlarmError, PreflightError
+from grouper.models.model_files import context_length
+from grouper.sampling.base import SampleRequest, address
+from grouper.training.loop import Asked, Hook, Phase
+from grouper.training.rehearsal import Rehearsal
+from grouper.training.retention import last_good
+from grouper.training.session import Session
+from grouper.training.stream import first_met
+from grouper.types import StepReport
+
+__all__ = ["LiveChecks", "Preflight", "usual_hooks"]
+
+log = logging.getLogger(__name__)
+
+# The pre-flight samples up to this many times the budget, to see how long answers want to be.
+STRETCH = 4
+# Completions that are looked at after SFT.
+STOP_SAMPLES = 10
+
+
+def usual_hooks() -> tuple[Hook, ...]:
+    """What looks after every run."""
+    return (Preflight(), Rehearsal(), LiveChecks())
+
+
+class LiveChecks(Hook):
+    """Says while a run goes on what goes wrong, and ends it where `alarms.on_alarm` is `stop`."""
+
+    def after_step(self, session: Session, phase: Phase, report: StepReport) -> Asked:
+        watch = Watch(session.recipe.alarms, phase.state.alarms)
+        rung = watch.observe(report)
+        if not rung:
+            return Asked()
+        texts = tuple(f"alarm {name}: {finding}" for name, finding in rung)
+        return Asked(events=texts, error=self._reason_to_stop(session, phase, texts))
+
+    def _reason_to_stop(
+        self, session: Session, phase: Phase, texts: Sequence[str]
+    ) -> AlarmError | None:
+        """What to end the run with, or None where alarms are only reported."""
+        step, config = phase.state.step, session.recipe.alarms
+        if config.on_alarm == "warn":
+            return None
+        before = step - config.window
+        good = session.team.lead(lambda: last_good(session.path / phase.name, before))
+        kept = "there is no checkpoint of this phase yet"
+        if good is not None:
+            when = "from before these steps" if good[0] <= before else "the oldest that is left"
+            kept = f"{good[1]} is {when}"
+        return AlarmError(
+            "; ".join(text.rstrip(".") for text in texts),
+            where=f"{phase.name} step {step}",
+            fix=f"alarms.on_alarm is stop: nothing of the last step was saved; {kept}. Go on with "
+            "--resume --allow-changes and another setting.",
+        )
+
+
+class Preflight(Hook):
+    """Looks at a few samples: whether GRPO's budget is enough, and whether SFT taught to stop."""
+
+    def phase_begins(self, session: Session, phase: Phase) -> None:
+        """Sample `grpo.preflight_prompts` prompts before the first step of GRPO.
+
+        Raises:
+            PreflightError: most would be cut off, and the recipe does not allow it.
+        """
+        config, budget = session.recipe.grpo, session.max_new_tokens
+        count = config.preflight_prompts
+        if phase.name != "grpo" or phase.state.step > 0 or count == 0:
+            return
+        train, most = session.inputs.train, STRETCH * budget
+        limit = context_length(phase.state.policy)
+        if limit is not None:
+            met = first_met(len(train), count, seed=session.recipe.seed)
+            most = min(most, limit - max(len(train[i][1].token_ids) for i in met))
+        drawn = _sample(session, phase, count, max(budget, most), "pre-flight")
+        begun = session.team.lead(session.has_begun)
+        lengths = Lengths(drawn=drawn, budget=budget, before="grpo", begun=begun)
+        session.display.say(f"Pre-flight: of {len(drawn)} samples, {lengths}.")
+        if not config.allow_truncation:
+            for found in find(lengths):
+                raise PreflightError(found.what, where="pre-flight", fix=found.fix)
+
+    def phase_ends(self, session: Session, phase: Phase) -> None:
+        """Warn where few samples end by themselves after SFT."""
+        if phase.name != "sft":
+            return
+        budget = session.max_new_tokens
+        drawn = _sample(session, phase, STOP_SAMPLES, budget, "stop check")
+        lengths = Lengths(drawn=drawn, budget=budget)
+        share = 1 - lengths.truncated
+        session.display.say(f"Stop check: {share:.0%} of {len(drawn)} samples end by themselves.")
+        for found in find(lengths):
+            log.warning("%s", found)
+
+
+def _sample(
+    session: Session, phase: Phase, count: int, limit: int, purpose: str
+) -> list[tuple[int, bool]]:
+    """Tokens of completions of the problems that GRPO meets first, and whether each one ended."""
+    train, seed = session.inputs.train, session.recipe.seed
+    params = session.training_params(max_new_tokens=limit)
+    requests = [
+        SampleRequest(prompt=prompt, params=params, key=address(seed, purpose, problem.id))
+        for problem, prompt in (train[i] for i in first_met(len(train), count, seed=seed))
+    ]
+    drawn = []
+    with session.display.track(f"{purpose}: sampling", len(requests)) as task:
+        for _, completion in session.sampler(phase.state.policy).sample(requests):
+            drawn.append((len(completion.token_ids), not completion.truncated))
+            task.advance()
+            session.raise_if_stopped()
+    return drawn
