@@ -31,6 +31,7 @@ from grouper.advice.live_checks import usual_hooks
 from grouper.advice.recipe_checks import check_recipe
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
+from grouper.config.user_code import load_hook
 from grouper.errors import DataError
 from grouper.files import dumps, refused
 from grouper.grading import extract
@@ -83,6 +84,8 @@ class Setup:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
+        for hook in recipe.hooks:
+            load_hook(hook)
         self.warnings = tuple(check_recipe(recipe))
         """Settings that work but rarely do what was meant."""
         for text in self.warnings:
@@ -267,11 +270,11 @@ def train(
     if isinstance(what, Session):
         if resume or overwrite or allow_changes or display is not None:
             raise ValueError("give resume, overwrite, allow_changes and display to the Session")
-        return run.train(what, usual_hooks())
+        return run.train(what, usual_hooks(what.recipe))
     what.release()
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     with Session(what.recipe, display, **intent) as session:
-        return run.train(session, usual_hooks())
+        return run.train(session, usual_hooks(session.recipe))
 
 
 # --- asking a trained model ----------------------------------------------------------------------

@@ -70,6 +70,7 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
         {"correctness": {"failures": 2, "groups": 9, "recent": [True, False, True]}}
     )
     state.best.offer(1, 0.25)
+    state.asked, state.total = {"stop": "mine.py:f"}, 30
     state.alarms = {"first": {"completion/truncated": [0.5]}, "ringing": ["kl"]}
     saved = read_state(save(tmp_path, state))
     back = fresh()
@@ -81,6 +82,7 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
     assert back.rewards.state() == state.rewards.state()
     assert back.best == state.best
     assert back.alarms == state.alarms
+    assert (back.asked, back.total) == ({"stop": "mine.py:f"}, 30)
     # Nothing that a state holds is forgotten here: a new field must be saved, or named.
     not_saved = {"phase", "replica", "optimizer", "started_from", "suspect"}
     assert set(TrainState.__slots__) - not_saved == {
@@ -92,6 +94,8 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
         "rewards",
         "best",
         "alarms",
+        "asked",
+        "total",
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from grouper.advice.checks import Watch, find
 from grouper.advice.findings import Lengths
+from grouper.config.schema import Recipe
 from grouper.errors import AlarmError, PreflightError
 from grouper.models.model_files import context_length
 from grouper.sampling.base import SampleRequest, address
@@ -15,6 +16,7 @@ from grouper.training.rehearsal import Rehearsal
 from grouper.training.retention import last_good
 from grouper.training.session import Session
 from grouper.training.stream import first_met
+from grouper.training.user_hooks import UserHook
 from grouper.types import StepReport
 
 __all__ = ["LiveChecks", "Preflight", "usual_hooks"]
@@ -27,9 +29,13 @@ STRETCH = 4
 STOP_SAMPLES = 10
 
 
-def usual_hooks() -> tuple[Hook, ...]:
-    """What looks after every run."""
-    return (Preflight(), Rehearsal(), LiveChecks())
+def usual_hooks(recipe: Recipe) -> tuple[Hook, ...]:
+    """What looks after every run, and the hooks of the recipe.
+
+    Raises:
+        ConfigError: one of these is not there.
+    """
+    return (Preflight(), Rehearsal(), LiveChecks(), *map(UserHook, recipe.hooks))
 
 
 class LiveChecks(Hook):

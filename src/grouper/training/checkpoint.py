@@ -89,6 +89,10 @@ class TrainState:
     best: BestScore = field(default_factory=BestScore)
     alarms: dict[str, Any] = field(default_factory=dict)
     """What the live checks remember of the last steps, as JSON values."""
+    asked: dict[str, str] = field(default_factory=dict)
+    """What hooks ask for after the last step, and which one does."""
+    total: int = 0
+    """Steps that the phase was to have when that was asked."""
     suspect: TrainBatch | None = None
     """The last step that was skipped; not saved."""
 
@@ -234,6 +238,8 @@ def _counters(state: TrainState) -> dict[str, Any]:
         "reward_failures": None if state.rewards is None else state.rewards.state(),
         "best": state.best.state_dict(),
         "alarms": state.alarms,
+        "asked": state.asked,
+        "total": state.total,
     }
 
 
@@ -251,6 +257,7 @@ def restore_counters(state: TrainState, saved: dict[str, Any]) -> None:
         state.rewards.load_state(saved["reward_failures"])
     state.best.load_state_dict(saved["best"])
     state.alarms = saved["alarms"] or {}
+    state.asked, state.total = dict(saved.get("asked", {})), int(saved.get("total", 0))
 
 
 def latest_checkpoint(

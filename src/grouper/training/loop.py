@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -18,9 +18,12 @@ from grouper.training.session import Session
 from grouper.training.stream import evaluation_is_due
 from grouper.types import StepReport
 
-__all__ = ["Asked", "Hook", "Phase", "run_phase", "tidy"]
+__all__ = ["WORDS", "Asked", "Hook", "Phase", "run_phase", "tidy"]
 
 log = logging.getLogger(__name__)
+
+# What a hook may ask for: measure the policy, save a checkpoint, end the phase.
+WORDS = ("evaluate", "save", "stop")
 
 
 class Phase(Protocol):
@@ -43,6 +46,8 @@ class Phase(Protocol):
 class Asked:
     """What a hook asks for after a step; the same on every process."""
 
+    asks: Mapping[str, str] = field(default_factory=dict)
+    """Some of `WORDS`, and the name of the hook."""
     events: tuple[str, ...] = ()
     """Texts for the step's metrics, which are also warnings."""
     error: GrouperError | None = None
@@ -88,20 +93,27 @@ def _take_steps(session: Session, phase: Phase, hooks: Sequence[Hook]) -> None:
         ModelError: the loss was not finite several times in a row.
         RunFolderError: the metrics, or the checkpoint after an interrupt, cannot be written.
     """
+    state = phase.state
+    if phase.total > state.total:
+        # The phase was given more steps since a hook ended it.
+        state.asked.pop("stop", None)
+    state.total = phase.total
     saves = _Saves(session, phase)
     session.team.lead(lambda: tidy(session, phase))  # a kill may have come in between
     with session.display.track(f"training {phase.name}", phase.total) as task:
         try:
             while True:
-                task(phase.state.step)
-                better = _evaluate_if_due(session, phase)
-                ended = phase.state.step >= phase.total or _has_reached_its_target(session, phase)
+                task(state.step)
+                ended = state.step >= phase.total or _was_asked_to_end(session, phase)
+                better = _evaluate_if_due(session, phase, last=ended)
+                ended = ended or _has_reached_its_target(session, phase)
                 saves.at_this_step(better=better, last=ended)
-                session.raise_if_stopped(f"{phase.name} step {phase.state.step}", together=True)
+                session.raise_if_stopped(f"{phase.name} step {state.step}", together=True)
                 if ended:
                     return
                 report = phase.step()
                 asked = [hook.after_step(session, phase, report) for hook in hooks]
+                state.asked = {word: who for one in asked for word, who in one.asks.items()}
                 texts = tuple(text for one in asked for text in one.events)
                 events = (*saves.take_events(), *report.events, *texts)
                 report = replace(report, events=events)
@@ -117,12 +129,12 @@ def _take_steps(session: Session, phase: Phase, hooks: Sequence[Hook]) -> None:
             raise
 
 
-def _evaluate_if_due(session: Session, phase: Phase) -> bool:
+def _evaluate_if_due(session: Session, phase: Phase, *, last: bool) -> bool:
     """Measure the policy on the validation problems; whether it is better than ever before."""
     step = phase.state.step
-    due = evaluation_is_due(
-        phase.config, step, total=phase.total, epoch_ended=phase.state.epoch_ended
-    )
+    total = step if last else phase.total
+    due = evaluation_is_due(phase.config, step, total=total, epoch_ended=phase.state.epoch_ended)
+    due = due or "evaluate" in phase.state.asked
     if not session.inputs.validation or not due:
         return False
     result = session.recorded(f"validation-{phase.name}-{step:06d}")
@@ -131,6 +143,14 @@ def _evaluate_if_due(session: Session, phase: Phase) -> bool:
             phase.state.policy, phase=phase.name, step=step, split="validation"
         )
     return phase.state.best.offer(step, result.accuracy)
+
+
+def _was_asked_to_end(session: Session, phase: Phase) -> bool:
+    who = phase.state.asked.get("stop")
+    if who is None:
+        return False
+    session.display.say(f"{phase.name} ends at step {phase.state.step}: {who} asks for it.")
+    return True
 
 
 def _has_reached_its_target(session: Session, phase: Phase) -> bool:
@@ -177,7 +197,9 @@ class _Saves:
     def _is_due(self) -> bool:
         """Whether enough steps have been taken, or enough time has passed, as rank 0 sees it."""
         every, minutes = self._phase.config.checkpoint_every, self._phase.config.checkpoint_minutes
-        if every > 0 and self._phase.state.step % every == 0:
+        state = self._phase.state
+        asked = "save" in state.asked
+        if asked or (every > 0 and state.step % every == 0):
             return True
         return minutes > 0 and self._session.team.lead(
             lambda: time.monotonic() - self._since >= 60 * minutes
