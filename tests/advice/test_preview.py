@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from grouper.advice.checks import find, tags_in, tokenisation
@@ -14,7 +16,6 @@ from grouper.advice.preview import preview
 from grouper.config.schema import GRPOConfig, RewardConfig
 from grouper.grading import grade
 from grouper.prompts import FORMATS, StopTokens
-from grouper.rewards import build_rewards
 from grouper.sampling.scripted import ScriptedSampler
 from grouper.types import Problem, Prompt, SamplingParams
 
@@ -61,20 +62,22 @@ def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), *
         problem_id="p/0", text=text, token_ids=tuple(map(ord, text)), prefix=TAGS.prefix
     )
     given = itertools.cycle(texts)
-    return preview(
-        [(problem, prompt)],
-        samples=len(texts),
-        fmt=TAGS,
+    bench = SimpleNamespace(
+        recipe=SimpleNamespace(
+            seed=0,
+            grpo=config or GRPOConfig(),
+            rewards=[RewardConfig(name=name) for name in rewards],
+        ),
+        format=TAGS,
         tokenizer=tokenizer,
         stop_tokens=STOP,
-        vocabulary=2000,
-        sampler=ScriptedSampler(lambda request, index: next(given)),
         grader=RealGrader(),
-        rewards=build_rewards([RewardConfig(name=name) for name in rewards], TAGS.layout),
-        config=config or GRPOConfig(),
-        params=SamplingParams(**{"temperature": 1.0, **params}),
-        seed=0,
+        sampler=lambda policy: ScriptedSampler(lambda request, index: next(given)),
+        training_params=lambda: SamplingParams(**{"temperature": 1.0, **params}),
     )
+    embedding = SimpleNamespace(weight=np.zeros((2000, 1)))
+    policy = SimpleNamespace(model=SimpleNamespace(get_input_embeddings=lambda: embedding))
+    return preview(bench, policy, ((problem, prompt),), samples=len(texts))
 
 
 def named(seen):

@@ -201,7 +201,6 @@ def no_signal(record: Record) -> Iterator[Finding]:
     kind, count = counts.most_common(1)[0]
     yield Finding(
         name=f"no-signal:{kind}",
-        phase="grpo",
         what=f"{len(flat)} of {len(reports)} steps had no signal; in {count} of them "
         + NO_SIGNAL[kind],
         steps=span(flat),
@@ -227,7 +226,6 @@ def grader(record: Record) -> Iterator[Finding]:
         if values and mean(values) > SOME:
             yield Finding(
                 name="grader-errors",
-                phase="grpo",
                 what=f"{mean(values):.0%} of the rollouts count under {metric} and teach nothing",
                 steps=span(record.grpo),
                 evidence={metric: mean(values)},
@@ -247,7 +245,6 @@ def alarms(record: Record) -> Iterator[Finding]:
         seen.add(name)
         yield replace(
             finding,
-            phase="grpo",
             what=f"at step {step} {finding.what}",
             steps=(max(1, step - limits.window + 1), step),
             evidence={"rang_at_step": step},
@@ -270,7 +267,6 @@ def format_only(record: Record) -> Iterator[Finding]:
         return
     yield Finding(
         name="format-only",
-        phase="grpo",
         what=f"strict accuracy rose by {100 * strict:.1f} points from {before.name} to "
         f"{after.name}, lenient accuracy by {100 * lenient:.1f}: what was learned is the format",
         steps=(before.step if before.phase == "grpo" else 0, after.step),
@@ -296,7 +292,6 @@ def reward_without_correctness(record: Record) -> Iterator[Finding]:
         return
     yield Finding(
         name="format-only",
-        phase="grpo",
         what=f"the reward rose from {low:.3f} to {high:.3f} while the solve rate went from "
         f"{before:.1%} to {after:.1%}: something other than right answers pays",
         steps=span(record.grpo),
@@ -317,7 +312,6 @@ def stale_sampler(record: Record) -> Iterator[Finding]:
     if late:
         yield Finding(
             name="stale-sampler",
-            phase="grpo",
             what=f"rollouts were drawn by weights up to {max(late.values())} updates old",
             steps=(min(late), max(late)),
             evidence={"versions_behind": max(late.values()), "steps_seen": len(late)},
@@ -328,7 +322,6 @@ def stale_sampler(record: Record) -> Iterator[Finding]:
     if gaps and mean(gaps) > MAX_GAP:
         yield Finding(
             name="stale-sampler",
-            phase="grpo",
             what=f"sampler and trainer disagree by {mean(gaps):.3g} nats a token",
             steps=span(record.grpo),
             evidence={"gap_mean": mean(gaps), "gap_highest_step": max(gaps)},

@@ -55,7 +55,7 @@ class Finding:
     """The settings to change, in whole sentences."""
     evidence: Mapping[str, float] = field(default_factory=dict)
     """The numbers it rests on."""
-    phase: str = ""
+    phase: str = "grpo"
     """Of a run: where it was found."""
     steps: tuple[int, int] = (0, 0)
     """Of a run: first and last step of the evidence."""

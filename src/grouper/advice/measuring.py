@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -26,10 +26,9 @@ from grouper.rewards.registry import find_reward, reward_label
 from grouper.tracking.live import TIME_PARTS, Progress, setup_logging
 from grouper.training.grpo import GRPOPhase
 from grouper.training.rehearsal import Rehearsal
-from grouper.training.resuming import fresh_state
+from grouper.training.run import begin_grpo
 from grouper.training.session import Session
 from grouper.training.step_times import matrix_rate
-from grouper.training.stream import total_steps
 from grouper.types import StepReport
 
 __all__ = ["Bench", "Spread", "bench"]
@@ -90,7 +89,7 @@ class Bench:
     @property
     def model(self) -> str:
         """Its folder or Hub name."""
-        return _shown(self.recipe)
+        return self.recipe.model.path or "a new model"
 
     @property
     def hours(self) -> float:
@@ -102,32 +101,14 @@ class Bench:
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
         names = sorted({name for report in self.reports for name in report.tallies})
-        spreads = {name: s for name in names if (s := self.spread(name)) is not None}
-        plain = (
-            "model",
-            "parameters",
-            "device",
-            "dtype",
-            "threads",
-            "matrix_rate",
-            "warmup",
-            "completion_tokens",
-            "peak_bytes",
-            "memory_bytes",
-            "token_limit",
-            "recipe_steps",
-            "hours",
-        )
+        kept = [name for name in names if name.startswith(("time.", "completion/tokens"))]
+        plain = [f.name for f in fields(self) if f.name not in ("recipe", "reports")]
         return {
             "recipe": self.recipe.name,
-            **{name: getattr(self, name) for name in plain},
+            **{name: getattr(self, name) for name in ("model", *plain, "hours")},
             "steps": len(self.reports),
             "shares": {part: self.share(part) for part in TIME_PARTS},
-            "metrics": {
-                name: {"min": s.min, "median": s.median, "max": s.max}
-                for name, s in spreads.items()
-                if name.startswith(("time.", "completion/tokens"))
-            },
+            "metrics": {name: asdict(s) for name in kept if (s := self.spread(name)) is not None},
         }
 
 
@@ -173,11 +154,7 @@ def bench(
                     warmup=warmup,
                     reports=tuple(reports),
                     completion_tokens=completion_tokens,
-                    recipe_steps=total_steps(
-                        recipe.grpo,
-                        size=len(session.inputs.train),
-                        per_step=recipe.grpo.prompts_per_step,
-                    ),
+                    recipe_steps=phase.total,
                 )
         except Interrupted as error:
             raise Interrupted("stopped on request", fix="Nothing was written.") from error
@@ -200,6 +177,7 @@ def _as_measured(recipe: Recipe, model: str | None, completion_tokens: int | Non
         "skip_sft": True,
         "skip_grpo": False,
         "save_path": None,
+        "hooks": [],
         "data": {"validation": None, "validation_share": 0.0, "test": None},
         "tracking": {"trackers": []},
         "grpo": grpo,
@@ -219,12 +197,9 @@ def _as_measured(recipe: Recipe, model: str | None, completion_tokens: int | Non
 
 def _phase(session: Session, progress: Progress) -> GRPOPhase:
     """GRPO at its first step, with rewards that teach."""
-    with progress.track(f"loading {_shown(session.recipe)}"):
-        policy = session.load(session.base_path)
     session.rewards = _teaching(session)
-    reference = policy.snapshot() if session.recipe.grpo.beta > 0 else None
-    state = fresh_state(session, "grpo", policy, session.base_path)
-    phase = GRPOPhase(session, state, reference and state.replica.shard(reference))
+    with progress.track(f"loading {session.recipe.model.path or 'a new model'}"):
+        phase = begin_grpo(session, None)
     Rehearsal().phase_begins(session, phase)
     return phase
 
@@ -239,7 +214,7 @@ def _machine(policy: Policy) -> dict[str, Any]:
         "dtype": str(dtype).removeprefix("torch."),
         "threads": threads,
         "matrix_rate": matrix_rate(device, dtype, threads),
-        "peak_bytes": _peak(policy),
+        "peak_bytes": torch.cuda.max_memory_allocated(device) if cuda else _peak(),
         "memory_bytes": torch.cuda.get_device_properties(device).total_memory if cuda else None,
         "token_limit": policy.token_limit,
     }
@@ -265,12 +240,7 @@ def _every_other(*, completions: Sequence[Any], **_: Any) -> list[float]:
     return [float(place % 2) for place in range(len(completions))]
 
 
-def _peak(policy: Policy) -> int:
-    if policy.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(policy.device)
+def _peak() -> int:
+    """Bytes that the process has had at most."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _shown(recipe: Recipe) -> str:
-    return recipe.model.path or "a new model"

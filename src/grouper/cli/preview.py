@@ -102,7 +102,6 @@ def _dry_run(recipe: Recipe, model: str, samples: int, problems: int) -> None:
 def _preview(recipe: Recipe, model: str, samples: int, problems: int, *, quiet: bool) -> int:
     from grouper.advice.checks import find
     from grouper.advice.preview import preview
-    from grouper.rewards import build_rewards
     from grouper.tracking.live import Progress, setup_logging
     from grouper.training.problem_sets import load_part
     from grouper.training.stream import first_met
@@ -118,21 +117,8 @@ def _preview(recipe: Recipe, model: str, samples: int, problems: int, *, quiet: 
         bench.settle_budget(items)
         policy = bench.load(model)
         with progress.track("sampling", samples * min(problems, len(items))) as task:
-            seen = preview(
-                [items[i] for i in first_met(len(items), problems, seed=recipe.seed)],
-                samples=samples,
-                fmt=bench.format,
-                tokenizer=bench.tokenizer,
-                stop_tokens=bench.stop_tokens,
-                vocabulary=policy.model.get_input_embeddings().weight.shape[0],
-                sampler=bench.sampler(policy),
-                grader=bench.grader,
-                rewards=build_rewards(recipe.rewards, bench.format.layout),
-                config=recipe.grpo,
-                params=bench.training_params(),
-                seed=recipe.seed,
-                progress=task,
-            )
+            met = tuple(items[i] for i in first_met(len(items), problems, seed=recipe.seed))
+            seen = preview(bench, policy, met, samples=samples, progress=task)
     causes = find(seen)
     _show(seen, causes, model)
     return 1 if causes else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from grouper.training.session import Session
 from grouper.training.sft import SFTPhase
 from grouper.training.stream import total_steps
 
-__all__ = ["RunResult", "train"]
+__all__ = ["RunResult", "begin_grpo", "train"]
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +64,13 @@ def train(session: Session, hooks: Sequence[Hook] = ()) -> RunResult:
     session.team.lead(lambda: check_save_path(recipe, session.path))
     policy = _measure_base(session)
     if not recipe.skip_sft:
-        policy = _sft(session, policy, hooks)
+        policy = _phase(session, "sft", policy, hooks)
     if not recipe.skip_grpo:
         if recipe.grpo.start_from is not None:
             # What SFT left goes before another model comes, not after.
             policy = None
             session.forget_policy()
-        policy = _grpo(session, policy, hooks)
+        policy = _phase(session, "grpo", policy, hooks)
     names = ("base", "sft", "grpo")
     results = tuple(r for name in names if (r := session.recorded(name)) is not None)
     comparison = None
@@ -100,28 +100,32 @@ def _measure_base(session: Session) -> Policy | None:
     return policy
 
 
-def _sft(session: Session, policy: Policy | None, hooks: Sequence[Hook]) -> Policy | None:
-    final = session.path / "sft" / "final"
-    if _is_there(session, "sft"):
-        if session.recorded("sft") is not None or not session.inputs.test:
+def _phase(
+    session: Session, name: str, policy: Policy | None, hooks: Sequence[Hook]
+) -> Policy | None:
+    """Run and measure a phase as far as that is not done; returns its policy if it is loaded."""
+    final = session.path / name / "final"
+    if _is_there(session, name):
+        if session.recorded(name) is not None or not session.inputs.test:
             return None
         policy = session.load(str(final))
     else:
-        session.team.lead(lambda: _refuse_sft_behind_grpo(session))
-        state = resumed_state(session, "sft")
-        if state is None:
-            session.folder.truncate_to("base", 0)
-            session.team.lead(lambda: session.folder.changes_begin_at("sft", 0))
-            state = fresh_state(
-                session, "sft", policy or session.load(session.base_path), session.base_path
-            )
-        policy = state.policy
-        _check_room(session, state)
-        phase = SFTPhase(session, state)
+        phase: Phase = _BEGIN[name](session, policy)
+        policy = phase.state.policy
+        _check_room(session, phase.state)
         run_phase(session, phase, hooks)
         _finish(session, phase)
-    _measure(session, policy, "sft", _final_step(final))
+    _measure(session, policy, name, int(read_state(final)["step"]))
     return policy
+
+
+def _begin_sft(session: Session, policy: Policy | None) -> SFTPhase:
+    session.team.lead(lambda: _refuse_sft_behind_grpo(session))
+    state = resumed_state(session, "sft")
+    if state is None:
+        policy = policy or session.load(session.base_path)
+        state = _first_state(session, "sft", policy, session.base_path, kept="base")
+    return SFTPhase(session, state)
 
 
 def _refuse_sft_behind_grpo(session: Session) -> None:
@@ -143,32 +147,38 @@ def _refuse_sft_behind_grpo(session: Session) -> None:
         )
 
 
-def _grpo(session: Session, policy: Policy | None, hooks: Sequence[Hook]) -> Policy | None:
-    final = session.path / "grpo" / "final"
-    if _is_there(session, "grpo"):
-        if session.recorded("grpo") is not None or not session.inputs.test:
-            return None
-        policy = session.load(str(final))
-    else:
-        state = resumed_state(session, "grpo")
-        # The reference is where GRPO started, so it is needed after a resume, too.
-        reference: dict[str, Tensor] | None = None
-        if state is None or session.recipe.grpo.beta > 0:
-            start, path = _starting_policy(session, policy)
-            if session.recipe.grpo.beta > 0:
-                reference = start.snapshot()
-            if state is None:
-                session.folder.truncate_to("grpo", 0)
-                session.team.lead(lambda: session.folder.changes_begin_at("grpo", 0))
-                state = fresh_state(session, "grpo", start, path)
-        policy = state.policy
-        _check_room(session, state)
-        held = None if reference is None else state.replica.shard(reference)
-        phase = GRPOPhase(session, state, held)
-        run_phase(session, phase, hooks)
-        _finish(session, phase)
-    _measure(session, policy, "grpo", _final_step(final))
-    return policy
+def begin_grpo(session: Session, policy: Policy | None) -> GRPOPhase:
+    """GRPO where its last checkpoint is, or at its first step.
+
+    Args:
+        session: the open run.
+        policy: what SFT or the measurement of the base has left in memory, if anything.
+    """
+    state = resumed_state(session, "grpo")
+    # The reference is where GRPO started, so it is needed after a resume, too.
+    reference: dict[str, Tensor] | None = None
+    if state is None or session.recipe.grpo.beta > 0:
+        start, path = _starting_policy(session, policy)
+        if session.recipe.grpo.beta > 0:
+            reference = start.snapshot()
+        state = state or _first_state(session, "grpo", start, path, kept="grpo")
+    held = None if reference is None else state.replica.shard(reference)
+    return GRPOPhase(session, state, held)
+
+
+_BEGIN: dict[str, Callable[[Session, Policy | None], Phase]] = {
+    "sft": _begin_sft,
+    "grpo": begin_grpo,
+}
+
+
+def _first_state(
+    session: Session, phase: str, policy: Policy, path: str, *, kept: str
+) -> TrainState:
+    """The state before the first step; of the record, what lies before that of `kept` stays."""
+    session.folder.truncate_to(kept, 0)
+    session.team.lead(lambda: session.folder.changes_begin_at(phase, 0))
+    return fresh_state(session, phase, policy, path)
 
 
 def _starting_policy(session: Session, policy: Policy | None) -> tuple[Policy, str]:
@@ -199,10 +209,6 @@ def _is_there(session: Session, phase: str) -> bool:
         else total_steps(recipe.grpo, size=len(inputs.train), per_step=recipe.grpo.prompts_per_step)
     )
     return session.team.lead(lambda: is_finished(session.path, phase, total))
-
-
-def _final_step(final: Path) -> int:
-    return int(read_state(final)["step"])
 
 
 def _check_room(session: Session, state: TrainState) -> None:
