@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
+from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.evaluation.statistics import PairedComparison, paired_comparison
 from grouper.tracking.live import Progress
-from grouper.training.run import RunResult, train
+from grouper.training.run import RunResult
 from grouper.training.session import Session
 
 ROOT = Path(__file__).resolve().parents[1]

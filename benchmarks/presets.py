@@ -22,11 +22,11 @@ from demo_seeds import machine
 mpl.use("agg")
 from matplotlib import pyplot as plt
 
+from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.config.presets import PRESETS
 from grouper.tracking.live import Progress
 from grouper.tracking.run_folder import RunFolder
-from grouper.training.run import train
 from grouper.training.session import Session
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -51,12 +51,12 @@ from demo_seeds import machine
 from run_records import differences, everything
 from tiny_runs import TINY_RUN, data_from, write_problems
 
+from grouper.api import train
 from grouper.cli.main import main as grouper
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError
 from grouper.tracking.live import Progress
 from grouper.training import run as whole_run
-from grouper.training.run import train
 from grouper.training.session import Session
 from grouper.types import StepReport
 

@@ -24,9 +24,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from grouper.advice.live_checks import usual_hooks
 from grouper.advice.recipe_checks import check_recipe
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
+from grouper.config.user_code import load_hook
 from grouper.errors import DataError
 from grouper.files import dumps, refused
 from grouper.grading import extract
@@ -69,6 +71,8 @@ def prepare(recipe: Recipe | str | Path) -> Prepared:
         GrouperError: everything that can be said against the recipe or its data.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    for hook in recipe.hooks:
+        load_hook(hook)
     warnings = check_recipe(recipe)
     for text in warnings:
         log.warning(text)
@@ -109,11 +113,11 @@ def train(
     if isinstance(what, Session):
         if resume or overwrite or allow_changes or display is not None:
             raise ValueError("give resume, overwrite, allow_changes and display to the Session")
-        return run.train(what)
+        return run.train(what, usual_hooks(what.recipe))
     what.release()
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     with Session(what.recipe, display, **intent) as session:
-        return run.train(session)
+        return run.train(session, usual_hooks(session.recipe))
 
 
 # --- asking a trained model ----------------------------------------------------------------------

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from tiny_models import make_group
 
-from grouper.advice.checks import diagnose
-from grouper.advice.record import read_record
+from grouper.advice.checks import find
+from grouper.advice.findings import read_record
 from grouper.cli.main import cli
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.errors import RunFolderError
@@ -79,7 +79,7 @@ def run_of(
 
 
 def names(path: Path) -> list[str]:
-    return [finding.name for finding in diagnose(read_record(path))]
+    return [finding.name for finding in find(read_record(path))]
 
 
 def test_nothing_is_found_in_a_healthy_run(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
 def test_each_failure_is_named_alone(
     tmp_path: Path, name: str, broken: dict[str, Any], fix: str
 ) -> None:
-    findings = diagnose(read_record(run_of(tmp_path, **broken)))
+    findings = find(read_record(run_of(tmp_path, **broken)))
     assert [finding.name for finding in findings] == [name]
     (finding,) = findings
     assert fix in finding.fix
@@ -241,7 +241,7 @@ def test_rollouts_of_old_weights_are_noticed(tmp_path: Path, lag: int, found: li
             for r in group.rollouts
         )
         run.write_rollouts("grpo", t + 1, [replace(group, rollouts=rollouts)], [1.0, -1.0])
-    findings = diagnose(read_record(tmp_path))
+    findings = find(read_record(tmp_path))
     assert [finding.name for finding in findings] == found
     if found:
         assert findings[0].evidence["versions_behind"] == lag

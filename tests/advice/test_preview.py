@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from grouper.advice.preview import preview, tags_in, tokenisation_causes
+from grouper.advice.checks import find, tags_in, tokenisation
+from grouper.advice.findings import Samples
+from grouper.advice.preview import preview
 from grouper.config.schema import GRPOConfig, RewardConfig
 from grouper.grading import grade
 from grouper.prompts import FORMATS, StopTokens
-from grouper.rewards import build_rewards
 from grouper.sampling.scripted import ScriptedSampler
 from grouper.types import Problem, Prompt, SamplingParams
 
@@ -59,24 +62,26 @@ def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), *
         problem_id="p/0", text=text, token_ids=tuple(map(ord, text)), prefix=TAGS.prefix
     )
     given = itertools.cycle(texts)
-    return preview(
-        [(problem, prompt)],
-        samples=len(texts),
-        fmt=TAGS,
+    bench = SimpleNamespace(
+        recipe=SimpleNamespace(
+            seed=0,
+            grpo=config or GRPOConfig(),
+            rewards=[RewardConfig(name=name) for name in rewards],
+        ),
+        format=TAGS,
         tokenizer=tokenizer,
         stop_tokens=STOP,
-        vocabulary=2000,
-        sampler=ScriptedSampler(lambda request, index: next(given)),
         grader=RealGrader(),
-        rewards=build_rewards([RewardConfig(name=name) for name in rewards], TAGS.layout),
-        config=config or GRPOConfig(),
-        params=SamplingParams(**{"temperature": 1.0, **params}),
-        seed=0,
+        sampler=lambda policy: ScriptedSampler(lambda request, index: next(given)),
+        training_params=lambda: SamplingParams(**{"temperature": 1.0, **params}),
     )
+    embedding = SimpleNamespace(weight=np.zeros((2000, 1)))
+    policy = SimpleNamespace(model=SimpleNamespace(get_input_embeddings=lambda: embedding))
+    return preview(bench, policy, ((problem, prompt),), samples=len(texts))
 
 
 def named(seen):
-    return [cause.name for cause in seen.causes]
+    return [cause.name for cause in find(seen)]
 
 
 def test_nothing_stands_in_the_way():
@@ -112,8 +117,8 @@ SHORT = {"max_new_tokens": 4}
 def test_the_cause_of_equal_rewards_is_named(texts, params, name, told):
     seen = looked_at(texts, **params)
     assert named(seen) == [name]
-    assert told in seen.causes[0].what
-    assert seen.causes[0].fix
+    assert told in find(seen)[0].what
+    assert find(seen)[0].fix
     assert seen.signal == (False,)
     assert seen.reward_variance == 0
 
@@ -138,20 +143,20 @@ def test_a_difference_that_teaches_nothing_is_none():
     seen = looked_at(texts, rewards=("correctness", "format"))
     assert seen.reward_variance > 0
     assert named(seen) == ["equal rewards"]
-    assert "shaping_needs_a_correct" in seen.causes[0].what
+    assert "shaping_needs_a_correct" in find(seen)[0].what
     free = GRPOConfig(shaping_needs_a_correct=False)
     assert named(looked_at(texts, rewards=("correctness", "format"), config=free)) == []
 
 
 def test_right_and_wrong_paid_alike_points_at_the_rewards():
     seen = looked_at([answer(4), answer(5)], rewards=("format",))
-    assert "right and wrong samples are paid alike" in seen.causes[0].what
+    assert "right and wrong samples are paid alike" in find(seen)[0].what
 
 
 def test_a_broken_tokenizer_is_told_even_where_rewards_differ():
     seen = looked_at([answer(4), answer(5)], tokenizer=Codes(lost="_"))
     assert named(seen) == ["tokenisation"]
-    assert "does not survive" in seen.causes[0].what
+    assert "does not survive" in find(seen)[0].what
 
 
 @pytest.mark.parametrize(
@@ -166,14 +171,18 @@ def test_a_broken_tokenizer_is_told_even_where_rewards_differ():
 def test_what_a_tokenizer_cannot_do(changes, told):
     text = TAGS.plain_text("q")
     usual = {
+        "groups": (),
+        "signal": (),
+        "fmt": TAGS,
+        "vocabulary": 2000,
         "tokenizer": Codes(),
         "stop_tokens": STOP,
         "prompt": Prompt(
             problem_id="p", text=text, token_ids=tuple(map(ord, text)), prefix=TAGS.prefix
         ),
     }
-    assert tokenisation_causes(TAGS, vocabulary=2000, **usual) == ()
-    (cause,) = tokenisation_causes(TAGS, vocabulary=2000, **{**usual, **changes})
+    assert list(tokenisation(Samples(**usual))) == []
+    (cause,) = tokenisation(Samples(**{**usual, **changes}))
     assert told in cause.what
 
 

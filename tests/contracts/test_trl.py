@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 import torch
 from datasets import Dataset
 
+from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.config.schema import NewModelConfig, PromptConfig, RewardConfig
 from grouper.config.stacks import STACKS
@@ -26,7 +27,6 @@ from grouper.grading import Grader
 from grouper.models.new_model import make_new_model
 from grouper.prompts import PromptFormat, make_format
 from grouper.rewards import REWARDS, build_rewards
-from grouper.training.run import train
 from grouper.training.session import Session
 from grouper.types import Completion, FinishReason, Problem, Prompt
 

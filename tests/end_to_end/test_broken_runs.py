@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY_RUN, data_from, write_problems
 
-from grouper.advice.checks import diagnose
-from grouper.advice.record import read_record
+from grouper.advice.checks import find
+from grouper.advice.findings import read_record
+from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.errors import ModelError
 from grouper.tracking.live import Progress
-from grouper.training.run import train
 from grouper.training.session import Session
 
 pytestmark = pytest.mark.slow
@@ -92,7 +92,7 @@ def test_the_failure_is_named(place: Path, name: str) -> None:
         "grpo.preflight_prompts=0",
         *(text.replace("ALWAYS", str(place)) for text in overrides),
     )
-    found = {finding.name for finding in diagnose(read_record(path))}
+    found = {finding.name for finding in find(read_record(path))}
     print(name, found)
     assert found & expected, found
 
@@ -122,4 +122,4 @@ def test_weights_that_overflow_stop_the_run_and_leave_an_incident(
     assert incident.name.startswith(phase)
     texts = [json.loads(line) for line in (incident / "texts.jsonl").open()]
     assert all("Pick" in row["prompt"] for row in texts)
-    assert "not-finite" in {finding.name for finding in diagnose(read_record(path))}
+    assert "not-finite" in {finding.name for finding in find(read_record(path))}

@@ -17,10 +17,10 @@ import torch
 from recipe_data import DATA, NEEDS_SHARED
 from safetensors.torch import load_file
 
+from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.evaluation.result import EvaluationResult
 from grouper.tracking.live import Progress
-from grouper.training.run import train
 from grouper.training.session import Session
 from grouper.types import StepReport
 

@@ -10,12 +10,12 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.config.presets import PRESETS
 from grouper.errors import ConfigError, ModelError, PreflightError, RunFolderError
 from grouper.tracking.live import Progress
 from grouper.tracking.run_folder import RunFolder
-from grouper.training.run import train
 from grouper.training.session import Session
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

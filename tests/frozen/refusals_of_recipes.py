@@ -109,6 +109,8 @@ OVERRIDES = (
     recipe("several-at-once", "grpo.stesp=3", "sft.batch_size=-1", "data.train.nope=1", "sead=2"),
     recipe("union", "sft.evaluate_every=sometimes"),
     recipe("choice", "grpo.advantage=best"),
+    recipe("hook-no-file", "hooks=['nowhere.py:f']"),
+    recipe("hook-no-colon", "hooks=[stop_early]"),
     recipe("infinite", "grpo.beta=.inf"),
     recipe("no-override", "grpo.steps"),
     recipe("position", "rewards.1.weight=3"),

@@ -54,7 +54,8 @@ def with_new_names(recorded: dict[str, Any]) -> dict[str, Any]:
         {**row, "metrics": {metrics.get(key, key): v for key, v in row["metrics"].items()}}
         for row in recorded["metrics"]
     ]
-    return {**recorded, "recipe": renamed(recorded["recipe"], ""), "metrics": steps}
+    recipe = {**renamed(recorded["recipe"], ""), **renames["new settings"]}
+    return {**recorded, "recipe": recipe, "metrics": steps}
 
 
 def differences(recorded: Any, found: Any, path: str = "") -> list[str]:

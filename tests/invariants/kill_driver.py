@@ -23,13 +23,13 @@ from typing import Any
 import torch
 
 from grouper import files
+from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.tracking import evaluation_files, run_folder
 from grouper.tracking.live import Progress
 from grouper.tracking.metrics_file import MetricsFile
 from grouper.training import checkpoint, session
 from grouper.training.optimizers import Optimizer
-from grouper.training.run import train
 from grouper.training.session import Session
 from grouper.types import StepReport
 

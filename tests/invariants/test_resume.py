@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from run_records import record
 
+from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.errors import CheckpointError, Interrupted, RunFolderError
 from grouper.tracking import metrics_file
 from grouper.tracking.live import Progress
 from grouper.training import checkpoint, loop
 from grouper.training.checkpoint import STATE_FILE, is_complete
-from grouper.training.run import train
 from grouper.training.session import Session
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.evaluation.statistics import PairedComparison
 from grouper.tracking.live import Progress
-from grouper.training.run import train
 from grouper.training.session import Session
 
 # The seed is none of those whose results are reported, so nothing here is tuned on them.

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from tiny_states import HASH, SavedTokenizer, take_step, tiny_state
 
 from grouper.config.schema import (
-    AlarmsConfig,
     DifficultyConfig,
     GRPOConfig,
     OptimizerConfig,
@@ -26,7 +25,6 @@ from grouper.models.team import Solo
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
 from grouper.training import checkpoint
-from grouper.training.alarms import Alarms
 from grouper.training.checkpoint import (
     BEST_FILE,
     OPTIMIZER_FOLDER,
@@ -46,7 +44,6 @@ from grouper.training.checkpoint import (
 )
 from grouper.training.curriculum import DifficultyBand
 from grouper.training.optimizers import state_bytes
-from grouper.types import StepReport, Tally
 
 TOKENIZER = SavedTokenizer()
 OPTIMIZER_FILE = f"{OPTIMIZER_FOLDER}/rank0-0.safetensors"
@@ -75,7 +72,6 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
     def fresh() -> TrainState:
         return tiny_state(
             difficulty=DifficultyBand(DifficultyConfig()),
-            alarms=Alarms(AlarmsConfig(window=2)),
             rewards=build_rewards((RewardConfig(name="correctness"),), layout),
         )
 
@@ -89,12 +85,8 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
         {"correctness": {"failures": 2, "groups": 9, "recent": [True, False, True]}}
     )
     state.best.offer(1, 0.25)
-    assert state.alarms is not None
-    state.alarms.observe(
-        StepReport(
-            phase="grpo", step=1, status="", tallies={"completion/truncated": Tally.of([0.5])}
-        )
-    )
+    state.asked = {"stop": "mine.py:f"}
+    state.alarms = {"first": {"completion/truncated": [0.5]}, "ringing": ["kl"]}
     saved = read_state(save(tmp_path, state))
     back = fresh()
     back.restore(saved)
@@ -104,11 +96,14 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
     assert back.difficulty.state_dict() == state.difficulty.state_dict()
     assert back.rewards.state() == state.rewards.state()
     assert back.best == state.best
-    assert back.alarms is not None
-    assert back.alarms.state_dict() == state.alarms.state_dict()
+    assert (back.alarms, back.asked) == (state.alarms, state.asked)
+    longer = fresh()
+    longer.total += 1
+    longer.restore(saved)
+    assert longer.asked == {}, "a phase that is given more steps goes on"
     # Nothing that a state holds is forgotten here: a new field must be saved, or named.
     not_saved = {"phase", "replica", "optimizer", "started_from", "suspect"}
-    not_saved |= {"total", "stream", "clock", "reference"}  # made anew from the recipe
+    not_saved |= {"stream", "clock", "reference"}  # made anew from the recipe
     assert set(TrainState.__slots__) - not_saved == {
         "step",
         "skipped",
@@ -118,6 +113,8 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
         "rewards",
         "best",
         "alarms",
+        "asked",
+        "total",
     }
 
 

@@ -11,11 +11,11 @@ import pytest
 from tiny_models import make_batch
 from tiny_states import TinyPhase, TinySession, tiny_state
 
+from grouper.advice.live_checks import LiveChecks
 from grouper.config.schema import AlarmsConfig, GRPOConfig, SFTConfig
 from grouper.errors import AlarmError, Interrupted, ModelError, RunFolderError
 from grouper.training import checkpoint, loop
-from grouper.training.alarms import Alarms
-from grouper.training.checkpoint import BEST_FILE, OPTIMIZER_FOLDER, numbered
+from grouper.training.checkpoint import BEST_FILE, OPTIMIZER_FOLDER, TrainState, numbered
 from grouper.training.loop import run_phase
 from grouper.types import StepReport, Tally
 
@@ -23,7 +23,7 @@ from grouper.types import StepReport, Tally
 def run(path: Path, total: int = 6, *, session: dict[str, Any] | None = None, **config: Any) -> Any:
     desk = TinySession(path, **(session or {}))
     phase = TinyPhase(desk, tiny_state(), GRPOConfig(**config), total)
-    run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session
+    run_phase(desk, phase.state, phase.step)  # type: ignore[arg-type]  # what it asks of a session
     return desk
 
 
@@ -130,10 +130,10 @@ def test_the_last_save_of_a_run_that_is_stopped_must_not_fail(
 class BrokenPhase(TinyPhase):
     """From the third step on nothing is finite."""
 
-    def step(self) -> StepReport:
-        report = super().step()
+    def step(self, session: TinySession, state: TrainState) -> StepReport:
+        report = super().step(session, state)
         broken = report.step > 2
-        self.state.count_update(applied=not broken, batch=make_batch() if broken else None)
+        state.count_update(applied=not broken, batch=make_batch() if broken else None)
         return report
 
 
@@ -143,7 +143,7 @@ def test_the_run_stops_after_so_many_updates_that_are_not_finite(tmp_path: Path)
     config = GRPOConfig(checkpoint_every=2, max_skipped_updates=2)
     phase = BrokenPhase(desk, tiny_state(), config, 9)
     with pytest.raises(ModelError, match="nothing finite came out of 2 updates") as caught:
-        run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session
+        run_phase(desk, phase.state, phase.step)  # type: ignore[arg-type]  # what it asks of a session
     assert caught.value.where == "grpo step 4"
     assert f"{tmp_path / 'grpo' / 'checkpoint-2'} is from before" in caught.value.fix
     assert saved(tmp_path) == {2: "o"}
@@ -160,7 +160,7 @@ def test_where_there_is_no_checkpoint_none_is_promised(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("name: demo")
     phase = BrokenPhase(desk, tiny_state(), GRPOConfig(max_skipped_updates=2), 9)
     with pytest.raises(ModelError, match="No checkpoint of grpo has been saved"):
-        run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session
+        run_phase(desk, phase.state, phase.step)  # type: ignore[arg-type]  # what it asks of a session
 
 
 class CutOffPhase(TinyPhase):
@@ -176,13 +176,13 @@ def test_an_alarm_is_told_recorded_and_heeded(
 ) -> None:
     config = AlarmsConfig(window=4, on_alarm=on_alarm)  # type: ignore[arg-type]  # one of two words
     desk = TinySession(tmp_path, recipe=SimpleNamespace(alarms=config))
-    phase = CutOffPhase(desk, tiny_state(alarms=Alarms(config)), GRPOConfig(checkpoint_every=3), 20)
+    phase = CutOffPhase(desk, tiny_state(), GRPOConfig(checkpoint_every=3), 20)
     if on_alarm == "warn":
-        run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session
+        run_phase(desk, phase.state, phase.step, [LiveChecks()])  # type: ignore[arg-type]  # what it asks of a session
         assert sorted(saved(tmp_path)) == [18, 20]
     else:
         with pytest.raises(AlarmError, match=r"sampling\.max_new_tokens.*checkpoint-6 is from be"):
-            run_phase(desk, phase)  # type: ignore[arg-type]  # what it asks of a session
+            run_phase(desk, phase.state, phase.step, [LiveChecks()])  # type: ignore[arg-type]  # what it asks of a session
         assert sorted(saved(tmp_path)) == [6, 9]
     assert "grpo step 12: alarm truncated: 75% of the completions" in caplog.text
     events = [(r.step, event) for r in desk.folder.read_metrics() for event in r.events]

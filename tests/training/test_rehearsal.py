@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.models.policy import Policy
 from grouper.tracking.live import Progress
-from grouper.training.run import train
 from grouper.training.session import Session
 
 SMALL = [

@@ -104,9 +104,8 @@ class TinySession:
         self.display = QuietDisplay()
         self.team = Solo()
         self.hash = HASH
-        self.tokenizer = SavedTokenizer()
         self.recipe = recipe
-        self.inputs = SimpleNamespace(validation=bool(accuracies))
+        self.prepared = SimpleNamespace(tokenizer=SavedTokenizer(), validation=bool(accuracies))
         self.evaluated: list[int] = []
         self._accuracies = accuracies or {}
         self._stop_at = stop_at
@@ -133,23 +132,21 @@ class TinyPhase:
     """Steps without data; each one moves every weight."""
 
     def __init__(self, session: TinySession, state: TrainState, config: Any, total: int) -> None:
-        self.name = state.phase
-        self.total = total
-        self._stream = ProblemStream(size=10, per_step=4, seed=0, phase=self.name)
+        state.total = total
+        others = {} if session.recipe is None else vars(session.recipe)
+        session.recipe = SimpleNamespace(**{**others, state.phase: config})
         self.state = state
-        self.config = config
-        self._session = session
 
-    def step(self) -> StepReport:
-        number = self.state.step
-        take_step(self.state)
-        stream = self._stream
-        self.state.epoch_ended = stream.epoch_after(number) > stream.epoch_after(number - 1)
-        self._session.saw(self.state.step)
+    def step(self, session: TinySession, state: TrainState) -> StepReport:
+        number = state.step
+        take_step(state)
+        stream = state.stream
+        state.epoch_ended = stream.epoch_after(number) > stream.epoch_after(number - 1)
+        session.saw(state.step)
         return StepReport(
-            phase=self.name,
-            step=self.state.step,
-            tallies=self.tallies(self.state.step),
+            phase=state.phase,
+            step=state.step,
+            tallies=self.tallies(state.step),
             status="learning",
         )
 

@@ -1,44 +1,175 @@
-"""What went wrong in a run, read from its logs alone: the failure, its evidence, what to change.
+"""What can go wrong, one function and one row of `CHECKS` each.
 
-Nothing is loaded and nothing is sampled again. Each check looks at one way to fail; thresholds are
-rough on purpose, for a finding is a place to look. A new check is one function and its row in
-`CHECKS`.
+The same table is used while a run goes on (`Watch`), afterwards (`grouper diagnose`), before it
+(`grouper preview`, the pre-flight) and by `grouper plan`. Thresholds are rough on purpose, for a
+finding is a place to look.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from statistics import fmean, stdev
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median, stdev
+from typing import Any
 
-from grouper.advice.record import WINDOW, Finding, Record, curve, ends, mean, span
-from grouper.training.alarms import replay, slope
+from grouper.advice.findings import (
+    COMPARED,
+    Assumed,
+    Finding,
+    Lengths,
+    Record,
+    Samples,
+    Window,
+    curve,
+    ends,
+    mean,
+    span,
+)
+from grouper.config.schema import AlarmsConfig
+from grouper.errors import PromptError
+from grouper.prompts import PromptFormat
+from grouper.prompts.rendering import encode_completion
 from grouper.types import StepReport
 
-__all__ = ["CHECKS", "Check", "diagnose"]
+__all__ = ["CHECKS", "Check", "Watch", "find", "replay", "slope", "tags_in"]
 
-Check = Callable[[Record], Iterator[Finding]]
-
+# A share of the steps above which something is the rule.
 MOST = 0.5
-"""A share of the steps above which something is the rule."""
+# A share of the rollouts, or points of an accuracy, that are worth a word.
 SOME = 0.05
-"""A share of the rollouts, or points of an accuracy, that are worth a word."""
+# Curves are compared in runs at least as long, and a learning rate judged after as many steps.
 MIN_STEPS = 20
-"""Curves are compared in runs at least as long, and a learning rate judged after as many steps."""
+# A policy that is lost after as few updates was lost to their size.
 FEW_UPDATES = 5
-"""A policy that is lost after as few was lost to their size."""
+# The share by which an entropy, or the points by which a solve rate, has changed noticeably.
 MOVED = 0.05
-"""The share by which an entropy, or the points by which a solve rate, has changed noticeably."""
+# A share of the ratios clipped, or of the completions cut off.
 MOSTLY_CLIPPED = 0.5
-"""A share of the ratios, or of the completions cut off."""
+# Nats per token between sampler and trainer; bfloat16 sampling alone stays well below it.
 MAX_GAP = 0.05
-"""Nats a token between sampler and trainer; bfloat16 sampling alone stays well below it."""
+# Rollout files that are opened to see which policy drew them.
 SAMPLED_STEPS = 20
-"""Rollout files that are opened to see which policy drew them."""
+# A share of the completions cut off before GRPO begins, and of those that end after SFT.
+MAX_TRUNCATED, MIN_STOPPED = 0.5, 0.8
+# Below this, equal samples are first of all a matter of the temperature.
+LOW_TEMPERATURE = 0.7
+# Steps of each metric that medians are taken over.
+REMEMBERED = 500
 
 
-_NO_SIGNAL = {
+def slope(values: Sequence[float]) -> float:
+    """The least-squares slope per step: sum (t - mean t)(v - mean v) / sum (t - mean t)^2.
+
+    >>> slope([1.0, 3.0, 5.0]), slope([2.0])
+    (2.0, 0.0)
+    """
+    middle = (len(values) - 1) / 2
+    spread, average = sum((t - middle) ** 2 for t in range(len(values))), fmean(values)
+    rise = sum((t - middle) * (value - average) for t, value in enumerate(values))
+    return rise / spread if spread else 0.0
+
+
+# --- over the last steps -------------------------------------------------------------------------
+
+
+def entropy_low(w: Window) -> Iterator[Finding]:
+    """The policy has stopped exploring."""
+    if w.now < w.limits.entropy_low * w.start:
+        yield Finding(
+            name="entropy-collapse",
+            what=f"the policy's entropy fell to {w.now:.3g} nats a token from {w.start:.3g} at the "
+            "start",
+            fix="Lower grpo.optimizer.learning_rate, raise grpo.clip_high or set "
+            "grpo.entropy_bonus; an earlier checkpoint still explores.",
+        )
+
+
+def entropy_high(w: Window) -> Iterator[Finding]:
+    """The policy has become noise."""
+    if w.now > w.limits.entropy_high * w.start:
+        yield Finding(
+            name="entropy-high",
+            what=f"the policy's entropy rose to {w.now:.3g} nats a token from {w.start:.3g} at the "
+            "start",
+            fix="The policy falls apart: lower grpo.optimizer.learning_rate or "
+            "grpo.entropy_bonus, or set grpo.beta.",
+        )
+
+
+def length(w: Window) -> Iterator[Finding]:
+    """Completions have grown."""
+    usual, now = median([*w.first, *w.earlier]), median(w.last)
+    if now > w.limits.length_growth * usual:
+        yield Finding(
+            name="length-blow-up",
+            what=f"completions grew to {now:.0f} tokens; the median step had {usual:.0f}",
+            fix="Look at the longest rollouts; a reward that pays length, or grpo.weighting: "
+            "sequence_mean, drives it. Use grpo.weighting: constant or a length penalty in "
+            "rewards.",
+        )
+
+
+def repetition(w: Window) -> Iterator[Finding]:
+    """Completions repeat themselves."""
+    if w.now > w.limits.repetition:
+        yield Finding(
+            name="repetition",
+            what=f"{w.now:.0%} of what completions say repeats itself",
+            fix="Read some rollouts; lower grpo.optimizer.learning_rate, set grpo.beta, or lower "
+            "sampling.max_new_tokens.",
+        )
+
+
+def sameness(w: Window) -> Iterator[Finding]:
+    """The completions of a problem are all alike."""
+    if w.now < w.limits.unique:
+        yield Finding(
+            name="entropy-collapse",
+            what=f"of the completions of a problem not yet solved only {w.now:.0%} differ from the "
+            "first",
+            fix="There is nothing left to compare: raise sampling.temperature or "
+            "grpo.clip_high, or lower grpo.optimizer.learning_rate.",
+        )
+
+
+def kl(w: Window) -> Iterator[Finding]:
+    """The policy leaves its reference."""
+    rise = slope(w.last) * len(w.last)
+    if rise > w.limits.kl_rise:
+        yield Finding(
+            name="kl",
+            what=f"the KL to the reference rose by {rise:.3g} nats a token in {len(w.last)} steps",
+            fix="Lower grpo.optimizer.learning_rate or raise grpo.beta.",
+        )
+
+
+def truncated(w: Window) -> Iterator[Finding]:
+    """Most completions are cut off."""
+    if w.now > w.limits.truncated:
+        yield Finding(
+            name="truncated",
+            what=f"{w.now:.0%} of the completions are cut off",
+            fix="Raise sampling.max_new_tokens, or teach shorter answers by SFT first.",
+        )
+
+
+def saturated(w: Window) -> Iterator[Finding]:
+    """Nearly all groups are solved."""
+    if w.now > w.limits.saturated:
+        yield Finding(
+            name="reward-saturation",
+            what=f"{w.now:.0%} of the groups are all right and teach nothing",
+            fix="The problems are too easy by now: set grpo.difficulty or "
+            "grpo.max_resample_rounds, use harder data.train, or stop here (grpo.steps).",
+        )
+
+
+# --- over the record of a run --------------------------------------------------------------------
+
+
+NO_SIGNAL = {
     "all-wrong": "no rollout was ever right",
     "all-right": "every rollout was right: there is nothing left to learn here",
     "truncated": "every completion was cut off before its answer",
@@ -46,8 +177,7 @@ _NO_SIGNAL = {
     "not-scored": "no rollout was scored",
     "equal-rewards": "within no group did the rewards differ",
 }
-
-_NO_SIGNAL_FIXES = {
+NO_SIGNAL_FIXES = {
     "all-wrong": "Read some rollouts: is the answer where the format wants it? Then use easier "
     "data.train, more sft.steps, or a larger grpo.group_size.",
     "all-right": "Use harder data.train, grpo.difficulty, or grpo.max_resample_rounds.",
@@ -71,9 +201,8 @@ def no_signal(record: Record) -> Iterator[Finding]:
     kind, count = counts.most_common(1)[0]
     yield Finding(
         name=f"no-signal:{kind}",
-        phase="grpo",
         what=f"{len(flat)} of {len(reports)} steps had no signal; in {count} of them "
-        + _NO_SIGNAL[kind],
+        + NO_SIGNAL[kind],
         steps=span(flat),
         evidence={
             "steps": len(reports),
@@ -81,7 +210,7 @@ def no_signal(record: Record) -> Iterator[Finding]:
             "solve_rate": mean(curve(reports, "solve_rate")),
             "truncated": mean(curve(reports, "completion/truncated")),
         },
-        fix=_NO_SIGNAL_FIXES[kind],
+        fix=NO_SIGNAL_FIXES[kind],
     )
 
 
@@ -97,7 +226,6 @@ def grader(record: Record) -> Iterator[Finding]:
         if values and mean(values) > SOME:
             yield Finding(
                 name="grader-errors",
-                phase="grpo",
                 what=f"{mean(values):.0%} of the rollouts count under {metric} and teach nothing",
                 steps=span(record.grpo),
                 evidence={metric: mean(values)},
@@ -107,30 +235,20 @@ def grader(record: Record) -> Iterator[Finding]:
 
 def alarms(record: Record) -> Iterator[Finding]:
     """What rang, or would have rung, while the run went on; each kind once."""
-    rung = replay(record.grpo, record.recipe.alarms)
-    flat = len(list(no_signal(record)))
+    limits = record.recipe.alarms
+    flat = any(no_signal(record))
     seen: set[str] = set()
-    for step, alarm in rung:
-        # A run without any signal has told the same story already.
-        if alarm.name in seen or (flat and alarm.name in ("truncated", "saturated")):
+    for step, name, finding in replay(record.grpo, limits):
+        # A run without any signal is explained by that already.
+        if name in seen or (flat and name in ("truncated", "saturated")):
             continue
-        seen.add(alarm.name)
-        yield Finding(
-            name=_ALARM_NAMES.get(alarm.name, alarm.name),
-            phase="grpo",
-            what=f"at step {step} {alarm.what}",
-            steps=(max(1, step - record.recipe.alarms.window + 1), step),
+        seen.add(name)
+        yield replace(
+            finding,
+            what=f"at step {step} {finding.what}",
+            steps=(max(1, step - limits.window + 1), step),
             evidence={"rang_at_step": step},
-            fix=alarm.advice,
         )
-
-
-_ALARM_NAMES = {
-    "entropy-low": "entropy-collapse",
-    "sameness": "entropy-collapse",
-    "length": "length-blow-up",
-    "saturated": "reward-saturation",
-}
 
 
 def format_only(record: Record) -> Iterator[Finding]:
@@ -149,7 +267,6 @@ def format_only(record: Record) -> Iterator[Finding]:
         return
     yield Finding(
         name="format-only",
-        phase="grpo",
         what=f"strict accuracy rose by {100 * strict:.1f} points from {before.name} to "
         f"{after.name}, lenient accuracy by {100 * lenient:.1f}: what was learned is the format",
         steps=(before.step if before.phase == "grpo" else 0, after.step),
@@ -175,7 +292,6 @@ def reward_without_correctness(record: Record) -> Iterator[Finding]:
         return
     yield Finding(
         name="format-only",
-        phase="grpo",
         what=f"the reward rose from {low:.3f} to {high:.3f} while the solve rate went from "
         f"{before:.1%} to {after:.1%}: something other than right answers pays",
         steps=span(record.grpo),
@@ -196,7 +312,6 @@ def stale_sampler(record: Record) -> Iterator[Finding]:
     if late:
         yield Finding(
             name="stale-sampler",
-            phase="grpo",
             what=f"rollouts were drawn by weights up to {max(late.values())} updates old",
             steps=(min(late), max(late)),
             evidence={"versions_behind": max(late.values()), "steps_seen": len(late)},
@@ -207,7 +322,6 @@ def stale_sampler(record: Record) -> Iterator[Finding]:
     if gaps and mean(gaps) > MAX_GAP:
         yield Finding(
             name="stale-sampler",
-            phase="grpo",
             what=f"sampler and trainer disagree by {mean(gaps):.3g} nats a token",
             steps=span(record.grpo),
             evidence={"gap_mean": mean(gaps), "gap_highest_step": max(gaps)},
@@ -260,10 +374,10 @@ def rate_too_high(record: Record) -> Iterator[Finding]:
     norms, solved = curve(reports, "grad_norm"), curve(reports, "solve_rate")
     clipped = curve(reports, "policy/clip_fraction")
     signs: dict[str, float] = {}
-    if len(solved) >= 2 * WINDOW:
-        best = max(fmean(solved[i : i + WINDOW]) for i in range(len(solved) - WINDOW + 1))
-        if best > 2 * MOVED and fmean(solved[-WINDOW:]) < best / 2:
-            signs |= {"solve_rate_best": best, "solve_rate_at_the_end": fmean(solved[-WINDOW:])}
+    if len(solved) >= 2 * COMPARED:
+        best = max(fmean(solved[i : i + COMPARED]) for i in range(len(solved) - COMPARED + 1))
+        if best > 2 * MOVED and fmean(solved[-COMPARED:]) < best / 2:
+            signs |= {"solve_rate_best": best, "solve_rate_at_the_end": fmean(solved[-COMPARED:])}
     if len(norms) >= MIN_STEPS and ends(norms)[1] > 10 * ends(norms)[0]:
         signs |= {"grad_norm_before": ends(norms)[0], "grad_norm_after": ends(norms)[1]}
     if clipped and mean(clipped) > MOSTLY_CLIPPED:
@@ -281,10 +395,10 @@ def _sudden_loss(reports: Sequence[StepReport]) -> dict[str, float]:
     signs = {}
     for name, lost in (("solve_rate", -2 * MOVED), ("completion/truncated", MOSTLY_CLIPPED)):
         values = curve(reports, name)
-        change = fmean(values[-WINDOW:]) - values[0]
+        change = fmean(values[-COMPARED:]) - values[0]
         if change * math.copysign(1, lost) >= abs(lost):
             signs[f"{name}_at_first"] = values[0]
-            signs[f"{name}_at_the_end"] = fmean(values[-WINDOW:])
+            signs[f"{name}_at_the_end"] = fmean(values[-COMPARED:])
     return signs | ({"steps_that_learned": len(learned)} if signs else {})
 
 
@@ -320,33 +434,297 @@ def sft_rate(record: Record) -> Iterator[Finding]:
 
 def _rate(record: Record, phase: str, kind: str, signs: dict[str, float]) -> Finding:
     rate = getattr(record.recipe, phase).optimizer.learning_rate
-    told = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in signs.items())
+    numbers = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in signs.items())
     verb = {"too-high": "Lower", "too-low": "Raise"}[kind]
     return Finding(
         name=f"learning-rate-{kind}",
         phase=phase,
-        what=f"a learning rate of {rate:g} looks {kind.replace('-', ' ')}: {told}",
+        what=f"a learning rate of {rate:g} looks {kind.replace('-', ' ')}: {numbers}",
         steps=span(getattr(record, phase)),
         evidence={**signs, "learning_rate": rate},
         fix=f"{verb} {phase}.optimizer.learning_rate by a factor of 3 to 10.",
     )
 
 
+# --- over sampled completions --------------------------------------------------------------------
+
+
+def budget(lengths: Lengths) -> Iterator[Finding]:
+    """Most completions would be cut off in GRPO."""
+    if lengths.before != "grpo" or lengths.truncated <= MAX_TRUNCATED:
+        return
+    resume = "--resume " if lengths.begun else ""
+    if lengths.open_ended:
+        fix = "Most never stop at all: teach the stop token first (SFT), or check the format."
+    else:
+        # What has been measured or trained before is kept, and the run can continue from it.
+        how = ", with --resume --allow-changes to keep what is there, or --overwrite"
+        rounded = math.ceil(lengths.p95 / 32) * 32  # easier to read and to remember
+        fix = f"Set sampling.max_new_tokens={rounded}{how if lengths.begun else ''}."
+    yield Finding(
+        name="cut off",
+        what=f"{lengths.truncated:.0%} of {len(lengths.drawn)} sampled completions are cut off at "
+        f"sampling.max_new_tokens={lengths.budget}; a cut-off answer earns nothing, so nothing "
+        "would be learned",
+        fix=f"{fix} To train anyway: {resume}grpo.allow_truncation=true.",
+    )
+
+
+def stopping(lengths: Lengths) -> Iterator[Finding]:
+    """SFT has not taught the model to stop."""
+    share = 1 - lengths.truncated
+    if not lengths.before and share < MIN_STOPPED:
+        yield Finding(
+            name="stopping",
+            what=f"Only {share:.0%} of the samples end by themselves after SFT",
+            fix="Train longer, raise sampling.max_new_tokens, or look at the demonstrations' last "
+            "token.",
+        )
+
+
+def tokenisation(samples: Samples) -> Iterator[Finding]:
+    """The tokenizer cannot write or read back the tags, the stop token, or the prefix."""
+    fmt, prompt = samples.fmt, samples.prompt
+    layout = f"{fmt.opening}1{fmt.middle}1{fmt.closing}".removeprefix(fmt.prefix)
+    stops = samples.stop_tokens.all
+    found: list[str] = []
+    ids: list[int] = []
+    for text in (*(fmt.tags or ()), layout):
+        try:
+            ids = encode_completion(samples.tokenizer, text, "the format")
+        except PromptError:
+            found.append(f"{text!r} does not survive encoding and decoding")
+            break
+    if any(stop in ids for stop in stops):
+        found.append("the format's own layout holds a stop token, so no completion gets past it")
+    found += [
+        f"the stop token {stop} lies outside the model's {samples.vocabulary} tokens, so it can "
+        "never be drawn"
+        for stop in stops[:1]
+        if not 0 <= stop < samples.vocabulary
+    ]
+    ending = samples.tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False)
+    if prompt.prefix and not ending.endswith(prompt.prefix):
+        found.append(f"the prompt should end in {prompt.prefix!r} and ends in {ending[-40:]!r}")
+    for what in found:
+        yield Finding(
+            name="tokenisation",
+            what=what,
+            fix="Use other tags (prompt.tags) or another prompt.format; check the model's "
+            "tokenizer files.",
+        )
+
+
+def cut_off(samples: Samples) -> Iterator[Finding]:
+    """No sample comes to an end; rewards may differ anyway, by accident."""
+    if samples.cut_off:
+        yield Finding(
+            name="cut off",
+            what=f"all {len(samples.rollouts)} samples are cut off at "
+            f"{samples.groups[0].params.max_new_tokens} tokens",
+            fix="Raise sampling.max_new_tokens, or let SFT teach the stop token first.",
+        )
+
+
+def same(samples: Samples) -> Iterator[Finding]:
+    """The samples of each problem are one text."""
+    if any(samples.signal) or samples.diversity > 0:
+        return
+    params = samples.groups[0].params
+    what = (
+        f"the samples of a problem are all the same text, drawn at temperature "
+        f"{params.temperature:g} with a mean probability of {samples.certainty:.3f} a token"
+    )
+    name, why = "temperature", "the temperature is too low"
+    fix = "Set sampling.temperature to 1.0 or more."
+    if params.temperature >= LOW_TEMPERATURE and params.truncated:
+        why = "top_p, top_k or min_p leave no choice"
+        fix = "Take them off, or raise sampling.temperature."
+    elif params.temperature >= LOW_TEMPERATURE:
+        name, why = "certain", "the model is too certain"
+        fix = "Raise sampling.temperature, or shorten SFT (fewer steps, a lower learning rate)."
+    yield Finding(name=name, what=f"{why}: {what}", fix=fix)
+
+
+def tags(samples: Samples) -> Iterator[Finding]:
+    """No sample has some tag of the format, and nothing else explains equal rewards."""
+    if _explained(samples):
+        return
+    texts = [rollout.completion.text for rollout in samples.rollouts]
+    seen = [tags_in(text, samples.fmt) for text in texts]
+    missing = [tag for tag in tags_in("", samples.fmt) if not any(there[tag] for there in seen)]
+    if missing:
+        yield Finding(
+            name="tags",
+            what=f"no sample has {', '.join(missing)}, so no answer is found and none is paid",
+            fix=f"Teach the format {samples.fmt.name} first: run SFT (longer, if this is after "
+            "it), with the same `prompt` settings as here; or let prompt.system ask for the tags.",
+        )
+
+
+def equal_rewards(samples: Samples) -> Iterator[Finding]:
+    """The samples differ, have all tags, and are paid alike."""
+    if _explained(samples) or any(tags(samples)):
+        return
+    rollouts, more = samples.rollouts, "Look at more problems (--problems 16); choose"
+    if all(r.reward.total is None for r in rollouts):
+        why, fix = "no reward could be computed", "Try the rewards with `grouper rewards try`."
+    elif any(group.has_signal for group in samples.groups):
+        why = "none is right, and grpo.shaping_needs_a_correct lets no other reward teach"
+        fix = f"{more} easier ones, train SFT longer, or set grpo.shaping_needs_a_correct: false."
+    elif all(r.grade.correct for r in rollouts):
+        why = "every sample is right: too easy to learn from"
+        fix = f"{more} harder ones, or set grpo.difficulty."
+    elif not any(r.grade.correct for r in rollouts):
+        why = "every sample is wrong, and the other rewards pay them alike"
+        fix = f"{more} easier ones, or train SFT longer."
+    else:
+        why = "right and wrong samples are paid alike"
+        fix = "Check `rewards`: a correctness reward with a weight above 0 is needed."
+    count = len(samples.groups)
+    what = f"on {count} problem{'s' if count > 1 else ''} the samples differ, but {why}"
+    yield Finding(name="equal rewards", what=what, fix=fix)
+
+
+def _explained(samples: Samples) -> bool:
+    """Whether there is a signal, or it is plain why there is none."""
+    return any(samples.signal) or samples.cut_off or samples.diversity == 0
+
+
+def tags_in(text: str, fmt: PromptFormat) -> dict[str, bool]:
+    r"""Tag -> whether it occurs, what the prompt has opened included; `\boxed` without tags."""
+    wanted = fmt.tags or ("\\boxed",)
+    return {tag: tag in fmt.prefix + text for tag in wanted}
+
+
+# --- over a plan ---------------------------------------------------------------------------------
+
+
+def lengths_assumed(plan: Assumed) -> Iterator[Finding]:
+    """Rows could not be measured."""
+    if not plan.measured:
+        yield Finding(
+            name="not measured",
+            what="The data or the tokenizer are not on this machine: rows are taken to be as long "
+            "as the recipe allows, which they rarely are",
+        )
+
+
+def cache_assumed(plan: Assumed) -> Iterator[Finding]:
+    """The cache of a model without native attention is not planned."""
+    if not plan.native:
+        yield Finding(
+            name="not native",
+            what="Without native attention the cache is counted as if it did not grow",
+        )
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that can be wrong."""
+
+    name: str
+    over: type
+    """What it looks at: `Window`, `Record`, `Lengths`, `Samples` or `Assumed`."""
+    look: Callable[[Any], Iterator[Finding]]
+    metric: str = ""
+    """The one that a window shows."""
+
+
 CHECKS: tuple[Check, ...] = (
-    not_finite,
-    stale_sampler,
-    rate_too_high,
-    no_signal,
-    grader,
-    alarms,
-    format_only,
-    reward_without_correctness,
-    sft_rate,
-    rate_too_low,
+    Check("entropy-low", Window, entropy_low, "policy/entropy"),
+    Check("entropy-high", Window, entropy_high, "policy/entropy"),
+    Check("length", Window, length, "completion/tokens"),
+    Check("repetition", Window, repetition, "completion/repetition"),
+    Check("sameness", Window, sameness, "completion/unique"),
+    Check("kl", Window, kl, "policy/kl"),
+    Check("truncated", Window, truncated, "completion/truncated"),
+    Check("saturated", Window, saturated, "groups/all_right"),
+    # The first ones can be the cause of the later.
+    Check("not-finite", Record, not_finite),
+    Check("stale-sampler", Record, stale_sampler),
+    Check("learning-rate-too-high", Record, rate_too_high),
+    Check("no-signal", Record, no_signal),
+    Check("grader-errors", Record, grader),
+    Check("alarms", Record, alarms),
+    Check("format-only", Record, format_only),
+    Check("reward-without-correctness", Record, reward_without_correctness),
+    Check("sft-rate", Record, sft_rate),
+    Check("learning-rate-too-low", Record, rate_too_low),
+    Check("budget", Lengths, budget),
+    Check("stopping", Lengths, stopping),
+    # From what explains the others to what is left.
+    Check("tokenisation", Samples, tokenisation),
+    Check("cut-off", Samples, cut_off),
+    Check("same", Samples, same),
+    Check("tags", Samples, tags),
+    Check("equal-rewards", Samples, equal_rewards),
+    Check("lengths-assumed", Assumed, lengths_assumed),
+    Check("cache-assumed", Assumed, cache_assumed),
 )
-"""In the order in which findings are reported: the first ones can be the cause of the later."""
 
 
-def diagnose(record: Record) -> list[Finding]:
-    """Everything that is found wrong, the most telling first."""
-    return [finding for check in CHECKS for finding in check(record)]
+def find(data: object) -> list[Finding]:
+    """What the checks over this kind of data find, in the order of the table."""
+    return [found for check in CHECKS if check.over is type(data) for found in check.look(data)]
+
+
+class Watch:
+    """Looks at each step as it is done, at every metric over its last window.
+
+    A check rings once when its condition begins to hold, and can ring again after that has ended.
+
+    Args:
+        limits: window and thresholds.
+        memory: what an earlier watch has left here, as JSON values; kept up to date in place.
+    """
+
+    def __init__(self, limits: AlarmsConfig, memory: dict[str, Any]) -> None:
+        self._limits = limits
+        self._first: dict[str, list[float]] = memory.setdefault("first", {})
+        self._recent: dict[str, list[float]] = memory.setdefault("recent", {})
+        self._ringing: list[str] = memory.setdefault("ringing", [])
+
+    def observe(self, report: StepReport) -> list[tuple[str, Finding]]:
+        """Take note of a step; (name, finding) of each check that begins to ring at it."""
+        rows = [c for c in CHECKS if c.over is Window and c.metric in report.tallies]
+        for metric in {check.metric for check in rows}:
+            self._remember(metric, report.tallies[metric].mean)
+        rung = []
+        for check in rows:
+            found = [(check.name, f) for f in self._look(check)]
+            if found and check.name not in self._ringing:
+                self._ringing.append(check.name)
+                rung += found
+            elif not found and check.name in self._ringing:
+                self._ringing.remove(check.name)
+        return rung
+
+    def _remember(self, metric: str, value: float) -> None:
+        if not math.isfinite(value):
+            return
+        window, first = self._limits.window, self._first.setdefault(metric, [])
+        kept = first if len(first) < window else self._recent.setdefault(metric, [])
+        kept.append(value)
+        if kept is not first:
+            del kept[: -(REMEMBERED + window)]
+
+    def _look(self, check: Check) -> Iterator[Finding]:
+        """What is wrong, once there are two windows to compare."""
+        window, recent = self._limits.window, self._recent.get(check.metric, [])
+        if len(recent) >= window:
+            first = self._first[check.metric]
+            yield from check.look(Window(first, recent[:-window], recent[-window:], self._limits))
+
+
+def replay(
+    reports: Iterable[StepReport], limits: AlarmsConfig
+) -> Iterator[tuple[int, str, Finding]]:
+    """(step, name, finding) of all that would have rung over recorded steps of one phase."""
+    watch = Watch(limits, {})
+    for report in reports:
+        for name, finding in watch.observe(report):
+            yield report.step, name, finding

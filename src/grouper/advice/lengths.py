@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from grouper.config.schema import Recipe
 from grouper.errors import GrouperError
@@ -54,16 +52,9 @@ def find_lengths(recipe: Recipe, sets: ProblemSets | None, context: int | None) 
         new, limit = total - 1, min(limit, total - 1)
     elif context is not None:
         limit = max(1, min(limit, context - new))
-    try:
-        tokenizer = None if sets is None else _tokenizer(recipe, sets)
-        if tokenizer is not None:
-            assert sets is not None
-            return _measured(recipe, sets, tokenizer, limit, context)
-    except GrouperError:
-        pass  # a dry run reports what is wrong; sizes can be bounded anyway
     # The longest demonstration, all but the shortest prompt of it trained.
     most = min(limit + new, recipe.sft.max_tokens or limit + new)
-    return Lengths(
+    bounds = Lengths(
         sft_prompt=min(limit, most - 1) if recipe.sft.max_tokens is None else 1,
         sft_completion=new if recipe.sft.max_tokens is None else max(1, most - 1),
         sft_mean=most,
@@ -74,28 +65,28 @@ def find_lengths(recipe: Recipe, sets: ProblemSets | None, context: int | None) 
         vocabulary=None if recipe.model.new is None else recipe.model.new.vocab_size,
         measured=False,
     )
+    try:
+        return bounds if sets is None else _measured(recipe, sets, bounds, context)
+    except GrouperError:
+        return bounds  # a dry run reports what is wrong; sizes can be bounded anyway
 
 
-def _tokenizer(recipe: Recipe, sets: ProblemSets) -> Any:
-    """The model's own, or the one a new model would be given."""
-    if recipe.model.new is None:
-        assert recipe.model.path is not None
-        tokenizer = load_tokenizer(recipe.model.path, revision=recipe.model.revision)
-        make_format(recipe.prompt).install(tokenizer)
-        return tokenizer
-    fmt = make_format(recipe.prompt)
-    return fit_tokenizer(
-        fitting_texts(sets.for_fitting, fmt),
-        vocab_size=recipe.model.new.vocab_size,
-        extra_tokens=[tag.strip() for tag in fmt.tags or ()],
-    )
-
-
-def _measured(
-    recipe: Recipe, sets: ProblemSets, tokenizer: Any, limit: int, context: int | None
-) -> Lengths:
-    fmt, new = make_format(recipe.prompt), recipe.sampling.max_new_tokens
+def _measured(recipe: Recipe, sets: ProblemSets, bounds: Lengths, context: int | None) -> Lengths:
+    """The bounds with what the tokenizer says: the model's own, or the one it would be given."""
+    fmt, limit, path = make_format(recipe.prompt), bounds.grpo_prompt, recipe.model.path
+    if path is not None:
+        tokenizer = load_tokenizer(path, revision=recipe.model.revision)
+        fmt.install(tokenizer)
+    else:
+        assert recipe.model.new is not None
+        tokenizer = fit_tokenizer(
+            fitting_texts(sets.for_fitting, fmt),
+            vocab_size=recipe.model.new.vocab_size,
+            extra_tokens=[tag.strip() for tag in fmt.tags or ()],
+        )
+        bounds = replace(bounds, vocabulary=len(tokenizer))
     prompts: list[int] = []
+    new, total = bounds.completion, recipe.sampling.max_total_tokens
     for part in filter(None, (sets.train, sets.validation, sets.test)):
         kept = prepare_prompts(
             part.problems,
@@ -105,34 +96,29 @@ def _measured(
             max_percentile=recipe.prompt.max_percentile if part is sets.train else None,
         )
         prompts += [len(prompt.token_ids) for _, prompt in kept.items]
-        if part is sets.train and recipe.sampling.max_total_tokens is not None:
-            total = min(
-                recipe.sampling.max_total_tokens, context or recipe.sampling.max_total_tokens
-            )
-            new = max(1, total - max(prompts))
-    shown: Sequence[Any] = ()
-    if sets.sft is not None and not recipe.skip_sft:
-        path = recipe.model.path
-        ends = [] if path is None else stop_ids_of(path, recipe.model.revision)
-        shown = prepare_demonstrations(
-            sets.sft.problems,
-            fmt,
-            tokenizer,
-            find_stop_tokens(tokenizer, ends, fmt).trained,
-            max_prompt_tokens=limit,
-            max_completion_tokens=None if context is None else max(1, context - limit),
-            max_tokens=recipe.sft.max_tokens,
-        ).items
-    asked = [len(d.prompt.token_ids) for _, d in shown] or [0]
-    answered = [len(d.token_ids) for _, d in shown] or [0]
-    return Lengths(
-        sft_prompt=max(asked),
-        sft_completion=max(answered),
-        sft_mean=-(-(sum(asked) + sum(answered)) // len(asked)),
+        if part is sets.train and total is not None:
+            new = max(1, min(total, context or total) - max(prompts))
+    found = replace(
+        bounds,
         grpo_prompt=max(prompts),
         grpo_mean_prompt=-(-sum(prompts) // len(prompts)),
         completion=new,
         evaluation_completion=recipe.evaluation.max_new_tokens or new,
-        vocabulary=None if recipe.model.new is None else len(tokenizer),
         measured=True,
     )
+    if sets.sft is None or recipe.skip_sft:
+        return replace(found, sft_prompt=0, sft_completion=0, sft_mean=0)
+    ends = [] if path is None else stop_ids_of(path, recipe.model.revision)
+    shown = prepare_demonstrations(
+        sets.sft.problems,
+        fmt,
+        tokenizer,
+        find_stop_tokens(tokenizer, ends, fmt).trained,
+        max_prompt_tokens=limit,
+        max_completion_tokens=None if context is None else max(1, context - limit),
+        max_tokens=recipe.sft.max_tokens,
+    ).items
+    asked = [len(d.prompt.token_ids) for _, d in shown]
+    answered = [len(d.token_ids) for _, d in shown]
+    mean = -(-(sum(asked) + sum(answered)) // len(shown))
+    return replace(found, sft_prompt=max(asked), sft_completion=max(answered), sft_mean=mean)

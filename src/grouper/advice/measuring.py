@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -25,11 +25,10 @@ from grouper.rewards import RewardStack
 from grouper.rewards.registry import find_reward, reward_label
 from grouper.tracking.live import TIME_PARTS, Progress, setup_logging
 from grouper.training.checkpoint import TrainState
-from grouper.training.curriculum import total_steps
 from grouper.training.grpo import grpo_step
 from grouper.training.metrics import matrix_rate
-from grouper.training.rehearsal import rehearse
-from grouper.training.resuming import fresh_state
+from grouper.training.rehearsal import Rehearsal
+from grouper.training.run import begin_grpo
 from grouper.training.session import Session
 from grouper.types import StepReport
 
@@ -91,7 +90,7 @@ class Bench:
     @property
     def model(self) -> str:
         """Its folder or Hub name."""
-        return _shown(self.recipe)
+        return self.recipe.model.path or "a new model"
 
     @property
     def hours(self) -> float:
@@ -103,32 +102,14 @@ class Bench:
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
         names = sorted({name for report in self.reports for name in report.tallies})
-        spreads = {name: s for name in names if (s := self.spread(name)) is not None}
-        plain = (
-            "model",
-            "parameters",
-            "device",
-            "dtype",
-            "threads",
-            "matrix_rate",
-            "warmup",
-            "completion_tokens",
-            "peak_bytes",
-            "memory_bytes",
-            "token_limit",
-            "recipe_steps",
-            "hours",
-        )
+        kept = [name for name in names if name.startswith(("time.", "completion/tokens"))]
+        plain = [f.name for f in fields(self) if f.name not in ("recipe", "reports")]
         return {
             "recipe": self.recipe.name,
-            **{name: getattr(self, name) for name in plain},
+            **{name: getattr(self, name) for name in ("model", *plain, "hours")},
             "steps": len(self.reports),
             "shares": {part: self.share(part) for part in TIME_PARTS},
-            "metrics": {
-                name: {"min": s.min, "median": s.median, "max": s.max}
-                for name, s in spreads.items()
-                if name.startswith(("time.", "completion/tokens"))
-            },
+            "metrics": {name: asdict(s) for name in kept if (s := self.spread(name)) is not None},
         }
 
 
@@ -164,7 +145,8 @@ def bench(
                 with progress.track("warming up", warmup) as task:
                     for _ in range(warmup):
                         _step(session, state, task.advance)
-                _forget_peak(state.policy)
+                if state.policy.device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats(state.policy.device)
                 with progress.track("measuring", steps) as task:
                     reports = [_step(session, state, task.advance) for _ in range(steps)]
                 return Bench(
@@ -173,11 +155,7 @@ def bench(
                     warmup=warmup,
                     reports=tuple(reports),
                     completion_tokens=completion_tokens,
-                    recipe_steps=total_steps(
-                        recipe.grpo,
-                        size=len(session.inputs.train),
-                        per_step=recipe.grpo.prompts_per_step,
-                    ),
+                    recipe_steps=state.total,
                 )
         except Interrupted as error:
             raise Interrupted("stopped on request", fix="Nothing was written.") from error
@@ -200,6 +178,7 @@ def _as_measured(recipe: Recipe, model: str | None, completion_tokens: int | Non
         "skip_sft": True,
         "skip_grpo": False,
         "save_path": None,
+        "hooks": [],
         "data": {"validation": None, "validation_share": 0.0, "test": None},
         "tracking": {"trackers": []},
         "grpo": grpo,
@@ -219,27 +198,25 @@ def _as_measured(recipe: Recipe, model: str | None, completion_tokens: int | Non
 
 def _state(session: Session, progress: Progress) -> TrainState:
     """GRPO at its first step, with rewards that teach."""
-    with progress.track(f"loading {_shown(session.recipe)}"):
-        policy = session.load(session.base_path)
     session.rewards = _teaching(session)
-    reference = policy.snapshot() if session.recipe.grpo.beta > 0 else None
-    state = fresh_state(session, "grpo", policy, session.base_path)
-    state.reference = reference and state.replica.shard(reference)
-    rehearse(session, state)
+    with progress.track(f"loading {session.recipe.model.path or 'a new model'}"):
+        state = begin_grpo(session, None)
+    Rehearsal().phase_begins(session, state)
     return state
 
 
 def _machine(policy: Policy) -> dict[str, Any]:
     """What `Bench` says of the machine and of the model on it."""
+    device, cuda = policy.device, policy.device.type == "cuda"
     dtype, threads = policy.compute_dtype or policy.model.dtype, torch.get_num_threads()
     return {
         "parameters": sum(p.numel() for p in policy.parameters()),
-        "device": _name_of(policy.device),
+        "device": torch.cuda.get_device_name(device) if cuda else device.type,
         "dtype": str(dtype).removeprefix("torch."),
         "threads": threads,
-        "matrix_rate": matrix_rate(policy.device, dtype, threads),
-        "peak_bytes": _peak(policy),
-        "memory_bytes": _memory_of(policy.device),
+        "matrix_rate": matrix_rate(device, dtype, threads),
+        "peak_bytes": torch.cuda.max_memory_allocated(device) if cuda else _peak(),
+        "memory_bytes": torch.cuda.get_device_properties(device).total_memory if cuda else None,
         "token_limit": policy.token_limit,
     }
 
@@ -254,7 +231,7 @@ def _step(session: Session, state: TrainState, done: Callable[[], None]) -> Step
 
 def _teaching(session: Session) -> RewardStack:
     """The recipe's rewards at no weight, and one that differs within every group."""
-    layout = session.format.layout
+    layout = session.prepared.format.layout
     own = [(reward_label(c.name), 0.0, find_reward(c, layout)) for c in session.recipe.rewards]
     limits = dict.fromkeys([name for name, _, _ in own], 1.0)
     return RewardStack([*own, ("every other", 1.0, _every_other)], limits)
@@ -264,27 +241,7 @@ def _every_other(*, completions: Sequence[Any], **_: Any) -> list[float]:
     return [float(place % 2) for place in range(len(completions))]
 
 
-def _name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _memory_of(device: torch.device) -> int | None:
-    if device.type != "cuda":
-        return None
-    return int(torch.cuda.get_device_properties(device).total_memory)
-
-
-def _forget_peak(policy: Policy) -> None:
-    if policy.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(policy.device)
-
-
-def _peak(policy: Policy) -> int:
-    if policy.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(policy.device)
+def _peak() -> int:
+    """Bytes that the process has had at most."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _shown(recipe: Recipe) -> str:
-    return recipe.model.path or "a new model"

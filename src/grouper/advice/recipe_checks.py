@@ -33,27 +33,26 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
             format, reward or option; a path that does not exist; settings that cannot work
             together.
     """
-    checks: list[Callable[[], object]] = [
-        lambda: _check_format(recipe),
-        *(
-            lambda name=name, source=source: check_source(source, where=name)
-            for name, source in _sources(recipe)
-        ),
-        lambda: _check_sft(recipe),
-        lambda: _check_path(recipe.model.path, "model.path"),
-        lambda: _check_path(recipe.grpo.start_from, "grpo.start_from"),
-        lambda: _check_lengths(recipe),
-        lambda: _check_quantised(recipe),
-        lambda: _check_targets(recipe),
+    sources = list(_sources(recipe))
+    problems = _problems(
+        [
+            partial(_check_format, recipe),
+            *(partial(check_source, source, where=name) for name, source in sources),
+            partial(_check_sft, recipe),
+            partial(_check_path, recipe.model.path, "model.path"),
+            partial(_check_path, recipe.grpo.start_from, "grpo.start_from"),
+            partial(_check_lengths, recipe),
+            partial(_check_quantised, recipe),
+            partial(_check_targets, recipe),
+        ]
+    )
+    places = [
+        *sources,
+        *((f"{n}.mixture.{i}", m) for n, s in sources for i, m in enumerate(s.mixture)),
     ]
-    of_machine: list[Callable[[], object]] = [
-        *(
-            lambda name=name, source=source: _check_places(name, source)
-            for name, source in _sources(recipe)
-        ),
-        *(lambda need=need: need() for need in _needed_packages(recipe)),
-    ]
-    problems, missing = _problems(checks), _problems(of_machine)
+    missing = _problems(
+        [*(partial(_check_place, name, rows) for name, rows in places), *_needed_packages(recipe)]
+    )
     raise_all([*problems, *(missing if runs_here else ())])
     # Without any instruction, SFT is what tells the model how to answer.
     taught = recipe.prompt.system == "" and not recipe.skip_sft
@@ -82,12 +81,6 @@ def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:
         source = getattr(recipe.data, name)
         if source is not None:
             yield f"data.{name}", source
-
-
-def _check_places(where: str, source: SourceConfig) -> None:
-    _check_place(where, source)
-    for number, member in enumerate(source.mixture):
-        _check_place(f"{where}.mixture.{number}", member)
 
 
 def _check_place(where: str, source: RowsConfig) -> None:
@@ -214,15 +207,12 @@ about ten times as much (Schulman et al., "LoRA without regret", 2025)."""
 
 
 def _warn_about_rates(recipe: Recipe) -> list[str]:
-    phases = {
-        "sft": None if recipe.skip_sft else recipe.sft.optimizer.learning_rate,
-        "grpo": None if recipe.skip_grpo else recipe.grpo.optimizer.learning_rate,
-    }
     return [
         f"{name}.optimizer.learning_rate={rate:g} suits training all weights; an adapter "
         f"(model.lora) needs about ten times as much: try {10 * rate:g}."
-        for name, rate in phases.items()
-        if recipe.model.lora is not None and rate is not None and rate < LORA_RATES[name]
+        for name, lowest in LORA_RATES.items()
+        if recipe.model.lora is not None and not getattr(recipe, f"skip_{name}")
+        if (rate := getattr(recipe, name).optimizer.learning_rate) < lowest
     ]
 
 

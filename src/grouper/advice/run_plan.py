@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from grouper.advice.lengths import Lengths, find_lengths
+from grouper.advice.checks import find
+from grouper.advice.findings import Assumed
+from grouper.advice.lengths import find_lengths
 from grouper.advice.memory import GIB, Memory, ModelMemory
 from grouper.algorithms.rows import Rows, worst_rows
-from grouper.config.schema import GRPOConfig, PhaseConfig, Recipe, SFTConfig
+from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import GrouperError
 from grouper.models.loading import context_length_of, shape_of, weightless_policy
 from grouper.models.new_model import new_model_config
@@ -106,63 +107,128 @@ def plan_run(recipe: Recipe, *, device: str | None = None, speed: Speed | None =
     Raises:
         ModelError: the configuration of the model is not on this machine.
     """
-    return _Planner(recipe, device or _device(recipe.device), speed or Speed()).plan()
+    if device is None:
+        auto = "cuda" if torch.cuda.is_available() else "cpu"
+        device = auto if recipe.device == "auto" else recipe.device
+    return _Planner(recipe, device).plan(speed or Speed())
 
 
-def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Update:
+    """What the updates of a phase are made of."""
+
+    config: SFTConfig | GRPOConfig
+    size: int | None
+    """Items of the phase; None where the data are not on this machine."""
+    per_step: int
+    tokens: int
+    """Of one step, prompts included."""
+    rows: tuple[Rows, ...]
+    """The kinds that may take the most memory."""
+    most: int
+    """Rows of one optimizer step."""
+    reference: bool = False
+
+    def plan(self, name: str, speed: Speed) -> PhasePlan:
+        steps = self.config.steps
+        if self.size is not None:
+            steps = total_steps(self.config, size=self.size, per_step=self.per_step)
+        seconds = speed.seconds_per_step.get(name)
+        if seconds is None and speed.tokens_per_second is not None:
+            seconds = self.tokens / speed.tokens_per_second
+        whole = None if steps is None or seconds is None else steps * seconds
+        return PhasePlan(name=name, steps=steps, tokens_per_step=self.tokens, seconds=whole)
+
+
+Curve = list[tuple[int, int]]
+"""(setting, peak) at a few settings."""
 
 
 class _Planner:
     """Everything that is known of one run."""
 
-    def __init__(self, recipe: Recipe, device: str, speed: Speed) -> None:
-        self.recipe, self.device, self.speed = recipe, device, speed
-        self.sets = _problem_sets(recipe)
-        path = recipe.model.path
-        shape = None if path is None else shape_of(path, recipe.model.revision)
-        context = None if path is None else context_length_of(path, recipe.model.revision)
-        if recipe.model.new is not None:
-            context = recipe.model.new.max_position_embeddings
-        self.lengths: Lengths = find_lengths(recipe, self.sets, context)
-        if shape is None:
-            assert recipe.model.new is not None
+    def __init__(self, recipe: Recipe, device: str) -> None:
+        self.recipe, self.device = recipe, device
+        try:
+            self.sets: ProblemSets | None = load_problem_sets(recipe)
+        except GrouperError:
+            self.sets = None  # not on this machine, or not in order: a dry run says which
+        path, revision, new = recipe.model.path, recipe.model.revision, recipe.model.new
+        if new is not None:
+            self.lengths = find_lengths(recipe, self.sets, new.max_position_embeddings)
             assert self.lengths.vocabulary is not None
-            shape = new_model_config(recipe.model.new, vocabulary=self.lengths.vocabulary)
+            shape = new_model_config(new, vocabulary=self.lengths.vocabulary)
+        else:
+            assert path is not None
+            shape = shape_of(path, revision)
+            self.lengths = find_lengths(recipe, self.sets, context_length_of(path, revision))
         self.policy = weightless_policy(recipe.model, shape)
         self.model = ModelMemory(recipe.model, self.policy, device)
         self.updates = dict(self._updates())
 
-    def plan(self) -> RunPlan:
-        memory = (*self._update_parts(), *self._sampling_parts())
-        curves = self._curves(memory)
+    def plan(self, speed: Speed) -> RunPlan:
+        updates = [
+            self._update(n, u.config.tokens_per_micro_batch) for n, u in self.updates.items()
+        ]
+        sampling = [
+            self._sampling(name, self.recipe.sampling.max_slots) for name in self._sampled()
+        ]
+        memory = (*updates, *sampling)
+        tokens = {name: self._token_curve(name) for name in self.updates}
+        slots = [self._slot_curve(name) for name in self._sampled()]
+        rooms = {gib: int((gib - RESERVE) * GIB) for gib in CARDS}
+        assumed = Assumed(measured=self.lengths.measured, native=self.policy.native)
         return RunPlan(
             device=self.device,
             parameters=self.model.parameters,
             trainable=self.model.trainable,
             memory=memory,
-            cards=tuple(self._card(gib, curves, memory) for gib in CARDS),
-            phases=tuple(self._phases()),
-            notes=tuple(self._notes()),
+            cards=tuple(
+                CardPlan(
+                    gib=gib,
+                    fits=all(part.peak <= room for part in memory),
+                    tokens_per_micro_batch={n: _largest([c], room) for n, c in tokens.items()},
+                    max_slots=_largest(slots, room),
+                )
+                for gib, room in rooms.items()
+            ),
+            phases=tuple(update.plan(name, speed) for name, update in self.updates.items()),
+            notes=tuple(map(str, find(assumed))),
         )
 
-    def _updates(self) -> list[tuple[str, _Update]]:
-        recipe, lengths = self.recipe, self.lengths
-        found = []
+    def _updates(self) -> Iterator[tuple[str, _Update]]:
+        recipe, lengths, sets = self.recipe, self.lengths, self.sets
+        sft, grpo = recipe.sft, recipe.grpo
         if not recipe.skip_sft:
-            rows = worst_rows(lengths.sft_prompt or 1, lengths.sft_completion or 1, 1)
-            found.append(("sft", _Update(recipe.sft, rows, recipe.sft.batch_size, False)))
+            shown = None if sets is None else sets.sft or sets.train
+            yield (
+                "sft",
+                _Update(
+                    config=sft,
+                    size=None if shown is None else len(shown),
+                    per_step=sft.batch_size,
+                    tokens=sft.batch_size * lengths.sft_mean,
+                    rows=worst_rows(lengths.sft_prompt or 1, lengths.sft_completion or 1, 1),
+                    most=sft.batch_size,
+                ),
+            )
         if not recipe.skip_grpo:
-            grpo = recipe.grpo
-            rows = worst_rows(lengths.grpo_prompt, lengths.completion, grpo.group_size)
-            most = -(-grpo.prompts_per_step * grpo.group_size // grpo.updates_per_batch)
-            found.append(("grpo", _Update(grpo, rows, most, grpo.beta > 0)))
-        return found
+            train = None if sets is None else sets.train
+            prompts, rows = grpo.prompts_per_step, grpo.prompts_per_step * grpo.group_size
+            yield (
+                "grpo",
+                _Update(
+                    config=grpo,
+                    size=None if train is None else len(train),
+                    per_step=prompts,
+                    tokens=prompts * lengths.grpo_mean_prompt + rows * lengths.completion,
+                    rows=worst_rows(lengths.grpo_prompt, lengths.completion, grpo.group_size),
+                    most=-(-rows // grpo.updates_per_batch),
+                    reference=grpo.beta > 0,
+                ),
+            )
 
-    @functools.cache  # noqa: B019 - a planner lives as long as its plan is made
-    def _at(self, name: str, budget: int) -> Memory:
+    def _update(self, name: str, budget: int) -> Memory:
         """The part `<name> update` at a budget, of the worse kind of rows."""
         update = self.updates[name]
         options = []
@@ -179,35 +245,36 @@ class _Planner:
             )
         return max(options, key=lambda part: part.peak)
 
-    def _update_parts(self) -> list[Memory]:
-        return [self._at(n, u.config.tokens_per_micro_batch) for n, u in self.updates.items()]
+    def _token_curve(self, name: str) -> Curve:
+        """Peaks at one row, at the recipe's setting, and where more changes nothing."""
+        update = self.updates[name]
+        one, whole = (
+            max(dataclasses.replace(rows, count=count).tokens for rows in update.rows)
+            for count in (1, update.most)
+        )
+        points = sorted({one, min(update.config.tokens_per_micro_batch, whole), whole})
+        return [(b, self._update(name, b).peak) for b in points if one <= b]
 
-    def _sampling_parts(self) -> list[Memory]:
-        recipe, parts = self.recipe, []
+    def _sampled(self) -> Iterator[str]:
+        recipe = self.recipe
         if not recipe.skip_grpo:
-            parts.append(self._sampling("grpo sample", recipe.sampling.max_slots))
+            yield "grpo sample"
         if recipe.evaluation.base or recipe.data.test or recipe.data.has_validation:
-            parts.append(self._sampling("evaluation", recipe.sampling.max_slots))
-        return parts
+            yield "evaluation"
 
     def _sampling(self, name: str, slots: int) -> Memory:
         """The part with at most this many slots."""
         recipe, lengths = self.recipe, self.lengths
-        lora = recipe.model.lora is not None
-        copy = copy_dtype(recipe.sampling, recipe.model, self.device, lora=lora)
-        beta = recipe.grpo.beta > 0
+        samples, completion = recipe.grpo.group_size, lengths.completion
+        most = recipe.grpo.prompts_per_step * samples
         if name == "evaluation":
-            samples = recipe.evaluation.samples
+            samples, completion = recipe.evaluation.samples, lengths.evaluation_completion
             test = None if self.sets is None else self.sets.test
             most = slots if test is None else len(test) * samples
-            config = recipe.sft if recipe.skip_grpo else recipe.grpo
-            completion = lengths.evaluation_completion
-        else:
-            samples, config = recipe.grpo.group_size, recipe.grpo
-            most = recipe.grpo.prompts_per_step * samples
-            completion = lengths.completion
+        optimizer = recipe.sft.optimizer if recipe.skip_grpo else recipe.grpo.optimizer
         slots = min(slots, most)
         prompts = -(-slots // samples)
+        lora = recipe.model.lora is not None
         return self.model.sampling(
             name,
             slots=slots,
@@ -216,116 +283,33 @@ class _Planner:
             held=prompts if slots == most else min(slots, -(-most // samples)),
             prompt=lengths.grpo_prompt,
             completion=completion,
-            copy=copy,
-            optimizer=state_bytes(config.optimizer, self.policy),
-            reference=beta and not recipe.skip_grpo,
+            copy=copy_dtype(recipe.sampling, recipe.model, self.device, lora=lora),
+            optimizer=state_bytes(optimizer, self.policy),
+            reference=recipe.grpo.beta > 0 and not recipe.skip_grpo,
         )
 
-    def _card(self, gib: int, curves: _Curves, memory: tuple[Memory, ...]) -> CardPlan:
-        room = int((gib - RESERVE) * GIB)
-        slots = [_largest(curve, room) for curve in curves.slots]
-        known = [number for number in slots if number is not None]
-        return CardPlan(
-            gib=gib,
-            fits=all(part.peak <= room for part in memory),
-            tokens_per_micro_batch={n: _largest(c, room) for n, c in curves.tokens.items()},
-            max_slots=min(known) if known and len(known) == len(slots) else None,
-        )
-
-    def _curves(self, memory: tuple[Memory, ...]) -> _Curves:
-        """Peaks at one row, at the recipe's setting, and where more changes nothing."""
-        tokens = {}
-        for name, update in self.updates.items():
-            one, whole = (
-                max(dataclasses.replace(rows, count=count).tokens for rows in update.rows)
-                for count in (1, update.most)
-            )
-            points = sorted({one, min(update.config.tokens_per_micro_batch, whole), whole})
-            tokens[name] = [(b, self._at(name, b).peak) for b in points if one <= b]
-        slots = sorted({1, self.recipe.sampling.max_slots, 4 * self.recipe.sampling.max_slots})
-        names = [part.name for part in memory if part.cache]
-        return _Curves(tokens, [[(n, self._sampling(m, n).peak) for n in slots] for m in names])
-
-    def _phases(self) -> list[PhasePlan]:
-        recipe, lengths, found = self.recipe, self.lengths, []
-        if not recipe.skip_sft:
-            sft = None if self.sets is None else self.sets.sft or self.sets.train
-            tokens = recipe.sft.batch_size * lengths.sft_mean
-            steps = _steps(recipe.sft, None if sft is None else len(sft), recipe.sft.batch_size)
-            found.append(self._phase("sft", steps, tokens))
-        if not recipe.skip_grpo:
-            train = None if self.sets is None else self.sets.train
-            grpo = recipe.grpo
-            prompts, rows = grpo.prompts_per_step, grpo.prompts_per_step * grpo.group_size
-            tokens = prompts * lengths.grpo_mean_prompt + rows * lengths.completion
-            steps = _steps(grpo, None if train is None else len(train), prompts)
-            found.append(self._phase("grpo", steps, tokens))
-        return found
-
-    def _phase(self, name: str, steps: int | None, tokens: int) -> PhasePlan:
-        seconds = self.speed.seconds_per_step.get(name)
-        if seconds is None and self.speed.tokens_per_second is not None:
-            seconds = tokens / self.speed.tokens_per_second
-        known = steps is not None and seconds is not None
-        total = steps * seconds if known else None  # type: ignore[operator]  # both are known
-        return PhasePlan(name=name, steps=steps, tokens_per_step=tokens, seconds=total)
-
-    def _notes(self) -> list[str]:
-        notes = []
-        if not self.lengths.measured:
-            notes.append(
-                "The data or the tokenizer are not on this machine: rows are taken to be as long "
-                "as the recipe allows, which they rarely are."
-            )
-        if not self.policy.native:
-            notes.append("Without native attention the cache is counted as if it did not grow.")
-        return notes
+    def _slot_curve(self, name: str) -> Curve:
+        own = self.recipe.sampling.max_slots
+        return [(n, self._sampling(name, n).peak) for n in sorted({1, own, 4 * own})]
 
 
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """What the updates of a phase are made of."""
-
-    config: SFTConfig | GRPOConfig
-    rows: tuple[Rows, ...]
-    most: int
-    """Rows of one optimizer step."""
-    reference: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Curves:
-    """(setting, peak) at a few settings."""
-
-    tokens: dict[str, list[tuple[int, int]]]
-    slots: list[list[tuple[int, int]]]
-
-
-def _problem_sets(recipe: Recipe) -> ProblemSets | None:
-    try:
-        return load_problem_sets(recipe)
-    except GrouperError:
-        return None  # not on this machine, or not in order: a dry run tells
-
-
-def _steps(config: PhaseConfig, size: int | None, per_step: int) -> int | None:
-    if size is None:
-        return config.steps
-    return total_steps(config, size=size, per_step=per_step)
-
-
-def _largest(curve: Sequence[tuple[int, int]], room: int) -> int | None:
-    """The largest number whose peak fits, between points (number, peak); None: not the least.
+def _largest(curves: Sequence[Curve], room: int) -> int | None:
+    """The largest setting at which the peaks of all curves fit; None: not even the least.
 
     Peaks grow in straight lines: every row takes the same.
 
-    >>> [_largest([(1, 10), (11, 110)], room) for room in (5, 10, 65, 200)]
-    [None, 1, 6, 11]
+    >>> [_largest([[(1, 10), (11, 110)], [(1, 0), (9, 8)]], room) for room in (5, 10, 65, 200)]
+    [None, 1, 6, 9]
     """
-    found = None
-    for (x0, y0), (x1, y1) in zip(curve, [*curve[1:], curve[-1]], strict=True):
-        if y0 > room:
-            break
-        share = 1.0 if y1 <= room else (room - y0) / (y1 - y0)
-        found = int(x0 + share * (x1 - x0))
-    return found
+    smallest: list[int] = []
+    for curve in curves:
+        found = None
+        for (x0, y0), (x1, y1) in zip(curve, [*curve[1:], curve[-1]], strict=True):
+            if y0 > room:
+                break
+            share = 1.0 if y1 <= room else (room - y0) / (y1 - y0)
+            found = int(x0 + share * (x1 - x0))
+        if found is None:
+            return None
+        smallest.append(found)
+    return min(smallest, default=None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from grouper.advice.record import Finding
+    from grouper.advice.findings import Finding
 
 __all__ = ["diagnose_command"]
 
@@ -31,11 +31,11 @@ def diagnose_command(run: Path, *, as_json: bool) -> None:
     RUN is a run folder, finished or not. Only its logs are read: nothing is loaded or sampled.
     The exit code is 1 where something was found, 0 where nothing was.
     """
-    from grouper.advice.checks import diagnose
-    from grouper.advice.record import read_record
+    from grouper.advice.checks import find
+    from grouper.advice.findings import read_record
 
     record = read_record(run.expanduser())
-    findings = diagnose(record)
+    findings = find(record)
     steps = {"sft": len(record.sft), "grpo": len(record.grpo)}
     if as_json:
         found = [finding.as_json() for finding in findings]

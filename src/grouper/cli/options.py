@@ -45,7 +45,8 @@ dry_run_option = click.option(
     "--dry-run",
     is_flag=True,
     help="Check what can be checked without loading a model, say what was not, print the resolved "
-    "recipe and the sizes. Python files that the recipe names (rewards, trackers) are executed.",
+    "recipe and the sizes. Python files that the recipe names (rewards, hooks, trackers) are "
+    "executed.",
 )
 model_option = click.option(
     "--model",

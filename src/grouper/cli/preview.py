@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from grouper.errors import ConfigError
 from grouper.tracking.samples import printable
 
 if TYPE_CHECKING:
-    from grouper.advice.preview import Preview
+    from grouper.advice.findings import Finding, Samples
     from grouper.prompts import PromptFormat
     from grouper.types import Rollout, SamplingParams
 
@@ -99,6 +100,7 @@ def _dry_run(recipe: Recipe, model: str, samples: int, problems: int) -> None:
 
 
 def _preview(recipe: Recipe, model: str, samples: int, problems: int, *, quiet: bool) -> int:
+    from grouper.advice.checks import find
     from grouper.advice.preview import preview
     from grouper.tracking.live import Progress, setup_logging
     from grouper.training.curriculum import first_met
@@ -111,26 +113,14 @@ def _preview(recipe: Recipe, model: str, samples: int, problems: int, *, quiet: 
     with prepare(recipe, sets, model=model) as prepared:
         items, policy = prepared.train, prepared.load(model)
         with progress.track("sampling", samples * min(problems, len(items))) as task:
-            seen = preview(
-                [items[i] for i in first_met(len(items), problems, seed=recipe.seed)],
-                samples=samples,
-                fmt=prepared.format,
-                tokenizer=prepared.tokenizer,
-                stop_tokens=prepared.stop_tokens,
-                vocabulary=policy.model.get_input_embeddings().weight.shape[0],
-                sampler=prepared.sampler(policy),
-                grader=prepared.grader,
-                rewards=prepared.rewards,
-                config=recipe.grpo,
-                params=prepared.training_params(),
-                seed=recipe.seed,
-                progress=task,
-            )
-        _show(seen, prepared.format, model)
-    return 1 if seen.causes else 0
+            met = tuple(items[i] for i in first_met(len(items), problems, seed=recipe.seed))
+            seen = preview(prepared, policy, met, samples=samples, progress=task)
+    causes = find(seen)
+    _show(seen, causes, model)
+    return 1 if causes else 0
 
 
-def _show(seen: Preview, fmt: PromptFormat, model: str) -> None:
+def _show(seen: Samples, causes: Sequence[Finding], model: str) -> None:
     click.echo(f"Model:     {model}")
     click.echo(f"Sampling:  {_sampling(seen.groups[0].params)}")
     for group in seen.groups:
@@ -140,9 +130,9 @@ def _show(seen: Preview, fmt: PromptFormat, model: str) -> None:
         click.echo(printable(asked))
         for number, rollout in enumerate(group.rollouts, start=1):
             click.echo()
-            _show_rollout(rollout, fmt, f"{number} of {len(group.rollouts)}")
+            _show_rollout(rollout, seen.fmt, f"{number} of {len(group.rollouts)}")
     click.echo()
-    _summarise(seen)
+    _summarise(seen, causes)
 
 
 def _sampling(params: SamplingParams) -> str:
@@ -156,7 +146,7 @@ def _sampling(params: SamplingParams) -> str:
 
 
 def _show_rollout(rollout: Rollout, fmt: PromptFormat, place: str) -> None:
-    from grouper.advice.preview import tags_in
+    from grouper.advice.checks import tags_in
 
     completion, grade, reward = rollout.completion, rollout.grade, rollout.reward
     parts = ", ".join(
@@ -177,7 +167,7 @@ def _show_rollout(rollout: Rollout, fmt: PromptFormat, place: str) -> None:
     click.echo(click.style(fmt.prefix, dim=True) + printable(completion.text))
 
 
-def _summarise(seen: Preview) -> None:
+def _summarise(seen: Samples, causes: Sequence[Finding]) -> None:
     count = len(seen.rollouts)
     right = sum(rollout.grade.correct for rollout in seen.rollouts)
     click.echo(f"Right:     {right} of {count} samples")
@@ -189,10 +179,10 @@ def _summarise(seen: Preview) -> None:
         f"Rewards:   mean variance {seen.reward_variance:.4f}; something to learn from on "
         f"{sum(seen.signal)} of {len(seen.groups)} problems"
     )
-    for cause in seen.causes:
+    for cause in causes:
         click.echo(click.style(f"Cause ({cause.name}): ", fg="red", bold=True) + f"{cause.what}.")
         click.echo(cause.fix)
-    if not seen.causes:
+    if not causes:
         click.echo(
             click.style("Nothing stands in the way: ", fg="green", bold=True)
             + "rewards differ, and tags, stop token and prefix survive the tokenizer."

@@ -25,6 +25,7 @@ from grouper.cli.spellings import add_flags, phase_note, spelled_out
 from grouper.config.loading import is_shipped
 from grouper.config.schema import Recipe
 from grouper.config.tracking import check_trackers
+from grouper.config.user_code import load_hook
 
 if TYPE_CHECKING:
     from grouper.training.run import RunResult
@@ -173,6 +174,8 @@ def _start(
         click.echo(f"note: {note}", err=True)
     recipe = open_recipe(name, (*overrides, *spelled))
     check_trackers(recipe.tracking)
+    for hook in recipe.hooks:
+        load_hook(hook)
     if nproc > 1 and not dry_run:
         arguments = click.get_current_context().find_root().obj
         sys.exit(launch(nproc, without_nproc(arguments)))
@@ -222,8 +225,8 @@ def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
 
 
 def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool) -> None:
+    from grouper.api import train
     from grouper.tracking.live import Progress, setup_logging
-    from grouper.training.run import train
     from grouper.training.session import Session
 
     stop_with_the_launcher()

@@ -41,6 +41,7 @@ NOT_THE_EXPERIMENT = (
     "skip_sft",
     "skip_grpo",
     "alarms",
+    "hooks",
     "tracking.print_every_steps",
     "tracking.trackers",
     "grpo.allow_truncation",

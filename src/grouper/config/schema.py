@@ -256,6 +256,9 @@ class Recipe(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     tracking: TrackingConfig = TrackingConfig()
     alarms: AlarmsConfig = AlarmsConfig()
+    hooks: tuple[str, ...] = Field(
+        (), description="your own `path/to/file.py:function`, called after each step"
+    )
 
     def override(self, *settings: str, **sections: Any) -> Recipe:
         """This recipe with other settings; everything is checked again, and `self` stays as it is.

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from grouper.errors import GrouperError, did_you_mean
+from grouper.errors import ConfigError, GrouperError, did_you_mean
 
-__all__ = ["code_fingerprints", "line_of_users", "load_user_object"]
+__all__ = ["code_fingerprints", "line_of_users", "load_hook", "load_user_object"]
 
 _OURS = f"{Path(__file__).parents[1]}/"
 _INSTALLED = tuple(
@@ -67,6 +68,34 @@ def load_user_object(
         fix = did_you_mean(name, public)
         raise error(f"{place} has no function {name!r}", where=where, fix=fix)
     return found
+
+
+def load_hook(full_name: str) -> Callable[[Any], Any]:
+    """A function of the user's that is called with the report of each step.
+
+    Raises:
+        ConfigError: there is none of that name, or it cannot be called so.
+    """
+    if ":" not in full_name:
+        raise ConfigError(
+            f"there is no hook {full_name!r}",
+            where="hooks",
+            fix="Your own function is named `path/to/file.py:function`.",
+        )
+    function: Callable[[Any], Any] = load_user_object(
+        full_name, kind="hook", where="hooks", error=ConfigError
+    )
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"the hook {full_name!r} cannot be called with a report: {error}",
+            where="hooks",
+            fix="It is given one argument, as in `def f(report)`.",
+        ) from error
+    except ValueError:
+        pass  # some functions written in C have no signature
+    return function
 
 
 def code_fingerprints(full_names: Iterable[str]) -> dict[str, str]:

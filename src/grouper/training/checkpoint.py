@@ -43,7 +43,6 @@ from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
 from grouper.rewards import RewardStack
 from grouper.tracking.run_folder import RunFolder
-from grouper.training.alarms import Alarms
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes
@@ -151,8 +150,10 @@ class TrainState:
     rewards: RewardStack | None = None
     """GRPO: counts the groups that a reward function failed on."""
     best: BestScore = field(default_factory=BestScore)
-    alarms: Alarms | None = None
-    """GRPO: what the last steps were like."""
+    alarms: dict[str, Any] = field(default_factory=dict)
+    """What the live checks remember of the last steps, as JSON values."""
+    asked: dict[str, str] = field(default_factory=dict)
+    """What hooks ask for after the last step, and which one does."""
     suspect: TrainBatch | None = None
     """The last step that was skipped; not saved."""
 
@@ -179,7 +180,9 @@ class TrainState:
             "difficulty": None if self.difficulty is None else self.difficulty.state_dict(),
             "reward_failures": None if self.rewards is None else self.rewards.state(),
             "best": self.best.state_dict(),
-            "alarms": None if self.alarms is None else self.alarms.state_dict(),
+            "alarms": self.alarms,
+            "asked": self.asked,
+            "total": self.total,
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -194,8 +197,10 @@ class TrainState:
         if self.rewards is not None:
             self.rewards.load_state(saved["reward_failures"])
         self.best.load_state_dict(saved["best"])
-        if self.alarms is not None:
-            self.alarms.load_state_dict(saved["alarms"])
+        self.alarms, self.asked = saved["alarms"], dict(saved["asked"])
+        if self.total > int(saved["total"]):
+            # The phase was given more steps since a hook ended it.
+            self.asked.pop("stop", None)
 
 
 # Saving

@@ -4,110 +4,161 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
-from grouper.config.schema import PhaseConfig
-from grouper.errors import Interrupted, ModelError, RunFolderError
-from grouper.training.alarms import Raised, reason_to_stop
-from grouper.training.checkpoint import BestScore, TrainState, last_good, rotate, save_checkpoint
+from grouper.config.schema import GRPOConfig, SFTConfig
+from grouper.errors import GrouperError, Interrupted, ModelError, RunFolderError
+from grouper.training.checkpoint import (
+    BestScore,
+    TrainState,
+    last_good,
+    rotate,
+    save_checkpoint,
+)
 from grouper.training.curriculum import evaluation_is_due
 from grouper.training.nan_dump import write_nan_dump
 from grouper.training.session import Session
 from grouper.types import StepReport
 
-__all__ = ["Phase", "run_phase", "tidy"]
+__all__ = ["WORDS", "Asked", "Hook", "phase_config", "run_phase", "tidy"]
 
 log = logging.getLogger(__name__)
 
-
-class Phase(Protocol):
-    """SFT or GRPO: one optimizer step at a time."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def total(self) -> int:
-        """Steps of the whole phase."""
-        ...
-
-    @property
-    def state(self) -> TrainState: ...
-
-    @property
-    def config(self) -> PhaseConfig: ...
-
-    @property
-    def step(self) -> Callable[[], StepReport]:
-        """Does step `state.step` and counts it."""
-        ...
+# What a hook may ask for: measure the policy, save a checkpoint, end the phase.
+WORDS = ("evaluate", "save", "stop")
 
 
-def run_phase(session: Session, phase: Phase) -> None:
-    """Run a phase from `state.step` to its end.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a hook asks for after a step; the same on every process."""
+
+    asks: Mapping[str, str] = field(default_factory=dict)
+    """Some of `WORDS`, and the name of the hook."""
+    events: tuple[str, ...] = ()
+    """Texts for the step's metrics, which are also warnings."""
+    error: GrouperError | None = None
+    """Ends the run at once: nothing of the step is saved but its metrics."""
+
+
+class Hook:
+    """Called around the steps of a phase, on every process, in the order of the hooks."""
+
+    def phase_begins(self, session: Session, state: TrainState) -> None:
+        """Before the first step, also of a phase that is resumed."""
+
+    def after_step(self, session: Session, state: TrainState, report: StepReport) -> Asked:
+        """After each step, before its metrics are written."""
+        del session, state, report
+        return Asked()
+
+    def phase_ends(self, session: Session, state: TrainState) -> None:
+        """After the last step, before the final model is saved."""
+
+
+def run_phase(
+    session: Session,
+    state: TrainState,
+    step: Callable[[Session, TrainState], StepReport],
+    hooks: Sequence[Hook] = (),
+) -> None:
+    """Run a phase from `state.step` to its end, with hooks around it.
+
+    Args:
+        session: the open run.
+        state: where the phase is; moved on by every step.
+        step: takes one step, `grpo_step` or `sft_step`.
+        hooks: called around the steps.
+
+    Raises:
+        GrouperError: what a hook raises or asks to end the run with.
+        Interrupted: on Ctrl-C, SIGTERM or SIGHUP, after saving a checkpoint.
+        ModelError: the loss was not finite several times in a row.
+        RunFolderError: the metrics, or the checkpoint after an interrupt, cannot be written.
+    """
+    for hook in hooks:
+        hook.phase_begins(session, state)
+    _take_steps(session, state, step, hooks)
+    for hook in hooks:
+        hook.phase_ends(session, state)
+
+
+def _take_steps(
+    session: Session,
+    state: TrainState,
+    step: Callable[[Session, TrainState], StepReport],
+    hooks: Sequence[Hook],
+) -> None:
+    """Take the steps that are left of a phase.
 
     What is due at a step is done when the loop arrives there and looks whether it has been done:
     a run that was killed in the middle of an evaluation makes it up when it resumes.
-
-    Raises:
-        Interrupted: on Ctrl-C, SIGTERM or SIGHUP, after saving a checkpoint.
-        ModelError: the loss was not finite several times in a row.
-        AlarmError: an alarm rang, and the recipe says to stop.
-        RunFolderError: the metrics, or the checkpoint after an interrupt, cannot be written.
     """
-    saves = _Saves(session, phase)
-    session.team.lead(lambda: tidy(session, phase))  # a kill may have come in between
-    with session.display.track(f"training {phase.name}", phase.total) as task:
+    saves = _Saves(session, state)
+    session.team.lead(lambda: tidy(session, state))  # a kill may have come in between
+    with session.display.track(f"training {state.phase}", state.total) as task:
         try:
             while True:
-                task(phase.state.step)
-                better = _evaluate_if_due(session, phase)
-                ended = phase.state.step >= phase.total or _has_reached_its_target(session, phase)
+                task(state.step)
+                ended = state.step >= state.total or _was_asked_to_end(session, state)
+                better = _evaluate_if_due(session, state, last=ended)
+                ended = ended or _has_reached_its_target(session, state)
                 saves.at_this_step(better=better, last=ended)
-                session.raise_if_stopped(f"{phase.name} step {phase.state.step}", together=True)
+                session.raise_if_stopped(f"{state.phase} step {state.step}", together=True)
                 if ended:
                     return
-                report = phase.step()
-                raised = phase.state.alarms.observe(report) if phase.state.alarms else ()
-                report = replace(
-                    report,
-                    events=(*saves.take_events(), *report.events, *map(str, raised)),
-                )
+                report = step(session, state)
+                asked = [hook.after_step(session, state, report) for hook in hooks]
+                state.asked = {word: who for one in asked for word, who in one.asks.items()}
+                texts = tuple(text for one in asked for text in one.events)
+                events = (*saves.take_events(), *report.events, *texts)
+                report = replace(report, events=events)
                 session.folder.append_metrics(report)
-                session.display.step(report, phase.total)
-                _stop_if_broken(session, phase)
-                if raised:
-                    _heed(session, phase, raised)
+                session.display.step(report, state.total)
+                _stop_if_broken(session, state)
+                for text in texts:
+                    log.warning("%s step %d: %s", state.phase, report.step, text)
+                for error in filter(None, (one.error for one in asked)):
+                    raise error
         except Interrupted:
             saves.before_leaving()
             raise
 
 
-def _evaluate_if_due(session: Session, phase: Phase) -> bool:
+def phase_config(session: Session, state: TrainState) -> SFTConfig | GRPOConfig:
+    """The settings of a phase."""
+    return session.recipe.sft if state.phase == "sft" else session.recipe.grpo
+
+
+def _evaluate_if_due(session: Session, state: TrainState, *, last: bool) -> bool:
     """Measure the policy on the validation problems; whether it is better than ever before."""
-    step = phase.state.step
-    due = evaluation_is_due(
-        phase.config, step, total=phase.total, epoch_ended=phase.state.epoch_ended
-    )
-    if not session.inputs.validation or not due:
+    step, config = state.step, phase_config(session, state)
+    total = step if last else state.total
+    due = evaluation_is_due(config, step, total=total, epoch_ended=state.epoch_ended)
+    due = due or "evaluate" in state.asked
+    if not session.prepared.validation or not due:
         return False
-    result = session.recorded(f"validation-{phase.name}-{step:06d}")
+    result = session.recorded(f"validation-{state.phase}-{step:06d}")
     if result is None:
-        result = session.evaluate(
-            phase.state.policy, phase=phase.name, step=step, split="validation"
-        )
-    return phase.state.best.offer(step, result.accuracy)
+        result = session.evaluate(state.policy, phase=state.phase, step=step, split="validation")
+    return state.best.offer(step, result.accuracy)
 
 
-def _has_reached_its_target(session: Session, phase: Phase) -> bool:
-    target, best = phase.config.stop_at_accuracy, phase.state.best
+def _was_asked_to_end(session: Session, state: TrainState) -> bool:
+    who = state.asked.get("stop")
+    if who is None:
+        return False
+    session.display.say(f"{state.phase} ends at step {state.step}: {who} asks for it.")
+    return True
+
+
+def _has_reached_its_target(session: Session, state: TrainState) -> bool:
+    target, best = phase_config(session, state).stop_at_accuracy, state.best
     if target is None or best.accuracy < target:
         return False
     session.display.say(
-        f"{phase.name} ends at step {phase.state.step}: validation accuracy {best.accuracy:.1%} "
+        f"{state.phase} ends at step {state.step}: validation accuracy {best.accuracy:.1%} "
         f"has reached stop_at_accuracy {target:.1%}."
     )
     return True
@@ -116,10 +167,11 @@ def _has_reached_its_target(session: Session, phase: Phase) -> bool:
 class _Saves:
     """The checkpoints of one phase: when they are written, and what happens when that fails."""
 
-    def __init__(self, session: Session, phase: Phase) -> None:
+    def __init__(self, session: Session, state: TrainState) -> None:
         self._session = session
-        self._phase = phase
-        self._saved = phase.state.step
+        self._state = state
+        self._config = phase_config(session, state)
+        self._saved = state.step
         """The step of the last checkpoint to go on from; the beginning needs none."""
         self._since = time.monotonic()
         """When that was."""
@@ -132,7 +184,7 @@ class _Saves:
         best evaluation so far is also saved, though without what training would need to go on
         from it.
         """
-        state, config = self._phase.state, self._phase.config
+        state, config = self._state, self._config
         due = state.step != self._saved and (last or self._is_due())
         if not due and not (better and config.keep_best):
             return
@@ -145,8 +197,8 @@ class _Saves:
 
     def _is_due(self) -> bool:
         """Whether enough steps have been taken, or enough time has passed, as rank 0 sees it."""
-        every, minutes = self._phase.config.checkpoint_every, self._phase.config.checkpoint_minutes
-        if every > 0 and self._phase.state.step % every == 0:
+        every, minutes = self._config.checkpoint_every, self._config.checkpoint_minutes
+        if "save" in self._state.asked or (every > 0 and self._state.step % every == 0):
             return True
         return minutes > 0 and self._session.team.lead(
             lambda: time.monotonic() - self._since >= 60 * minutes
@@ -154,7 +206,7 @@ class _Saves:
 
     def before_leaving(self) -> None:
         """Save where the run is stopped, if that is not on disk already."""
-        if self._phase.state.step != self._saved:
+        if self._state.step != self._saved:
             self._save(resumable=True)
 
     def take_events(self) -> tuple[str, ...]:
@@ -163,35 +215,34 @@ class _Saves:
         return events
 
     def _save(self, *, resumable: bool) -> None:
-        session, state = self._session, self._phase.state
+        session, state = self._session, self._state
         # The one that the run has just resumed from is never replaced by weights alone.
         if resumable or state.step != self._saved:
             save_checkpoint(
                 session.path,
                 state,
-                session.tokenizer,
+                session.prepared.tokenizer,
                 recipe_hash=session.hash,
                 resumable=resumable,
             )
         if resumable:
             self._saved, self._since = state.step, time.monotonic()
-        session.team.lead(lambda: tidy(session, self._phase))
+        session.team.lead(lambda: tidy(session, state))
 
 
-def tidy(session: Session, phase: Phase) -> None:
+def tidy(session: Session, state: TrainState) -> None:
     """Remove the checkpoints of a phase that are no longer wanted."""
-    config, state = phase.config, phase.state
+    config = phase_config(session, state)
     rotate(
-        session.path / phase.name,
+        session.path / state.phase,
         step=state.step,
         keep=config.keep_checkpoints,
         best=state.best if config.keep_best else BestScore(),
     )
 
 
-def _stop_if_broken(session: Session, phase: Phase) -> None:
-    state, limit = phase.state, phase.config.max_skipped_updates
-    if state.skipped < limit:
+def _stop_if_broken(session: Session, state: TrainState) -> None:
+    if state.skipped < phase_config(session, state).max_skipped_updates:
         return
     what = f"nothing finite came out of {state.skipped} updates in a row"
     folder = session.team.lead(
@@ -199,16 +250,16 @@ def _stop_if_broken(session: Session, phase: Phase) -> None:
             session.path,
             state.suspect,
             session.folder.read_metrics(),
-            session.tokenizer,
+            session.prepared.tokenizer,
             what=f"{what}: a log-prob, the loss or its gradient was infinite or not a number.",
         )
     )
     raise ModelError(
         what,
-        where=f"{phase.name} step {state.step}",
+        where=f"{state.phase} step {state.step}",
         fix=f"The steps, texts and metrics are in {folder}. Lower "
-        f"{phase.name}.optimizer.learning_rate or use model.compute_dtype: float32. "
-        + session.team.lead(lambda: _what_is_left(session.path / phase.name, state.step)),
+        f"{state.phase}.optimizer.learning_rate or use model.compute_dtype: float32. "
+        + session.team.lead(lambda: _what_is_left(session.path / state.phase, state.step)),
     )
 
 
@@ -218,17 +269,3 @@ def _what_is_left(phase: Path, step: int) -> str:
     if good is None:
         return f"No checkpoint of {phase.name} has been saved: it starts again."
     return f"{good[1]} is from before: go on from it with --resume --allow-changes."
-
-
-def _heed(session: Session, phase: Phase, raised: Sequence[Raised]) -> None:
-    """Tell of alarms, and stop where the recipe says so; what is bad by now is not saved."""
-    step = phase.state.step
-    for alarm in raised:
-        log.warning("%s step %d: %s", phase.name, step, alarm)
-    folder, config = session.path / phase.name, session.recipe.alarms
-    before = step - config.window
-    problem = session.team.lead(
-        lambda: reason_to_stop(raised, config, folder, step, last_good(folder, before))
-    )
-    if problem is not None:
-        raise problem

@@ -1,6 +1,6 @@
 """A rehearsal: the largest slice of a phase is run once before its first step.
 
-What does not fit then is known in the first minute, and slices are made smaller (see `memory`)
+What does not fit then is known in the first minute, and slices are made smaller (see `update`)
 before anything depends on it. The gradient is thrown away; weights, optimizer and random numbers
 are as before.
 """
@@ -17,47 +17,50 @@ from grouper.algorithms.rows import Rows, worst_rows
 from grouper.config.schema import GRPOConfig, PhaseConfig, SFTConfig
 from grouper.models.policy import Policy
 from grouper.training.checkpoint import TrainState
+from grouper.training.loop import Hook, phase_config
 from grouper.training.objectives import rehearsal_objective
 from grouper.training.optimizers import Optimizer, state_bytes
 from grouper.training.session import Session
 from grouper.training.update import accumulate_gradient
 
-__all__ = ["rehearse"]
+__all__ = ["Rehearsal"]
 
 
-def rehearse(session: Session, state: TrainState) -> None:
-    """Run one forward and backward of the rows that take the most memory, if the recipe wants it.
+class Rehearsal(Hook):
+    """Tries the largest slice of a phase, where the recipe wants it."""
 
-    Raises:
-        ModelError: not even one row fits.
-    """
-    recipe, policy = session.recipe, state.policy
-    config = recipe.sft if state.phase == "sft" else recipe.grpo
-    if state.step >= state.total or not _wanted(config, policy):
-        return
-    vocabulary = int(policy.model.config.get_text_config().vocab_size)
-    budget = config.tokens_per_micro_batch
-    bonus = config.entropy_bonus if isinstance(config, GRPOConfig) else 0.0
-    started = time.perf_counter()
-    # The optimizer's states appear with the first step: their room is kept free meanwhile.
-    with _reserved(state_bytes(config.optimizer, policy), state.optimizer, policy.device):
-        for kind, most in _shapes(session, config):
-            rows = kind.filling(budget, most=most, shared=policy.native)
-            # A second slice meets the gradient of the first, and every process takes part.
-            rows = rows.times(state.replica.team.size * (2 if rows.count < most else 1))
-            accumulate_gradient(
-                policy,
-                rows.batch(vocabulary),
-                rehearsal_objective(bonus),
-                token_budget=budget,
-                replica=state.replica,
-                together=False,
-            )
-    policy.zero_grad(set_to_none=True)
-    session.display.say(
-        f"Rehearsal of {state.phase}: the largest slice fits "
-        f"({time.perf_counter() - started:.1f} s)."
-    )
+    def phase_begins(self, session: Session, state: TrainState) -> None:
+        """Run one forward and backward of the rows that take the most memory.
+
+        Raises:
+            ModelError: not even one row fits.
+        """
+        config, policy = phase_config(session, state), state.policy
+        if state.step >= state.total or not _wanted(config, policy):
+            return
+        vocabulary = int(policy.model.config.get_text_config().vocab_size)
+        budget = config.tokens_per_micro_batch
+        bonus = config.entropy_bonus if isinstance(config, GRPOConfig) else 0.0
+        started = time.perf_counter()
+        # The optimizer's states appear with the first step: their room is kept free meanwhile.
+        with _reserved(state_bytes(config.optimizer, policy), state.optimizer, policy.device):
+            for kind, most in _shapes(session, config):
+                rows = kind.filling(budget, most=most, shared=policy.native)
+                # A second slice meets the gradient of the first, and every process takes part.
+                rows = rows.times(state.replica.team.size * (2 if rows.count < most else 1))
+                accumulate_gradient(
+                    policy,
+                    rows.batch(vocabulary),
+                    rehearsal_objective(bonus),
+                    token_budget=budget,
+                    replica=state.replica,
+                    together=False,
+                )
+        policy.zero_grad(set_to_none=True)
+        session.display.say(
+            f"Rehearsal of {state.phase}: the largest slice fits "
+            f"({time.perf_counter() - started:.1f} s)."
+        )
 
 
 def _wanted(config: PhaseConfig, policy: Policy) -> bool:

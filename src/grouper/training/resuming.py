@@ -11,7 +11,6 @@ import torch
 from grouper.errors import CheckpointError
 from grouper.models.policy import Policy
 from grouper.tracking.identity import CONTENTS, LENGTHS, Changes, describe_changes, that_differ
-from grouper.training.alarms import Alarms
 from grouper.training.checkpoint import (
     OPTIMIZER_FOLDER,
     TrainState,
@@ -58,7 +57,6 @@ def fresh_state(session: Session, phase: str, policy: Policy, path: str) -> Trai
         started_from=path,
         difficulty=difficulty_band(recipe.grpo) if phase == "grpo" else None,
         rewards=session.rewards if phase == "grpo" else None,
-        alarms=Alarms(recipe.alarms) if phase == "grpo" else None,
     )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from grouper.config.schema import GRPOConfig, PhaseConfig, SFTConfig
+from grouper.config.schema import GRPOConfig, SFTConfig
 from grouper.errors import RunFolderError
 from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.evaluate import EvaluationResult
@@ -30,15 +29,13 @@ from grouper.training.checkpoint import (
 )
 from grouper.training.curriculum import total_steps
 from grouper.training.grpo import grpo_step
-from grouper.training.loop import Phase, run_phase, tidy
-from grouper.training.preflight import check_lengths, check_stopping
-from grouper.training.rehearsal import rehearse
+from grouper.training.loop import Hook, run_phase, tidy
 from grouper.training.resuming import fresh_state, resumed_state
 from grouper.training.session import Session
 from grouper.training.sft import sft_step
 from grouper.types import StepReport
 
-__all__ = ["RunResult", "train"]
+__all__ = ["RunResult", "begin_grpo", "train"]
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +51,12 @@ class RunResult:
     """None with fewer than two of them."""
 
 
-def train(session: Session) -> RunResult:
+def train(session: Session, hooks: Sequence[Hook] = ()) -> RunResult:
     """Run every phase of the recipe that is not finished yet, compare, and draw the pictures.
+
+    Args:
+        session: the open run.
+        hooks: called around the steps of each phase; `api.train` puts the usual ones together.
 
     Raises:
         GrouperError: see the phases. Everything finished before stays and `--resume` goes on.
@@ -65,13 +66,13 @@ def train(session: Session) -> RunResult:
     session.team.lead(lambda: check_save_path(recipe, session.path))
     policy = _measure_base(session)
     if not recipe.skip_sft:
-        policy = _sft(session, policy)
+        policy = _phase(session, "sft", policy, hooks)
     if not recipe.skip_grpo:
         if recipe.grpo.start_from is not None:
             # What SFT left goes before another model comes, not after.
             policy = None
             session.forget_policy()
-        policy = _grpo(session, policy)
+        policy = _phase(session, "grpo", policy, hooks)
     names = ("base", "sft", "grpo")
     results = tuple(r for name in names if (r := session.recorded(name)) is not None)
     comparison = None
@@ -84,33 +85,16 @@ def train(session: Session) -> RunResult:
     return RunResult(path=session.path, results=results, comparison=comparison)
 
 
-@dataclass(frozen=True, slots=True)
-class _Phase:
-    """What the loop goes through."""
-
-    config: PhaseConfig
-    state: TrainState
-    step: Callable[[], StepReport]
-
-    @property
-    def name(self) -> str:
-        return self.state.phase
-
-    @property
-    def total(self) -> int:
-        return self.state.total
-
-
 def _measure(session: Session, policy: Policy, name: str, step: int) -> None:
     """Measure on the test problems, unless that has been done with the model of this step."""
     before = session.recorded(name)
-    if session.inputs.test and (before is None or before.step != step):
+    if session.prepared.test and (before is None or before.step != step):
         session.evaluate(policy, phase=name, step=step, split="test")
 
 
 def _measure_base(session: Session) -> Policy | None:
     """Measure the untrained model; returns it for the first phase to go on with."""
-    wanted = session.recipe.evaluation.base and session.inputs.test
+    wanted = session.recipe.evaluation.base and session.prepared.test
     if not wanted or session.recorded("base") is not None:
         return None
     policy = session.load(session.base_path)
@@ -118,31 +102,33 @@ def _measure_base(session: Session) -> Policy | None:
     return policy
 
 
-def _sft(session: Session, policy: Policy | None) -> Policy | None:
-    recipe = session.recipe
-    final = session.path / "sft" / "final"
-    if _is_there(session, "sft"):
-        if session.recorded("sft") is not None or not session.inputs.test:
+def _phase(
+    session: Session, name: str, policy: Policy | None, hooks: Sequence[Hook]
+) -> Policy | None:
+    """Run and measure a phase as far as that is not done; returns its policy if it is loaded."""
+    final = session.path / name / "final"
+    if _is_there(session, name):
+        if session.recorded(name) is not None or not session.prepared.test:
             return None
         policy = session.load(str(final))
     else:
-        session.team.lead(lambda: _refuse_sft_behind_grpo(session))
-        state = resumed_state(session, "sft")
-        if state is None:
-            session.folder.truncate_to("base", 0)
-            session.team.lead(lambda: session.folder.changes_begin_at("sft", 0))
-            state = fresh_state(
-                session, "sft", policy or session.load(session.base_path), session.base_path
-            )
+        begin, step = _PHASES[name]
+        state = begin(session, policy)
         policy = state.policy
         _check_room(session, state)
-        rehearse(session, state)
-        phase = _Phase(recipe.sft, state, partial(sft_step, session, state))
-        run_phase(session, phase)
-        check_stopping(session, policy)
-        _finish(session, phase)
-    _measure(session, policy, "sft", _final_step(final))
+        run_phase(session, state, step, hooks)
+        _finish(session, state)
+    _measure(session, policy, name, int(read_state(final)["step"]))
     return policy
+
+
+def _begin_sft(session: Session, policy: Policy | None) -> TrainState:
+    session.team.lead(lambda: _refuse_sft_behind_grpo(session))
+    state = resumed_state(session, "sft")
+    if state is None:
+        policy = policy or session.load(session.base_path)
+        state = _first_state(session, "sft", policy, session.base_path, kept="base")
+    return state
 
 
 def _refuse_sft_behind_grpo(session: Session) -> None:
@@ -164,34 +150,32 @@ def _refuse_sft_behind_grpo(session: Session) -> None:
         )
 
 
-def _grpo(session: Session, policy: Policy | None) -> Policy | None:
-    final = session.path / "grpo" / "final"
-    if _is_there(session, "grpo"):
-        if session.recorded("grpo") is not None or not session.inputs.test:
-            return None
-        policy = session.load(str(final))
-    else:
-        state = resumed_state(session, "grpo")
-        # The reference is where GRPO started, so it is needed after a resume, too.
-        reference: dict[str, Tensor] | None = None
-        if state is None or session.recipe.grpo.beta > 0:
-            start, path = _starting_policy(session, policy)
-            if session.recipe.grpo.beta > 0:
-                reference = start.snapshot()
-            if state is None:
-                session.folder.truncate_to("grpo", 0)
-                session.team.lead(lambda: session.folder.changes_begin_at("grpo", 0))
-                check_lengths(session, start)
-                state = fresh_state(session, "grpo", start, path)
-        policy = state.policy
-        _check_room(session, state)
-        state.reference = None if reference is None else state.replica.shard(reference)
-        rehearse(session, state)
-        phase = _Phase(session.recipe.grpo, state, partial(grpo_step, session, state))
-        run_phase(session, phase)
-        _finish(session, phase)
-    _measure(session, policy, "grpo", _final_step(final))
-    return policy
+def begin_grpo(session: Session, policy: Policy | None) -> TrainState:
+    """GRPO where its last checkpoint is, or at its first step.
+
+    Args:
+        session: the open run.
+        policy: what SFT or the measurement of the base has left in memory, if anything.
+    """
+    state = resumed_state(session, "grpo")
+    # The reference is where GRPO started, so it is needed after a resume, too.
+    reference: dict[str, Tensor] | None = None
+    if state is None or session.recipe.grpo.beta > 0:
+        start, path = _starting_policy(session, policy)
+        if session.recipe.grpo.beta > 0:
+            reference = start.snapshot()
+        state = state or _first_state(session, "grpo", start, path, kept="grpo")
+    state.reference = None if reference is None else state.replica.shard(reference)
+    return state
+
+
+def _first_state(
+    session: Session, phase: str, policy: Policy, path: str, *, kept: str
+) -> TrainState:
+    """The state before the first step; of the record, what lies before that of `kept` stays."""
+    session.folder.truncate_to(kept, 0)
+    session.team.lead(lambda: session.folder.changes_begin_at(phase, 0))
+    return fresh_state(session, phase, policy, path)
 
 
 def _starting_policy(session: Session, policy: Policy | None) -> tuple[Policy, str]:
@@ -215,17 +199,15 @@ def _starting_policy(session: Session, policy: Policy | None) -> tuple[Policy, s
 
 def _is_there(session: Session, phase: str) -> bool:
     """Whether a phase is finished, as rank 0 sees the file system."""
-    recipe, inputs = session.recipe, session.inputs
+    recipe, prepared = session.recipe, session.prepared
     total = (
-        total_steps(recipe.sft, size=len(inputs.demonstrations), per_step=recipe.sft.batch_size)
+        total_steps(recipe.sft, size=len(prepared.demonstrations), per_step=recipe.sft.batch_size)
         if phase == "sft"
-        else total_steps(recipe.grpo, size=len(inputs.train), per_step=recipe.grpo.prompts_per_step)
+        else total_steps(
+            recipe.grpo, size=len(prepared.train), per_step=recipe.grpo.prompts_per_step
+        )
     )
     return session.team.lead(lambda: is_finished(session.path, phase, total))
-
-
-def _final_step(final: Path) -> int:
-    return int(read_state(final)["step"])
 
 
 def _check_room(session: Session, state: TrainState) -> None:
@@ -236,14 +218,24 @@ def _check_room(session: Session, state: TrainState) -> None:
     session.team.lead(lambda: check_room_for_run(session.path, state.policy, left))
 
 
-def _finish(session: Session, phase: Phase) -> None:
+def _finish(session: Session, state: TrainState) -> None:
     # First: whoever finds the final folder looks at nothing else of the phase any more.
-    session.team.lead(lambda: tidy(session, phase))
+    session.team.lead(lambda: tidy(session, state))
     path = save_final(
         session.path,
-        phase.state,
-        session.tokenizer,
+        state,
+        session.prepared.tokenizer,
         recipe_hash=session.hash,
-        total=phase.total,
+        total=state.total,
     )
-    session.display.say(f"{phase.name} is finished: {path}")
+    session.display.say(f"{state.phase} is finished: {path}")
+
+
+# Phase -> how its state begins or goes on, and what takes one step of it.
+_PHASES: dict[
+    str,
+    tuple[
+        Callable[[Session, Policy | None], TrainState],
+        Callable[[Session, TrainState], StepReport],
+    ],
+] = {"sft": (_begin_sft, sft_step), "grpo": (begin_grpo, grpo_step)}

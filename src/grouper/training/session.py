@@ -16,7 +16,7 @@ from rich.text import Text
 
 from grouper.config.loading import recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
-from grouper.config.user_code import code_fingerprints
+from grouper.config.user_code import code_fingerprints, load_hook
 from grouper.errors import Interrupted, ModelError, PreflightError
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
 from grouper.evaluation.metrics import Behaviour, metrics_line
@@ -81,6 +81,8 @@ class Session:
         path = Path(recipe.output_dir).expanduser() / recipe.name
         find_device(recipe.device)
         check_models(recipe, path, resume=resume)
+        for hook in recipe.hooks:
+            load_hook(hook)
         with display.track("reading the data"):
             sets = load_problem_sets(recipe)
         # What is there already, and may it be continued or deleted?
@@ -367,9 +369,9 @@ class Session:
 
 
 def _named_by(recipe: Recipe) -> list[str]:
-    """The rewards and trackers of a recipe, among them those of the user's own."""
+    """The rewards, trackers and hooks of a recipe, among them those of the user's own."""
     rewards, trackers = recipe.rewards, recipe.tracking.trackers
-    return [*(reward.name for reward in rewards), *(tracker.name for tracker in trackers)]
+    return [*(r.name for r in rewards), *(t.name for t in trackers), *recipe.hooks]
 
 
 def _needs_start(recipe: Recipe, run: Path) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tiny_runs import TINY_RUN, data_from, write_problems
 
+from grouper.api import train
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.config.tracking import TRACKER_PACKAGES, TrackerConfig, TrackingConfig, check_trackers
 from grouper.errors import ConfigError
@@ -17,7 +18,6 @@ from grouper.tracking.identity import recipe_changes
 from grouper.tracking.run_folder import RunFolder
 from grouper.tracking.sinks.base import Step, TrackedRun
 from grouper.tracking.sinks.wandb import WandbSink
-from grouper.training.run import train
 from grouper.training.session import Session
 from grouper.types import StepReport, Tally
 

@@ -1,4 +1,4 @@
-"""Each alarm rings on the run it is meant for, is silent on a healthy one, and names settings."""
+"""Each check of the last steps rings on the run it is for, spares a healthy one, and advises."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from grouper.advice.checks import CHECKS, REMEMBERED, Watch, replay, slope
+from grouper.advice.findings import Window
 from grouper.config.loading import load_recipe
 from grouper.config.schema import AlarmsConfig, Recipe
 from grouper.config.section import Section
-from grouper.training.alarms import ALARMS, Alarms, replay, slope
 from grouper.types import StepReport, Tally
 
 CONFIG = AlarmsConfig(window=5)
@@ -54,27 +55,30 @@ def reports(**changes: Callable[[int], float]) -> list[StepReport]:
     ]
 
 
+def rung(steps: list[StepReport]) -> list[tuple[int, str]]:
+    return [(step, name) for step, name, _ in replay(steps, CONFIG)]
+
+
 def test_a_healthy_run_is_silent() -> None:
-    assert replay(reports(), CONFIG) == []
+    assert rung(reports()) == []
 
 
 def test_every_alarm_is_tried() -> None:
-    assert [name for name, _, _ in BROKEN] == [alarm.name for alarm in ALARMS]
+    rows = [(check.name, check.metric) for check in CHECKS if check.over is Window]
+    assert [(name, metric) for name, metric, _ in BROKEN] == rows
 
 
 @pytest.mark.parametrize(("name", "metric", "curve"), BROKEN)
 def test_each_rings_once_and_soon(name: str, metric: str, curve: Callable[[int], float]) -> None:
-    rung = replay(reports(**{metric: curve}), CONFIG)
-    assert [raised.name for _, raised in rung] == [name]
+    ((step, found),) = rung(reports(**{metric: curve}))
+    assert found == name
     # Within two windows of the step at which it went wrong.
-    assert 15 < rung[0][0] <= 15 + 2 * CONFIG.window
+    assert 15 < step <= 15 + 2 * CONFIG.window
 
 
 def test_it_can_ring_again_after_it_has_ended() -> None:
-    rung = replay(
-        reports(**{"completion/truncated": lambda t: float(12 <= t < 20 or t >= 30)}), CONFIG
-    )
-    assert [raised.name for _, raised in rung] == ["truncated", "truncated"]
+    found = rung(reports(**{"completion/truncated": lambda t: float(12 <= t < 20 or t >= 30)}))
+    assert [name for _, name in found] == ["truncated", "truncated"]
 
 
 def test_a_single_bad_step_rings_nothing() -> None:
@@ -82,7 +86,7 @@ def test_a_single_bad_step_rings_nothing() -> None:
         metric: (lambda t, c=HEALTHY[metric]: 5 * c(t) if t == 20 else c(t))
         for metric in ("completion/tokens", "policy/entropy")
     }
-    assert replay(reports(**spikes), CONFIG) == []
+    assert rung(reports(**spikes)) == []
 
 
 def test_steps_without_the_metric_are_left_out() -> None:
@@ -94,26 +98,35 @@ def test_steps_without_the_metric_are_left_out() -> None:
         else r
         for r in steps
     ]
-    assert [raised.name for _, raised in replay(gaps, CONFIG)] == ["entropy-low"]
+    assert [name for _, name in rung(gaps)] == ["entropy-low"]
 
 
 def test_what_is_no_number_is_left_out() -> None:
     steps = reports(**{"policy/kl": lambda t: float("nan") if t % 4 == 0 else 0.01})
-    assert replay(steps, CONFIG) == []
+    assert rung(steps) == []
 
 
 @pytest.mark.parametrize("cut", [3, 9, 17, 21, 30])
 def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened(cut: int) -> None:
     steps = reports(**{metric: curve for _, metric, curve in BROKEN})
-    whole = Alarms(CONFIG)
-    expected = [[str(a) for a in whole.observe(report)] for report in steps]
-    first = Alarms(CONFIG)
-    found = [[str(a) for a in first.observe(report)] for report in steps[:cut]]
-    second = Alarms(CONFIG)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    found += [[str(a) for a in second.observe(report)] for report in steps[cut:]]
+    whole: dict[str, Any] = {}
+    expected = [Watch(CONFIG, whole).observe(report) for report in steps]
+    assert any(expected)
+    memory: dict[str, Any] = {}
+    found = [Watch(CONFIG, memory).observe(report) for report in steps[:cut]]
+    memory = json.loads(json.dumps(memory))
+    found += [Watch(CONFIG, memory).observe(report) for report in steps[cut:]]
     assert found == expected
-    assert second.state_dict() == whole.state_dict()
+    assert memory == whole
+
+
+def test_of_each_metric_no_more_is_remembered_than_medians_are_taken_over() -> None:
+    memory: dict[str, Any] = {}
+    report = StepReport(phase="grpo", step=1, status="", tallies={"policy/kl": Tally.of([0.0])})
+    for _ in range(REMEMBERED + 3 * CONFIG.window):
+        Watch(CONFIG, memory).observe(report)
+    assert len(memory["first"]["policy/kl"]) == CONFIG.window
+    assert len(memory["recent"]["policy/kl"]) == REMEMBERED + CONFIG.window
 
 
 def settings() -> set[str]:
@@ -133,10 +146,13 @@ def settings() -> set[str]:
     return walk(recipe, "")
 
 
-@pytest.mark.parametrize("alarm", ALARMS, ids=lambda alarm: alarm.name)
-def test_the_advice_names_settings_that_there_are(alarm: Any) -> None:
-    named = set(re.findall(r"\b(?:grpo|sampling|data|alarms)\.[a-z_.]+[a-z_]", alarm.advice))
-    assert named, alarm.advice
+@pytest.mark.parametrize(("name", "metric", "curve"), BROKEN)
+def test_the_advice_names_settings_that_there_are(
+    name: str, metric: str, curve: Callable[[int], float]
+) -> None:
+    ((_, _, finding),) = replay(reports(**{metric: curve}), CONFIG)
+    named = set(re.findall(r"\b(?:grpo|sampling|data|alarms)\.[a-z_.]+[a-z_]", finding.fix))
+    assert named, f"{name}: {finding.fix}"
     assert named <= settings()
 
 
