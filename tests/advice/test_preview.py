@@ -16,6 +16,7 @@ from grouper.advice.preview import preview
 from grouper.config.schema import GRPOConfig, RewardConfig
 from grouper.grading import grade
 from grouper.prompts import FORMATS, StopTokens
+from grouper.rewards import build_rewards
 from grouper.sampling.scripted import ScriptedSampler
 from grouper.types import Problem, Prompt, SamplingParams
 
@@ -62,12 +63,9 @@ def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), *
         problem_id="p/0", text=text, token_ids=tuple(map(ord, text)), prefix=TAGS.prefix
     )
     given = itertools.cycle(texts)
-    bench = SimpleNamespace(
-        recipe=SimpleNamespace(
-            seed=0,
-            grpo=config or GRPOConfig(),
-            rewards=[RewardConfig(name=name) for name in rewards],
-        ),
+    prepared = SimpleNamespace(
+        recipe=SimpleNamespace(seed=0, grpo=config or GRPOConfig()),
+        rewards=build_rewards([RewardConfig(name=name) for name in rewards], TAGS.layout),
         format=TAGS,
         tokenizer=tokenizer,
         stop_tokens=STOP,
@@ -77,7 +75,7 @@ def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), *
     )
     embedding = SimpleNamespace(weight=np.zeros((2000, 1)))
     policy = SimpleNamespace(model=SimpleNamespace(get_input_embeddings=lambda: embedding))
-    return preview(bench, policy, ((problem, prompt),), samples=len(texts))
+    return preview(prepared, policy, ((problem, prompt),), samples=len(texts))
 
 
 def named(seen):

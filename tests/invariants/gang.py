@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import resource
 import socket
 import sys
 import traceback
@@ -29,15 +30,23 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.algorithms.weighting import sequence_mean
 from grouper.cli.main import main
 from grouper.config.schema import GradingConfig, GRPOConfig, OptimizerConfig
-from grouper.errors import ModelError
+from grouper.errors import ModelError, RunFolderError
 from grouper.grading import Grader
 from grouper.models.policy import Policy
 from grouper.models.team import Solo, Team
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.graded import draw_and_grade
 from grouper.sampling.scripted import ScriptedSampler
-from grouper.training.checkpoint import load_optimizer, save_optimizer
+from grouper.training.checkpoint import (
+    TrainState,
+    damage,
+    load_optimizer,
+    save_checkpoint,
+    save_optimizer,
+)
+from grouper.training.curriculum import ProblemStream
 from grouper.training.grpo import advantages_of
+from grouper.training.metrics import StepClock
 from grouper.training.objectives import grpo_objective
 from grouper.training.optimizers import Optimizer, make_optimizer
 from grouper.training.parallel import Replica, join_team, leave_team, make_replica
@@ -300,6 +309,43 @@ def states(folder: str, pairs: list[tuple[int, int]]) -> dict[str, Any]:
     return {"saved": saved, "loaded": loaded}
 
 
+class NoTokenizer:
+    def save_pretrained(self, folder: Path) -> None:
+        del folder
+
+
+def full_disk(run: str, rank: int) -> dict[str, Any]:
+    """A save for which the disk of one process is full, and the next one, for which it is not."""
+    team = join_team()
+    replica, optimizer = optimizer_over(team)
+    for parameter in replica.policy.parameters():
+        parameter.grad = parameter.detach().clone()
+    optimizer.step(0.0)
+    state = TrainState(
+        phase="grpo",
+        step=1,
+        replica=replica,
+        optimizer=optimizer,
+        total=6,
+        stream=ProblemStream(size=10, per_step=4, seed=0, phase="grpo"),
+        clock=StepClock(replica.policy, team.size),
+    )
+    save = partial(save_checkpoint, Path(run), state, NoTokenizer(), recipe_hash="0")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if team.rank == rank:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    found: dict[str, Any] = {}
+    try:
+        save()
+    except RunFolderError as error:
+        found["refused"] = str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    found["left"] = team.lead(lambda: [path.name for path in Path(run, "grpo").iterdir()])
+    found["damage"] = damage(save())
+    leave_team()
+    return found
+
+
 JOBS: dict[str, Callable[..., Any]] = {
     "gradients": lambda size: fork_all(size, gradients),
     "sharing": lambda size: {
@@ -308,6 +354,7 @@ JOBS: dict[str, Callable[..., Any]] = {
     "shortage": lambda size, engine, at, budget, *apart: fork_all(
         size, lambda: shortage(engine, int(at), int(budget), together=not apart)
     ),
+    "full_disk": lambda size, run, rank: fork_all(size, lambda: full_disk(run, int(rank))),
     "states": lambda _, folder, pairs: states(folder, json.loads(pairs)),
     "run": lambda size, *arguments: fork_all(size, lambda: main(list(arguments))),
     "runs": lambda _, plan: [

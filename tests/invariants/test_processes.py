@@ -221,6 +221,19 @@ def test_an_optimizer_state_is_bit_for_bit_the_same_for_any_number_of_processes(
     assert written["5"] < 1.5 * written["1"], "each row is there once"
 
 
+@pytest.mark.slow  # 4 s each
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_full_disk_of_one_process_is_refused_on_all_and_the_next_save_is_whole(
+    tmp_path: Path, rank: str
+) -> None:
+    by_rank = gang("full_disk", 2, str(tmp_path), rank)
+    for found in by_rank:
+        assert "nothing more can be written" in found["refused"]
+        assert found["refused"].startswith(f"{tmp_path}/grpo/checkpoint-1: ")
+        assert found["left"] == []
+        assert found["damage"] is None
+
+
 @pytest.mark.slow  # 20 s
 def test_split_optimizer_state_is_read_by_any_number_of_processes(tmp_path: Path) -> None:
     """Every process writes its share; one process goes on from what two have written."""

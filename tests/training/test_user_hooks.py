@@ -17,7 +17,7 @@ from grouper.cli.main import cli
 from grouper.config.loading import load_recipe
 from grouper.config.schema import GRPOConfig
 from grouper.errors import ConfigError, Interrupted
-from grouper.training.checkpoint import TrainState, numbered, read_state, restore_counters
+from grouper.training.checkpoint import TrainState, numbered, read_state
 from grouper.training.loop import run_phase
 from grouper.training.user_hooks import UserHook
 
@@ -120,10 +120,10 @@ def test_it_cannot_change_the_record(tmp_path: Path) -> None:
     assert desk.folder.read_metrics()[0].mean("loss") == 1.0
 
 
-def again(folder: Path, step: int) -> TrainState:
-    """The state of a checkpoint, as a resumed run has it."""
-    state = tiny_state()
-    restore_counters(state, read_state(folder / "run" / "grpo" / f"checkpoint-{step}"))
+def again(folder: Path, step: int, total: int = 6) -> TrainState:
+    """The state of a checkpoint, as a resumed run of so many steps has it."""
+    state = tiny_state(total=total)
+    state.restore(read_state(folder / "run" / "grpo" / f"checkpoint-{step}"))
     return state
 
 
@@ -140,7 +140,7 @@ def test_a_run_that_is_killed_before_its_final_model_ends_where_the_hook_said(
 
 def test_with_more_steps_it_goes_on_after_the_stop(tmp_path: Path) -> None:
     run(tmp_path, STOPS)
-    _, state = run(tmp_path, STOPS, state=again(tmp_path, 2), total=8)
+    _, state = run(tmp_path, STOPS, state=again(tmp_path, 2, 8), total=8)
     assert state.step == 8
 
 

@@ -748,8 +748,8 @@ def check_room_for_run(
     if free < wanted * MARGIN:
         log.warning(
             "The checkpoints of this run may take %s, and %s are free at %s. Free some space, set "
-            "output_dir to another disk, or lower keep_checkpoints; a save that fails is told and "
-            "training goes on.",
+            "output_dir to another disk, or lower keep_checkpoints; a save that fails is reported "
+            "and training goes on.",
             size_in_words(wanted),
             size_in_words(free),
             run,

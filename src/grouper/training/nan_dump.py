@@ -18,8 +18,8 @@ from grouper.types import StepReport
 
 __all__ = ["LAST_METRICS", "not_finite", "write_nan_dump"]
 
+# Steps whose metrics are kept.
 LAST_METRICS = 20
-"""Steps whose metrics are kept with an incident."""
 
 _PER_TOKEN = ("sampler_logprobs", "old_logprobs", "reference_logprobs")
 
@@ -104,10 +104,14 @@ def write_nan_dump(
             save_file(tensors, folder / "batch.safetensors")
             _write_lines(folder / "texts.jsonl", _texts(batch, tokenizer))
         _write_lines(folder / "metrics.jsonl", (report_to_json(r) for r in reports[-LAST_METRICS:]))
-        for name in ("recipe.yaml", "run.json"):
-            _copy(run / name, folder / name)
-        rollouts = run / "rollouts" / f"{last.phase}-{last.step:06d}.jsonl.gz"
-        _copy(rollouts, folder / "rollouts.jsonl.gz")
+        sources = {
+            "recipe.yaml": run / "recipe.yaml",
+            "run.json": run / "run.json",
+            "rollouts.jsonl.gz": run / "rollouts" / f"{target.name}.jsonl.gz",
+        }
+        for name, source in sources.items():
+            if source.exists():
+                shutil.copyfile(source, folder / name)
         title = f"Stopped at {last.phase} step {last.step}"
         text = README.format(title=title, what=what, count=min(len(reports), LAST_METRICS))
         (folder / "README.md").write_text(text, encoding="utf-8")
@@ -131,8 +135,3 @@ def _texts(batch: TrainBatch, tokenizer: Any) -> Iterator[dict[str, Any]]:
 
 def _write_lines(path: Path, records: Iterator[dict[str, Any]]) -> None:
     path.write_text("".join(dumps(record) + "\n" for record in records), encoding="utf-8")
-
-
-def _copy(source: Path, target: Path) -> None:
-    if source.exists():
-        shutil.copyfile(source, target)

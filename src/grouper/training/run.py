@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,6 @@ from grouper.training.loop import Hook, run_phase, tidy
 from grouper.training.resuming import fresh_state, resumed_state
 from grouper.training.session import Session
 from grouper.training.sft import sft_step
-from grouper.types import StepReport
 
 __all__ = ["RunResult", "begin_grpo", "train"]
 
@@ -112,11 +111,11 @@ def _phase(
             return None
         policy = session.load(str(final))
     else:
-        begin, step = _PHASES[name]
+        begin = _begin_sft if name == "sft" else begin_grpo
         state = begin(session, policy)
         policy = state.policy
         _check_room(session, state)
-        run_phase(session, state, step, hooks)
+        run_phase(session, state, sft_step if name == "sft" else grpo_step, hooks)
         _finish(session, state)
     _measure(session, policy, name, int(read_state(final)["step"]))
     return policy
@@ -229,13 +228,3 @@ def _finish(session: Session, state: TrainState) -> None:
         total=state.total,
     )
     session.display.say(f"{state.phase} is finished: {path}")
-
-
-# Phase -> how its state begins or goes on, and what takes one step of it.
-_PHASES: dict[
-    str,
-    tuple[
-        Callable[[Session, Policy | None], TrainState],
-        Callable[[Session, TrainState], StepReport],
-    ],
-] = {"sft": (_begin_sft, sft_step), "grpo": (begin_grpo, grpo_step)}
