@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from codebase import SOURCE, TOP, modules
 
-BUDGET = 28_246
+BUDGET = 27_964
 """Lines of code of the whole package. It only falls: raise it with a reason in the commit."""
 
 FILES_PER_ROOM = 14
@@ -26,7 +26,6 @@ LARGER_ROOMS = {
     "data": 18,
     "grading": 22,
     "kernels": 22,
-    "models": 15,
     "rewards": 20,
     "sampling": 19,
     "tracking": 20,
