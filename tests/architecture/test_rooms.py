@@ -26,7 +26,6 @@ LARGER_ROOMS = {
     "data": 18,
     "grading": 22,
     "kernels": 22,
-    "models": 15,
     "rewards": 20,
     "sampling": 19,
     "tracking": 20,

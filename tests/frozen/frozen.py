@@ -54,7 +54,8 @@ def _versions() -> dict[str, str]:
 
 
 def renamed(text: str) -> str:
-    """A recorded text with what was renamed on purpose since: `renames.json`, in its order."""
-    for old, new in load("renames")["text"].items():
+    """A recorded text with what was changed on purpose since: `renames.json`, in its order."""
+    renames = load("renames")
+    for old, new in {**renames["text"], **renames["numbers"]}.items():
         text = text.replace(old, new)
     return text
