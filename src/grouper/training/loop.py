@@ -95,7 +95,7 @@ def _take_steps(session: Session, phase: Phase, hooks: Sequence[Hook]) -> None:
     """
     state = phase.state
     if phase.total > state.total:
-        # The phase was given more steps since a hook ended it.
+        # The phase has been given more steps since a hook ended it.
         state.asked.pop("stop", None)
     state.total = phase.total
     saves = _Saves(session, phase)
@@ -104,9 +104,8 @@ def _take_steps(session: Session, phase: Phase, hooks: Sequence[Hook]) -> None:
         try:
             while True:
                 task(state.step)
-                ended = state.step >= phase.total or _was_asked_to_end(session, phase)
-                better = _evaluate_if_due(session, phase, last=ended)
-                ended = ended or _has_reached_its_target(session, phase)
+                better = _evaluate_if_due(session, phase)
+                ended = _has_ended(session, phase)
                 saves.at_this_step(better=better, last=ended)
                 session.raise_if_stopped(f"{phase.name} step {state.step}", together=True)
                 if ended:
@@ -120,7 +119,7 @@ def _take_steps(session: Session, phase: Phase, hooks: Sequence[Hook]) -> None:
                 session.folder.append_metrics(report)
                 session.display.step(report, phase.total)
                 _stop_if_broken(session, phase)
-                for text in texts:
+                for text in texts if session.team.rank == 0 else ():
                     log.warning("%s step %d: %s", phase.name, report.step, text)
                 for error in filter(None, (one.error for one in asked)):
                     raise error
@@ -129,38 +128,36 @@ def _take_steps(session: Session, phase: Phase, hooks: Sequence[Hook]) -> None:
             raise
 
 
-def _evaluate_if_due(session: Session, phase: Phase, *, last: bool) -> bool:
+def _evaluate_if_due(session: Session, phase: Phase) -> bool:
     """Measure the policy on the validation problems; whether it is better than ever before."""
-    step = phase.state.step
-    total = step if last else phase.total
-    due = evaluation_is_due(phase.config, step, total=total, epoch_ended=phase.state.epoch_ended)
-    due = due or "evaluate" in phase.state.asked
+    state, step = phase.state, phase.state.step
+    total = step if state.asked.get("stop") else phase.total
+    due = evaluation_is_due(phase.config, step, total=total, epoch_ended=state.epoch_ended)
+    due = due or "evaluate" in state.asked
     if not session.inputs.validation or not due:
         return False
     result = session.recorded(f"validation-{phase.name}-{step:06d}")
     if result is None:
-        result = session.evaluate(
-            phase.state.policy, phase=phase.name, step=step, split="validation"
+        result = session.evaluate(state.policy, phase=phase.name, step=step, split="validation")
+    return state.best.offer(step, result.accuracy)
+
+
+def _has_ended(session: Session, phase: Phase) -> bool:
+    """Whether all steps are done, a hook has asked for the end, or the target is reached."""
+    state, target = phase.state, phase.config.stop_at_accuracy
+    if state.step >= phase.total:
+        return True
+    who = state.asked.get("stop")
+    if who is not None:
+        reason = f"{who} asks for it"
+    elif target is not None and state.best.accuracy >= target:
+        reason = (
+            f"validation accuracy {state.best.accuracy:.1%} has reached stop_at_accuracy "
+            f"{target:.1%}"
         )
-    return phase.state.best.offer(step, result.accuracy)
-
-
-def _was_asked_to_end(session: Session, phase: Phase) -> bool:
-    who = phase.state.asked.get("stop")
-    if who is None:
+    else:
         return False
-    session.display.say(f"{phase.name} ends at step {phase.state.step}: {who} asks for it.")
-    return True
-
-
-def _has_reached_its_target(session: Session, phase: Phase) -> bool:
-    target, best = phase.config.stop_at_accuracy, phase.state.best
-    if target is None or best.accuracy < target:
-        return False
-    session.display.say(
-        f"{phase.name} ends at step {phase.state.step}: validation accuracy {best.accuracy:.1%} "
-        f"has reached stop_at_accuracy {target:.1%}."
-    )
+    session.display.say(f"{phase.name} ends at step {state.step}: {reason}.")
     return True
 
 
