@@ -17,8 +17,8 @@ from typing import Any
 from grouper.advice.findings import (
     COMPARED,
     Assumed,
+    Drawn,
     Finding,
-    Lengths,
     Record,
     Samples,
     Window,
@@ -332,18 +332,16 @@ def stale_sampler(record: Record) -> Iterator[Finding]:
 
 def _lags(record: Record) -> Iterator[tuple[int, int]]:
     """(step, updates that the sampler's weights were behind), of some steps."""
-    steps = [r.step for r in record.grpo]
-    stride = max(1, len(steps) // SAMPLED_STEPS)
-    chosen = set(steps[::stride])
+    stride = max(1, len(record.grpo) // SAMPLED_STEPS)
     first: int | None = None
     updates = 0
-    for report in record.grpo:
-        if report.step in chosen:
-            drawn = next(record.folder.read_rollouts("grpo", report.step), None)
-            if drawn is not None:
-                version = int(drawn["policy_version"])
-                first = version - updates if first is None else first
-                yield report.step, first + updates - version
+    for number, report in enumerate(record.grpo):
+        opened = () if number % stride else record.folder.read_rollouts("grpo", report.step)
+        drawn = next(iter(opened), None)
+        if drawn is not None:
+            version = int(drawn["policy_version"])
+            first = version - updates if first is None else first
+            yield report.step, first + updates - version
         tally = report.tallies.get("updates")
         updates += int(tally.sum) if tally is not None else 0
 
@@ -351,14 +349,14 @@ def _lags(record: Record) -> Iterator[tuple[int, int]]:
 def not_finite(record: Record) -> Iterator[Finding]:
     """Steps that were skipped because something was infinite or not a number."""
     for phase, reports in (("sft", record.sft), ("grpo", record.grpo)):
-        bad = [r for r in reports if any(event.startswith("not-finite") for event in r.events)]
+        bad = {r.step: e for r in reports for e in r.events[::-1] if e.startswith("not-finite")}
         if bad:
             yield Finding(
                 name="not-finite",
                 phase=phase,
                 what=f"in {len(bad)} steps something was infinite or not a number, and skipped; "
-                f"first: {next(e for e in bad[0].events if e.startswith('not-finite'))}",
-                steps=span(bad),
+                f"first: {bad[min(bad)]}",
+                steps=(min(bad), max(bad)),
                 evidence={"steps_skipped": len(bad)},
                 fix=f"Lower {phase}.optimizer.learning_rate, or use model.compute_dtype: float32; "
                 "the folder incident/ has the batch where the run stopped.",
@@ -449,31 +447,31 @@ def _rate(record: Record, phase: str, kind: str, signs: dict[str, float]) -> Fin
 # --- over sampled completions --------------------------------------------------------------------
 
 
-def budget(lengths: Lengths) -> Iterator[Finding]:
+def budget(drawn: Drawn) -> Iterator[Finding]:
     """Most completions would be cut off in GRPO."""
-    if lengths.before != "grpo" or lengths.truncated <= MAX_TRUNCATED:
+    if drawn.before != "grpo" or drawn.truncated <= MAX_TRUNCATED:
         return
-    resume = "--resume " if lengths.begun else ""
-    if lengths.open_ended:
+    resume = "--resume " if drawn.begun else ""
+    if drawn.open_ended:
         fix = "Most never stop at all: teach the stop token first (SFT), or check the format."
     else:
         # What has been measured or trained before is kept, and the run can continue from it.
         how = ", with --resume --allow-changes to keep what is there, or --overwrite"
-        rounded = math.ceil(lengths.p95 / 32) * 32  # easier to read and to remember
-        fix = f"Set sampling.max_new_tokens={rounded}{how if lengths.begun else ''}."
+        rounded = math.ceil(drawn.p95 / 32) * 32  # easier to read and to remember
+        fix = f"Set sampling.max_new_tokens={rounded}{how if drawn.begun else ''}."
     yield Finding(
         name="cut off",
-        what=f"{lengths.truncated:.0%} of {len(lengths.drawn)} sampled completions are cut off at "
-        f"sampling.max_new_tokens={lengths.budget}; a cut-off answer earns nothing, so nothing "
+        what=f"{drawn.truncated:.0%} of {len(drawn.completions)} sampled completions are cut off "
+        f"at sampling.max_new_tokens={drawn.budget}; a cut-off answer earns nothing, so nothing "
         "would be learned",
         fix=f"{fix} To train anyway: {resume}grpo.allow_truncation=true.",
     )
 
 
-def stopping(lengths: Lengths) -> Iterator[Finding]:
+def stopping(drawn: Drawn) -> Iterator[Finding]:
     """SFT has not taught the model to stop."""
-    share = 1 - lengths.truncated
-    if not lengths.before and share < MIN_STOPPED:
+    share = 1 - drawn.truncated
+    if not drawn.before and share < MIN_STOPPED:
         yield Finding(
             name="stopping",
             what=f"Only {share:.0%} of the samples end by themselves after SFT",
@@ -628,7 +626,7 @@ class Check:
 
     name: str
     over: type
-    """What it looks at: `Window`, `Record`, `Lengths`, `Samples` or `Assumed`."""
+    """What it looks at: `Window`, `Record`, `Drawn`, `Samples` or `Assumed`."""
     look: Callable[[Any], Iterator[Finding]]
     metric: str = ""
     """The one that a window shows."""
@@ -654,8 +652,8 @@ CHECKS: tuple[Check, ...] = (
     Check("reward-without-correctness", Record, reward_without_correctness),
     Check("sft-rate", Record, sft_rate),
     Check("learning-rate-too-low", Record, rate_too_low),
-    Check("budget", Lengths, budget),
-    Check("stopping", Lengths, stopping),
+    Check("budget", Drawn, budget),
+    Check("stopping", Drawn, stopping),
     # From what explains the others to what is left.
     Check("tokenisation", Samples, tokenisation),
     Check("cut-off", Samples, cut_off),

@@ -1,7 +1,7 @@
 """What can be found wrong, and what the checks look at to find it.
 
 A check looks at one kind of data: the last steps of a metric (`Window`), everything that a run
-has written down (`Record`), completions without their grades (`Lengths`), graded groups
+has written down (`Record`), completions without their grades (`Drawn`), graded groups
 (`Samples`), or what a plan stands on (`Assumed`).
 """
 
@@ -25,8 +25,8 @@ from grouper.types import Prompt, Rollout, RolloutGroup, StepReport, Tally
 
 __all__ = [
     "Assumed",
+    "Drawn",
     "Finding",
-    "Lengths",
     "Record",
     "Samples",
     "Window",
@@ -159,15 +159,15 @@ def mean(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class Drawn:
     """How long completions want to be, against a budget of `budget` tokens.
 
-    >>> drawn = ((10, True), (20, True), (30, True), (40, False))
-    >>> print(Lengths(drawn=drawn, budget=25, before="grpo"))
+    >>> completions = ((10, True), (20, True), (30, True), (40, False))
+    >>> print(Drawn(completions=completions, budget=25, before="grpo"))
     completions take 20 tokens (median), at least 40 (95th percentile); 50% do not end within 25
     """
 
-    drawn: Sequence[tuple[int, bool]]
+    completions: Sequence[tuple[int, bool]]
     """Tokens of each completion, and whether it ended by itself."""
     budget: int
     before: str = ""
@@ -177,7 +177,7 @@ class Lengths:
 
     @property
     def median(self) -> int:
-        return sorted(self.drawn)[(len(self.drawn) - 1) // 2][0]
+        return sorted(self.completions)[(len(self.completions) - 1) // 2][0]
 
     @property
     def p95(self) -> int:
@@ -191,12 +191,12 @@ class Lengths:
 
     @property
     def _longest(self) -> tuple[int, bool]:
-        return sorted(self.drawn)[math.ceil(0.95 * len(self.drawn)) - 1]
+        return sorted(self.completions)[math.ceil(0.95 * len(self.completions)) - 1]
 
     @property
     def truncated(self) -> float:
         """The share that does not end within the budget."""
-        return mean([length > self.budget or not ended for length, ended in self.drawn])
+        return mean([length > self.budget or not ended for length, ended in self.completions])
 
     def __str__(self) -> str:
         at_least = "at least " if self.open_ended else ""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from grouper.advice.checks import Watch, find
-from grouper.advice.findings import Lengths
+from grouper.advice.findings import Drawn
 from grouper.config.schema import Recipe
 from grouper.errors import AlarmError, PreflightError
 from grouper.models.loading import context_length
@@ -88,12 +88,15 @@ class Preflight(Hook):
         if limit is not None:
             met = first_met(len(train), count, seed=session.recipe.seed)
             most = min(most, limit - max(len(train[i][1].token_ids) for i in met))
-        drawn = _sample(session, state, count, max(budget, most), "pre-flight")
-        begun = session.team.lead(session.has_begun)
-        lengths = Lengths(drawn=drawn, budget=budget, before="grpo", begun=begun)
-        session.display.say(f"Pre-flight: of {len(drawn)} samples, {lengths}.")
+        drawn = Drawn(
+            completions=_sample(session, state, count, max(budget, most), "pre-flight"),
+            budget=budget,
+            before=state.phase,
+            begun=session.team.lead(session.has_begun),
+        )
+        session.display.say(f"Pre-flight: of {len(drawn.completions)} samples, {drawn}.")
         if not config.allow_truncation:
-            for found in find(lengths):
+            for found in find(drawn):
                 raise PreflightError(found.what, where="pre-flight", fix=found.fix)
 
     def phase_ends(self, session: Session, state: TrainState) -> None:
@@ -101,11 +104,11 @@ class Preflight(Hook):
         if state.phase != "sft":
             return
         budget = session.prepared.max_new_tokens
-        drawn = _sample(session, state, STOP_SAMPLES, budget, "stop check")
-        lengths = Lengths(drawn=drawn, budget=budget)
-        share = 1 - lengths.truncated
-        session.display.say(f"Stop check: {share:.0%} of {len(drawn)} samples end by themselves.")
-        for found in find(lengths):
+        completions = _sample(session, state, STOP_SAMPLES, budget, "stop check")
+        drawn = Drawn(completions=completions, budget=budget)
+        share, count = 1 - drawn.truncated, len(completions)
+        session.display.say(f"Stop check: {share:.0%} of {count} samples end by themselves.")
+        for found in find(drawn):
             log.warning("%s", found)
 
 

@@ -101,9 +101,8 @@ def _take_steps(
         try:
             while True:
                 task(state.step)
-                ended = state.step >= state.total or _was_asked_to_end(session, state)
-                better = _evaluate_if_due(session, state, last=ended)
-                ended = ended or _has_reached_its_target(session, state)
+                better = _evaluate_if_due(session, state)
+                ended = _has_ended(session, state)
                 saves.at_this_step(better=better, last=ended)
                 session.raise_if_stopped(f"{state.phase} step {state.step}", together=True)
                 if ended:
@@ -117,7 +116,7 @@ def _take_steps(
                 session.folder.append_metrics(report)
                 session.display.step(report, state.total)
                 _stop_if_broken(session, state)
-                for text in texts:
+                for text in texts if session.team.rank == 0 else ():
                     log.warning("%s step %d: %s", state.phase, report.step, text)
                 for error in filter(None, (one.error for one in asked)):
                     raise error
@@ -131,10 +130,10 @@ def phase_config(session: Session, state: TrainState) -> SFTConfig | GRPOConfig:
     return session.recipe.sft if state.phase == "sft" else session.recipe.grpo
 
 
-def _evaluate_if_due(session: Session, state: TrainState, *, last: bool) -> bool:
+def _evaluate_if_due(session: Session, state: TrainState) -> bool:
     """Measure the policy on the validation problems; whether it is better than ever before."""
     step, config = state.step, phase_config(session, state)
-    total = step if last else state.total
+    total = step if state.asked.get("stop") else state.total
     due = evaluation_is_due(config, step, total=total, epoch_ended=state.epoch_ended)
     due = due or "evaluate" in state.asked
     if not session.prepared.validation or not due:
@@ -145,22 +144,22 @@ def _evaluate_if_due(session: Session, state: TrainState, *, last: bool) -> bool
     return state.best.offer(step, result.accuracy)
 
 
-def _was_asked_to_end(session: Session, state: TrainState) -> bool:
+def _has_ended(session: Session, state: TrainState) -> bool:
+    """Whether all steps are done, a hook has asked for the end, or the target is reached."""
+    target = phase_config(session, state).stop_at_accuracy
+    if state.step >= state.total:
+        return True
     who = state.asked.get("stop")
-    if who is None:
+    if who is not None:
+        reason = f"{who} asks for it"
+    elif target is not None and state.best.accuracy >= target:
+        reason = (
+            f"validation accuracy {state.best.accuracy:.1%} has reached stop_at_accuracy "
+            f"{target:.1%}"
+        )
+    else:
         return False
-    session.display.say(f"{state.phase} ends at step {state.step}: {who} asks for it.")
-    return True
-
-
-def _has_reached_its_target(session: Session, state: TrainState) -> bool:
-    target, best = phase_config(session, state).stop_at_accuracy, state.best
-    if target is None or best.accuracy < target:
-        return False
-    session.display.say(
-        f"{state.phase} ends at step {state.step}: validation accuracy {best.accuracy:.1%} "
-        f"has reached stop_at_accuracy {target:.1%}."
-    )
+    session.display.say(f"{state.phase} ends at step {state.step}: {reason}.")
     return True
 
 
