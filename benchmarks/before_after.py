@@ -5,9 +5,10 @@
 A step of "25M bf16" takes more than eight minutes on a processor without bfloat16 products;
 `--smaller PROMPTS GROUP TOKENS` runs the same shapes on less work, and the result says so.
 
-Both use this checkout's benchmark code, the same weights, prompts and lengths, and each its own
-kernels. The ratio of a pair is this checkout's seconds over the other's, of two steps that follow
-each other; which of them comes first alternates. Writes `results/before_after.json`.
+Both have the same weights, prompts and lengths; each has its own kernels and its own
+`grouper_step.py`, which knows how a step is called there. The ratio of a pair is this checkout's
+seconds over the other's, of two steps that follow each other; which of them comes first alternates.
+Writes `results/before_after.json`, or `--output`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ from workload import CASES, RESULTS, save_model, where
 
 RESULT = RESULTS / "before_after.json"
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def worker_of(checkout: Path) -> Worker:
+    """Steps of a checkout, in a process of their own."""
+    own = {"PYTHONPATH": str(checkout / "src"), "STEPS_OF": str(checkout / "benchmarks")}
+    return Worker(sys.executable, "step_worker.py", own)
 
 
 def commit_of(checkout: Path) -> str:
@@ -75,17 +82,17 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["0.5M", "25M bf16"])
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--smaller", nargs=3, type=int, metavar=("PROMPTS", "GROUP", "TOKENS"))
+    parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
-    commits = {"after": commit_of(ROOT), "before": commit_of(options.other)}
+    result, other = options.output, options.other.resolve()
+    commits = {"after": commit_of(ROOT), "before": commit_of(other)}
     # Cases measured before of the same two commits stay in the file.
-    found: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    found: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {}
     if found.get("commits") != commits:
         found = {"commits": commits, "machine": where()}
     with (
-        Worker(sys.executable, "step_worker.py", {"PYTHONPATH": str(ROOT / "src")}) as after,
-        Worker(
-            sys.executable, "step_worker.py", {"PYTHONPATH": str(options.other.resolve() / "src")}
-        ) as before,
+        worker_of(ROOT) as after,
+        worker_of(other) as before,
         tempfile.TemporaryDirectory() as folder,
     ):
         for name in options.cases:
@@ -94,7 +101,7 @@ def main() -> None:
             sides = {"after": after, "before": before}
             found[name] = compare(sides, name, options.pairs, place, options.smaller)
             print(name, found[name]["ratio"], flush=True)
-            RESULT.write_text(json.dumps(found, indent=1) + "\n")
+            result.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

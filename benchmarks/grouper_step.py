@@ -16,7 +16,6 @@ from workload import Case, lengths_of, prompts_of, words
 from grouper.algorithms.batching import rollout_rows, step_batches
 from grouper.algorithms.weighting import token_mean
 from grouper.config.loading import load_recipe
-from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.tracking.live import Progress
@@ -57,16 +56,6 @@ class _AtLengths:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
-
-
-class _Session(Session):
-    """A session that trains on the case's prompts as they are."""
-
-    lengths: Sequence[int] | None = None
-
-    def sampler(self, policy: Policy) -> Any:
-        plain = super().sampler(policy)
-        return plain if self.lengths is None else _AtLengths(plain, self.lengths)
 
 
 def _write_recipe(case: Case, model: Path, folder: Path, *, budget: int, threads: int) -> Path:
@@ -115,16 +104,18 @@ class GrouperSteps:
         folder.mkdir()
         recipe = load_recipe(_write_recipe(case, model, folder, budget=budget, threads=threads))
         self._case = case
-        self._session = _Session(recipe, Progress(quiet=True))
+        self._session = Session(recipe, Progress(quiet=True))
         torch.set_num_threads(threads)
         session = self._session
-        session.lengths = lengths_of(case) if case.ragged else None
-        problems = [problem for problem, _ in session.inputs.train]
+        if case.ragged:
+            plain = session.sampler
+            session.sampler = lambda policy: _AtLengths(plain(policy), lengths_of(case))
+        problems = [problem for problem, _ in session.prepared.train]
         items = tuple(
             (problem, Prompt(problem_id=problem.id, text=words(ids), token_ids=tuple(ids)))
             for problem, ids in zip(problems, prompts_of(case), strict=True)
         )
-        session.inputs = replace(session.inputs, train=items)
+        session.prepared = replace(session.prepared, train=items)
         policy = session.load(str(model))
         self._state = fresh_state(session, "grpo", policy, str(model))
 
@@ -150,7 +141,7 @@ class GrouperSteps:
     def gradient_norm(self, prompts: Sequence[str], completions: Sequence[Sequence[int]]) -> float:
         """Of the policy as it is now, on rollouts that another trainer drew from it."""
         case, config = self._case, self._session.recipe.grpo
-        known = {prompt.text: (problem, prompt) for problem, prompt in self._session.inputs.train}
+        known = {prompt.text: (problem, prompt) for problem, prompt in self._session.prepared.train}
         rewards = even_share(list(prompts), list(completions), [list(c) for c in completions])
         groups = []
         for first in range(0, len(prompts), case.group):
@@ -162,7 +153,7 @@ class GrouperSteps:
                 RolloutGroup(
                     problem=problem,
                     prompt=prompt,
-                    params=self._session.training_params(),
+                    params=self._session.prepared.training_params(),
                     rollouts=rollouts,
                 )
             )

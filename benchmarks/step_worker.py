@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
+
+# The code of the checkout whose steps these are comes first.
+sys.path.insert(0, os.environ["STEPS_OF"])
 
 from grouper_step import GrouperSteps
 from workers import serve

@@ -34,6 +34,20 @@ def test_the_sampler_makes_the_tokens_of_generate() -> None:
     assert record["float32"]["fixed"]["logprob_gap"]["grouper"]["max"] < 1e-4
 
 
+def test_two_checkouts_take_steps_in_turns(tmp_path: Path) -> None:
+    """Here a checkout beside itself: the same work, whatever the ratio is on a busy machine."""
+    file = tmp_path / "found.json"
+    options = ("--cases", "0.5M", "--smaller", "2", "2", "4", "--pairs", "2", "--output", str(file))
+    output_of("before_after.py", str(BENCHMARKS.parent), *options)
+    found = json.loads(file.read_text())
+    assert found["commits"]["before"] == found["commits"]["after"]
+    assert {side: len(taken) for side, taken in found["0.5M"]["seconds"].items()} == {
+        "after": 2,
+        "before": 2,
+    }
+    assert found["0.5M"]["ratio"]["least"] <= found["0.5M"]["ratio"]["most"]
+
+
 def test_a_factor_has_its_exponents() -> None:
     out = output_of(
         "scaling.py", "--small", "--steps", "1", "--threads", "1", "--factors", "layers"

@@ -25,10 +25,10 @@ def test_real_text_goes_through_every_part(shared_data: Path, tmp_path: Path) ->
     paths = [f"data.{part}.path={folder}" for part in ("sft", "train", "test")]
     recipe = load_recipe("gsm8k-tiny", [*paths, f"output_dir={tmp_path}", "grpo.steps=4"])
     with Session(recipe, Progress(quiet=True)) as session:
-        batch = demonstration_batch(session.inputs.demonstrations[:16], token_mean)
+        batch = demonstration_batch(session.prepared.demonstrations[:16], token_mean)
         assert batch.mask.any(dim=1).all()
         stop = session.stop_tokens.trained
-        assert all(d.token_ids[-1] == stop for d in session.inputs.demonstrations)
+        assert all(d.token_ids[-1] == stop for d in session.prepared.demonstrations)
         result = train(session)
         log = (result.path / "training.log").read_text(encoding="utf-8")
         stopped = re.search(r"Stop check: (\d+)% of 10 samples end by themselves", log)

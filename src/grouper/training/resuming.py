@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from grouper.errors import CheckpointError
+from grouper.models.device import find_device
 from grouper.models.policy import Policy
 from grouper.tracking.identity import CONTENTS, LENGTHS, Changes, describe_changes, that_differ
 from grouper.training.checkpoint import (
@@ -39,9 +40,9 @@ def fresh_state(session: Session, phase: str, policy: Policy, path: str) -> Trai
         policy: what it starts with.
         path: the model folder that was loaded from.
     """
-    recipe, inputs = session.recipe, session.inputs
+    recipe, prepared = session.recipe, session.prepared
     config = recipe.sft if phase == "sft" else recipe.grpo
-    size = len(inputs.demonstrations if phase == "sft" else inputs.train)
+    size = len(prepared.demonstrations if phase == "sft" else prepared.train)
     per_step = recipe.sft.batch_size if phase == "sft" else recipe.grpo.prompts_per_step
     replica = session.replica(policy)
     # After the replica: it may have put other parameters in the place of the policy's.
@@ -88,7 +89,7 @@ def resumed_state(session: Session, phase: str) -> TrainState | None:
     for line in banner_lines(
         session.folder.read_info(),
         changes,
-        versions=describe_versions(session.device),
+        versions=describe_versions(find_device(session.recipe.device)),
         threads=torch.get_num_threads(),
         processes=session.team.size,
         reports=[r for r in session.folder.read_metrics() if r.phase == phase],

@@ -179,30 +179,6 @@ class Session:
         self._stop_requested = False
         self._previous: dict[int, Any] = {}
 
-    # Names that other files still use.
-    @property
-    def inputs(self) -> Prepared:
-        return self.prepared
-
-    @property
-    def tokenizer(self) -> Any:
-        return self.prepared.tokenizer
-
-    @property
-    def format(self) -> Any:
-        return self.prepared.format
-
-    @property
-    def max_new_tokens(self) -> int:
-        return self.prepared.max_new_tokens
-
-    @property
-    def device(self) -> torch.device:
-        return find_device(self.recipe.device)
-
-    def training_params(self, *, max_new_tokens: int | None = None) -> Any:
-        return self.prepared.training_params(max_new_tokens=max_new_tokens)
-
     @property
     def path(self) -> Path:
         return self.folder.path
@@ -355,6 +331,7 @@ class Session:
             signal.signal(number, handler)
         self._previous.clear()
         self.watchdog.__exit__(None, None, None)
+        self.grader.close()
         self.prepared.close()
         self.folder.close()
         refused = isinstance(raised[1], PreflightError) and not self.has_begun()
