@@ -127,7 +127,8 @@ def _take_steps(
 
 def phase_config(session: Session, state: TrainState) -> SFTConfig | GRPOConfig:
     """The settings of a phase."""
-    return session.recipe.sft if state.phase == "sft" else session.recipe.grpo
+    config: SFTConfig | GRPOConfig = getattr(session.recipe, state.phase)
+    return config
 
 
 def _evaluate_if_due(session: Session, state: TrainState) -> bool:
@@ -197,7 +198,7 @@ class _Saves:
     def _is_due(self) -> bool:
         """Whether enough steps have been taken, or enough time has passed, as rank 0 sees it."""
         every, minutes = self._config.checkpoint_every, self._config.checkpoint_minutes
-        if "save" in self._state.asked or (every > 0 and self._state.step % every == 0):
+        if self._state.asked.get("save") or (every > 0 and self._state.step % every == 0):
             return True
         return minutes > 0 and self._session.team.lead(
             lambda: time.monotonic() - self._since >= 60 * minutes
