@@ -24,9 +24,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from grouper.models.policy import Policy
+from grouper.training.metrics import matrices_of
 
 __all__ = [
     "ModelShape",
@@ -142,29 +141,11 @@ def update_flops(shape: ModelShape, rows: Iterable[Row]) -> int:
 def shape_of(policy: Policy) -> ModelShape:
     """The shape of a policy's model, which is no mixture of experts."""
     config: Any = policy.model.config.get_text_config()
-    sizes = [size for module in policy.decoder.modules() for size in _matrices(module)]
-    head = policy.model.get_output_embeddings()
-    width = int(config.hidden_size)
     heads = int(config.num_attention_heads)
-    output = width * int(config.vocab_size)
+    width = getattr(config, "head_dim", None) or int(config.hidden_size) // heads
     return ModelShape(
-        body=sum(size for size, _ in sizes),
-        trained_body=sum(size for size, trained in sizes if trained),
-        head=output,
-        trained_head=output if any(p.requires_grad for p in head.parameters()) else 0,
-        attention=heads * int(getattr(config, "head_dim", None) or width // heads),
-        windows=_windows(config),
+        **matrices_of(policy)._asdict(), attention=heads * int(width), windows=_windows(config)
     )
-
-
-def _matrices(module: nn.Module) -> list[tuple[int, bool]]:
-    """(size, whether it is trained) of the matrices a module multiplies with itself."""
-    if isinstance(module, nn.Embedding):
-        return []
-    if isinstance(module, nn.Linear):  # packed weights of quantised ones tell no size
-        return [(module.in_features * module.out_features, module.weight.requires_grad)]
-    own = module.parameters(recurse=False)
-    return [(p.numel(), p.requires_grad) for p in own if p.ndim == 2]
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:

@@ -14,7 +14,7 @@ from grouper.config.schema import ModelConfig
 from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
 from grouper.training import metrics
-from grouper.training.metrics import StepClock, _weights_of, matrix_rate, rollout_tallies, status_of
+from grouper.training.metrics import StepClock, matrices_of, matrix_rate, rollout_tallies, status_of
 from grouper.types import FinishReason, Grade, RolloutGroup, Verdict
 
 RATE = 1e9
@@ -45,8 +45,9 @@ def test_the_parts_add_up_to_the_step(times: StepClock) -> None:
 
 def test_utilisation_is_flops_over_what_the_device_could_have_done(times: StepClock) -> None:
     policy = Policy(tiny_model())
-    layers = [m for m in policy.model.modules() if isinstance(m, torch.nn.Linear)]
-    matrices = sum(layer.weight.numel() for layer in layers)
+    layers = [m for m in policy.decoder.modules() if isinstance(m, torch.nn.Linear)]
+    body = sum(layer.weight.numel() for layer in layers)
+    head = policy.model.get_output_embeddings().weight.numel()
     group, batch = make_group(0, [1.0, 0.0], [3, 7], prompt_length=4), make_batch()
     times.begin()
     times.took(prefill=0.25, decode=0.5)
@@ -54,9 +55,10 @@ def test_utilisation_is_flops_over_what_the_device_could_have_done(times: StepCl
     times.took(update=0.5)
     times.trained(batch)
     found = means(times)
-    drawn = 2 * matrices * (4 + 3 + 7)
+    drawn = 2 * body * (4 + 3 + 7) + 2 * head * (3 + 7)
     rows = [(4, [3, 7, 1, 5]), (7, [9, 2, 6]), (1, [4, 8, 3])]
-    learned = 6 * matrices * sum(prompt + sum(lengths) for prompt, lengths in rows)
+    scored = sum(sum(lengths) for _, lengths in rows)
+    learned = 6 * body * (scored + sum(prompt for prompt, _ in rows)) + 6 * head * scored
     assert found["mfu_sample"] == pytest.approx(drawn / (0.75 * RATE))
     assert found["mfu_update"] == pytest.approx(learned / (0.5 * RATE))
     assert found["mfu"] == pytest.approx((drawn + learned) / (found["step"] * RATE))
@@ -112,12 +114,11 @@ def test_more_processes_could_have_done_more(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_with_lora_only_its_own_matrices_are_trained() -> None:
     config = tiny_model().config
-    whole = _weights_of(weightless_policy(ModelConfig(path="x"), config))
-    lora = _weights_of(weightless_policy(ModelConfig(path="x", lora={"rank": 4}), config))
-    assert whole is not None
-    assert lora is not None
-    assert whole.trained == whole.all
-    assert 0 < lora.trained == lora.all - whole.all
+    whole = matrices_of(weightless_policy(ModelConfig(path="x"), config))
+    lora = matrices_of(weightless_policy(ModelConfig(path="x", lora={"rank": 4}), config))
+    assert (whole.trained_body, whole.trained_head) == (whole.body, whole.head)
+    assert 0 < lora.trained_body == lora.body - whole.body
+    assert (lora.trained_head, lora.head) == (0, whole.head)
 
 
 def test_a_mixture_of_experts_has_no_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:

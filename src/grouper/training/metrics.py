@@ -1,9 +1,9 @@
 """The metrics of a step: what its rollouts were like, and where its seconds went (`time.*`).
 
 Model FLOPs are 2 N a token forward and 4 N backward, with N parameters in the matrices (Kaplan et
-al., arXiv 2001.08361, section 2.1; 2 (N + N') backward where only N' are trained). The products of
-queries and keys are not among them, nor what is computed twice or padded. A prompt counts once for
-its completions.
+al., arXiv 2001.08361, section 2.1; 2 (N + N') backward where only N' are trained). The head is run
+on the tokens of completions alone. The products of queries and keys are not among them, nor what is
+computed twice or padded. A prompt counts once for its completions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from grouper.models.policy import Policy
 from grouper.types import Rollout, RolloutGroup, Tally, Verdict
 
 __all__ = [
+    "Matrices",
     "StepClock",
+    "matrices_of",
     "matrix_rate",
     "repetition",
     "rollout_tallies",
@@ -59,7 +61,9 @@ class StepClock:
 
     def __init__(self, policy: Policy, processes: int = 1) -> None:
         self._device = policy.device
-        self._weights = _weights_of(policy)
+        self._matrices = matrices_of(policy)
+        config: Any = policy.model.config.get_text_config()
+        self._is_mixture = any(getattr(config, name, None) for name in _EXPERTS)
         dtype = policy.compute_dtype or policy.model.dtype
         self._rate = processes * matrix_rate(self._device, dtype, torch.get_num_threads())
         self.begin()
@@ -88,21 +92,22 @@ class StepClock:
         """These rollouts were drawn."""
         drawn = sum(len(r.completion.token_ids) for g in groups for r in g.rollouts)
         self._tokens["sample"] += drawn
-        if self._weights is not None:
-            prompts = sum(len(g.prompt.token_ids) for g in groups)
-            self._flops["sample"] += 2 * self._weights.all * (prompts + drawn)
+        prompts = sum(len(g.prompt.token_ids) for g in groups)
+        self._flops["sample"] += self._forward(prompts + drawn, drawn)
 
     def scored(self, batch: TrainBatch) -> None:
         """These rows went through a forward."""
-        if self._weights is not None:
-            self._flops["update"] += 2 * self._weights.all * _tokens(batch)
+        self._flops["update"] += self._forward(*_tokens(batch))
 
     def trained(self, batch: TrainBatch) -> None:
         """These rows went through a forward and a backward."""
         self._tokens["update"] += batch.target_tokens
-        if self._weights is not None:
-            weights = 2 * self._weights.all + self._weights.trained
-            self._flops["update"] += 2 * weights * _tokens(batch)
+        tokens, scored = _tokens(batch)
+        trained = self._matrices.trained_body * tokens + self._matrices.trained_head * scored
+        self._flops["update"] += 2 * self._forward(tokens, scored) + 2 * trained
+
+    def _forward(self, tokens: int, scored: int) -> int:
+        return 2 * (self._matrices.body * tokens + self._matrices.head * scored)
 
     def tallies(self) -> dict[str, Tally]:
         """The metrics of the step that is over now.
@@ -127,39 +132,42 @@ class StepClock:
         names = {"sample": "sampled_tokens_per_second", "update": "trained_tokens_per_second"}
         done = {part: s for part, s in parts.items() if s > 0 and self._tokens[part]}
         found = {names[part]: self._tokens[part] / seconds for part, seconds in done.items()}
-        if self._weights is None or not done:
+        if self._is_mixture or not done:
             return found
         for part, seconds in done.items():
             found[f"mfu_{part}"] = self._flops[part] / (seconds * self._rate)
         return {**found, "mfu": sum(self._flops.values()) / (whole * self._rate)}
 
 
-def _tokens(batch: TrainBatch) -> int:
-    """Tokens of the rows, each prompt once."""
-    return int(batch.prompt_lengths.sum() + batch.completion_lengths.sum())
+def _tokens(batch: TrainBatch) -> tuple[int, int]:
+    """Tokens of the rows, each prompt once, and those of them that the head scores."""
+    scored = int(batch.completion_lengths.sum())
+    return int(batch.prompt_lengths.sum()) + scored, scored
 
 
-class _Weights(NamedTuple):
+class Matrices(NamedTuple):
     """Parameters in the matrices of a model that a token is multiplied with."""
 
-    all: int
-    trained: int
+    body: int
+    """Of the layers; embeddings are looked up, so they are not among them."""
+    trained_body: int
+    head: int
+    """Hidden size times vocabulary, tied or not."""
+    trained_head: int
 
 
-def _weights_of(policy: Policy) -> _Weights | None:
-    """Those of a policy's model, its head among them; None for a mixture of experts."""
+def matrices_of(policy: Policy) -> Matrices:
+    """Those of a policy's model; of a mixture of experts all of them, used or not."""
     config: Any = policy.model.config.get_text_config()
-    if any(getattr(config, name, None) for name in _EXPERTS):
-        return None
-    head = policy.model.get_output_embeddings()
     sizes = [size for module in policy.decoder.modules() for size in _matrices(module)]
-    sizes.append(
-        (
-            int(config.hidden_size) * int(config.vocab_size),
-            any(p.requires_grad for p in head.parameters()),
-        )
+    head = int(config.hidden_size) * int(config.vocab_size)
+    output = policy.model.get_output_embeddings()
+    return Matrices(
+        body=sum(size for size, _ in sizes),
+        trained_body=sum(size for size, trained in sizes if trained),
+        head=head,
+        trained_head=head if any(p.requires_grad for p in output.parameters()) else 0,
     )
-    return _Weights(sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained))
 
 
 def _matrices(module: nn.Module) -> list[tuple[int, bool]]:
