@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from codebase import SOURCE, TOP, modules
 
-BUDGET = 27_964
+BUDGET = 27_955
 """Lines of code of the whole package. It only falls: raise it with a reason in the commit."""
 
 FILES_PER_ROOM = 14
