@@ -31,15 +31,7 @@ from transformers import AttentionInterface
 from grouper.errors import ModelError
 from grouper.kernels import attention as fused
 
-__all__ = [
-    "NAME",
-    "AttentionSpec",
-    "Layout",
-    "SharedPrompts",
-    "as_on",
-    "attend",
-    "gather_heads",
-]
+__all__ = ["NAME", "AttentionSpec", "Layout", "SharedPrompts", "as_on", "attend", "gather_heads"]
 
 NAME = "grouper"
 

@@ -432,8 +432,13 @@ def _attach(model: PreTrainedModel, path: str, where: str, *, keep: bool) -> Any
     try:
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # what it warns of is refused below
+            # By way of the CPU: a check must not be the first to touch a GPU.
             adapter = PeftModel.from_pretrained(
-                model, str(folder), is_trainable=keep, ignore_mismatched_sizes=True
+                model,
+                str(folder),
+                is_trainable=keep,
+                ignore_mismatched_sizes=True,
+                torch_device="cpu",
             )
             stored = load_peft_weights(str(folder), device="cpu")
         misfit = _misfit(stored, get_peft_model_state_dict(adapter, save_embedding_layers=False))
