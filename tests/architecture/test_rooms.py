@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from codebase import SOURCE, TOP, modules
 
-BUDGET = 28_243
+BUDGET = 28_224
 """Lines of code of the whole package. It only falls: raise it with a reason in the commit."""
 
 FILES_PER_ROOM = 14
@@ -30,7 +30,7 @@ LARGER_ROOMS = {
     "rewards": 20,
     "sampling": 19,
     "tracking": 20,
-    "training": 40,
+    "training": 39,
 }
 """Rooms that have not been put in order yet, with the files they have; these only fall, too."""
 
