@@ -14,7 +14,7 @@ from tiny_states import TinyPhase, TinySession, tiny_state
 
 from grouper.api import prepare, train
 from grouper.cli.main import cli
-from grouper.config.loading import load_recipe
+from grouper.config.loading import load_recipe, recipe_hash
 from grouper.config.schema import GRPOConfig
 from grouper.errors import ConfigError, Interrupted
 from grouper.training.checkpoint import TrainState, numbered, read_state
@@ -212,6 +212,12 @@ def test_a_run_that_a_hook_ended_is_finished_and_can_be_prolonged(tmp_path: Path
     file.write_text("def f(report):\n    return None\n")
     with pytest.raises(Exception, match=r"the code changed since this run began: .*mine\.py"):
         go_on("grpo.steps=6", resume=True)
+
+
+def test_which_hooks_look_on_is_no_part_of_the_experiment(tmp_path: Path) -> None:
+    hooked = recipe(tmp_path, "hooks=['mine.py:f']")
+    assert hooked.hooks == ("mine.py:f",)
+    assert recipe_hash(hooked) == recipe_hash(recipe(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -598,23 +598,17 @@ def tags_in(text: str, fmt: PromptFormat) -> dict[str, bool]:
 # --- over a plan ---------------------------------------------------------------------------------
 
 
-def lengths_assumed(plan: Assumed) -> Iterator[Finding]:
-    """Rows could not be measured."""
+def assumed(plan: Assumed) -> Iterator[Finding]:
+    """What a plan could not measure."""
     if not plan.measured:
         yield Finding(
             name="not measured",
             what="The data or the tokenizer are not on this machine: rows are taken to be as long "
             "as the recipe allows, which they rarely are",
         )
-
-
-def cache_assumed(plan: Assumed) -> Iterator[Finding]:
-    """The cache of a model without native attention is not planned."""
     if not plan.native:
-        yield Finding(
-            name="not native",
-            what="Without native attention the cache is counted as if it did not grow",
-        )
+        what = "Without native attention the cache is counted as if it did not grow"
+        yield Finding(name="not native", what=what)
 
 
 # --- the table -----------------------------------------------------------------------------------
@@ -660,8 +654,7 @@ CHECKS: tuple[Check, ...] = (
     Check("same", Samples, same),
     Check("tags", Samples, tags),
     Check("equal-rewards", Samples, equal_rewards),
-    Check("lengths-assumed", Assumed, lengths_assumed),
-    Check("cache-assumed", Assumed, cache_assumed),
+    Check("assumed", Assumed, assumed),
 )
 
 

@@ -113,8 +113,10 @@ class ModelMemory:
         peak = trace.peak + (gradients if accumulated else 0)
         if self._config.activation_offload and self._device != "cpu":
             # One layer at a time comes back from the host.
-            peak -= trace.kept * (self._layers - 1) // self._layers
-        stepping = gradients + self._stepping(optimizer)
+            layers = int(self._shape.num_hidden_layers)
+            peak -= trace.kept * (layers - 1) // layers
+        # Fused AdamW needs nothing for itself, others a tensor or two.
+        stepping = gradients + (0 if optimizer.name == "adamw" else 2 * self._largest)
         vocabulary = int(self._shape.vocab_size)
         targets = min(rows.count * rows.completion, chunk_rows(vocabulary))
         return Memory(
@@ -126,10 +128,6 @@ class ModelMemory:
             activations=max(peak, stepping) + self._dequantised - gradients,
             logits_chunk=targets * vocabulary * 4,
         )
-
-    def _stepping(self, optimizer: OptimizerConfig) -> int:
-        """What an optimizer step needs for itself: fused AdamW nothing, others a tensor or two."""
-        return 0 if optimizer.name == "adamw" else 2 * self._largest
 
     def sampling(
         self,
@@ -160,6 +158,9 @@ class ModelMemory:
         prefill = self._prefilled(Rows(prompt=prompt, completion=1, count=prompts))
         vocabulary = int(self._shape.vocab_size)
         drawing = DRAW_COPIES * slots * vocabulary * 4
+        # A copy has its adapters merged.
+        named = self._policy.named_parameters()
+        base = sum(p.numel() for parameter, p in named if "lora_" not in parameter)
         return Memory(
             name=name,
             weights=self.weights,
@@ -169,7 +170,7 @@ class ModelMemory:
             logits_chunk=slots * vocabulary * 4,
             cache=((held or prompts) * prompt + slots * completion) * self.cache_bytes_per_token,
             sampling_copy=self._packed(completion, copy)
-            + (0 if copy is None else self._base_parameters * copy.itemsize),
+            + (0 if copy is None else base * copy.itemsize),
         )
 
     def _packed(self, completion: int, copy: torch.dtype | None) -> int:
@@ -179,16 +180,6 @@ class ModelMemory:
         return packed_bytes(self._policy.model, completion, copy)
 
     @property
-    def _layers(self) -> int:
-        return int(self._shape.num_hidden_layers)
-
-    @property
-    def _base_parameters(self) -> int:
-        """Without adapters, which a copy has merged."""
-        named = self._policy.named_parameters()
-        return sum(p.numel() for name, p in named if "lora_" not in name)
-
-    @property
     def cache_bytes_per_token(self) -> int:
         """Keys and values of all layers, in the dtype of matrix products."""
         shape = self._shape
@@ -196,7 +187,7 @@ class ModelMemory:
         heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
         low = "bfloat16" in (self._config.compute_dtype, self._config.dtype)
         dtype = torch.bfloat16 if low else torch.float32
-        return int(2 * self._layers * heads * width * dtype.itemsize)
+        return int(2 * shape.num_hidden_layers * heads * width * dtype.itemsize)
 
 
 def _bytes(tensors: Any) -> int:

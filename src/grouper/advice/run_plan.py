@@ -13,7 +13,7 @@ from grouper.advice.checks import find
 from grouper.advice.findings import Assumed
 from grouper.advice.lengths import find_lengths
 from grouper.advice.memory import GIB, Memory, ModelMemory
-from grouper.algorithms.rows import Rows, worst_rows
+from grouper.algorithms.rows import Rows
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import GrouperError
 from grouper.models.loading import context_length_of, shape_of, weightless_policy
@@ -22,6 +22,7 @@ from grouper.sampling.weights import copy_dtype
 from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
+from grouper.training.rehearsal import worst_slices
 
 __all__ = ["CardPlan", "PhasePlan", "RunPlan", "Speed", "plan_run"]
 
@@ -117,27 +118,26 @@ def plan_run(recipe: Recipe, *, device: str | None = None, speed: Speed | None =
 class _Update:
     """What the updates of a phase are made of."""
 
+    name: str
     config: SFTConfig | GRPOConfig
     size: int | None
     """Items of the phase; None where the data are not on this machine."""
     per_step: int
     tokens: int
     """Of one step, prompts included."""
-    rows: tuple[Rows, ...]
-    """The kinds that may take the most memory."""
-    most: int
-    """Rows of one optimizer step."""
+    slices: list[tuple[Rows, int]]
+    """The kinds of rows that may take the most memory, and how many of them one step has."""
     reference: bool = False
 
-    def plan(self, name: str, speed: Speed) -> PhasePlan:
+    def plan(self, speed: Speed) -> PhasePlan:
         steps = self.config.steps
         if self.size is not None:
             steps = total_steps(self.config, size=self.size, per_step=self.per_step)
-        seconds = speed.seconds_per_step.get(name)
+        seconds = speed.seconds_per_step.get(self.name)
         if seconds is None and speed.tokens_per_second is not None:
             seconds = self.tokens / speed.tokens_per_second
         whole = None if steps is None or seconds is None else steps * seconds
-        return PhasePlan(name=name, steps=steps, tokens_per_step=self.tokens, seconds=whole)
+        return PhasePlan(name=self.name, steps=steps, tokens_per_step=self.tokens, seconds=whole)
 
 
 Curve = list[tuple[int, int]]
@@ -164,18 +164,17 @@ class _Planner:
             self.lengths = find_lengths(recipe, self.sets, context_length_of(path, revision))
         self.policy = weightless_policy(recipe.model, shape)
         self.model = ModelMemory(recipe.model, self.policy, device)
-        self.updates = dict(self._updates())
+        self.updates = list(self._updates())
 
     def plan(self, speed: Speed) -> RunPlan:
-        updates = [
-            self._update(n, u.config.tokens_per_micro_batch) for n, u in self.updates.items()
-        ]
-        sampling = [
-            self._sampling(name, self.recipe.sampling.max_slots) for name in self._sampled()
-        ]
-        memory = (*updates, *sampling)
-        tokens = {name: self._token_curve(name) for name in self.updates}
-        slots = [self._slot_curve(name) for name in self._sampled()]
+        own, updates, sampled = self.recipe.sampling.max_slots, self.updates, self._sampled()
+        memory = (
+            *(self._update(update, update.config.tokens_per_micro_batch) for update in updates),
+            *(self._sampling(name, own) for name in sampled),
+        )
+        tokens = {update.name: self._token_curve(update) for update in updates}
+        settings = sorted({1, own, 4 * own})
+        slots = [[(n, self._sampling(name, n).peak) for n in settings] for name in sampled]
         rooms = {gib: int((gib - RESERVE) * GIB) for gib in CARDS}
         assumed = Assumed(measured=self.lengths.measured, native=self.policy.native)
         return RunPlan(
@@ -192,75 +191,63 @@ class _Planner:
                 )
                 for gib, room in rooms.items()
             ),
-            phases=tuple(update.plan(name, speed) for name, update in self.updates.items()),
+            phases=tuple(update.plan(speed) for update in updates),
             notes=tuple(map(str, find(assumed))),
         )
 
-    def _updates(self) -> Iterator[tuple[str, _Update]]:
+    def _updates(self) -> Iterator[_Update]:
         recipe, lengths, sets = self.recipe, self.lengths, self.sets
         sft, grpo = recipe.sft, recipe.grpo
         if not recipe.skip_sft:
             shown = None if sets is None else sets.sft or sets.train
-            yield (
-                "sft",
-                _Update(
-                    config=sft,
-                    size=None if shown is None else len(shown),
-                    per_step=sft.batch_size,
-                    tokens=sft.batch_size * lengths.sft_mean,
-                    rows=worst_rows(lengths.sft_prompt or 1, lengths.sft_completion or 1, 1),
-                    most=sft.batch_size,
-                ),
+            yield _Update(
+                name="sft",
+                config=sft,
+                size=None if shown is None else len(shown),
+                per_step=sft.batch_size,
+                tokens=sft.batch_size * lengths.sft_mean,
+                slices=worst_slices(sft, lengths.sft_prompt or 1, lengths.sft_completion or 1),
             )
         if not recipe.skip_grpo:
             train = None if sets is None else sets.train
             prompts, rows = grpo.prompts_per_step, grpo.prompts_per_step * grpo.group_size
-            yield (
-                "grpo",
-                _Update(
-                    config=grpo,
-                    size=None if train is None else len(train),
-                    per_step=prompts,
-                    tokens=prompts * lengths.grpo_mean_prompt + rows * lengths.completion,
-                    rows=worst_rows(lengths.grpo_prompt, lengths.completion, grpo.group_size),
-                    most=-(-rows // grpo.updates_per_batch),
-                    reference=grpo.beta > 0,
-                ),
+            yield _Update(
+                name="grpo",
+                config=grpo,
+                size=None if train is None else len(train),
+                per_step=prompts,
+                tokens=prompts * lengths.grpo_mean_prompt + rows * lengths.completion,
+                slices=worst_slices(grpo, lengths.grpo_prompt, lengths.completion),
+                reference=grpo.beta > 0,
             )
 
-    def _update(self, name: str, budget: int) -> Memory:
-        """The part `<name> update` at a budget, of the worse kind of rows."""
-        update = self.updates[name]
+    def _update(self, update: _Update, budget: int) -> Memory:
+        """The memory of an update at a budget, with the worse kind of rows."""
         options = []
-        for kind in update.rows:
-            rows = kind.filling(budget, most=update.most, shared=self.policy.native)
-            options.append(
-                self.model.update(
-                    f"{name} update",
-                    rows,
-                    update.config.optimizer,
-                    accumulated=rows.count < update.most,
-                    reference=update.reference,
-                )
+        for kind, most in update.slices:
+            rows = kind.filling(budget, most=most, shared=self.policy.native)
+            part = self.model.update(
+                f"{update.name} update",
+                rows,
+                update.config.optimizer,
+                accumulated=rows.count < most,
+                reference=update.reference,
             )
+            options.append(part)
         return max(options, key=lambda part: part.peak)
 
-    def _token_curve(self, name: str) -> Curve:
+    def _token_curve(self, update: _Update) -> Curve:
         """Peaks at one row, at the recipe's setting, and where more changes nothing."""
-        update = self.updates[name]
-        one, whole = (
-            max(dataclasses.replace(rows, count=count).tokens for rows in update.rows)
-            for count in (1, update.most)
-        )
+        one = max(dataclasses.replace(kind, count=1).tokens for kind, _ in update.slices)
+        whole = max(dataclasses.replace(kind, count=most).tokens for kind, most in update.slices)
         points = sorted({one, min(update.config.tokens_per_micro_batch, whole), whole})
-        return [(b, self._update(name, b).peak) for b in points if one <= b]
+        return [(b, self._update(update, b).peak) for b in points if one <= b]
 
-    def _sampled(self) -> Iterator[str]:
+    def _sampled(self) -> list[str]:
         recipe = self.recipe
-        if not recipe.skip_grpo:
-            yield "grpo sample"
-        if recipe.evaluation.base or recipe.data.test or recipe.data.has_validation:
-            yield "evaluation"
+        measured = recipe.evaluation.base or recipe.data.test or recipe.data.has_validation
+        parts = {"grpo sample": not recipe.skip_grpo, "evaluation": measured}
+        return [name for name, wanted in parts.items() if wanted]
 
     def _sampling(self, name: str, slots: int) -> Memory:
         """The part with at most this many slots."""
@@ -287,10 +274,6 @@ class _Planner:
             optimizer=state_bytes(optimizer, self.policy),
             reference=recipe.grpo.beta > 0 and not recipe.skip_grpo,
         )
-
-    def _slot_curve(self, name: str) -> Curve:
-        own = self.recipe.sampling.max_slots
-        return [(n, self._sampling(name, n).peak) for n in sorted({1, own, 4 * own})]
 
 
 def _largest(curves: Sequence[Curve], room: int) -> int | None:

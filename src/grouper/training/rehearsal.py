@@ -23,7 +23,7 @@ from grouper.training.optimizers import Optimizer, state_bytes
 from grouper.training.session import Session
 from grouper.training.update import accumulate_gradient
 
-__all__ = ["Rehearsal"]
+__all__ = ["Rehearsal", "worst_slices"]
 
 
 class Rehearsal(Hook):
@@ -74,12 +74,27 @@ def _shapes(session: Session, config: SFTConfig | GRPOConfig) -> list[tuple[Rows
     prepared = session.prepared
     if isinstance(config, GRPOConfig):
         prompt = max(len(prompt.token_ids) for _, prompt in prepared.train)
-        most = -(-config.prompts_per_step * config.group_size // config.updates_per_batch)
-        kinds = worst_rows(prompt, prepared.max_new_tokens, config.group_size)
-        return [(kind, most) for kind in kinds]
-    prompt = max(len(d.prompt.token_ids) for d in prepared.demonstrations)
-    completion = max(len(d.token_ids) for d in prepared.demonstrations)
-    return [(kind, config.batch_size) for kind in worst_rows(prompt, completion, 1)]
+        completion = prepared.max_new_tokens
+    else:
+        prompt = max(len(d.prompt.token_ids) for d in prepared.demonstrations)
+        completion = max(len(d.token_ids) for d in prepared.demonstrations)
+    return worst_slices(config, prompt, completion)
+
+
+def worst_slices(
+    config: SFTConfig | GRPOConfig, prompt: int, completion: int
+) -> list[tuple[Rows, int]]:
+    """The kinds of rows that may be worst, and how many of them one optimizer step has.
+
+    Args:
+        config: of the phase.
+        prompt: tokens of the longest.
+        completion: tokens of the longest.
+    """
+    if isinstance(config, SFTConfig):
+        return [(kind, config.batch_size) for kind in worst_rows(prompt, completion, 1)]
+    most = -(-config.prompts_per_step * config.group_size // config.updates_per_batch)
+    return [(kind, most) for kind in worst_rows(prompt, completion, config.group_size)]
 
 
 @contextlib.contextmanager
