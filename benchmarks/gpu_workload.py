@@ -34,9 +34,8 @@ from grouper.models.policy import Policy, TokenOutputs
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
-from grouper.training.objectives import Objective
 from grouper.training.optimizers import Optimizer
-from grouper.training.update import update
+from grouper.training.update import Objective, update
 from grouper.types import (
     Completion,
     Grade,

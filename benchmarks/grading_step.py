@@ -40,9 +40,8 @@ from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
 from grouper.training.grpo import advantages_of, collect
-from grouper.training.objectives import grpo_objective
 from grouper.training.optimizers import make_optimizer
-from grouper.training.update import update
+from grouper.training.update import grpo_objective, update
 from grouper.types import Completion, Grade, Problem, Prompt, SamplingParams, Verdict
 
 PROMPTS, GROUP, PROMPT_TOKENS, NEW_TOKENS, STEPS = 16, 8, 64, 128, 5

@@ -20,10 +20,9 @@ from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.tracking.live import Progress
 from grouper.training.grpo import advantages_of, grpo_step
-from grouper.training.objectives import grpo_objective
 from grouper.training.resuming import fresh_state
 from grouper.training.session import Session
-from grouper.training.update import accumulate_gradient
+from grouper.training.update import accumulate_gradient, grpo_objective
 from grouper.types import (
     Completion,
     FinishReason,

@@ -15,9 +15,8 @@ from grouper.config.schema import ModelConfig, OptimizerConfig
 from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
 from grouper.sampling.engines import SlotEngine
-from grouper.training.objectives import sft_objective
 from grouper.training.optimizers import make_optimizer, state_bytes
-from grouper.training.update import update
+from grouper.training.update import sft_objective, update
 
 SHAPE: dict[str, Any] = {
     "model_type": "qwen3",

@@ -16,9 +16,8 @@ from grouper.algorithms.rows import Rows
 from grouper.config.schema import LoraConfig, ModelConfig, OptimizerConfig
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
-from grouper.training.objectives import sft_objective
 from grouper.training.optimizers import make_optimizer
-from grouper.training.update import update
+from grouper.training.update import sft_objective, update
 
 
 def resident(field: str) -> int:

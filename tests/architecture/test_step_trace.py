@@ -22,9 +22,10 @@ from grouper.training.checkpoint import TrainState
 from grouper.training.grpo import grpo_step
 from grouper.training.session import Session
 
-OTHER_ROOMS = ("sampling", "kernels", "grading", "rewards", "tracking")
-FILES = 30
-FUNCTIONS = 162
+# `files.py` is how the record is written: nothing else of a step goes through it.
+OTHER_ROOMS = ("sampling", "kernels", "grading", "rewards", "tracking", "files.py")
+FILES = 18
+FUNCTIONS = 138
 
 
 @pytest.fixture(scope="module")

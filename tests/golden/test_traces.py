@@ -23,9 +23,8 @@ from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig, OptimizerConfig
 from grouper.models.policy import Policy
 from grouper.training.grpo import advantages_of
-from grouper.training.objectives import grpo_objective, sft_objective
 from grouper.training.optimizers import make_optimizer, schedule
-from grouper.training.update import update
+from grouper.training.update import grpo_objective, sft_objective, update
 from grouper.types import Demonstration, RolloutGroup
 
 FILE = Path(__file__).parent / "traces.json"

@@ -47,10 +47,9 @@ from grouper.training.checkpoint import (
 from grouper.training.curriculum import ProblemStream
 from grouper.training.grpo import advantages_of
 from grouper.training.metrics import StepClock
-from grouper.training.objectives import grpo_objective
 from grouper.training.optimizers import Optimizer, make_optimizer
 from grouper.training.parallel import Replica, join_team, leave_team, make_replica
-from grouper.training.update import Scorer, accumulate_gradient
+from grouper.training.update import Scorer, accumulate_gradient, grpo_objective
 from grouper.types import AnswerContract, AnswerKind, SamplingParams
 
 PATIENCE = 100.0

@@ -13,8 +13,7 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
 from grouper.models.policy import Policy
-from grouper.training.objectives import Objective, grpo_objective, sft_objective
-from grouper.training.update import accumulate_gradient
+from grouper.training.update import Objective, accumulate_gradient, grpo_objective, sft_objective
 
 GRPO = grpo_objective(GRPOConfig())
 OBJECTIVES = {"sft": sft_objective, "grpo": GRPO}

@@ -20,8 +20,7 @@ from grouper.sampling.engines import COMPACT_SHARE, Engine, SlotEngine
 from grouper.sampling.native import NativeSampler, choose_engine
 from grouper.sampling.replay import Tapes
 from grouper.sampling.weights import SamplingWeights
-from grouper.training.objectives import grpo_objective
-from grouper.training.update import accumulate_gradient
+from grouper.training.update import accumulate_gradient, grpo_objective
 from grouper.types import SamplingParams
 
 

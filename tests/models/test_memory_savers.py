@@ -19,8 +19,7 @@ from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, address
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
-from grouper.training.objectives import grpo_objective, sft_objective
-from grouper.training.update import accumulate_gradient
+from grouper.training.update import accumulate_gradient, grpo_objective, sft_objective
 from grouper.types import Completion, SamplingParams
 
 

@@ -200,8 +200,7 @@ def test_a_4_bit_base_is_trained_through_its_adapter(
     folder: Path, tmp_path: Path, checkpointing: bool
 ) -> None:
     """Near the base model, trained by its adapter alone, and the same when loaded again."""
-    from grouper.training.objectives import sft_objective
-    from grouper.training.update import accumulate_gradient
+    from grouper.training.update import accumulate_gradient, sft_objective
 
     batch = make_batch()
     settings = config(folder, gradient_checkpointing=checkpointing, **QLORA)

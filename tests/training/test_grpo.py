@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tiny_models import make_group, make_prompt, tiny_model
 from torch import Tensor
 
-from grouper.algorithms.batching import TrainBatch
+from grouper.algorithms.batching import TrainBatch, not_finite
 from grouper.config.schema import GRPOConfig, PromptConfig, RewardConfig
 from grouper.models.policy import Policy
 from grouper.prompts import make_format
@@ -33,10 +33,8 @@ from grouper.training.grpo import (
     top_entropy_selection,
 )
 from grouper.training.metrics import rollout_tallies
-from grouper.training.nan_dump import not_finite
-from grouper.training.objectives import grpo_objective
 from grouper.training.parallel import Replica
-from grouper.training.update import Scorer, accumulate_gradient
+from grouper.training.update import Scorer, accumulate_gradient, grpo_objective
 from grouper.types import (
     Completion,
     FinishReason,

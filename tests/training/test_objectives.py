@@ -12,9 +12,8 @@ from tiny_models import make_batch, tiny_model
 from grouper.algorithms.batching import TrainBatch
 from grouper.config.schema import GRPOConfig
 from grouper.models.policy import Policy, TokenOutputs
-from grouper.training.objectives import grpo_objective
 from grouper.training.optimizers import make_optimizer
-from grouper.training.update import update
+from grouper.training.update import grpo_objective, update
 
 
 def outputs_of(batch: TrainBatch, seed: int = 0) -> TokenOutputs:

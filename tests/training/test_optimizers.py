@@ -15,9 +15,8 @@ from grouper.errors import CheckpointError, ConfigError
 from grouper.models.policy import Policy
 from grouper.training import checkpoint
 from grouper.training.checkpoint import load_optimizer, save_optimizer
-from grouper.training.objectives import sft_objective
 from grouper.training.optimizers import SCHEDULES, Optimizer, make_optimizer, schedule
-from grouper.training.update import update
+from grouper.training.update import sft_objective, update
 
 needs_bitsandbytes = pytest.mark.needs_package("bitsandbytes", extra="quantized")
 NAMES = ["adamw", "muon", pytest.param("adamw_8bit", marks=needs_bitsandbytes)]

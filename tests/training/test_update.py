@@ -17,13 +17,14 @@ from grouper.config.schema import GRPOConfig, LoraConfig, OptimizerConfig
 from grouper.errors import ModelError
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy, TokenOutputs
-from grouper.training.objectives import grpo_objective, sft_objective
 from grouper.training.optimizers import make_optimizer, schedule
 from grouper.training.parallel import Replica
 from grouper.training.update import (
     UpdateResult,
     accumulate_gradient,
+    grpo_objective,
     is_out_of_memory,
+    sft_objective,
     update,
     validation_loss,
 )

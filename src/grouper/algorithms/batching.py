@@ -8,7 +8,7 @@ depend on how it is cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
@@ -20,12 +20,16 @@ from grouper.types import Demonstration, RolloutGroup
 
 __all__ = [
     "TrainBatch",
+    "broken_tensors",
     "demonstration_batch",
     "micro_batches",
+    "not_finite",
     "rollout_rows",
     "step_batches",
     "with_gradient",
 ]
+
+_PER_TOKEN = ("sampler_logprobs", "old_logprobs", "reference_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -302,3 +306,26 @@ def micro_batches(
         used += cost
         seen.add(owners[row])
     return [batch.select(torch.tensor(rows)) for rows in slices]
+
+
+def not_finite(batch: TrainBatch) -> str | None:
+    """What of a batch is infinite or not a number, and in which row; None where all is well.
+
+    Looks at the advantages, and at the log-probs of the target tokens; what stands on padding may
+    be anything.
+    """
+    return next(broken_tensors(batch), None)
+
+
+def broken_tensors(batch: TrainBatch, row: int | None = None) -> Iterator[str]:
+    """Names of the tensors that are not finite, in all rows or in one."""
+    bad: dict[str, Tensor] = {"advantages": ~torch.isfinite(batch.advantages)}
+    for name in _PER_TOKEN:
+        values: Tensor | None = getattr(batch, name)
+        if values is not None:
+            bad[name] = (~torch.isfinite(values) & batch.mask).any(1)
+    for name, rows in bad.items():
+        if row is not None and rows[row]:
+            yield name
+        elif row is None and rows.any():
+            yield f"{name} of row {int(rows.nonzero()[0])} ({int(rows.sum())} of {len(rows)} rows)"

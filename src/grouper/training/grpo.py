@@ -26,10 +26,9 @@ from grouper.sampling.graded import Grader, draw_and_grade
 from grouper.tracking.samples import format_sample
 from grouper.training.checkpoint import TrainState
 from grouper.training.metrics import rollout_tallies, status_of
-from grouper.training.objectives import grpo_objective
 from grouper.training.optimizers import schedule
 from grouper.training.session import Session
-from grouper.training.update import Scorer, UpdateResult, update
+from grouper.training.update import Scorer, UpdateResult, grpo_objective, update
 from grouper.types import (
     Problem,
     Prompt,
@@ -248,7 +247,7 @@ def _collect_step(run: Session, state: TrainState) -> RolloutBatch:
                 sampler=sampler,
                 grader=run.grader,
                 rewards=run.rewards,
-                params=run.prepared.training_params(),
+                params=run.params,
                 group_size=config.group_size,
                 key=(run.recipe.seed, "grpo", step),
                 seen=seen,

@@ -12,16 +12,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from grouper.algorithms.batching import TrainBatch
+from grouper.algorithms.batching import TrainBatch, broken_tensors
 from grouper.files import dumps, whole_folder
 from grouper.types import StepReport
 
-__all__ = ["LAST_METRICS", "not_finite", "write_nan_dump"]
+__all__ = ["LAST_METRICS", "write_nan_dump"]
 
 # Steps whose metrics are kept.
 LAST_METRICS = 20
-
-_PER_TOKEN = ("sampler_logprobs", "old_logprobs", "reference_logprobs")
 
 README = """# {title}
 
@@ -49,29 +47,6 @@ Where to look first:
 
 Go on from the last checkpoint with other settings: `grouper run ... --resume --allow-changes`.
 """
-
-
-def not_finite(batch: TrainBatch) -> str | None:
-    """What of a batch is infinite or not a number, and in which row; None where all is well.
-
-    Looks at the advantages, and at the log-probs of the target tokens; what stands on padding may
-    be anything.
-    """
-    return next(_broken(batch), None)
-
-
-def _broken(batch: TrainBatch, row: int | None = None) -> Iterator[str]:
-    """Names of the tensors that are not finite, in all rows or in one."""
-    bad: dict[str, Tensor] = {"advantages": ~torch.isfinite(batch.advantages)}
-    for name in _PER_TOKEN:
-        values: Tensor | None = getattr(batch, name)
-        if values is not None:
-            bad[name] = (~torch.isfinite(values) & batch.mask).any(1)
-    for name, rows in bad.items():
-        if row is not None and rows[row]:
-            yield name
-        elif row is None and rows.any():
-            yield f"{name} of row {int(rows.nonzero()[0])} ({int(rows.sum())} of {len(rows)} rows)"
 
 
 def write_nan_dump(
@@ -129,7 +104,7 @@ def _texts(batch: TrainBatch, tokenizer: Any) -> Iterator[dict[str, Any]]:
             "prompt": tokenizer.decode(ids.tolist(), skip_special_tokens=False),
             "completion": tokenizer.decode(sampled.tolist(), skip_special_tokens=False),
             "advantage": float(batch.advantages[row]),
-            "not_finite": list(_broken(batch, row)),
+            "not_finite": list(broken_tensors(batch, row)),
         }
 
 

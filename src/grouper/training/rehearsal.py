@@ -18,10 +18,9 @@ from grouper.config.schema import GRPOConfig, PhaseConfig, SFTConfig
 from grouper.models.policy import Policy
 from grouper.training.checkpoint import TrainState
 from grouper.training.loop import Hook, phase_config
-from grouper.training.objectives import rehearsal_objective
 from grouper.training.optimizers import Optimizer, state_bytes
 from grouper.training.session import Session
-from grouper.training.update import accumulate_gradient
+from grouper.training.update import accumulate_gradient, rehearsal_objective
 
 __all__ = ["Rehearsal", "worst_slices"]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import os
 import platform
 import signal
+import sys
 import threading
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 import torch
@@ -44,9 +47,8 @@ from grouper.training.problem_sets import (
     quarantine_lines,
 )
 from grouper.training.update import validation_loss
-from grouper.training.watchdog import Watchdog
 
-__all__ = ["Session", "check_models", "describe_versions"]
+__all__ = ["Session", "Watchdog", "check_models", "describe_versions"]
 
 log = logging.getLogger(__name__)
 
@@ -169,6 +171,8 @@ class Session:
         if self.prepared.demonstrations:
             display.say(_as_trained(self.prepared))
         self.rewards: RewardStack = self.prepared.rewards
+        self.params = self.prepared.training_params()
+        """How GRPO draws its rollouts."""
         for text in self.prepared.check_rewards():
             log.warning(text)
         self._sampler: tuple[Policy, NativeSampler] | None = None
@@ -427,3 +431,68 @@ def describe_versions(device: torch.device) -> dict[str, str]:
     if device.type == "cpu":
         found["kernels"] = kernels_in_use()
     return found
+
+
+# --- the watchdog
+
+# What a process ends with that its watchdog has ended.
+EXIT_CODE = 70
+
+
+class Watchdog:
+    """Says where every thread stands when `alive` has not been called for a while.
+
+    Processes that wait for one another wait for ever when one of them is stuck, and nothing tells
+    which. Where others are waiting the process is ended, too, so that whoever started the team ends
+    them all.
+
+    Args:
+        minutes: how long; 0: never.
+        rank: of this process.
+        fatal: end the process, since others are waiting for it.
+    """
+
+    def __init__(self, minutes: float, *, rank: int = 0, fatal: bool = False) -> None:
+        self._seconds = 60.0 * minutes
+        self._rank = rank
+        self._fatal = fatal
+        self._what = "starting"
+        self._moved = threading.Event()
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def alive(self, what: str) -> None:
+        """Say that something moves, and what is being done now."""
+        self._what = what
+        self._moved.set()
+
+    def __enter__(self) -> Self:
+        if self._seconds > 0:
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ended = True
+        self._moved.set()
+
+    def _watch(self) -> None:
+        while not self._ended:
+            if not self._moved.wait(self._seconds):
+                self._bark()
+            self._moved.clear()
+
+    def _bark(self) -> None:
+        sys.stderr.write(
+            f"\n[rank {self._rank}] nothing has moved for {self._seconds / 60:g} minutes, in: "
+            f"{self._what}. Where every thread stands:\n"
+        )
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        sys.stderr.flush()
+        if self._fatal:
+            os._exit(EXIT_CODE)

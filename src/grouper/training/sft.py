@@ -6,10 +6,9 @@ from grouper.algorithms.batching import demonstration_batch
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.sampling.base import address
 from grouper.training.checkpoint import TrainState
-from grouper.training.objectives import sft_objective
 from grouper.training.optimizers import schedule
 from grouper.training.session import Session
-from grouper.training.update import update
+from grouper.training.update import sft_objective, update
 from grouper.types import StepReport, Tally
 
 __all__ = ["sft_step"]
