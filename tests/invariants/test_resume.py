@@ -17,7 +17,7 @@ from grouper.errors import CheckpointError, Interrupted, RunFolderError
 from grouper.tracking import metrics_file
 from grouper.tracking.live import Progress
 from grouper.training import checkpoint, loop
-from grouper.training.checkpoint import STATE_FILE, is_complete
+from grouper.training.checkpoint import STATE_FILE, TrainState, is_complete
 from grouper.training.session import Session
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -141,10 +141,10 @@ def test_a_kill_between_checkpoints_loses_only_what_came_after(
 
     honest = loop._evaluate_if_due
 
-    def die(session: Session, phase: loop.Phase) -> None:
-        if phase.name == "grpo" and phase.state.step == 5:
+    def die(session: Session, state: TrainState) -> bool:
+        if (state.phase, state.step) == ("grpo", 5):
             raise Killed
-        honest(session, phase)
+        return honest(session, state)
 
     monkeypatch.setattr(loop, "_evaluate_if_due", die)
     with pytest.raises(Killed):

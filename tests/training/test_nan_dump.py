@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from tiny_models import make_batch
 from tiny_states import SavedTokenizer
 
-from grouper.training.nan_dump import LAST_METRICS, not_finite, write_nan_dump
+from grouper.algorithms.batching import not_finite
+from grouper.training.nan_dump import LAST_METRICS, write_nan_dump
 from grouper.types import StepReport, Tally
 
 
