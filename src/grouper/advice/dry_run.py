@@ -177,8 +177,8 @@ def _prompts(recipe: Recipe, sets: ProblemSets) -> _Prompts:
         stops = [bench.tokenizer.decode([i]) for i in bench.stop_tokens.all]
     lines = [_lengths_line("Prompts", [len(prompt.token_ids) for _, prompt in inputs.train])]
     if inputs.demonstrations:
-        shown = [len(demonstration.token_ids) for demonstration in inputs.demonstrations]
-        lines.append(_lengths_line("Demonstrations", shown))
+        lengths = [len(demonstration.token_ids) for demonstration in inputs.demonstrations]
+        lines.append(_lengths_line("Demonstrations", lengths))
     lines += [] if inputs.budget is None else [inputs.budget]
     lines.append(f"Stop tokens: {' '.join(stops)}")
     return _Prompts(lines=tuple(lines), first=inputs.train[0] if inputs.train else None)
