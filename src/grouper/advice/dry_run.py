@@ -176,8 +176,8 @@ def _prompts(recipe: Recipe, sets: ProblemSets) -> _Prompts:
     prepared = prepare(recipe, sets)
     lines = [_lengths_line("Prompts", [len(prompt.token_ids) for _, prompt in prepared.train])]
     if prepared.demonstrations:
-        shown = [len(demonstration.token_ids) for demonstration in prepared.demonstrations]
-        lines.append(_lengths_line("Demonstrations", shown))
+        lengths = [len(demonstration.token_ids) for demonstration in prepared.demonstrations]
+        lines.append(_lengths_line("Demonstrations", lengths))
     lines += [] if prepared.budget is None else [prepared.budget]
     stops = [prepared.tokenizer.decode([i]) for i in prepared.stop_tokens.all]
     lines.append(f"Stop tokens: {' '.join(stops)}")

@@ -109,7 +109,7 @@ def _measured(recipe: Recipe, sets: ProblemSets, bounds: Lengths, context: int |
     if sets.sft is None or recipe.skip_sft:
         return replace(found, sft_prompt=0, sft_completion=0, sft_mean=0)
     ends = [] if path is None else stop_ids_of(path, recipe.model.revision)
-    shown = prepare_demonstrations(
+    demonstrations = prepare_demonstrations(
         sets.sft.problems,
         fmt,
         tokenizer,
@@ -118,7 +118,7 @@ def _measured(recipe: Recipe, sets: ProblemSets, bounds: Lengths, context: int |
         max_completion_tokens=None if context is None else max(1, context - limit),
         max_tokens=recipe.sft.max_tokens,
     ).items
-    asked = [len(d.prompt.token_ids) for _, d in shown]
-    answered = [len(d.token_ids) for _, d in shown]
-    mean = -(-(sum(asked) + sum(answered)) // len(shown))
+    asked = [len(d.prompt.token_ids) for _, d in demonstrations]
+    answered = [len(d.token_ids) for _, d in demonstrations]
+    mean = -(-(sum(asked) + sum(answered)) // len(demonstrations))
     return replace(found, sft_prompt=max(asked), sft_completion=max(answered), sft_mean=mean)

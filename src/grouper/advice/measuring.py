@@ -34,8 +34,8 @@ from grouper.types import StepReport
 
 __all__ = ["Bench", "Spread", "bench"]
 
+# A learning rate that moves no weight by anything that a sum would notice.
 STILL = 1e-30
-"""A learning rate that moves no weight by anything that a sum would notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

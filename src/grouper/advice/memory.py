@@ -27,12 +27,12 @@ __all__ = ["Memory", "ModelMemory"]
 
 GIB = 2**30
 
+# Bytes of an NF4 weight: half a byte, a byte of scale for 64 of them, a float for 256 scales.
 FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of an NF4 weight: half a byte, a byte of scale for 64 of them, a float for 256 scales."""
 
+# [slots, V] float32 at a time while tokens are drawn: logits old and new, scaled, log-softmax,
+# probabilities, cumulated.
 DRAW_COPIES = 6
-"""[slots, V] float32 at a time while tokens are drawn: logits old and new, scaled, log-softmax,
-probabilities, cumulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

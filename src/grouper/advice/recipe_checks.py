@@ -201,9 +201,9 @@ def _check_format(recipe: Recipe) -> None:
         )
 
 
+# Below these, a learning rate was most likely chosen for training all weights: an adapter needs
+# about ten times as much (Schulman et al., "LoRA without regret", 2025).
 LORA_RATES = {"sft": 5e-5, "grpo": 5e-6}
-"""Below these, a learning rate was most likely chosen for training all weights: an adapter needs
-about ten times as much (Schulman et al., "LoRA without regret", 2025)."""
 
 
 def _warn_about_rates(recipe: Recipe) -> list[str]:

@@ -26,11 +26,11 @@ from grouper.training.rehearsal import worst_slices
 
 __all__ = ["CardPlan", "PhasePlan", "RunPlan", "Speed", "plan_run"]
 
+# GiB of common cards.
 CARDS = (24, 40, 80, 141)
-"""GiB of common cards."""
 
+# GiB of a card that nothing can be put into: the context, kernels, and fragmentation.
 RESERVE = 1.25
-"""GiB of a card that nothing can be put into: the context, kernels, and fragmentation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +90,10 @@ class RunPlan:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: bytes, tokens and seconds."""
         plan = dataclasses.asdict(self)
-        for part, told in zip(self.memory, plan["memory"], strict=True):
-            told["peak"] = part.peak
-        for phase, told in zip(self.phases, plan["phases"], strict=True):
-            told["tokens"] = phase.tokens
+        for part, values in zip(self.memory, plan["memory"], strict=True):
+            values["peak"] = part.peak
+        for phase, values in zip(self.phases, plan["phases"], strict=True):
+            values["tokens"] = phase.tokens
         return {**plan, "peak": self.peak}
 
 
@@ -103,7 +103,7 @@ def plan_run(recipe: Recipe, *, device: str | None = None, speed: Speed | None =
     Args:
         recipe: the run.
         device: what to plan for; left out: as the recipe says.
-        speed: for times; left out: none are told.
+        speed: for times; left out: none are given.
 
     Raises:
         ModelError: the configuration of the model is not on this machine.
@@ -140,8 +140,8 @@ class _Update:
         return PhasePlan(name=self.name, steps=steps, tokens_per_step=self.tokens, seconds=whole)
 
 
+# (setting, peak) at a few settings.
 Curve = list[tuple[int, int]]
-"""(setting, peak) at a few settings."""
 
 
 class _Planner:
@@ -199,11 +199,11 @@ class _Planner:
         recipe, lengths, sets = self.recipe, self.lengths, self.sets
         sft, grpo = recipe.sft, recipe.grpo
         if not recipe.skip_sft:
-            shown = None if sets is None else sets.sft or sets.train
+            trained = None if sets is None else sets.sft or sets.train
             yield _Update(
                 name="sft",
                 config=sft,
-                size=None if shown is None else len(shown),
+                size=None if trained is None else len(trained),
                 per_step=sft.batch_size,
                 tokens=sft.batch_size * lengths.sft_mean,
                 slices=worst_slices(sft, lengths.sft_prompt or 1, lengths.sft_completion or 1),

@@ -110,10 +110,10 @@ def _show(plan: RunPlan) -> None:
     )
     console.print()
     console.print(_memory_table(plan))
-    console.print(
-        "The peak is the sum of its row; a chunk of logits is a part of the activations.",
-        highlight=False,
-    )
+    peak = "The peak is the sum of its row; a chunk of logits is a part of the activations."
+    if plan.device == "cpu":
+        peak += " The process may hold up to half as much again: glibc keeps freed memory."
+    console.print(peak, highlight=False, soft_wrap=True)
     console.print()
     console.print(_card_table(plan))
     console.print()

@@ -43,7 +43,7 @@ class Asked:
 
 
 class Hook:
-    """Called around the steps of a phase, on every process, in the order of the hooks."""
+    """What is called around the steps of a phase, on every process, in the order of the hooks."""
 
     def phase_begins(self, session: Session, state: TrainState) -> None:
         """Before the first step, also of a phase that is resumed."""
