@@ -182,7 +182,7 @@ def _first_state(
 
 
 def _starting_policy(session: Session, policy: Policy | None) -> tuple[Policy, str]:
-    """What GRPO starts from and its folder: the recipe's, else what SFT left, else the base model."""
+    """What GRPO starts from and its folder: the recipe's, else what SFT left, else the base."""
     start = session.recipe.grpo.start_from
     sft = session.path / "sft" / "final"
     if start is not None:
