@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 from codebase import SOURCE, TOP, modules
 
-BUDGET = 27_600
-"""Lines of code of the whole package. It only falls: raise it with a reason in the commit."""
+# Lines of code of the whole package. It only falls: raise it with a reason in the commit.
+BUDGET = 27_542
 
 FILES_PER_ROOM = 14
+# Rooms that have not been put in order yet, with the files they have; these only fall, too.
 LARGER_ROOMS = {
     "cli": 25,
     "config": 16,
@@ -29,12 +30,11 @@ LARGER_ROOMS = {
     "rewards": 20,
     "sampling": 19,
     "tracking": 20,
-    "training": 39,
+    "training": 18,
 }
-"""Rooms that have not been put in order yet, with the files they have; these only fall, too."""
 
+# Files beside the rooms.
 LOOSE_FILES = 6
-"""Files beside the rooms."""
 
 BLANK = {
     tokenize.COMMENT,
