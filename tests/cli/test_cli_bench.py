@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 
 import pytest
 
+from grouper.advice import measuring
 from grouper.cli.bench import bench_command
 from grouper.errors import ConfigError
 
@@ -54,6 +56,15 @@ def test_json_of_a_recipe_that_makes_its_model(grouper, small, tmp_path):
     assert told["metrics"]["completion/tokens"]["max"] == 4
     assert sum(told["shares"].values()) == pytest.approx(1)
     assert not (tmp_path / "demo").exists()
+
+
+def test_memory_that_ran_out_names_the_setting_to_begin_with(grouper, finished_run, monkeypatch):
+    honest = measuring.bench
+    short = lambda *args, **named: replace(honest(*args, **named), token_limit=96)  # noqa: E731
+    monkeypatch.setattr(measuring, "bench", short)
+    done = grouper("bench", finished_run, *FEW, "--completion-tokens", "2")
+    assert "Memory ran out: slices have had at most 96 tokens since." in done.out
+    assert "Set grpo.tokens_per_micro_batch=96" in done.out
 
 
 def test_mistakes_are_one_paragraph(grouper, finished_run):

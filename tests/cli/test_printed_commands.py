@@ -179,6 +179,7 @@ def test_a_printed_command_does_what_is_said(
     finds = command.startswith(("grouper preview", "grouper diagnose", "grouper rewards probe"))
     assert called.code in ((0, 1) if finds else (0,)), called.err
     assert "Traceback" not in called.err
+    assert called.out or called.err or "--nproc" in command, "it says nothing"
 
 
 # Several processes would each say the same of the Hub.

@@ -1,6 +1,6 @@
 """Recipes: read the YAML, apply overrides, write it back whole, name it by a hash.
 
-    defaults (config.py)  <  recipe file  <  `section.key=value`
+    defaults (schema.py)  <  recipe file  <  `section.key=value`
 
 Relative paths inside a recipe are relative to the folder the command runs in.
 """

@@ -219,7 +219,7 @@ class GRPOConfig(PhaseConfig):
 
     @model_validator(mode="after")
     def _preset_is_filled_in(self) -> Self:
-        # A recipe file is filled in by `recipe.load_recipe`, before anything is validated.
+        # A recipe file is filled in by `loading.load_recipe`, before anything is validated.
         if self.algorithm and not PRESETS[self.algorithm].keys() <= self.model_fields_set:
             raise ValueError(f"use GRPOConfig.of({self.algorithm!r}, ...) to get its parts")
         return self

@@ -1,7 +1,7 @@
 """One process or many, behind one door. A run on one device uses no distributed code at all.
 
 Whoever has work to share asks a `Team`; alone, sharing and bringing together are free. The team
-of several processes is in `training/distributed.py`.
+of several processes is in `training/parallel.py`.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ class Sampler(Protocol):
 def address(*parts: int | str) -> int:
     """The 64-bit key of a draw, a pure function of everything that names it.
 
-    By convention the parts are (run seed, purpose, step, problem id, sample index), so a draw
-    does not depend on the slot, batch or process it runs in, and resuming needs no generator
-    state.
+    By convention the parts are (run seed, purpose, step, occurrence within the step, problem id,
+    sample index), so a draw does not depend on the slot, batch or process it runs in, and resuming
+    needs no generator state.
 
     >>> address(0, "grpo", 1, "a/1", 0) == address(0, "grpo", 1, "a/1", 0)
     True

@@ -119,9 +119,10 @@ class BestScore:
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """Everything a checkpoint holds: the only mutable record.
+    """Where a phase is: what a checkpoint holds, and what is made anew from the recipe.
 
-    The schedule and SFT's problem stream are functions of `step`, so they need no entry.
+    The schedule and SFT's place in the problem stream are functions of `step`, so they need no
+    entry.
     """
 
     phase: str
@@ -155,7 +156,7 @@ class TrainState:
     asked: dict[str, str] = field(default_factory=dict)
     """What hooks ask for after the last step, and which one does."""
     suspect: TrainBatch | None = None
-    """The last step that was skipped; not saved."""
+    """The last step, where it was skipped; not saved."""
 
     def count_update(self, *, applied: bool, batch: TrainBatch | None) -> None:
         """Count one update, applied or skipped.

@@ -66,6 +66,7 @@ def grpo_step(run: Session, state: TrainState) -> StepReport:
 
     Raises:
         Interrupted: while sampling; nothing has been changed then.
+        RewardError: a reward function failed on too many of the recent groups.
         ModelError: memory ran out and the step cannot be run again in smaller slices.
     """
     config, clock = run.recipe.grpo, state.clock
@@ -268,7 +269,10 @@ def _collect_step(run: Session, state: TrainState) -> RolloutBatch:
 
 
 def shuffle_rewards(groups: Sequence[RolloutGroup], key: int) -> tuple[RolloutGroup, ...]:
-    """The control experiment: grades and rewards dealt out anew over all rollouts of the step."""
+    """The control experiment: grades and rewards dealt out anew over all rollouts of the step.
+
+    They are recorded as dealt, beside texts that they do not belong to.
+    """
     everything = [rollout for group in groups for rollout in group.rollouts]
     order = np.random.default_rng(key).permutation(len(everything)).tolist()
     dealt = (everything[i] for i in order)
@@ -317,7 +321,7 @@ def assemble(
     Old log-probs are taken once, before the first update, and shared by all of them.
 
     Args:
-        groups: everything that was sampled for the step.
+        groups: those that take part in the step.
         config: the algorithm.
         scores: log-probs under the policy and the reference; asked only for what is needed.
         max_new_tokens: divisor of the constant weighting where the recipe names none.

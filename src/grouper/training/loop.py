@@ -74,7 +74,7 @@ def run_phase(
     Raises:
         GrouperError: what a hook raises or asks to end the run with.
         Interrupted: on Ctrl-C, SIGTERM or SIGHUP, after saving a checkpoint.
-        ModelError: the loss was not finite several times in a row.
+        ModelError: a log-prob, the loss or its gradient was not finite several times in a row.
         RunFolderError: the metrics, or the checkpoint after an interrupt, cannot be written.
     """
     for hook in hooks:

@@ -1,4 +1,4 @@
-"""Numbers that are not finite: finding them before they do harm, and keeping the evidence."""
+"""Keeping the evidence of a step whose numbers are not finite."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from grouper.algorithms.batching import TrainBatch, broken_tensors
 from grouper.files import dumps, whole_folder
+from grouper.tracking.records import report_to_json
 from grouper.types import StepReport
 
 __all__ = ["LAST_METRICS", "write_nan_dump"]
@@ -64,9 +65,6 @@ def write_nan_dump(
     Raises:
         RunFolderError: the disk is full or not writable.
     """
-    # Records know of evaluations and recipes, which an update by itself does not need.
-    from grouper.tracking.records import report_to_json
-
     last = reports[-1]
     target = run / "incident" / f"{last.phase}-{last.step:06d}"
     with whole_folder(target) as folder:
