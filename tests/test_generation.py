@@ -71,6 +71,18 @@ def test_as_many_samples_as_the_recipe_evaluates(lora_run):
         assert opened.recipe.evaluation.samples == 1
 
 
+def test_questions_need_neither_training_data_nor_their_budget(lora_run):
+    """With `max_total_tokens` completions in training have what the longest prompt leaves."""
+    recipe = load_recipe(lora_run / "recipe.yaml").override(
+        f"data.train={{source: file, path: {lora_run / 'gone.jsonl'}}}"
+    )
+    final = lora_run / "sft" / "final"
+    for sampling in ("{max_total_tokens: 40}", "{max_new_tokens: 100000}"):
+        given = recipe.override(f"sampling={sampling}")
+        with load_generator(final, recipe=given, max_new_tokens=3) as opened:
+            assert 1 <= solve("Pick 1.", opened).tokens <= 3
+
+
 def test_what_cannot_be_loaded_or_asked(lora_run, generator, tmp_path):
     with pytest.raises(ModelError, match="no folder"):
         load_generator(tmp_path / "none", format="xml")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,30 @@ def test_the_optimizer_goes_on_as_if_nothing_had_happened(tmp_path: Path, lora: 
         take_step(back)
     for name, value in straight.policy.trainable().items():
         assert torch.equal(value, back.policy.trainable()[name]), name
+
+
+def test_a_checkpoint_of_an_earlier_format_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    """Otherwise the phase would begin anew, and the record of what it did would be cut off."""
+    folder = save(tmp_path, tiny_state())
+    shutil.rmtree(folder / OPTIMIZER_FOLDER)
+    (folder / "optimizer.pt").write_bytes(b"as it was")
+    checkpoint._write_state(folder, {**read_state(folder), "files": contents(folder)})
+    found = latest_checkpoint(tmp_path, "grpo", recipe_hashes={HASH})
+    assert found is not None
+    with pytest.raises(CheckpointError, match="none in this version's format"):
+        load_optimizer(tiny_state().optimizer, found[0] / OPTIMIZER_FOLDER)
+
+
+def test_no_memory_for_the_copy_that_is_written_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("nothing left")
+
+    monkeypatch.setattr(checkpoint, "save_optimizer", fail)
+    with pytest.raises(RunFolderError, match="cannot be written: nothing left"):
+        save(tmp_path, tiny_state())
+    assert list((tmp_path / "grpo").iterdir()) == []
 
 
 def truncate(path: Path) -> None:

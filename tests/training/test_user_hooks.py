@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,21 @@ def test_a_run_that_a_hook_ended_is_finished_and_can_be_prolonged(tmp_path: Path
     file.write_text("def f(report):\n    return None\n")
     with pytest.raises(Exception, match=r"the code changed since this run began: .*mine\.py"):
         go_on("grpo.steps=6", resume=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
+def test_what_a_hook_asked_for_goes_with_it(tmp_path: Path) -> None:
+    """A run that is killed between its last checkpoint and its final model, then without hook."""
+    file = tmp_path / "mine.py"
+    file.write_text("def f(report):\n    return 'stop' if report.phase == 'grpo' else None\n")
+    with prepare(recipe(tmp_path, f"hooks=['{file}:f']")) as setup:
+        path = train(setup).path
+    assert read_state(path / "grpo" / "final")["step"] == 1
+    shutil.rmtree(path / "grpo" / "final")
+    with prepare(recipe(tmp_path)) as setup:
+        train(setup, resume=True, allow_changes=True)
+    assert read_state(path / "grpo" / "final")["step"] == 4
 
 
 def test_which_hooks_look_on_is_no_part_of_the_experiment(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Every field says its unit and default here and nowhere else; `grouper recipes fields` prints
 them. Values that contradict each other within a section are refused here; checks that need the
-tables of data sources, formats or rewards are in `advice/recipe_checks.py`; `loading.py` reads the YAML.
+tables of data sources, formats or rewards are in `advice/recipe_checks.py`.
 """
 
 from __future__ import annotations

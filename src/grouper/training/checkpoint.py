@@ -296,6 +296,12 @@ def _save(
                     save_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER, team.rank)
         except RunFolderError as error:
             problem = error
+        except (MemoryError, RuntimeError) as error:  # no room for the copy that is written
+            problem = RunFolderError(
+                f"the optimizer state cannot be written: {str(error).splitlines()[0]}",
+                where=str(target),
+                fix="Free some memory; `grouper plan` says what each part takes.",
+            )
         for refusal in filter(None, team.gather(problem)):
             raise refusal
         weights = state.replica.whole_weights()
@@ -353,6 +359,8 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
             for path in folder.glob("*.safetensors"):
                 file = stack.enter_context(safe_open(path, framework="pt"))
                 files.append((json.loads(file.metadata()["grouper"]), file))
+            if not files:
+                raise ValueError("there is none in this version's format")
             files.sort(key=lambda pair: int(pair[0]["rank"]))
             record = files[0][0]
             if record["optimizer"] != optimizer.describe():
@@ -523,7 +531,8 @@ def _is_resumable(folder: Path) -> bool:
     """
     try:
         state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        return any(name.startswith(f"{OPTIMIZER_FOLDER}/") for name in state["files"])
+        # In whatever format: one of an earlier version is refused when it is read, not passed over.
+        return any(name.startswith(OPTIMIZER_FOLDER) for name in state["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return True
 

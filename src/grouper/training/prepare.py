@@ -74,7 +74,6 @@ class Prepared:
     """
 
     recipe: Recipe
-    sets: ProblemSets
     model_path: str
     """Folder or Hub name of the model whose tokenizer is used; in a run that before training."""
     format: PromptFormat
@@ -84,8 +83,6 @@ class Prepared:
     """The longest sequence that the model takes, in tokens; None where it does not say."""
     max_new_tokens: int
     """The completion budget: of the recipe, or what `max_total_tokens` leaves of it."""
-    prompt_limit: int
-    """The longest prompt that leaves room for a completion, in tokens."""
     budget: str | None
     """What `sampling.max_total_tokens` leaves for a completion, in words."""
     train: Items
@@ -146,6 +143,15 @@ class Prepared:
         )
 
     # --- sampling and grading ---
+
+    @property
+    def prompt_limit(self) -> int:
+        """The longest prompt that leaves room for a completion, in tokens.
+
+        Raises:
+            ConfigError: the model's context has no room for `sampling.max_new_tokens`.
+        """
+        return _prompt_limit(self.recipe, self.context, self.max_new_tokens)
 
     def training_params(self, *, max_new_tokens: int | None = None) -> SamplingParams:
         """How GRPO draws its rollouts, or longer ones of up to `max_new_tokens`."""
@@ -304,21 +310,36 @@ def prepare(recipe: Recipe, sets: ProblemSets, *, model: str | None = None) -> P
         make_base(recipe, sets, Path(path))
     elif model is None:
         require_model_folder(path)
+    try:
+        return _rendered(recipe, sets, path, folder)
+    except BaseException:
+        if folder is not None:
+            folder.cleanup()
+        raise
+
+
+def _rendered(
+    recipe: Recipe,
+    sets: ProblemSets,
+    path: str,
+    folder: tempfile.TemporaryDirectory[str] | None,
+) -> Prepared:
     renderer = _Renderer(recipe, path)
-    # How much room prompts and demonstrations have may follow from the training prompts.
-    train, budget = renderer.settle_budget(sets.train)
+    # How much room prompts and demonstrations have may follow from the training prompts. Where
+    # there are none and evaluation has a budget of its own, nothing needs it.
+    train, budget = None, None
+    if sets != ProblemSets() or recipe.evaluation.max_new_tokens is None:
+        train, budget = renderer.settle_budget(sets.train)
     solved = sets.validation is not None and any(p.solution for p in sets.validation.problems)
     learnt = not recipe.skip_sft and sets.sft is not None
     return Prepared(
         recipe=recipe,
-        sets=sets,
         model_path=path,
         format=renderer.format,
         tokenizer=renderer.tokenizer,
         stop_tokens=renderer.stop_tokens,
         context=renderer.context,
         max_new_tokens=renderer.max_new_tokens,
-        prompt_limit=renderer.prompt_limit,
         budget=budget,
         demonstrations=renderer.demonstrations(sets.sft, "sft") if learnt else (),
         validation_demonstrations=(
@@ -358,21 +379,8 @@ class _Renderer:
 
     @property
     def prompt_limit(self) -> int:
-        """As `Prepared.prompt_limit`.
-
-        Raises:
-            ConfigError: the model's context has no room for `sampling.max_new_tokens`.
-        """
-        wanted, new = self._recipe.prompt.max_prompt_tokens, self.max_new_tokens
-        if self.context is None:
-            return wanted
-        if new >= self.context:
-            raise ConfigError(
-                f"{new} new tokens leave no room for a prompt in the model's {self.context}",
-                where="sampling.max_new_tokens",
-                fix=f"Lower it; {self.context // 2} would leave half of the context.",
-            )
-        return min(wanted, self.context - new)
+        """As `Prepared.prompt_limit`."""
+        return _prompt_limit(self._recipe, self.context, self.max_new_tokens)
 
     def settle_budget(self, train: ProblemSet | None) -> tuple[Items | None, str | None]:
         """With `sampling.max_total_tokens`, let completions have what the longest training prompt
@@ -456,6 +464,19 @@ class _Renderer:
                 fix="Use the tokenizer that was saved with the model, or resize the model's "
                 "embedding (`resize_token_embeddings`) and save both.",
             )
+
+
+def _prompt_limit(recipe: Recipe, context: int | None, new: int) -> int:
+    wanted = recipe.prompt.max_prompt_tokens
+    if context is None:
+        return wanted
+    if new >= context:
+        raise ConfigError(
+            f"{new} new tokens leave no room for a prompt in the model's {context}",
+            where="sampling.max_new_tokens",
+            fix=f"Lower it; {context // 2} would leave half of the context.",
+        )
+    return min(wanted, context - new)
 
 
 def _report_dropped(part: str, dropped: Sequence[Dropped]) -> None:

@@ -82,6 +82,8 @@ def resumed_state(session: Session, phase: str) -> TrainState | None:
         config = getattr(session.recipe, phase)
         state.optimizer = make_optimizer(state.policy, config.optimizer)
     state.restore(saved)
+    # What a hook asked for goes with it.
+    state.asked = {word: who for word, who in state.asked.items() if who in session.recipe.hooks}
     session.folder.truncate_to(phase, state.step)
     session.team.lead(lambda: _warn_of_holes(session, phase, state.step))
     changes = session.team.lead(lambda: session.folder.changes_begin_at(phase, state.step))

@@ -229,6 +229,7 @@ class Session:
         if self._replica is None or self._replica.policy is not policy:
             if self.team.size > 1 and self.recipe.parallel == "fsdp":
                 # The sampler's copy is made while the weights are still in one piece.
+                self._sampler = None  # not two copies at a time
                 self._sampler = (policy, self.prepared.sampler(policy, copy_now=True))
             self._replica = make_replica(policy, self.team, self.recipe.parallel)
         return self._replica

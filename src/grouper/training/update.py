@@ -459,6 +459,7 @@ class _Tries:
         self._batch = batch
         self._budget = replica.token_budget(batch, token_budget)
         self._current: TrainBatch | None = None
+        self._ran_out: str | None = None
         self._repeatable = False
 
     @contextlib.contextmanager
@@ -474,7 +475,12 @@ class _Tries:
         """
         policy, team = self._replica.policy, self._replica.team
         if self._current is not None:
+            # By now the exception is gone, and with it what its traceback kept alive.
             _release(policy)
+        if self._ran_out is not None:
+            assert self._current is not None, "memory ran out in a slice"
+            policy.token_limit = self._agreed(self._smaller(self._current, self._ran_out))
+            self._ran_out = None
         budget = min(self._budget, policy.token_limit or self._budget)
         # False where other processes may be waiting in the middle of what this one does.
         self._repeatable = team.size == 1 or not self._replica.split
@@ -487,10 +493,9 @@ class _Tries:
         except RuntimeError as error:
             if not is_out_of_memory(error) or self._current is None:
                 raise
-            reason = str(error).splitlines()[0]
+            self._ran_out = str(error).splitlines()[0]
             if not self._repeatable:
-                raise _while_others_wait(self._current, policy, reason) from error
-            policy.token_limit = self._agreed(self._smaller(self._current, reason))
+                raise _while_others_wait(self._current, policy, self._ran_out) from error
 
     def barrier(self) -> None:
         """All processes have come here, or none goes on: after it they wait for each other.
