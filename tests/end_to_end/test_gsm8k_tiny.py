@@ -27,7 +27,7 @@ def test_real_text_goes_through_every_part(shared_data: Path, tmp_path: Path) ->
     with Session(recipe, Progress(quiet=True)) as session:
         batch = demonstration_batch(session.prepared.demonstrations[:16], token_mean)
         assert batch.mask.any(dim=1).all()
-        stop = session.stop_tokens.trained
+        stop = session.prepared.stop_tokens.trained
         assert all(d.token_ids[-1] == stop for d in session.prepared.demonstrations)
         result = train(session)
         log = (result.path / "training.log").read_text(encoding="utf-8")

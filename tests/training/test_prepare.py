@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from grouper.advice.lengths import find_lengths
 from grouper.config.loading import load_recipe
-from grouper.errors import ConfigError, ModelError
+from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.tracking.live import Progress
 from grouper.training.prepare import prepare
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
@@ -85,6 +85,15 @@ def test_demonstrations_have_at_most_so_many_tokens(session):
     sizes = [len(d.prompt.token_ids) + len(d.token_ids) for d in session.prepared.demonstrations]
     assert max(sizes) <= 60
     assert len(sizes) < 40
+
+
+def test_a_completion_budget_that_leaves_prompts_no_room_is_named(session):
+    """Raising prompt.max_prompt_tokens would do nothing."""
+    recipe = session.recipe.override(sampling={"max_total_tokens": None, "max_new_tokens": 2046})
+    assert session.prepared.context == 2048
+    sets = ProblemSets(train=load_problem_sets(recipe).train)
+    with pytest.raises(PromptError, match=r"Lower sampling.max_new_tokens: .* leaves prompts 2"):
+        prepare(recipe, sets, model=session.base_path)
 
 
 def test_a_plan_counts_on_it(session):

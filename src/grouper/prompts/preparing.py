@@ -55,11 +55,12 @@ def prepare_prompts(
     *,
     max_prompt_tokens: int,
     max_percentile: float | None = None,
+    fix: str = "Raise prompt.max_prompt_tokens.",
 ) -> PreparedPrompts:
     """The prompts of `problems` that have at most `max_prompt_tokens` tokens.
 
     Of those, with `max_percentile`, the ones that are no longer than this percentile of their
-    lengths (interpolated linearly).
+    lengths (interpolated linearly). `fix` is what helps where none is left.
 
     Raises:
         PromptError: the template fails, or no prompt is left.
@@ -72,7 +73,7 @@ def prepare_prompts(
             items.append((problem, prompt))
         else:
             dropped.append(Dropped(problem_id=problem.id, reason=reason))
-    _require_some(items, dropped, "prompt", "Raise prompt.max_prompt_tokens.")
+    _require_some(items, dropped, "prompt", fix)
     if max_percentile is not None:
         bound = np.percentile([len(prompt.token_ids) for _, prompt in items], max_percentile)
         longer = [(p, prompt) for p, prompt in items if len(prompt.token_ids) > bound]

@@ -418,12 +418,20 @@ class _Renderer:
         """The problems of a part that fit, with their prompts."""
         if part is None:
             return ()
+        limit, settings = self.prompt_limit, self._recipe.prompt
+        fix = "Raise prompt.max_prompt_tokens."
+        if limit < settings.max_prompt_tokens:
+            fix = (
+                f"Lower sampling.max_new_tokens: of the model's {self.context} tokens it leaves "
+                f"prompts {limit}."
+            )
         prepared = prepare_prompts(
             part.problems,
             self.format,
             self.tokenizer,
-            max_prompt_tokens=self.prompt_limit,
-            max_percentile=self._recipe.prompt.max_percentile if name == "train" else None,
+            max_prompt_tokens=limit,
+            max_percentile=settings.max_percentile if name == "train" else None,
+            fix=fix,
         )
         _report_dropped(name, prepared.dropped)
         for problem, prompt in prepared.items:
