@@ -312,7 +312,7 @@ def prepare(recipe: Recipe, sets: ProblemSets, *, model: str | None = None) -> P
         require_model_folder(path)
     try:
         return _rendered(recipe, sets, path, folder)
-    except BaseException:
+    except BaseException:  # nothing may be left behind, whatever went wrong
         if folder is not None:
             folder.cleanup()
         raise
