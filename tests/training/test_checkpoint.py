@@ -151,14 +151,25 @@ def test_a_checkpoint_of_an_earlier_format_is_refused_and_not_passed_over(tmp_pa
         load_optimizer(tiny_state().optimizer, found[0] / OPTIMIZER_FOLDER)
 
 
-def test_no_memory_for_the_copy_that_is_written_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError("nothing left"), RunFolderError),
+        (torch.OutOfMemoryError("nothing left"), RunFolderError),
+        (RuntimeError("nothing left of a shape"), RuntimeError),
+    ],
+)
+def test_only_memory_that_runs_out_in_a_save_lets_training_go_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    expected: type[Exception],
 ) -> None:
     def fail(*_: object) -> None:
-        raise MemoryError("nothing left")
+        raise error
 
     monkeypatch.setattr(checkpoint, "save_optimizer", fail)
-    with pytest.raises(RunFolderError, match="cannot be written: nothing left"):
+    with pytest.raises(expected, match="nothing left"):
         save(tmp_path, tiny_state())
     assert list((tmp_path / "grpo").iterdir()) == []
 

@@ -47,6 +47,7 @@ from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes
 from grouper.training.parallel import Replica
+from grouper.training.update import is_out_of_memory
 
 __all__ = [
     "OPTIMIZER_FOLDER",
@@ -296,7 +297,10 @@ def _save(
                     save_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER, team.rank)
         except RunFolderError as error:
             problem = error
-        except (MemoryError, RuntimeError) as error:  # no room for the copy that is written
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+                raise
+            # There is no room for the copy that is written.
             problem = RunFolderError(
                 f"the optimizer state cannot be written: {str(error).splitlines()[0]}",
                 where=str(target),
@@ -368,7 +372,7 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
             state: dict[str, Any] = record["numbers"]
             holders: dict[str, list[Any]] = {}
             for _, file in files:
-                for key in file.keys():  # noqa: SIM118 - it is no mapping
+                for key in file.keys():  # noqa: SIM118 - it is not a mapping
                     holders.setdefault(key, []).append(file)
             for key, those in holders.items():
                 state[key] = _read(key, those, optimizer.parameter(key))
