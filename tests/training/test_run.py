@@ -1,118 +1,99 @@
-"""What one phase leaves behind for the next: the weights, and nothing else."""
+"""A session looks at every model that the run will load before anything is trained or measured."""
 
 from __future__ import annotations
 
-import gc
-import json
-import weakref
+import shutil
+from pathlib import Path
 
 import pytest
-import torch
-from tiny_runs import TINY_RUN, data_from, write_problems
+from tiny_models import tiny_model
+from transformers import AutoTokenizer
 
-from grouper.api import prepare, train
+from grouper.api import prepare
 from grouper.config.loading import load_recipe
-from grouper.models.policy import Policy
-from grouper.training import run
-from grouper.training.grpo import grpo_step
-from grouper.training.sft import sft_step
+from grouper.config.schema import Recipe
+from grouper.errors import ModelError
+from grouper.grading import Grader
+from grouper.models.loading import quiet
+from grouper.rewards import RewardStack
+from grouper.tracking.live import Progress
+from grouper.training.session import Session, check_models
 
 
-def tiny_recipe(folder, *overrides):
-    write_problems(folder)
-    return load_recipe(
-        "demo",
-        [*TINY_RUN, *data_from(str(folder)), f"output_dir={folder}", "name=run", *overrides],
+@pytest.fixture
+def recipe(lora_run: Path, tmp_path: Path) -> Recipe:
+    """SFT of the run's base again, GRPO from what the run has handed over."""
+    return load_recipe(lora_run / "recipe.yaml").override(
+        f"model={{path: {lora_run / 'base'}}}",
+        f"grpo.start_from={lora_run.parent / 'handed-over'}",
+        f"output_dir={tmp_path}",
+        "name=again",
+        "save_path=null",
     )
 
 
-class Seen:
-    """What SFT holds, and which of it is still there when GRPO takes its first step."""
-
-    def __init__(self, monkeypatch):
-        self.held: dict[str, weakref.ref] = {}
-        self.alive: list[str] | None = None
-        self.policies = 0
-        self.trained: dict[str, torch.Tensor] = {}
-        self.started: dict[str, torch.Tensor] = {}
-
-        def step_of_sft(session, state):
-            report = sft_step(session, state)
-            moments = [
-                value
-                for value in state.optimizer.state_dict().values()
-                if isinstance(value, torch.Tensor) and value.numel() > 1
-            ]
-            assert moments
-            self.held = {
-                "optimizer": weakref.ref(state.optimizer),
-                "moments": weakref.ref(moments[0]),
-                "policy": weakref.ref(state.policy),
-            }
-            self.trained = state.policy.snapshot()
-            return report
-
-        def step_of_grpo(session, state):
-            if self.alive is None:
-                self.alive = [name for name, ref in self.held.items() if ref() is not None]
-                self.policies = sum(type(o) is Policy for o in gc.get_objects())
-                self.started = state.policy.snapshot()
-            return grpo_step(session, state)
-
-        monkeypatch.setattr(run, "sft_step", step_of_sft)
-        monkeypatch.setattr(run, "grpo_step", step_of_grpo)
+def refused(recipe: Recipe, match: str) -> None:
+    with pytest.raises(ModelError, match=match) as caught:
+        Session(recipe, Progress(quiet=True))
+    assert caught.value.where == "grpo.start_from"
+    assert not (Path(recipe.output_dir) / recipe.name).exists()
 
 
-@pytest.mark.parametrize("lora", ["{rank: 4}", pytest.param("null", marks=pytest.mark.slow)])
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of what torch shows the collector
-def test_what_sft_held_is_gone_when_grpo_takes_its_first_step(monkeypatch, tmp_path, lora):
-    gc.collect()
-    before = sum(type(o) is Policy for o in gc.get_objects())
-    seen = Seen(monkeypatch)
-    recipe = tiny_recipe(
-        tmp_path, f"model.lora={lora}", "sft.steps=2", "grpo.steps=1", "sampling.dtype=bfloat16"
-    )
-    with prepare(recipe) as setup:
-        train(setup)
-    # The policy is handed on, and with it the sampler's one copy of its weights; nothing else.
-    assert seen.alive == ["policy"]
-    assert seen.policies - before == 2
-    # The weights (the adapter, where there is one) go on as SFT left them.
-    assert seen.started.keys() == seen.trained.keys()
-    assert all(torch.equal(seen.started[name], seen.trained[name]) for name in seen.started)
-    assert all("lora_" in name for name in seen.started) is (lora != "null")
+def test_an_adapter_of_another_base_is_refused_at_the_start(recipe: Recipe, tmp_path: Path) -> None:
+    with quiet():
+        tiny_model().save_pretrained(tmp_path / "other")
+    other = recipe.override(f"model.path={tmp_path / 'other'}")
+    refused(other, "was trained on .* which is another model than")
+    # What is not loaded is not looked at.
+    check_models(other.override(skip_grpo=True), tmp_path, resume=False)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of what torch shows the collector
-def test_another_model_to_start_from_finds_the_memory_free(monkeypatch, tmp_path):
-    first = tiny_recipe(tmp_path, "sft.steps=1", "skip_grpo=true", "name=first")
-    with prepare(first) as setup:
-        other = train(setup).path / "sft" / "final"
-    gc.collect()
-    before = sum(type(o) is Policy for o in gc.get_objects())
-    seen = Seen(monkeypatch)
-    with prepare(
-        tiny_recipe(tmp_path, "sft.steps=2", "grpo.steps=1", f"grpo.start_from={other}")
-    ) as setup:
-        train(setup)
-    assert seen.alive == []
-    assert seen.policies - before == 1
+def test_another_tokenizer_is_refused_at_the_start(recipe: Recipe, tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    shutil.copytree(str(recipe.grpo.start_from), start)
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    tokenizer.add_tokens(["<one-more>"])
+    tokenizer.save_pretrained(start)
+    refused(recipe.override(f"grpo.start_from={start}"), "would read other tokens")
 
 
-def test_validation_says_five_numbers_at_step_0_and_at_the_end(lora_run):
-    said = (lora_run / "training.log").read_text()
-    for phase, last in (("sft", 4), ("grpo", 2)):
-        for step in (0, last):
-            name = f"validation-{phase}-{step:06d}"
-            assert f"{name}: format " in said
-            summary = json.loads((lora_run / "evaluations" / f"{name}.json").read_text())
-            assert summary["metrics"].keys() == {
-                "format_accuracy",
-                "answer_accuracy",
-                "with_reasoning",
-                "reasoning_length",
-                "reward",
-                "rewards",
-            }
-            assert summary["metrics"]["answer_accuracy"] == summary["accuracy"]
+def test_a_run_that_goes_on_needs_its_start_no_more(recipe: Recipe, lora_run: Path) -> None:
+    gone = recipe.override("grpo.start_from=./gone")
+    check_models(gone, lora_run, resume=True)  # its GRPO is finished
+    for run, resume in ((lora_run, False), (lora_run / "none", True)):
+        with pytest.raises(ModelError, match="there is no folder"):
+            check_models(gone, run, resume=resume)
+    with pytest.raises(ModelError, match="there is no folder"):  # the reference
+        check_models(gone.override("grpo.beta=0.1"), lora_run, resume=True)
+
+
+@pytest.mark.parametrize("opened", ["session", "setup"])
+def test_what_is_refused_late_leaves_nothing_running(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: str
+) -> None:
+    """T12: neither grading processes nor the lock, whatever went wrong."""
+
+    class UnforeseenError(Exception):
+        pass
+
+    def fail(self: RewardStack, **_: object) -> None:
+        raise UnforeseenError
+
+    closed: list[Grader] = []
+    honest = Grader.close
+
+    def close(self: Grader) -> None:
+        closed.append(self)
+        honest(self)
+
+    monkeypatch.setattr(RewardStack, "check", fail)
+    monkeypatch.setattr(Grader, "close", close)
+    plain = recipe.override("grpo.start_from=null")
+    with pytest.raises(UnforeseenError):
+        Session(plain, Progress(quiet=True)) if opened == "session" else prepare(plain)
+    # A session has started its grading processes by then, a preparation has not.
+    assert len(closed) == (1 if opened == "session" else 0)
+    assert not (tmp_path / "again").exists()
+    monkeypatch.undo()
+    with Session(plain, Progress(quiet=True)):
+        """The lock is free."""

@@ -1,230 +1,499 @@
-"""A whole run: base -> SFT -> GRPO, measured at each stop on the same problems."""
+"""A run: what was prepared, with a folder, processes, a sampler, and someone watching."""
 
 from __future__ import annotations
 
+import faulthandler
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import platform
+import signal
+import sys
+import threading
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
 
-from torch import Tensor
+import torch
+from rich.text import Text
 
-from grouper.config.schema import GRPOConfig, SFTConfig
-from grouper.errors import RunFolderError
-from grouper.evaluation.compare import Comparison, compare
-from grouper.evaluation.evaluate import EvaluationResult
-from grouper.models.allocator import prefer_expandable_segments
+from grouper.config.loading import recipe_hash, resolved_yaml
+from grouper.config.schema import Recipe
+from grouper.config.user_code import code_fingerprints, load_hook
+from grouper.errors import Interrupted, ModelError, PreflightError
+from grouper.evaluation.evaluate import EvaluationResult, evaluate
+from grouper.evaluation.metrics import Behaviour, metrics_line
+from grouper.kernels.library import kernels_in_use
+from grouper.models.device import find_device
+from grouper.models.folders import on_this_machine, read_adapter, require_model_folder
+from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
+from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
-from grouper.report.curves import draw_curves
-from grouper.report.timing import draw_times
-from grouper.training.checkpoint import (
-    STATE_FILE,
-    TrainState,
-    check_room_for_run,
-    check_save_path,
-    export_to_save_path,
-    is_finished,
-    read_state,
-    save_final,
+from grouper.rewards import RewardStack
+from grouper.sampling.native import NativeSampler
+from grouper.tracking.live import Progress, setup_logging
+from grouper.tracking.lock import RunLock
+from grouper.tracking.onlooker import Onlooker
+from grouper.tracking.run_folder import RunFolder
+from grouper.tracking.sinks.tracked_folder import TrackedFolder
+from grouper.training.checkpoint import STATE_FILE
+from grouper.training.parallel import Replica, join_team, leave_team, make_replica
+from grouper.training.prepare import Prepared, make_base, named_base, prepare
+from grouper.training.problem_sets import (
+    ProblemSets,
+    find_leaks,
+    load_problem_sets,
+    opening_lines,
+    quarantine_lines,
 )
-from grouper.training.curriculum import total_steps
-from grouper.training.grpo import grpo_step
-from grouper.training.loop import Hook, run_phase, tidy
-from grouper.training.resuming import fresh_state, resumed_state
-from grouper.training.session import Session
-from grouper.training.sft import sft_step
+from grouper.training.update import validation_loss
 
-__all__ = ["RunResult", "begin_grpo", "train"]
+__all__ = ["Session", "Watchdog", "check_models", "describe_versions"]
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """What a run leaves behind."""
-
-    path: Path
-    results: tuple[EvaluationResult, ...]
-    """Test results in order: base, SFT, GRPO, as far as they were made."""
-    comparison: Comparison | None
-    """None with fewer than two of them."""
-
-
-def train(session: Session, hooks: Sequence[Hook] = ()) -> RunResult:
-    """Run every phase of the recipe that is not finished yet, compare, and draw the pictures.
+class Session:
+    """Opens a recipe: prepares it and its folder; models are loaded as phases need them.
 
     Args:
-        session: the open run.
-        hooks: called around the steps of each phase; `api.train` puts the usual ones together.
+        recipe: what to run.
+        display: where progress goes; standard error by default.
+        resume: continue the run in the folder.
+        overwrite: delete the run in the folder first.
+        allow_changes: continue it although its recipe, data or code changed.
 
     Raises:
-        GrouperError: see the phases. Everything finished before stays and `--resume` goes on.
+        GrouperError: anything the user can put right, before any model is loaded.
     """
-    prefer_expandable_segments()
-    recipe = session.recipe
-    session.team.lead(lambda: check_save_path(recipe, session.path))
-    policy = _measure_base(session)
-    if not recipe.skip_sft:
-        policy = _phase(session, "sft", policy, hooks)
-    if not recipe.skip_grpo:
-        if recipe.grpo.start_from is not None:
-            # What SFT left goes before another model comes, not after.
-            policy = None
-            session.forget_policy()
-        policy = _phase(session, "grpo", policy, hooks)
-    names = ("base", "sft", "grpo")
-    results = tuple(r for name in names if (r := session.recorded(name)) is not None)
-    comparison = None
-    if len(results) > 1:
-        comparison = compare(results, confidence=recipe.evaluation.confidence)
-    session.team.lead(lambda: (draw_curves(session.folder), draw_times(session.folder)))
-    saved = session.team.lead(lambda: export_to_save_path(recipe, session.path))
-    if saved is not None:
-        session.display.say(saved)
-    return RunResult(path=session.path, results=results, comparison=comparison)
 
-
-def _measure(session: Session, policy: Policy, name: str, step: int) -> None:
-    """Measure on the test problems, unless that has been done with the model of this step."""
-    before = session.recorded(name)
-    if session.prepared.test and (before is None or before.step != step):
-        session.evaluate(policy, phase=name, step=step, split="test")
-
-
-def _measure_base(session: Session) -> Policy | None:
-    """Measure the untrained model; returns it for the first phase to go on with."""
-    wanted = session.recipe.evaluation.base and session.prepared.test
-    if not wanted or session.recorded("base") is not None:
-        return None
-    policy = session.load(session.base_path)
-    _measure(session, policy, "base", 0)
-    return policy
-
-
-def _phase(
-    session: Session, name: str, policy: Policy | None, hooks: Sequence[Hook]
-) -> Policy | None:
-    """Run and measure a phase as far as that is not done; returns its policy if it is loaded."""
-    final = session.path / name / "final"
-    if _is_there(session, name):
-        if session.recorded(name) is not None or not session.prepared.test:
-            return None
-        policy = session.load(str(final))
-    else:
-        begin = _begin_sft if name == "sft" else begin_grpo
-        state = begin(session, policy)
-        policy = state.policy
-        _check_room(session, state)
-        run_phase(session, state, sft_step if name == "sft" else grpo_step, hooks)
-        _finish(session, state)
-    _measure(session, policy, name, int(read_state(final)["step"]))
-    return policy
-
-
-def _begin_sft(session: Session, policy: Policy | None) -> TrainState:
-    session.team.lead(lambda: _refuse_sft_behind_grpo(session))
-    state = resumed_state(session, "sft")
-    if state is None:
-        policy = policy or session.load(session.base_path)
-        state = _first_state(session, "sft", policy, session.base_path, kept="base")
-    return state
-
-
-def _refuse_sft_behind_grpo(session: Session) -> None:
-    """A run whose GRPO went without SFT cannot be given an SFT afterwards."""
-    begun = sorted((session.path / "grpo").glob("*/" + STATE_FILE))
-    final = session.path / "sft" / "final"
-    if begun and Path(read_state(begun[0].parent)["started_from"]).parts[-3:] == final.parts[-3:]:
-        raise RunFolderError(
-            f"{final}, which the GRPO of this run began from, is missing",
-            where=str(begun[0].parent),
-            fix="Restore it from a backup, go on with GRPO alone (--skip-sft), or delete "
-            f"{session.path / 'grpo'} to go on from the last checkpoint of SFT.",
+    def __init__(
+        self,
+        recipe: Recipe,
+        display: Progress | None = None,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        allow_changes: bool = False,
+    ) -> None:
+        self.recipe = recipe
+        self.display = display = display or Progress(log_every=recipe.tracking.show_every)
+        self.team = join_team()
+        self.hash = recipe_hash(recipe)
+        path = Path(recipe.output_dir).expanduser() / recipe.name
+        find_device(recipe.device)
+        check_models(recipe, path, resume=resume)
+        for hook in recipe.hooks:
+            load_hook(hook)
+        with display.track("reading the data"):
+            sets = load_problem_sets(recipe)
+        # What is there already, and may it be continued or deleted?
+        intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
+        was_there = self.team.lead(
+            lambda: RunFolder.check(
+                path, recipe_hash=self.hash, recipe_yaml=resolved_yaml(recipe), **intent
+            )
         )
-    if begun:
-        raise RunFolderError(
-            "the GRPO of this run did not start from its SFT, which has not been run",
-            where=str(begun[0].parent),
-            fix="Go on with --skip-sft, or give the run with SFT another name.",
+        self._is_new = not was_there
+        self.folder = self._open_folder(recipe, sets, path, intent)
+        try:
+            self._prepare(recipe, sets)
+        except BaseException:  # Ctrl-C, too, must leave no process, no lock and no half a folder
+            if hasattr(self, "prepared"):
+                self.prepared.close()
+            self.folder.close()
+            self._unlock()
+            self._discard_if_new()
+            raise
+
+    def _open_folder(
+        self, recipe: Recipe, sets: ProblemSets, path: Path, intent: dict[str, bool]
+    ) -> RunFolder:
+        """The run folder: rank 0 locks and writes it, the others look on."""
+        self._lock: RunLock | None = None
+
+        def create() -> None:
+            self._lock = RunLock(path)
+            RunFolder.create(
+                path,
+                recipe_yaml=resolved_yaml(recipe),
+                recipe_hash=self.hash,
+                versions=describe_versions(find_device(recipe.device)),
+                fingerprints=sets.fingerprints,
+                code=code_fingerprints(_named_by(recipe)),
+                threads=recipe.threads or torch.get_num_threads(),
+                processes=self.team.size,
+                **intent,
+            )
+
+        try:
+            self.team.lead(create)
+        except BaseException:  # the lock is given back, whatever went wrong
+            self._unlock()
+            raise
+        return TrackedFolder(path, recipe) if self.team.rank == 0 else Onlooker(path)
+
+    def _discard_if_new(self) -> None:
+        if self._is_new:
+            setup_logging(None, console=self.display.console)
+            self.folder.discard()
+
+    def has_begun(self) -> bool:
+        """Whether anything has been measured or trained in the run folder."""
+        return bool(self.folder.read_evaluations() or self.folder.read_metrics())
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def _prepare(self, recipe: Recipe, sets: ProblemSets) -> None:
+        """Everything that a run needs and that can still refuse it."""
+        display = self.display
+        # The other processes would say the same again.
+        mine = (self.path, display.console) if self.team.rank == 0 else (None, None)
+        setup_logging(mine[0], console=mine[1])
+        for text in quarantine_lines(sets):
+            log.info(text)
+        self.base_path = self._base(recipe, sets)
+        for line in opening_lines(recipe, sets):
+            display.say(line)
+        for leak in find_leaks(sets):
+            log.warning(leak.warning)
+        if _needs_start(recipe, self.path):
+            self._check_start(str(recipe.grpo.start_from))
+        self.prepared = prepare(recipe, sets, model=self.base_path)
+        self.grader = self.prepared.grader
+        self.grader.start()
+        if self.prepared.budget is not None:
+            display.say(self.prepared.budget)
+            resolved = {"sampling.max_new_tokens": self.prepared.max_new_tokens}
+            self.folder.record_resolved(resolved)
+        if self.prepared.demonstrations:
+            display.say(_as_trained(self.prepared))
+        self.rewards: RewardStack = self.prepared.rewards
+        self.params = self.prepared.training_params()
+        """How GRPO draws its rollouts."""
+        for text in self.prepared.check_rewards():
+            log.warning(text)
+        self._sampler: tuple[Policy, NativeSampler] | None = None
+        self._replica: Replica | None = None
+        self.watchdog = Watchdog(
+            recipe.watchdog_minutes, rank=self.team.rank, fatal=self.team.size > 1
+        )
+        self._stop_requested = False
+        self._previous: dict[int, Any] = {}
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    def load(self, path: str) -> Policy:
+        """As `Prepared.load`, shown to whoever watches."""
+        with self.display.track(f"loading {path}"):
+            return self.prepared.load(path)
+
+    def sampler(self, policy: Policy) -> NativeSampler:
+        """The sampler over a policy's weights: one for each policy, and one copy at most."""
+        if self._sampler is None or self._sampler[0] is not policy:
+            self._sampler = (policy, self.prepared.sampler(policy))
+        return self._sampler[1]
+
+    def _base(self, recipe: Recipe, sets: ProblemSets) -> str:
+        """The model before training, whose tokenizer the whole run uses; a new one is made once."""
+        named = named_base(recipe)
+        if named is not None:
+            return named
+        target = self.path / "base"
+
+        def make() -> None:
+            if not target.exists():
+                self.display.say(make_base(recipe, sets, target))
+
+        self.team.lead(make)
+        return str(target)
+
+    def _check_start(self, path: str) -> None:
+        """The model GRPO starts from reads this run's tokens. Raises `ModelError`."""
+        revision = self.recipe.model.revision if self.base_path == self.recipe.model.path else None
+        ours = load_tokenizer(self.base_path, revision=revision)
+        if load_tokenizer(path).get_vocab() != ours.get_vocab():
+            raise ModelError(
+                f"the tokenizer of {path} is not that of {self.base_path}: the model would read "
+                "other tokens than it was trained on",
+                where="grpo.start_from",
+                fix="Start from a model that was trained from this recipe's model.path.",
+            )
+
+    def replica(self, policy: Policy) -> Replica:
+        """The policy as this process trains it; the same one for the same policy."""
+        if self._replica is None or self._replica.policy is not policy:
+            if self.team.size > 1 and self.recipe.parallel == "fsdp":
+                # The sampler's copy is made while the weights are still in one piece.
+                self._sampler = None  # not two copies at a time
+                self._sampler = (policy, self.prepared.sampler(policy, copy_now=True))
+            self._replica = make_replica(policy, self.team, self.recipe.parallel)
+        return self._replica
+
+    def forget_policy(self) -> None:
+        """Let go of the policy that was trained last, and of the sampler's copy of it."""
+        self._sampler = None
+        self._replica = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def evaluate(self, policy: Policy, *, phase: str, step: int, split: str) -> EvaluationResult:
+        """Measure a policy on the test or validation problems and record it."""
+        name = phase if split == "test" else f"validation-{phase}-{step:06d}"
+        items = self.prepared.test if split == "test" else self.prepared.validation
+        total = len(items) * self.recipe.evaluation.samples
+        with self.display.track(f"evaluating {phase} on {split}", total) as task:
+
+            def progress(done: int, total: int) -> None:
+                task(done, total)
+                self.raise_if_stopped(f"evaluation {name}")
+
+            result = evaluate(
+                name=name,
+                step=step,
+                items=items,
+                sampler=self.sampler(policy),
+                grader=self.grader,
+                params=self.prepared.evaluation_params(),
+                samples=self.recipe.evaluation.samples,
+                seed=self.recipe.seed,
+                confidence=self.recipe.evaluation.confidence,
+                phase=phase,
+                split=split,
+                progress=progress,
+                card={"recipe_hash": self.hash, **self._loss_card(policy, phase, split)},
+                team=self.team,
+                behaviour=Behaviour.where_wanted(
+                    self.recipe, self.prepared.format.layout, self.rewards
+                ),
+            )
+        line = metrics_line(result)
+        if line is not None:
+            self.display.say(line)
+        self.folder.write_evaluation(result)
+        return result
+
+    def _loss_card(self, policy: Policy, phase: str, split: str) -> dict[str, Any]:
+        """The loss on held-out demonstrations, which SFT is also measured by."""
+        held_out = self.prepared.validation_demonstrations
+        if (phase, split) != ("sft", "validation") or not held_out:
+            return {}
+        budget = self.recipe.sft.tokens_per_micro_batch
+        loss = validation_loss(self.replica(policy), held_out, token_budget=budget)
+        self.display.say(f"Validation loss: {loss.mean:.4f} over {loss.count:,.0f} tokens.")
+        return {"loss": loss.mean, "loss_tokens": loss.count}
+
+    def recorded(self, name: str) -> EvaluationResult | None:
+        """An evaluation that this run has already made."""
+        return self.team.lead(lambda: self.folder.read_evaluation(name))
+
+    def raise_if_stopped(self, what: str = "", *, together: bool = False) -> None:
+        """Leave a long part early once the user has asked to stop; tell the watchdog of life.
+
+        Args:
+            what: is being done.
+            together: all processes of the team have arrived here. Elsewhere each is at a place
+                of its own and none may leave the others waiting.
+        """
+        stop = self._stop_requested
+        self.watchdog.alive(what)
+        if self.team.size > 1:
+            stop = together and any(self.team.gather(stop))
+        if stop:
+            raise Interrupted(
+                "stopped on request",
+                where=str(self.path),
+                fix="Everything up to the last finished step is saved; go on with --resume.",
+            )
+
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self._stop_requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._stop_requested = True
+        if number == signal.SIGHUP:  # the terminal is gone: what is written to it would fail
+            self.display.mute()
+        self.display.say(
+            "Stopping: the current step is finished and saved first (Ctrl-C again: stop at once)."
         )
 
+    def __enter__(self) -> Self:
+        self.watchdog.__enter__()
+        # Signal handlers can only be set from the main thread; elsewhere the caller's stay.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it
+                    self._previous[number] = signal.signal(number, self._request_stop)
+        return self
 
-def begin_grpo(session: Session, policy: Policy | None) -> TrainState:
-    """GRPO where its last checkpoint is, or at its first step.
+    def __exit__(self, *raised: object) -> None:
+        raised = raised or (None, None, None)  # closed by hand
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+        self.watchdog.__exit__(None, None, None)
+        self.grader.close()
+        self.prepared.close()
+        self.folder.close()
+        refused = isinstance(raised[1], PreflightError) and not self.has_begun()
+        self._unlock()
+        if refused:
+            # Otherwise the next try, with what was wrong put right, would be refused as another
+            # recipe.
+            self._discard_if_new()
+        if not any(raised):
+            # After an error the others may never come here, and must not be waited for.
+            leave_team(self._replica)
+
+
+def _named_by(recipe: Recipe) -> list[str]:
+    """The rewards, trackers and hooks of a recipe, among them those of the user's own."""
+    rewards, trackers = recipe.rewards, recipe.tracking.trackers
+    return [*(r.name for r in rewards), *(t.name for t in trackers), *recipe.hooks]
+
+
+def _needs_start(recipe: Recipe, run: Path) -> bool:
+    """Whether the run will load `grpo.start_from`: GRPO has not begun, or measures its KL."""
+    begun = any((run / "grpo").glob(f"*/{STATE_FILE}"))
+    wanted = recipe.grpo.start_from is not None and not recipe.skip_grpo
+    return wanted and (not begun or recipe.grpo.beta > 0)
+
+
+def check_models(recipe: Recipe, run: Path, *, resume: bool) -> list[str]:
+    """Look, before anything is trained or measured, at the models that a run will load.
 
     Args:
-        session: the open run.
-        policy: what SFT or the measurement of the base has left in memory, if anything.
+        recipe: names them.
+        run: the run folder.
+        resume: the run that is there is continued.
+
+    Returns:
+        The Hub names among them that are not on this machine yet: of these nothing is known.
+
+    Raises:
+        ModelError: one is not there, is an adapter of another base model, or lacks the layers that
+            LoRA is to be put on.
     """
-    state = resumed_state(session, "grpo")
-    # The reference is where GRPO started, so it is needed after a resume, too.
-    reference: dict[str, Tensor] | None = None
-    if state is None or session.recipe.grpo.beta > 0:
-        start, path = _starting_policy(session, policy)
-        if session.recipe.grpo.beta > 0:
-            reference = start.snapshot()
-        state = state or _first_state(session, "grpo", start, path, kept="grpo")
-    state.reference = None if reference is None else state.replica.shard(reference)
-    return state
+    named = {"model.path": recipe.model.path}
+    if not resume or _needs_start(recipe, run):
+        named["grpo.start_from"] = None if recipe.skip_grpo else recipe.grpo.start_from
+    missing = []
+    for where, path in named.items():
+        if path is None:
+            continue
+        require_model_folder(path, where=where)
+        revision = recipe.model.revision if path == recipe.model.path else None
+        if not on_this_machine(path, revision):
+            missing.append(path)
+            continue
+        check_adapter(recipe.model, path, where=where)
+        if read_adapter(path) is None:  # an adapter is continued with the layers that it has
+            check_lora_targets(recipe.model, shape_of(path, revision))
+    new = recipe.model.new
+    if new is not None:
+        check_lora_targets(recipe.model, new_model_config(new, vocabulary=new.vocab_size))
+    return missing
 
 
-def _first_state(
-    session: Session, phase: str, policy: Policy, path: str, *, kept: str
-) -> TrainState:
-    """The state before the first step; of the record, what lies before that of `kept` stays."""
-    session.folder.truncate_to(kept, 0)
-    session.team.lead(lambda: session.folder.changes_begin_at(phase, 0))
-    return fresh_state(session, phase, policy, path)
+def _as_trained(prepared: Prepared) -> Text:
+    """One demonstration as SFT sees it: the prompt dim, trained tokens green, the stop underlined.
 
+    The brackets make the border visible without colours, too.
+    """
 
-def _starting_policy(session: Session, policy: Policy | None) -> tuple[Policy, str]:
-    """What GRPO starts from, and its folder: of the recipe, else what SFT left, else the base."""
-    start = session.recipe.grpo.start_from
-    sft = session.path / "sft" / "final"
-    if start is not None:
-        session.display.say(f"GRPO starts from {start}.")
-        return session.load(start), start
-    # What this session has just trained or looked through needs no second look.
-    if not session.recipe.skip_sft or _is_there(session, "sft"):
-        session.display.say(f"GRPO starts from {sft}.")
-        trained = policy if not session.recipe.skip_sft else None
-        return trained or session.load(str(sft)), str(sft)
-    session.display.say(
-        f"GRPO starts from the base model {session.base_path}: there is no {sft} and no "
-        "grpo.start_from."
+    def decode(ids: tuple[int, ...]) -> str:
+        text: str = prepared.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    demonstration = prepared.demonstrations[0]
+    ids = demonstration.token_ids
+    return Text.assemble(
+        ("One demonstration; SFT trains what stands between >>> and <<<:\n", "bold"),
+        (decode(demonstration.prompt.token_ids), "dim"),
+        (">>>", "bold"),
+        (decode(ids[:-1]), "green"),
+        (decode(ids[-1:]), "green underline"),
+        ("<<<", "bold"),
     )
-    return policy or session.load(session.base_path), session.base_path
 
 
-def _is_there(session: Session, phase: str) -> bool:
-    """Whether a phase is finished, as rank 0 sees the file system."""
-    recipe, prepared = session.recipe, session.prepared
-    total = (
-        total_steps(recipe.sft, size=len(prepared.demonstrations), per_step=recipe.sft.batch_size)
-        if phase == "sft"
-        else total_steps(
-            recipe.grpo, size=len(prepared.train), per_step=recipe.grpo.prompts_per_step
+def describe_versions(device: torch.device) -> dict[str, str]:
+    """Versions of what the numbers of a run on this device depend on."""
+    found = {"python": platform.python_version()}
+    for package in ("grouper-rl", "torch", "transformers", "tokenizers", "peft", "math-verify"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    if device.type == "cpu":
+        found["kernels"] = kernels_in_use()
+    return found
+
+
+# --- the watchdog
+
+# What a process ends with that its watchdog has ended.
+EXIT_CODE = 70
+
+
+class Watchdog:
+    """Says where every thread stands when `alive` has not been called for a while.
+
+    Processes that wait for one another wait for ever when one of them is stuck, and nothing tells
+    which. Where others are waiting the process is ended, too, so that whoever started the team ends
+    them all.
+
+    Args:
+        minutes: how long; 0: never.
+        rank: of this process.
+        fatal: end the process, since others are waiting for it.
+    """
+
+    def __init__(self, minutes: float, *, rank: int = 0, fatal: bool = False) -> None:
+        self._seconds = 60.0 * minutes
+        self._rank = rank
+        self._fatal = fatal
+        self._what = "starting"
+        self._moved = threading.Event()
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def alive(self, what: str) -> None:
+        """Say that something moves, and what is being done now."""
+        self._what = what
+        self._moved.set()
+
+    def __enter__(self) -> Self:
+        if self._seconds > 0:
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ended = True
+        self._moved.set()
+
+    def _watch(self) -> None:
+        while not self._ended:
+            if not self._moved.wait(self._seconds):
+                self._bark()
+            self._moved.clear()
+
+    def _bark(self) -> None:
+        sys.stderr.write(
+            f"\n[rank {self._rank}] nothing has moved for {self._seconds / 60:g} minutes, in: "
+            f"{self._what}. Where every thread stands:\n"
         )
-    )
-    return session.team.lead(lambda: is_finished(session.path, phase, total))
-
-
-def _check_room(session: Session, state: TrainState) -> None:
-    recipe = session.recipe
-    left: dict[str, SFTConfig | GRPOConfig] = {state.phase: getattr(recipe, state.phase)}
-    if state.phase == "sft" and not recipe.skip_grpo:
-        left["grpo"] = recipe.grpo
-    session.team.lead(lambda: check_room_for_run(session.path, state.policy, left))
-
-
-def _finish(session: Session, state: TrainState) -> None:
-    # First: whoever finds the final folder looks at nothing else of the phase any more.
-    session.team.lead(lambda: tidy(session, state))
-    path = save_final(
-        session.path,
-        state,
-        session.prepared.tokenizer,
-        recipe_hash=session.hash,
-        total=state.total,
-    )
-    session.display.say(f"{state.phase} is finished: {path}")
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        sys.stderr.flush()
+        if self._fatal:
+            os._exit(EXIT_CODE)

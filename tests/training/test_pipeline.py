@@ -1,0 +1,118 @@
+"""What one phase leaves behind for the next: the weights, and nothing else."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+
+import pytest
+import torch
+from tiny_runs import TINY_RUN, data_from, write_problems
+
+from grouper.api import prepare, train
+from grouper.config.loading import load_recipe
+from grouper.models.policy import Policy
+from grouper.training import run
+from grouper.training.grpo import grpo_step
+from grouper.training.sft import sft_step
+
+
+def tiny_recipe(folder, *overrides):
+    write_problems(folder)
+    return load_recipe(
+        "demo",
+        [*TINY_RUN, *data_from(str(folder)), f"output_dir={folder}", "name=run", *overrides],
+    )
+
+
+class Seen:
+    """What SFT holds, and which of it is still there when GRPO takes its first step."""
+
+    def __init__(self, monkeypatch):
+        self.held: dict[str, weakref.ref] = {}
+        self.alive: list[str] | None = None
+        self.policies = 0
+        self.trained: dict[str, torch.Tensor] = {}
+        self.started: dict[str, torch.Tensor] = {}
+
+        def step_of_sft(session, state):
+            report = sft_step(session, state)
+            moments = [
+                value
+                for value in state.optimizer.state_dict().values()
+                if isinstance(value, torch.Tensor) and value.numel() > 1
+            ]
+            assert moments
+            self.held = {
+                "optimizer": weakref.ref(state.optimizer),
+                "moments": weakref.ref(moments[0]),
+                "policy": weakref.ref(state.policy),
+            }
+            self.trained = state.policy.snapshot()
+            return report
+
+        def step_of_grpo(session, state):
+            if self.alive is None:
+                self.alive = [name for name, ref in self.held.items() if ref() is not None]
+                self.policies = sum(type(o) is Policy for o in gc.get_objects())
+                self.started = state.policy.snapshot()
+            return grpo_step(session, state)
+
+        monkeypatch.setattr(run, "sft_step", step_of_sft)
+        monkeypatch.setattr(run, "grpo_step", step_of_grpo)
+
+
+@pytest.mark.parametrize("lora", ["{rank: 4}", pytest.param("null", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of what torch shows the collector
+def test_what_sft_held_is_gone_when_grpo_takes_its_first_step(monkeypatch, tmp_path, lora):
+    gc.collect()
+    before = sum(type(o) is Policy for o in gc.get_objects())
+    seen = Seen(monkeypatch)
+    recipe = tiny_recipe(
+        tmp_path, f"model.lora={lora}", "sft.steps=2", "grpo.steps=1", "sampling.dtype=bfloat16"
+    )
+    with prepare(recipe) as setup:
+        train(setup)
+    # The policy is handed on, and with it the sampler's one copy of its weights; nothing else.
+    assert seen.alive == ["policy"]
+    assert seen.policies - before == 2
+    # The weights (the adapter, where there is one) go on as SFT left them.
+    assert seen.started.keys() == seen.trained.keys()
+    assert all(torch.equal(seen.started[name], seen.trained[name]) for name in seen.started)
+    assert all("lora_" in name for name in seen.started) is (lora != "null")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of what torch shows the collector
+def test_another_model_to_start_from_finds_the_memory_free(monkeypatch, tmp_path):
+    first = tiny_recipe(tmp_path, "sft.steps=1", "skip_grpo=true", "name=first")
+    with prepare(first) as setup:
+        other = train(setup).path / "sft" / "final"
+    gc.collect()
+    before = sum(type(o) is Policy for o in gc.get_objects())
+    seen = Seen(monkeypatch)
+    with prepare(
+        tiny_recipe(tmp_path, "sft.steps=2", "grpo.steps=1", f"grpo.start_from={other}")
+    ) as setup:
+        train(setup)
+    assert seen.alive == []
+    assert seen.policies - before == 1
+
+
+def test_validation_says_five_numbers_at_step_0_and_at_the_end(lora_run):
+    said = (lora_run / "training.log").read_text()
+    for phase, last in (("sft", 4), ("grpo", 2)):
+        for step in (0, last):
+            name = f"validation-{phase}-{step:06d}"
+            assert f"{name}: format " in said
+            summary = json.loads((lora_run / "evaluations" / f"{name}.json").read_text())
+            assert summary["metrics"].keys() == {
+                "format_accuracy",
+                "answer_accuracy",
+                "with_reasoning",
+                "reasoning_length",
+                "reward",
+                "rewards",
+            }
+            assert summary["metrics"]["answer_accuracy"] == summary["accuracy"]
