@@ -22,8 +22,8 @@ from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.evaluation.statistics import PairedComparison, paired_comparison
 from grouper.tracking.live import Progress
-from grouper.training.run import RunResult
-from grouper.training.session import Session
+from grouper.training.pipeline import RunResult
+from grouper.training.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = (0, 1, 2, 3, 4)
@@ -34,8 +34,8 @@ def one_run(folder: str, seed: int, *overrides: str) -> tuple[RunResult, float]:
     """One whole run and its seconds, imports not counted."""
     recipe = load_recipe("demo", [f"seed={seed}", f"output_dir={folder}", *overrides])
     started = time.perf_counter()
-    with Session(recipe, Progress(quiet=True)) as session:
-        result = train(session)
+    with Run(recipe, Progress(quiet=True)) as run:
+        result = train(run)
     return result, time.perf_counter() - started
 
 

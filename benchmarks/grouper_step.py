@@ -21,7 +21,7 @@ from grouper.sampling.native import NativeSampler
 from grouper.tracking.live import Progress
 from grouper.training.grpo import advantages_of, grpo_step
 from grouper.training.resuming import fresh_state
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.training.update import accumulate_gradient, grpo_objective
 from grouper.types import (
     Completion,
@@ -103,20 +103,20 @@ class GrouperSteps:
         folder.mkdir()
         recipe = load_recipe(_write_recipe(case, model, folder, budget=budget, threads=threads))
         self._case = case
-        self._session = Session(recipe, Progress(quiet=True))
+        self._session = Run(recipe, Progress(quiet=True))
         torch.set_num_threads(threads)
-        session = self._session
+        run = self._session
         if case.ragged:
-            plain = session.sampler
-            session.sampler = lambda policy: _AtLengths(plain(policy), lengths_of(case))
-        problems = [problem for problem, _ in session.prepared.train]
+            plain = run.sampler
+            run.sampler = lambda policy: _AtLengths(plain(policy), lengths_of(case))
+        problems = [problem for problem, _ in run.prepared.train]
         items = tuple(
             (problem, Prompt(problem_id=problem.id, text=words(ids), token_ids=tuple(ids)))
             for problem, ids in zip(problems, prompts_of(case), strict=True)
         )
-        session.prepared = replace(session.prepared, train=items)
-        policy = session.load(str(model))
-        self._state = fresh_state(session, "grpo", policy, str(model))
+        run.prepared = replace(run.prepared, train=items)
+        policy = run.load(str(model))
+        self._state = fresh_state(run, "grpo", policy, str(model))
 
     def step(self) -> dict[str, Any]:
         """One step: its seconds, and what there is to compare."""

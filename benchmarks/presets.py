@@ -27,7 +27,7 @@ from grouper.config.loading import load_recipe
 from grouper.config.presets import PRESETS
 from grouper.tracking.live import Progress
 from grouper.tracking.run_folder import RunFolder
-from grouper.training.session import Session
+from grouper.training.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = (0, 1, 2)
@@ -39,8 +39,8 @@ def run(folder: str, seed: int, *overrides: str) -> tuple[Path, float]:
     """One run and its seconds, imports not counted."""
     recipe = load_recipe("demo", [f"seed={seed}", f"output_dir={folder}", *overrides])
     started = time.perf_counter()
-    with Session(recipe, Progress(quiet=True)) as session:
-        path = train(session).path
+    with Run(recipe, Progress(quiet=True)) as run:
+        path = train(run).path
     return path, time.perf_counter() - started
 
 

@@ -57,7 +57,7 @@ from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError
 from grouper.tracking.live import Progress
 from grouper.training import run as whole_run
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.types import StepReport
 
 KILLABLE = [
@@ -293,9 +293,9 @@ def secrets() -> dict[str, Any]:
         os.environ |= {**SECRETS, "WANDB_MODE": "offline"}
         shutil.copyfile(ROOT / "benchmarks" / "planted_code.py", "users.py")
         overrides = [*TINY_RUN, *data_from("."), *GIVEN, "output_dir=."]
-        with Session(load_recipe("demo", overrides), Progress(quiet=True)) as session:
-            train(session)
-            workers = session.grader.worker_pids
+        with Run(load_recipe("demo", overrides), Progress(quiet=True)) as run:
+            train(run)
+            workers = run.grader.worker_pids
             environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in workers]
         plain = load_or_refusal(
             "rewards=[{name: 'users.py:judged', params: {token: tok-in-plain}}]"
@@ -364,8 +364,8 @@ def memory(steps: int) -> dict[str, Any]:
         overrides = [*TINY_RUN, *data_from(str(folder)), f"grpo.steps={steps}"]
         overrides += [f"output_dir={folder}", "grpo.evaluate_every=0", "grpo.checkpoint_every=500"]
         shown = Weighed()
-        with Session(load_recipe("demo", overrides), shown) as session:
-            train(session)
+        with Run(load_recipe("demo", overrides), shown) as run:
+            train(run)
         return shown.megabytes
 
     found = in_a_child(measure)

@@ -2,9 +2,9 @@
 
 import sys
 
-from grouper import Session, load_recipe, train
+from grouper import Run, load_recipe, train
 
-with Session(load_recipe("demo", sys.argv[1:]), resume=True) as session:
-    result = train(session)
+with Run(load_recipe("demo", sys.argv[1:]), resume=True) as run:
+    result = train(run)
 for measured in result.results:
     print(f"{measured.name}: {measured.accuracy:.1%} of {len(measured.items)} problems")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tiny_runs import TINY_RUN, data_from, write_problems
 
-from grouper import Session, load_generator, load_recipe, prepare, solve, train
+from grouper import Run, load_generator, load_recipe, prepare, solve, train
 from grouper.errors import ConfigError, RewardError
 from grouper.models.policy import Policy
 from grouper.tracking.live import Progress
@@ -62,7 +62,7 @@ def test_a_reward_that_pays_a_right_answer_least_is_warned_of_at_the_start(tiny,
     told = "the reward 'raw' pays 0 for a right completion of"
     with prepare(recipe) as setup:
         assert [told in text for text in setup.warnings] == [True]
-    with Session(recipe, Progress(quiet=True)):
+    with Run(recipe, Progress(quiet=True)):
         pass
     log = (tmp_path / "outputs" / "warned" / "training.log").read_text()
     assert told in log
@@ -95,10 +95,10 @@ def test_a_notebook_runs_it_whole_inside_its_loop(tiny, tmp_path):
 
 
 def test_a_session_is_taken_as_before_and_keeps_its_own_switches(tiny):
-    with Session(tiny.override(name="old", skip_grpo=True, skip_sft=True)) as session:
-        with pytest.raises(ValueError, match="to the Session"):
-            train(session, resume=True)
-        result = train(session)
+    with Run(tiny.override(name="old", skip_grpo=True, skip_sft=True)) as run:
+        with pytest.raises(ValueError, match="to the Run"):
+            train(run, resume=True)
+        result = train(run)
     assert [r.name for r in result.results] == ["base"]
 
 

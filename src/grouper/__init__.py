@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from grouper.prompts import PromptFormat, make_format
     from grouper.rewards import RewardStack, build_rewards
     from grouper.tracking.run_folder import RunFolder
-    from grouper.training.run import RunResult
-    from grouper.training.session import Session
+    from grouper.training.pipeline import RunResult
+    from grouper.training.run import Run
     from grouper.types import (
         AnswerContract,
         Completion,
@@ -81,10 +81,10 @@ __all__ = [
     "RewardStack",
     "Rollout",
     "RolloutGroup",
+    "Run",
     "RunFolder",
     "RunResult",
     "SamplingParams",
-    "Session",
     "Solution",
     "__version__",
     "append_jsonl",
@@ -123,8 +123,8 @@ _HOMES = {
     "prompts": ("PromptFormat", "make_format"),
     "rewards": ("RewardStack", "build_rewards"),
     "tracking.run_folder": ("RunFolder",),
-    "training.run": ("RunResult",),
-    "training.session": ("Session",),
+    "training.pipeline": ("RunResult",),
+    "training.run": ("Run",),
     "types": (
         "AnswerContract",
         "Completion",

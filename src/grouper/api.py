@@ -34,13 +34,13 @@ from grouper.files import dumps, refused
 from grouper.grading import extract
 from grouper.models.folders import model_in, recipe_for, require_model_folder, with_sampling
 from grouper.models.loading import context_length
-from grouper.sampling.base import SampleRequest, address
+from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.tracking.live import Progress
+from grouper.training import pipeline
 from grouper.training import prepare as preparation
-from grouper.training import run
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.types import (
     Completion,
     Problem,
@@ -89,17 +89,17 @@ def prepare(recipe: Recipe | str | Path) -> Prepared:
 
 
 def train(
-    what: Prepared | Session,
+    what: Prepared | Run,
     *,
     resume: bool = False,
     overwrite: bool = False,
     allow_changes: bool = False,
     display: Progress | None = None,
-) -> run.RunResult:
+) -> pipeline.RunResult:
     """Run every phase of the recipe that is not finished yet, and compare.
 
     Args:
-        what: what was prepared, or a session that the caller has opened (which has the switches
+        what: what was prepared, or a run that the caller has opened (which has the switches
             itself).
         resume: continue the run in the folder.
         overwrite: delete the run in the folder first.
@@ -108,16 +108,16 @@ def train(
 
     Raises:
         GrouperError: see the phases. Everything finished before stays, and `resume` goes on.
-        ValueError: switches beside a session.
+        ValueError: switches beside an open run.
     """
-    if isinstance(what, Session):
+    if isinstance(what, Run):
         if resume or overwrite or allow_changes or display is not None:
-            raise ValueError("give resume, overwrite, allow_changes and display to the Session")
-        return run.train(what, usual_hooks(what.recipe))
+            raise ValueError("give resume, overwrite, allow_changes and display to the Run")
+        return pipeline.train(what, usual_hooks(what.recipe))
     what.release()
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
-    with Session(what.recipe, display, **intent) as session:
-        return run.train(session, usual_hooks(session.recipe))
+    with Run(what.recipe, display, **intent) as run:
+        return pipeline.train(run, usual_hooks(run.recipe))
 
 
 # --- asking a trained model ----------------------------------------------------------------------
@@ -207,7 +207,7 @@ class Generator:
             SampleRequest(
                 prompt=prompt,
                 params=self.params,
-                key=address(self.recipe.seed, "generate", prompt.text, sample),
+                key=draw_seed(self.recipe.seed, "generate", prompt.text, sample),
             )
             for prompt in prompts
             for sample in range(k)

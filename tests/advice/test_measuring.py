@@ -15,7 +15,7 @@ from grouper.config.schema import Recipe
 from grouper.errors import GrouperError, Interrupted
 from grouper.training.checkpoint import TrainState
 from grouper.training.grpo import grpo_step
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.types import StepReport
 
 LENGTH = 6
@@ -82,10 +82,10 @@ def test_the_weights_stay_what_they_are_and_the_folder_goes(
 ) -> None:
     moved = []
 
-    def watched(session: Session, state: TrainState) -> StepReport:
+    def watched(run: Run, state: TrainState) -> StepReport:
         assert list(scratch.iterdir())
         before = state.policy.snapshot()
-        report = grpo_step(session, state)
+        report = grpo_step(run, state)
         after = state.policy.snapshot()
         # Weights that are exactly 0 move by what no sum would ever notice.
         moved.append(max(float((before[n] - after[n]).abs().max()) for n in before))
@@ -101,10 +101,10 @@ def test_the_weights_stay_what_they_are_and_the_folder_goes(
 def test_a_stop_leaves_nothing_either(
     recipe: Recipe, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(session: Session, what: str = "", **_: bool) -> None:
+    def stopped(run: Run, what: str = "", **_: bool) -> None:
         raise Interrupted("stopped on request", fix="go on with --resume")
 
-    monkeypatch.setattr(Session, "raise_if_stopped", stopped)
+    monkeypatch.setattr(Run, "raise_if_stopped", stopped)
     with pytest.raises(Interrupted, match="Nothing was written") as error:
         bench(recipe, warmup=0, steps=1)
     assert "--resume" not in str(error.value)

@@ -25,7 +25,7 @@ FOLDERS_OF_THEIR_OWN = (
 OTHER_NAMES = {
     "test_step_metrics.py": "metrics.py",
     "test_objectives.py": "update.py",
-    "test_watchdog.py": "session.py",
+    "test_watchdog.py": "run.py",
     "test_public_names.py": "__init__.py",
     "test_generation.py": "api.py",
     "test_recipe_loading.py": "loading.py",

@@ -17,10 +17,10 @@ from codebase import SOURCE, TOP
 from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper import load_recipe, prepare, train
-from grouper.training import run
+from grouper.training import pipeline
 from grouper.training.checkpoint import TrainState
 from grouper.training.grpo import grpo_step
-from grouper.training.session import Session
+from grouper.training.run import Run
 
 # `files.py` is how the record is written: nothing else of a step goes through it.
 OTHER_ROOMS = ("sampling", "kernels", "grading", "rewards", "tracking", "files.py")
@@ -32,7 +32,7 @@ FILES = [
     "config/phases.py",
     "models/attention.py",
     "models/policy.py",
-    "models/team.py",
+    "models/process_group.py",
     "models/token_scores.py",
     "training/checkpoint.py",
     "training/curriculum.py",
@@ -40,7 +40,7 @@ FILES = [
     "training/metrics.py",
     "training/optimizers.py",
     "training/parallel.py",
-    "training/session.py",
+    "training/run.py",
     "training/update.py",
     "types.py",
 ]
@@ -61,16 +61,16 @@ def entered(tmp_path_factory: pytest.TempPathFactory) -> set[CodeType]:
         if event == "call" and not frame.f_code.co_name.startswith("<"):
             found.add(frame.f_code)
 
-    def traced(session: Session, state: TrainState) -> Any:
+    def traced(open_run: Run, state: TrainState) -> Any:
         third = state.step == 2
         sys.setprofile(watch if third else None)
         try:
-            return grpo_step(session, state)
+            return grpo_step(open_run, state)
         finally:
             sys.setprofile(None)
 
     with pytest.MonkeyPatch.context() as patch, prepare(recipe) as setup:
-        patch.setattr(run, "grpo_step", traced)
+        patch.setattr(pipeline, "grpo_step", traced)
         train(setup)
     return {code for code in found if _counts(Path(code.co_filename))}
 

@@ -11,7 +11,7 @@ import pytest
 
 from grouper.advice.recipe_checks import check_recipe
 from grouper.algorithms.advantages import ADVANTAGES
-from grouper.algorithms.losses import IMPORTANCE_WEIGHTS, KL_ESTIMATORS, RATIOS, SURROGATES
+from grouper.algorithms.losses import IMPORTANCE_WEIGHTS, KL_ESTIMATORS, LOG_RATIOS, SURROGATES
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.cli.main import COMMANDS, cli
 from grouper.config import phases
@@ -22,7 +22,7 @@ from grouper.training.optimizers import OPTIMIZERS, SCHEDULES
 TABLES: list[tuple[Any, dict[str, Any]]] = [
     (phases.AlgorithmName, PRESETS),
     (phases.AdvantageName, ADVANTAGES),
-    (phases.RatioName, RATIOS),
+    (phases.RatioName, LOG_RATIOS),
     (phases.SurrogateName, SURROGATES),
     (phases.KLName, KL_ESTIMATORS),
     (phases.ImportanceName, {"none": None, **IMPORTANCE_WEIGHTS}),

@@ -88,6 +88,9 @@ def test_piped_questions_are_a_conversation_that_ends_with_the_input(grouper, mo
     assert called.code == 0
     assert "leaves room for" in called.err
     assert called.out.count("nswer: ") == 1
+    called = grouper("generate", model, stdin="")
+    assert called.code == 0
+    assert "No question on standard input" in called.err
 
 
 def test_an_interactive_prompt_ends_with_ctrl_d_and_with_ctrl_c(grouper, model, monkeypatch):

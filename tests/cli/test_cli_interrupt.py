@@ -14,7 +14,7 @@ import pytest
 from grouper.cli.main import COMMANDS
 from grouper.config.loading import load_recipe
 from grouper.tracking.live import Progress
-from grouper.training.session import Session
+from grouper.training.run import Run
 
 
 def wait_for_steps(process: subprocess.Popen[str], metrics: Path, phase: str, count: int) -> None:
@@ -62,7 +62,7 @@ def test_a_signal_that_the_user_ignores_is_left_ignored(finished_run):
     recipe = load_recipe(finished_run / "recipe.yaml")
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Session(recipe, Progress(quiet=True), resume=True):
+        with Run(recipe, Progress(quiet=True), resume=True):
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     finally:

@@ -27,7 +27,7 @@ from grouper.grading import Grader
 from grouper.models.new_model import make_new_model
 from grouper.prompts import PromptFormat, make_format
 from grouper.rewards import REWARDS, build_rewards
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.types import Completion, FinishReason, Problem, Prompt
 
 TEXTS = (
@@ -198,7 +198,7 @@ def test_a_run_of_ours_learns_from_a_reward_of_trl(tmp_path: Path) -> None:
             f"output_dir={tmp_path}",
         ],
     )
-    with Session(recipe) as session:
-        train(session)
+    with Run(recipe) as run:
+        train(run)
     lines = (tmp_path / "demo" / "metrics.jsonl").read_text(encoding="utf-8")
     assert "reward/think_format_reward" in lines

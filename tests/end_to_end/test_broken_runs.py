@@ -14,7 +14,7 @@ from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.errors import ModelError
 from grouper.tracking.live import Progress
-from grouper.training.session import Session
+from grouper.training.run import Run
 
 pytestmark = pytest.mark.slow
 
@@ -46,8 +46,8 @@ def run(folder: Path, name: str, *overrides: str) -> Path:
         "demo",
         [*TINY_RUN, *data_from(str(folder)), f"output_dir={folder / name}", *overrides],
     )
-    with Session(recipe, Progress(quiet=True)) as session:
-        return train(session).path
+    with Run(recipe, Progress(quiet=True)) as open_run:
+        return train(open_run).path
 
 
 def always(folder: Path, answer: str) -> str:

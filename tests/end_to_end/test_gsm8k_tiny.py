@@ -15,7 +15,7 @@ from grouper.algorithms.weighting import token_mean
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.tracking.live import Progress
-from grouper.training.session import Session
+from grouper.training.run import Run
 
 
 @pytest.mark.slow
@@ -24,17 +24,17 @@ def test_real_text_goes_through_every_part(shared_data: Path, tmp_path: Path) ->
     folder = shared_data / "gsm8k"
     paths = [f"data.{part}.path={folder}" for part in ("sft", "train", "test")]
     recipe = load_recipe("gsm8k-tiny", [*paths, f"output_dir={tmp_path}", "grpo.steps=4"])
-    with Session(recipe, Progress(quiet=True)) as session:
-        batch = demonstration_batch(session.prepared.demonstrations[:16], token_mean)
+    with Run(recipe, Progress(quiet=True)) as run:
+        batch = demonstration_batch(run.prepared.demonstrations[:16], token_mean)
         assert batch.mask.any(dim=1).all()
-        stop = session.prepared.stop_tokens.trained
-        assert all(d.token_ids[-1] == stop for d in session.prepared.demonstrations)
-        result = train(session)
+        stop = run.prepared.stop_tokens.trained
+        assert all(d.token_ids[-1] == stop for d in run.prepared.demonstrations)
+        result = train(run)
         log = (result.path / "training.log").read_text(encoding="utf-8")
         stopped = re.search(r"Stop check: (\d+)% of 10 samples end by themselves", log)
         assert stopped is not None
         assert int(stopped[1]) >= 80
-        reports = [r for r in session.folder.read_metrics() if r.phase == "grpo"]
+        reports = [r for r in run.folder.read_metrics() if r.phase == "grpo"]
 
     assert max(r.mean("frac_groups_with_signal") for r in reports) > 0
     assert max(r.mean("grad_norm") for r in reports if "grad_norm" in r.tallies) > 0

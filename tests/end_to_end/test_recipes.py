@@ -21,7 +21,7 @@ from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.evaluation.result import EvaluationResult
 from grouper.tracking.live import Progress
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.types import StepReport
 
 TINY = (
@@ -110,9 +110,9 @@ class Ran:
 
 
 def run(name: str, overrides: list[str]) -> Ran:
-    with Session(load_recipe(name, overrides), Progress(quiet=True)) as session:
-        result = train(session)
-        reports = list(session.folder.read_metrics())
+    with Run(load_recipe(name, overrides), Progress(quiet=True)) as open_run:
+        result = train(open_run)
+        reports = list(open_run.folder.read_metrics())
     return Ran(path=result.path, results=result.results, reports=reports)
 
 

@@ -16,7 +16,7 @@ from grouper.config.presets import PRESETS
 from grouper.errors import ConfigError, ModelError, PreflightError, RunFolderError
 from grouper.tracking.live import Progress
 from grouper.tracking.run_folder import RunFolder
-from grouper.training.session import Session
+from grouper.training.run import Run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -41,8 +41,8 @@ SMALL = [
 
 def run(tmp_path: Path, *overrides: str, resume: bool = False) -> Path:
     recipe = load_recipe("demo", [*SMALL, f"output_dir={tmp_path}", *overrides])
-    with Session(recipe, Progress(quiet=True), resume=resume) as session:
-        return train(session).path
+    with Run(recipe, Progress(quiet=True), resume=resume) as open_run:
+        return train(open_run).path
 
 
 def odd_reward(folder: Path) -> str:
@@ -138,15 +138,15 @@ def test_grpo_goes_on_from_sft_or_says_that_it_starts_from_the_base(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = load_recipe("demo", [*SMALL, f"output_dir={tmp_path}", "skip_sft=true"])
-    with Session(recipe, Progress()) as session:
-        train(session)
+    with Run(recipe, Progress()) as open_run:
+        train(open_run)
     assert "GRPO starts from the base model" in " ".join(capsys.readouterr().err.split())
 
     other = tmp_path / "other"
     run(other, "skip_grpo=true")
     recipe = load_recipe("demo", [*SMALL, f"output_dir={other}", "skip_sft=true"])
-    with Session(recipe, Progress(), resume=True) as session:
-        train(session)
+    with Run(recipe, Progress(), resume=True) as open_run:
+        train(open_run)
     shown = "".join(capsys.readouterr().err.split())
     assert "".join(f"GRPO starts from {other / 'demo' / 'sft' / 'final'}".split()) in shown
 
@@ -155,8 +155,8 @@ def test_grpo_goes_on_from_sft_or_says_that_it_starts_from_the_base(
     recipe = load_recipe(
         "demo", [*SMALL, f"output_dir={third}", "skip_sft=true", f"grpo.start_from={start}"]
     )
-    with Session(recipe, Progress(), resume=True) as session:
-        train(session)
+    with Run(recipe, Progress(), resume=True) as open_run:
+        train(open_run)
     assert "".join(f"GRPO starts from {start}".split()) in "".join(capsys.readouterr().err.split())
 
 

@@ -33,8 +33,8 @@ from grouper.config.schema import GradingConfig, GRPOConfig, OptimizerConfig
 from grouper.errors import ModelError, RunFolderError
 from grouper.grading import Grader
 from grouper.models.policy import Policy
-from grouper.models.team import Solo, Team
-from grouper.sampling.base import SampleRequest, address
+from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.graded import draw_and_grade
 from grouper.sampling.scripted import ScriptedSampler
 from grouper.training.checkpoint import (
@@ -48,7 +48,7 @@ from grouper.training.curriculum import ProblemStream
 from grouper.training.grpo import advantages_of
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, make_optimizer
-from grouper.training.parallel import Replica, join_team, leave_team, make_replica
+from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
 from grouper.training.update import Scorer, accumulate_gradient, grpo_objective
 from grouper.types import AnswerContract, AnswerKind, SamplingParams
 
@@ -125,7 +125,7 @@ def step_batch() -> TrainBatch:
     return batch.to("cpu", torch.float64)
 
 
-def gradient(replica: Replica, budget: int) -> tuple[dict[str, torch.Tensor], float]:
+def gradient(replica: ParallelPolicy, budget: int) -> tuple[dict[str, torch.Tensor], float]:
     """Of one step with a KL term; every trainable weight, in one piece."""
     batch = step_batch()
     reference = {
@@ -147,15 +147,17 @@ def gradient(replica: Replica, budget: int) -> tuple[dict[str, torch.Tensor], fl
 
 def gradients() -> dict[str, float]:
     """The largest relative difference to one process, for every engine, family and LoRA."""
-    team = join_team()
+    processes = join_processes()
     worst = {}
     for family in ("qwen3", "llama"):
         for lora in (False, True):
-            alone, loss = gradient(Replica(policy_of(family, lora=lora), Solo()), 10_000)
+            alone, loss = gradient(
+                ParallelPolicy(policy_of(family, lora=lora), SingleProcess()), 10_000
+            )
             for engine in ("ddp", "fsdp"):
                 # One budget for everything in one slice, one for more slices than processes.
                 for budget in (10_000, 40):
-                    replica = make_replica(policy_of(family, lora=lora), team, engine)
+                    replica = make_parallel(policy_of(family, lora=lora), processes, engine)
                     split = any(isinstance(p, DTensor) for p in replica.policy.parameters())
                     assert split == (engine == "fsdp")
                     together, total = gradient(replica, budget)
@@ -165,7 +167,7 @@ def gradients() -> dict[str, float]:
                     ]
                     gaps.append(abs(total - loss) / abs(loss))
                     worst[f"{engine} {family} lora={lora} budget={budget}"] = max(gaps)
-    leave_team()
+    leave_processes()
     return worst
 
 
@@ -184,12 +186,14 @@ def run_short_of_memory(policy: Policy, *, at: int) -> list[int]:
 
 def shortage(engine: str, at: int, budget: int, *, together: bool) -> dict[str, Any]:
     """One step of which the last process runs out of memory in its forward number `at`."""
-    team = join_team()
-    alone = Replica(policy_of("qwen3", lora=False), Solo())
+    processes = join_processes()
+    alone = ParallelPolicy(policy_of("qwen3", lora=False), SingleProcess())
     batch, objective = step_batch(), grpo_objective(GRPOConfig())
     accumulate_gradient(alone.policy, batch, objective, token_budget=10_000)
-    replica = make_replica(policy_of("qwen3", lora=False), team, engine)
-    rows = run_short_of_memory(replica.policy, at=at if team.rank == team.size - 1 else -1)
+    replica = make_parallel(policy_of("qwen3", lora=False), processes, engine)
+    rows = run_short_of_memory(
+        replica.policy, at=at if processes.rank == processes.size - 1 else -1
+    )
     try:
         accumulate_gradient(
             replica.policy,
@@ -206,7 +210,7 @@ def shortage(engine: str, at: int, budget: int, *, together: bool) -> dict[str, 
         for p, q in zip(replica.policy.parameters(), alone.policy.parameters(), strict=True)
         if q.grad is not None and p.grad is not None
     ]
-    leave_team()
+    leave_processes()
     return {"gap": max(gaps), "limit": replica.policy.token_limit, "forwards": len(rows)}
 
 
@@ -227,7 +231,7 @@ class CountingGrader:
 
 def sharing(count: int) -> dict[str, Any]:
     """How `count` requests are drawn and graded."""
-    team = join_team()
+    processes = join_processes()
     sampler, grader = (
         ScriptedSampler(lambda request, _: f"<answer>{request.key}</answer>"),
         CountingGrader(),
@@ -236,13 +240,15 @@ def sharing(count: int) -> dict[str, Any]:
         SampleRequest(
             prompt=make_prompt(i),
             params=SamplingParams(max_new_tokens=64),
-            key=address(0, "eval", str(i), 0),
+            key=draw_seed(0, "eval", str(i), 0),
         )
         for i in range(count)
     ]
-    drawn, _ = draw_and_grade(requests, ["1"] * count, sampler=sampler, grader=grader, team=team)
+    drawn, _ = draw_and_grade(
+        requests, ["1"] * count, sampler=sampler, grader=grader, processes=processes
+    )
     texts = [one.completion.text for one in drawn]
-    leave_team()
+    leave_processes()
     return {
         "right": texts == [f"<answer>{r.key}</answer>" for r in requests],
         "graded": len(grader.asked),
@@ -250,14 +256,14 @@ def sharing(count: int) -> dict[str, Any]:
     }
 
 
-def optimizer_over(team: Team) -> tuple[Replica, Optimizer]:
+def optimizer_over(processes: ProcessGroup) -> tuple[ParallelPolicy, Optimizer]:
     """Two kinds of moments, numbers, and weights of eight rows, which five processes cannot
     share evenly: the last one has none of them."""
-    replica = make_replica(policy_of("qwen3", lora=False), team, "fsdp")
+    replica = make_parallel(policy_of("qwen3", lora=False), processes, "fsdp")
     return replica, make_optimizer(replica.policy, OptimizerConfig(name="muon"))
 
 
-def whole_state(replica: Replica, optimizer: Optimizer) -> dict[str, str]:
+def whole_state(replica: ParallelPolicy, optimizer: Optimizer) -> dict[str, str]:
     """Type, shape and checksum of everything in it, in one piece."""
     found = {}
     for key, value in sorted(optimizer.state_dict().items()):
@@ -269,22 +275,22 @@ def whole_state(replica: Replica, optimizer: Optimizer) -> dict[str, str]:
 
 def save_state(folder: str) -> dict[str, str]:
     """Save what two steps leave, whose gradients are the same for any number of processes."""
-    team = join_team()
-    replica, optimizer = optimizer_over(team)
+    processes = join_processes()
+    replica, optimizer = optimizer_over(processes)
     for _ in range(2):
         for parameter in replica.policy.parameters():
             parameter.grad = parameter.detach().clone()
         optimizer.step(0.0)
-    team.lead(lambda: Path(folder).mkdir())
-    save_optimizer(optimizer, Path(folder), team.rank)
+    processes.on_rank0(lambda: Path(folder).mkdir())
+    save_optimizer(optimizer, Path(folder), processes.rank)
     found = whole_state(replica, optimizer)
-    leave_team()
+    leave_processes()
     return found
 
 
 def load_state(folder: str) -> dict[str, Any]:
-    team = join_team()
-    replica, optimizer = optimizer_over(team)
+    processes = join_processes()
+    replica, optimizer = optimizer_over(processes)
     load_optimizer(optimizer, Path(folder))
     state = optimizer.state_dict()
     rows = {  # of a moment and of its weight
@@ -294,7 +300,7 @@ def load_state(folder: str) -> dict[str, Any]:
     }
     found = {"rows": rows, "moments": sum(value.numel() > 1 for value in state.values())}
     found["state"] = whole_state(replica, optimizer)
-    leave_team()
+    leave_processes()
     return found
 
 
@@ -315,8 +321,8 @@ class NoTokenizer:
 
 def full_disk(run: str, rank: int) -> dict[str, Any]:
     """A save for which the disk of one process is full, and the next one, for which it is not."""
-    team = join_team()
-    replica, optimizer = optimizer_over(team)
+    processes = join_processes()
+    replica, optimizer = optimizer_over(processes)
     for parameter in replica.policy.parameters():
         parameter.grad = parameter.detach().clone()
     optimizer.step(0.0)
@@ -327,11 +333,11 @@ def full_disk(run: str, rank: int) -> dict[str, Any]:
         optimizer=optimizer,
         total=6,
         stream=ProblemStream(size=10, per_step=4, seed=0, phase="grpo"),
-        clock=StepClock(replica.policy, team.size),
+        clock=StepClock(replica.policy, processes.size),
     )
     save = partial(save_checkpoint, Path(run), state, NoTokenizer(), recipe_hash="0")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if team.rank == rank:
+    if processes.rank == rank:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     found: dict[str, Any] = {}
     try:
@@ -339,9 +345,9 @@ def full_disk(run: str, rank: int) -> dict[str, Any]:
     except RunFolderError as error:
         found["refused"] = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    found["left"] = team.lead(lambda: [path.name for path in Path(run, "grpo").iterdir()])
+    found["left"] = processes.on_rank0(lambda: [path.name for path in Path(run, "grpo").iterdir()])
     found["damage"] = damage(save())
-    leave_team()
+    leave_processes()
     return found
 
 

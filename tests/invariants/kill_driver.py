@@ -28,9 +28,9 @@ from grouper.config.loading import load_recipe
 from grouper.tracking import evaluation_files, run_folder
 from grouper.tracking.live import Progress
 from grouper.tracking.metrics_file import MetricsFile
-from grouper.training import checkpoint, session
+from grouper.training import checkpoint, open_run
 from grouper.training.optimizers import Optimizer
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.types import StepReport
 
 Honest = Callable[..., Any]
@@ -112,7 +112,7 @@ POINTS: dict[str, tuple[Any, str, Callable[..., str], Honest | None]] = {
     ),
     "rollouts": (run_folder, "write_lines", of_path(0), half_the_file),
     "summary": (evaluation_files, "write_atomic", of_path(0), half_the_file),
-    "evaluation": (session, "evaluate", lambda **settings: settings["name"], half_the_items),
+    "evaluation": (open_run, "evaluate", lambda **settings: settings["name"], half_the_items),
     "remove": (checkpoint, "remove_folder", of_path(0), half_the_folder),
     "strip": (shutil, "rmtree", of_path(0), half_the_optimizer_folder),
     "cut": (run_folder, "delete", of_path(0), None),
@@ -152,7 +152,7 @@ def run(order: dict[str, Any]) -> None:
     if order.get("fault"):
         lay(*order["fault"])
     recipe = load_recipe("demo", order["overrides"])
-    with Session(recipe, Progress(quiet=True), resume=order["resume"]) as opened:
+    with Run(recipe, Progress(quiet=True), resume=order["resume"]) as opened:
         train(opened)
 
 

@@ -14,7 +14,7 @@ from transformers import GptOssConfig, GptOssForCausalLM
 from grouper.algorithms.batching import TrainBatch
 from grouper.errors import ModelError, PromptError
 from grouper.models.policy import Policy
-from grouper.sampling.base import SampleRequest, address
+from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
 from grouper.types import Completion, FinishReason, SamplingParams
@@ -29,7 +29,7 @@ def requests(prompts: Sequence[int] = PROMPTS, samples: int = 3, **params: Any) 
     settings = SamplingParams(**{"max_new_tokens": 14, **params})
     return [
         SampleRequest(
-            prompt=make_prompt(number, length), params=settings, key=address(1, number, sample)
+            prompt=make_prompt(number, length), params=settings, key=draw_seed(1, number, sample)
         )
         for number, length in enumerate(prompts)
         for sample in range(samples)

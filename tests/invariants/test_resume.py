@@ -18,7 +18,7 @@ from grouper.tracking import metrics_file
 from grouper.tracking.live import Progress
 from grouper.training import checkpoint, loop
 from grouper.training.checkpoint import STATE_FILE, TrainState, is_complete
-from grouper.training.session import Session
+from grouper.training.run import Run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -67,13 +67,13 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(name: str, *overrides: str, resume: bool = False) -> Path:
     recipe = load_recipe("demo", [*SMALL, f"output_dir={name}", *overrides])
-    with Session(recipe, Progress(quiet=True), resume=resume) as session:
-        return train(session).path
+    with Run(recipe, Progress(quiet=True), resume=resume) as open_run:
+        return train(open_run).path
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, phase: str, step: int) -> Callable[[], None]:
     """Ask the session to stop once `phase` has finished `step`, as Ctrl-C would."""
-    honest = Session.raise_if_stopped
+    honest = Run.raise_if_stopped
     progress = Progress.step
 
     asked = {"stop": False}
@@ -82,12 +82,12 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, phase: str, step: int) -> C
         progress(self, report, total)
         asked["stop"] = (report.phase, report.step) == (phase, step)
 
-    def stopped(self: Session, what: str = "", *, together: bool = False) -> None:
+    def stopped(self: Run, what: str = "", *, together: bool = False) -> None:
         self._stop_requested = self._stop_requested or asked["stop"]
         honest(self, what, together=together)
 
     monkeypatch.setattr(Progress, "step", watch)
-    monkeypatch.setattr(Session, "raise_if_stopped", stopped)
+    monkeypatch.setattr(Run, "raise_if_stopped", stopped)
     return monkeypatch.undo
 
 
@@ -141,10 +141,10 @@ def test_a_kill_between_checkpoints_loses_only_what_came_after(
 
     honest = loop._evaluate_if_due
 
-    def die(session: Session, state: TrainState) -> bool:
+    def die(open_run: Run, state: TrainState) -> bool:
         if (state.phase, state.step) == ("grpo", 5):
             raise Killed
-        return honest(session, state)
+        return honest(open_run, state)
 
     monkeypatch.setattr(loop, "_evaluate_if_due", die)
     with pytest.raises(Killed):
@@ -188,8 +188,8 @@ def test_a_finished_run_can_be_prolonged(
     run("cut", "grpo.steps=4", *constant)
     capsys.readouterr()
     recipe = load_recipe("demo", [*SMALL, "output_dir=cut", *constant])
-    with Session(recipe, Progress(), resume=True) as session:
-        longer = record(train(session).path)
+    with Run(recipe, Progress(), resume=True) as open_run:
+        longer = record(train(open_run).path)
     shown = " ".join(capsys.readouterr().err.split())
     assert "Resuming grpo at step 4" in shown
     assert "changed, as allowed: grpo.steps 4 -> 6" in shown
@@ -223,9 +223,9 @@ def test_an_edited_reward_is_refused_by_name_unless_allowed(workplace: Path) -> 
     with pytest.raises(RunFolderError, match=r"code changed .*: reward_by_length\.py"):
         run("cut", resume=True)
     recipe = load_recipe("demo", [*SMALL, "output_dir=cut"])
-    with Session(recipe, Progress(), resume=True, allow_changes=True) as session:
-        train(session)
-    assert session.folder.read_info()["changes"][0]["changes"].keys() == {
+    with Run(recipe, Progress(), resume=True, allow_changes=True) as open_run:
+        train(open_run)
+    assert open_run.folder.read_info()["changes"][0]["changes"].keys() == {
         "code.reward_by_length.py"
     }
 
@@ -238,7 +238,7 @@ def test_a_run_without_the_kernels_is_told_that_its_numbers_differ(
     if json.loads((path / "run.json").read_text())["versions"]["kernels"] == "none":
         pytest.skip("no C++ compiler")
     (path / "sft" / "final" / STATE_FILE).unlink()
-    monkeypatch.setattr("grouper.training.session.kernels_in_use", lambda: "none")
+    monkeypatch.setattr("grouper.training.run.kernels_in_use", lambda: "none")
     run("cut", "skip_grpo=true", resume=True)
     assert re.search(r"kernels [0-9a-f]+ -> none.*not be the same bit for bit", caplog.text)
 

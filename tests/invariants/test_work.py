@@ -15,7 +15,7 @@ from grouper.algorithms.batching import TrainBatch, micro_batches
 from grouper.config.schema import GRPOConfig
 from grouper.kernels import tape
 from grouper.models.policy import Policy
-from grouper.sampling.base import SampleRequest, address
+from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.engines import COMPACT_SHARE, Engine, SlotEngine
 from grouper.sampling.native import NativeSampler, choose_engine
 from grouper.sampling.replay import Tapes
@@ -79,7 +79,7 @@ def sampled(
         SampleRequest(
             prompt=make_prompt(number, prompt),
             params=SamplingParams(max_new_tokens=length, min_new_tokens=length),
-            key=address(number, sample),
+            key=draw_seed(number, sample),
         )
         for number, group in enumerate(lengths)
         for sample, length in enumerate(group)

@@ -10,7 +10,7 @@ from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.evaluation.statistics import PairedComparison
 from grouper.tracking.live import Progress
-from grouper.training.session import Session
+from grouper.training.run import Run
 
 # The seed is none of those whose results are reported, so nothing here is tuned on them.
 SHORT = ["seed=11", "sft.steps=300", "sft.evaluate_every=0", "grpo.steps=30"]
@@ -21,8 +21,8 @@ SHORT += ["grpo.optimizer.learning_rate=1e-4"]
 
 def gain(tmp_path: Path, *overrides: str) -> PairedComparison:
     recipe = load_recipe("demo", [*SHORT, f"output_dir={tmp_path}", *overrides])
-    with Session(recipe, Progress(quiet=True)) as session:
-        result = train(session)
+    with Run(recipe, Progress(quiet=True)) as run:
+        result = train(run)
     assert result.comparison is not None
     (difference,) = result.comparison.differences
     return difference.paired

@@ -16,7 +16,7 @@ from grouper.errors import ModelError
 from grouper.models import attention, memory_savers
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
-from grouper.sampling.base import SampleRequest, address
+from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
 from grouper.training.update import accumulate_gradient, grpo_objective, sft_objective
@@ -119,7 +119,7 @@ def sampled(policy: Policy) -> list[Completion]:
     )
     params = SamplingParams(temperature=0, max_new_tokens=12)
     requests = [
-        SampleRequest(prompt=make_prompt(i, 3 + i), params=params, key=address(0, i))
+        SampleRequest(prompt=make_prompt(i, 3 + i), params=params, key=draw_seed(0, i))
         for i in range(5)
     ]
     return [completion for _, completion in sorted(sampler.sample(requests), key=lambda x: x[0])]

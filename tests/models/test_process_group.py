@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouper.models.team import Solo, share_of
+from grouper.models.process_group import SingleProcess, share_of
 
 
 @given(count=st.integers(0, 40), size=st.integers(1, 9))
@@ -21,20 +21,20 @@ def test_shares_are_a_partition_of_nearly_equal_parts(count: int, size: int) -> 
 
 
 def test_alone_everything_is_ones_own() -> None:
-    team = Solo()
+    processes = SingleProcess()
     tensor = torch.tensor([1.0])
-    assert team.sum_(tensor) is tensor
-    assert team.gather("x") == ["x"]
-    assert team.lead(lambda: 3) == 3
+    assert processes.sum_(tensor) is tensor
+    assert processes.gather("x") == ["x"]
+    assert processes.on_rank0(lambda: 3) == 3
 
 
 def test_one_process_uses_no_distributed_code() -> None:
     """DESIGN 5: no process group is made."""
     script = (
         "import sys, torch\n"
-        "from grouper.training.parallel import join_team\n"
-        "team = join_team()\n"
-        "assert type(team).__name__ == 'Solo'\n"
+        "from grouper.training.parallel import join_processes\n"
+        "group = join_processes()\n"
+        "assert type(group).__name__ == 'SingleProcess'\n"
         "assert not torch.distributed.is_initialized()\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

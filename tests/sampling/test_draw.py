@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouper.sampling.base import address
+from grouper.sampling.base import draw_seed
 from grouper.sampling.draw import DrawSettings, draw, uniforms
 from grouper.types import SamplingParams
 
@@ -23,7 +23,7 @@ def settings(rows: int, **params: Any) -> DrawSettings:
 
 
 def test_uniform_streams_are_uniform_and_unrelated() -> None:
-    streams = np.stack([uniforms(address("u", k), 400) for k in range(200)])
+    streams = np.stack([uniforms(draw_seed("u", k), 400) for k in range(200)])
     assert streams.min() >= 0
     assert streams.max() < 1
     assert abs(streams.mean() - 0.5) < 0.005

@@ -15,7 +15,7 @@ from grouper.kernels import tape
 from grouper.kernels.library import library
 from grouper.models.policy import Policy
 from grouper.sampling import compiled_decode, graphs, slots
-from grouper.sampling.base import SampleRequest, address
+from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.decode_kernel import kernel_decode, plain_decode
 from grouper.sampling.decode_programs import AVAILABLE
 from grouper.sampling.engines import Engine, SlotEngine
@@ -52,7 +52,7 @@ def ask(number: int, sample: int, **params: Any) -> SampleRequest:
     return SampleRequest(
         prompt=make_prompt(number, 3 + 2 * number),
         params=SamplingParams(**{"max_new_tokens": 23, **params}),
-        key=address(0, "static", number, sample),
+        key=draw_seed(0, "static", number, sample),
     )
 
 

@@ -10,7 +10,7 @@ from tiny_models import FAMILIES, LetterTokenizer, make_group, make_prompt, one_
 
 from grouper.errors import PromptError
 from grouper.models.policy import Policy
-from grouper.sampling.base import Sampler, SampleRequest, address
+from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
 from grouper.types import (
@@ -41,7 +41,7 @@ def requests(prompts: int = 5, samples: int = 4, **params: Any) -> list[SampleRe
     settings = SamplingParams(**{"max_new_tokens": 20, **params})
     return [
         SampleRequest(
-            prompt=make_prompt(i, 3 + i), params=settings, key=address(0, "test", i, sample)
+            prompt=make_prompt(i, 3 + i), params=settings, key=draw_seed(0, "test", i, sample)
         )
         for i in range(prompts)
         for sample in range(samples)

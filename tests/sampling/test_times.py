@@ -6,7 +6,7 @@ import torch
 from tiny_models import LetterTokenizer, make_prompt, tiny_model
 
 from grouper.models.policy import Policy
-from grouper.sampling.base import SampleRequest, address
+from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.times import SampleTimes
 from grouper.sampling.weights import SamplingWeights
@@ -29,7 +29,7 @@ def test_a_sampler_fills_them_and_decoding_is_no_part_of_them() -> None:
     sampler = NativeSampler(weights, LetterTokenizer(), stop_token_ids=(2,), max_slots=2)
     params = SamplingParams(max_new_tokens=24, min_new_tokens=24)
     requests = [
-        SampleRequest(prompt=make_prompt(i), params=params, key=address(0, i)) for i in range(4)
+        SampleRequest(prompt=make_prompt(i), params=params, key=draw_seed(0, i)) for i in range(4)
     ]
     started = time.perf_counter()
     list(sampler.sample(requests))

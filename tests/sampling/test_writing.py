@@ -11,7 +11,7 @@ import torch
 from tiny_models import LetterTokenizer, make_prompt, tiny_model
 
 from grouper.models.policy import Policy
-from grouper.sampling.base import SampleRequest, address
+from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.stops import StopStrings
 from grouper.sampling.weights import SamplingWeights
@@ -27,7 +27,7 @@ def ask(number: int, sample: int, **params: Any) -> SampleRequest:
     return SampleRequest(
         prompt=make_prompt(number, 3 + number),
         params=SamplingParams(**{"max_new_tokens": 11, **params}),
-        key=address(0, "stretch", number, sample),
+        key=draw_seed(0, "stretch", number, sample),
     )
 
 

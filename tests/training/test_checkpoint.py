@@ -22,7 +22,7 @@ from grouper.config.schema import (
     SFTConfig,
 )
 from grouper.errors import CheckpointError, RunFolderError
-from grouper.models.team import Solo
+from grouper.models.process_group import SingleProcess
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
 from grouper.training import checkpoint
@@ -324,7 +324,7 @@ def test_a_save_that_breaks_off_leaves_nothing_behind(
     assert list((tmp_path / "grpo").iterdir()) == []
 
 
-class TwoProcesses(Solo):
+class TwoProcesses(SingleProcess):
     """Rank 0 of two, of which the other one has its own answers."""
 
     size = 2
@@ -339,7 +339,7 @@ class TwoProcesses(Solo):
 def test_what_the_disk_refuses_to_one_process_is_raised_on_all(tmp_path: Path) -> None:
     state = tiny_state()
     take_step(state)
-    state.replica.team = TwoProcesses(RunFolderError("the disk of process 1 is full"))
+    state.replica.processes = TwoProcesses(RunFolderError("the disk of process 1 is full"))
     with pytest.raises(RunFolderError, match="of process 1 is full"):
         save(tmp_path, state)
     assert list((tmp_path / "grpo").iterdir()) == []

@@ -33,7 +33,7 @@ from grouper.training.grpo import (
     top_entropy_selection,
 )
 from grouper.training.metrics import rollout_tallies
-from grouper.training.parallel import Replica
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import Scorer, accumulate_gradient, grpo_objective
 from grouper.types import (
     Completion,
@@ -237,7 +237,7 @@ def test_at_least_the_share_is_selected(values: list[float], share: float) -> No
 def real(groups: Sequence[RolloutGroup], settings: GRPOConfig) -> tuple[Policy, list[TrainBatch]]:
     policy = Policy(tiny_model("qwen3"))
     reference = policy.snapshot() if settings.beta else None
-    scores = Scorer(Replica(policy), 40, reference)
+    scores = Scorer(ParallelPolicy(policy), 40, reference)
     return policy, list(assemble(groups, settings, scores, max_new_tokens=8).batches)
 
 

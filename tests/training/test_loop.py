@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tiny_models import make_batch
-from tiny_states import TinyPhase, TinySession, tiny_state
+from tiny_states import TinyPhase, TinyRun, tiny_state
 
 from grouper.advice.live_checks import LiveChecks
 from grouper.config.schema import AlarmsConfig, GRPOConfig, SFTConfig
@@ -20,8 +20,8 @@ from grouper.training.loop import run_phase
 from grouper.types import StepReport, Tally
 
 
-def run(path: Path, total: int = 6, *, session: dict[str, Any] | None = None, **config: Any) -> Any:
-    desk = TinySession(path, **(session or {}))
+def run(path: Path, total: int = 6, *, desk: dict[str, Any] | None = None, **config: Any) -> Any:
+    desk = TinyRun(path, **(desk or {}))
     phase = TinyPhase(desk, tiny_state(), GRPOConfig(**config), total)
     run_phase(desk, phase.state, phase.step)  # type: ignore[arg-type]  # what it asks of a session
     return desk
@@ -42,7 +42,7 @@ def test_the_best_policy_stays_and_the_newest_can_be_gone_on_from(tmp_path: Path
     accuracies = {0: 0.1, 1: 0.4, 2: 0.4, 3: 0.3, 4: 0.2, 5: 0.2, 6: 0.3}
     run(
         tmp_path,
-        session={"accuracies": accuracies},
+        desk={"accuracies": accuracies},
         evaluate_every=1,
         checkpoint_every=2,
         keep_checkpoints=1,
@@ -54,7 +54,7 @@ def test_the_best_policy_stays_and_the_newest_can_be_gone_on_from(tmp_path: Path
 def test_without_keep_best_only_the_newest_stay(tmp_path: Path) -> None:
     run(
         tmp_path,
-        session={"accuracies": {0: 0.0, 2: 0.5, 4: 0.1, 6: 0.0}},
+        desk={"accuracies": {0: 0.0, 2: 0.5, 4: 0.1, 6: 0.0}},
         evaluate_every=2,
         checkpoint_every=2,
         keep_checkpoints=1,
@@ -66,9 +66,9 @@ def test_without_keep_best_only_the_newest_stay(tmp_path: Path) -> None:
 def test_validation_by_epoch_and_off(tmp_path: Path) -> None:
     """Ten items and four a step: epochs end within steps 3 and 5."""
     accuracies = {0: 0.0, 3: 0.4, 5: 0.3, 6: 0.2}  # any other step would not be found
-    run(tmp_path / "on", session={"accuracies": accuracies}, evaluate_every="epoch")
+    run(tmp_path / "on", desk={"accuracies": accuracies}, evaluate_every="epoch")
     assert saved(tmp_path / "on") == {3: "b", 6: "o"}
-    run(tmp_path / "off", session={"accuracies": {}}, evaluate_every=0)
+    run(tmp_path / "off", desk={"accuracies": {}}, evaluate_every=0)
     assert saved(tmp_path / "off") == {6: "o"}
 
 
@@ -89,7 +89,7 @@ def test_ten_minutes_is_the_default() -> None:
 
 def test_an_interrupt_saves_where_it_stopped(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        run(tmp_path, session={"stop_at": 3}, checkpoint_every=2)
+        run(tmp_path, desk={"stop_at": 3}, checkpoint_every=2)
     assert saved(tmp_path) == {2: "o", 3: "o"}
 
 
@@ -123,22 +123,22 @@ def test_the_last_save_of_a_run_that_is_stopped_must_not_fail(
 ) -> None:
     fail_at(monkeypatch, {3})
     with pytest.raises(RunFolderError, match="No space left"):
-        run(tmp_path, session={"stop_at": 3}, checkpoint_every=2)
+        run(tmp_path, desk={"stop_at": 3}, checkpoint_every=2)
     assert saved(tmp_path) == {2: "o"}
 
 
 class BrokenPhase(TinyPhase):
     """From the third step on nothing is finite."""
 
-    def step(self, session: TinySession, state: TrainState) -> StepReport:
-        report = super().step(session, state)
+    def step(self, desk: TinyRun, state: TrainState) -> StepReport:
+        report = super().step(desk, state)
         broken = report.step > 2
         state.count_update(applied=not broken, batch=make_batch() if broken else None)
         return report
 
 
 def test_the_run_stops_after_so_many_updates_that_are_not_finite(tmp_path: Path) -> None:
-    desk = TinySession(tmp_path)
+    desk = TinyRun(tmp_path)
     (tmp_path / "recipe.yaml").write_text("name: demo")
     config = GRPOConfig(checkpoint_every=2, max_skipped_updates=2)
     phase = BrokenPhase(desk, tiny_state(), config, 9)
@@ -156,7 +156,7 @@ def test_the_run_stops_after_so_many_updates_that_are_not_finite(tmp_path: Path)
 
 def test_where_there_is_no_checkpoint_none_is_promised(tmp_path: Path) -> None:
     """R10: the checkpoints that were named as being from before were not there."""
-    desk = TinySession(tmp_path)
+    desk = TinyRun(tmp_path)
     (tmp_path / "recipe.yaml").write_text("name: demo")
     phase = BrokenPhase(desk, tiny_state(), GRPOConfig(max_skipped_updates=2), 9)
     with pytest.raises(ModelError, match="No checkpoint of grpo has been saved"):
@@ -175,7 +175,7 @@ def test_an_alarm_is_told_recorded_and_heeded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, on_alarm: str
 ) -> None:
     config = AlarmsConfig(window=4, on_alarm=on_alarm)  # type: ignore[arg-type]  # one of two words
-    desk = TinySession(tmp_path, recipe=SimpleNamespace(alarms=config))
+    desk = TinyRun(tmp_path, recipe=SimpleNamespace(alarms=config))
     phase = CutOffPhase(desk, tiny_state(), GRPOConfig(checkpoint_every=3), 20)
     if on_alarm == "warn":
         run_phase(desk, phase.state, phase.step, [LiveChecks()])  # type: ignore[arg-type]  # what it asks of a session

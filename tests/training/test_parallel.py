@@ -9,11 +9,11 @@ from tiny_models import make_batch, tiny_model
 
 from grouper.algorithms.batching import micro_batches
 from grouper.models.policy import Policy
-from grouper.models.team import Solo
-from grouper.training.parallel import Replica, make_replica
+from grouper.models.process_group import SingleProcess
+from grouper.training.parallel import ParallelPolicy, make_parallel
 
 
-class Member(Solo):
+class Member(SingleProcess):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
@@ -23,7 +23,9 @@ class Member(Solo):
 def test_every_process_runs_equally_many_slices_and_each_slice_once(size: int, budget: int) -> None:
     policy = Policy(tiny_model("qwen3"))
     parts = micro_batches(make_batch(), budget)
-    by_rank = [list(Replica(policy, Member(rank, size)).share(parts)) for rank in range(size)]
+    by_rank = [
+        list(ParallelPolicy(policy, Member(rank, size)).share(parts)) for rank in range(size)
+    ]
     assert len({len(slices) for slices in by_rank}) == 1
     own = [part.number for slices in by_rank for part in slices if part.own]
     assert sorted(own) == list(range(len(parts)))
@@ -36,15 +38,15 @@ def test_every_process_runs_equally_many_slices_and_each_slice_once(size: int, b
 def test_slices_are_small_enough_for_everybody() -> None:
     policy, batch = Policy(tiny_model("qwen3")), make_batch()
     for size in (1, 2, 4):
-        replica = Replica(policy, Member(0, size))
+        replica = ParallelPolicy(policy, Member(0, size))
         parts = micro_batches(batch, replica.token_budget(batch, 10_000))
         assert len(parts) >= min(size, batch.rows)
 
 
 def test_alone_the_policy_is_called_as_it_is() -> None:
     policy = Policy(tiny_model("qwen3"))
-    replica = make_replica(policy, Solo(), "fsdp")
-    assert type(replica) is Replica
+    replica = make_parallel(policy, SingleProcess(), "fsdp")
+    assert type(replica) is ParallelPolicy
     batch = make_batch()
     torch.testing.assert_close(replica.score(batch).logprobs, policy(batch).logprobs)
     weights = policy.snapshot()

@@ -13,7 +13,7 @@ from tiny_runs import TINY_RUN, data_from, write_problems
 from grouper.api import prepare, train
 from grouper.config.loading import load_recipe
 from grouper.models.policy import Policy
-from grouper.training import run
+from grouper.training import pipeline
 from grouper.training.grpo import grpo_step
 from grouper.training.sft import sft_step
 
@@ -36,8 +36,8 @@ class Seen:
         self.trained: dict[str, torch.Tensor] = {}
         self.started: dict[str, torch.Tensor] = {}
 
-        def step_of_sft(session, state):
-            report = sft_step(session, state)
+        def step_of_sft(open_run, state):
+            report = sft_step(open_run, state)
             moments = [
                 value
                 for value in state.optimizer.state_dict().values()
@@ -52,15 +52,15 @@ class Seen:
             self.trained = state.policy.snapshot()
             return report
 
-        def step_of_grpo(session, state):
+        def step_of_grpo(open_run, state):
             if self.alive is None:
                 self.alive = [name for name, ref in self.held.items() if ref() is not None]
                 self.policies = sum(type(o) is Policy for o in gc.get_objects())
                 self.started = state.policy.snapshot()
-            return grpo_step(session, state)
+            return grpo_step(open_run, state)
 
-        monkeypatch.setattr(run, "sft_step", step_of_sft)
-        monkeypatch.setattr(run, "grpo_step", step_of_grpo)
+        monkeypatch.setattr(pipeline, "sft_step", step_of_sft)
+        monkeypatch.setattr(pipeline, "grpo_step", step_of_grpo)
 
 
 @pytest.mark.parametrize("lora", ["{rank: 4}", pytest.param("null", marks=pytest.mark.slow)])

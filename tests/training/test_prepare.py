@@ -16,7 +16,7 @@ from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.tracking.live import Progress
 from grouper.training.prepare import prepare
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
-from grouper.training.session import Session
+from grouper.training.run import Run
 
 SMALL = [
     "model.new.hidden_size=32",
@@ -33,82 +33,82 @@ SMALL = [
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory):
+def run(tmp_path_factory):
     outputs = tmp_path_factory.mktemp("outputs")
     recipe = load_recipe("demo", [*SMALL, f"output_dir={outputs}", "sft.max_tokens=60"])
-    with Session(recipe, Progress(quiet=True)) as session:
-        yield session
+    with Run(recipe, Progress(quiet=True)) as run:
+        yield run
 
 
-def longest(session: Session) -> int:
-    return max(len(prompt.token_ids) for _, prompt in session.prepared.train)
+def longest(run: Run) -> int:
+    return max(len(prompt.token_ids) for _, prompt in run.prepared.train)
 
 
-def test_the_budget_is_what_the_longest_kept_prompt_leaves(session):
-    budget = 100 - longest(session)
-    assert session.prepared.max_new_tokens == budget
-    assert session.prepared.training_params().max_new_tokens == budget
-    assert session.prepared.evaluation_params().max_new_tokens == budget
-    assert session.prepared.budget == (
-        f"Completions have up to {budget} tokens: 100 in all, less {longest(session)} of the "
-        f"longest of {len(session.prepared.train)} prompts."
+def test_the_budget_is_what_the_longest_kept_prompt_leaves(run):
+    budget = 100 - longest(run)
+    assert run.prepared.max_new_tokens == budget
+    assert run.prepared.training_params().max_new_tokens == budget
+    assert run.prepared.evaluation_params().max_new_tokens == budget
+    assert run.prepared.budget == (
+        f"Completions have up to {budget} tokens: 100 in all, less {longest(run)} of the "
+        f"longest of {len(run.prepared.train)} prompts."
     )
-    assert 30 <= len(session.prepared.train) < 40
+    assert 30 <= len(run.prepared.train) < 40
     # What is measured on is not chosen by length.
-    assert len(session.prepared.test) == 8
+    assert len(run.prepared.test) == 8
 
 
-def test_the_recipe_stays_as_it_was_loaded(session):
+def test_the_recipe_stays_as_it_was_loaded(run):
     """T3: a resolved recipe can be changed, written and read again."""
-    assert session.recipe.override("grpo.steps=3").grpo.steps == 3
-    assert load_recipe(session.path / "recipe.yaml") == session.recipe
+    assert run.recipe.override("grpo.steps=3").grpo.steps == 3
+    assert load_recipe(run.path / "recipe.yaml") == run.recipe
 
 
-def test_run_json_records_it(session):
-    info = json.loads((Path(session.path) / "run.json").read_text())
-    assert info["resolved"] == {"sampling.max_new_tokens": session.prepared.max_new_tokens}
+def test_run_json_records_it(run):
+    info = json.loads((Path(run.path) / "run.json").read_text())
+    assert info["resolved"] == {"sampling.max_new_tokens": run.prepared.max_new_tokens}
     # What names the experiment is what was asked for.
-    assert session.hash == info["recipe_hash"]
+    assert run.hash == info["recipe_hash"]
 
 
-def test_a_measurement_elsewhere_finds_the_same_budget(session):
-    recipe = load_recipe(session.path / "recipe.yaml")
+def test_a_measurement_elsewhere_finds_the_same_budget(run):
+    recipe = load_recipe(run.path / "recipe.yaml")
     assert recipe.sampling.max_total_tokens == 100
     sets = load_problem_sets(recipe)
     for some in (ProblemSets(train=sets.train), ProblemSets(test=sets.test), ProblemSets()):
-        with prepare(recipe, some, model=session.base_path) as prepared:
-            assert prepared.evaluation_params() == session.prepared.evaluation_params()
-            assert prepared.prompt_limit == session.prepared.prompt_limit
+        with prepare(recipe, some, model=run.base_path) as prepared:
+            assert prepared.evaluation_params() == run.prepared.evaluation_params()
+            assert prepared.prompt_limit == run.prepared.prompt_limit
 
 
-def test_demonstrations_have_at_most_so_many_tokens(session):
-    sizes = [len(d.prompt.token_ids) + len(d.token_ids) for d in session.prepared.demonstrations]
+def test_demonstrations_have_at_most_so_many_tokens(run):
+    sizes = [len(d.prompt.token_ids) + len(d.token_ids) for d in run.prepared.demonstrations]
     assert max(sizes) <= 60
     assert len(sizes) < 40
 
 
-def test_a_completion_budget_that_leaves_prompts_no_room_is_named(session):
+def test_a_completion_budget_that_leaves_prompts_no_room_is_named(run):
     """Raising prompt.max_prompt_tokens would do nothing."""
-    recipe = session.recipe.override(sampling={"max_total_tokens": None, "max_new_tokens": 2046})
-    assert session.prepared.context == 2048
+    recipe = run.recipe.override(sampling={"max_total_tokens": None, "max_new_tokens": 2046})
+    assert run.prepared.context == 2048
     sets = ProblemSets(train=load_problem_sets(recipe).train)
     with pytest.raises(PromptError, match=r"Lower sampling.max_new_tokens: .* leaves prompts 2"):
-        prepare(recipe, sets, model=session.base_path)
+        prepare(recipe, sets, model=run.base_path)
 
 
-def test_a_plan_counts_on_it(session):
-    recipe = load_recipe(session.path / "recipe.yaml")
+def test_a_plan_counts_on_it(run):
+    recipe = load_recipe(run.path / "recipe.yaml")
     lengths = find_lengths(recipe, load_problem_sets(recipe), 2048)
-    assert lengths.completion == lengths.evaluation_completion == session.prepared.max_new_tokens
+    assert lengths.completion == lengths.evaluation_completion == run.prepared.max_new_tokens
     assert lengths.sft_prompt + lengths.sft_completion <= 2 * 60
     unmeasured = find_lengths(recipe, None, 2048)
     assert (unmeasured.grpo_prompt, unmeasured.completion) == (99, 99)
 
 
 @pytest.mark.parametrize(("more", "refused"), [("many", True), ("never-written", False)])
-def test_a_tokenizer_that_knows_more_than_the_model(session, tmp_path, more, refused):
+def test_a_tokenizer_that_knows_more_than_the_model(run, tmp_path, more, refused):
     """R5: as long as nobody writes what the embedding has no row for, all is well."""
-    shutil.copytree(session.base_path, tmp_path / "model")
+    shutil.copytree(run.base_path, tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     tokenizer.add_tokens([*(f"<{n}>" for n in range(500)), more])
     tokenizer.save_pretrained(tmp_path / "model")
@@ -118,7 +118,7 @@ def test_a_tokenizer_that_knows_more_than_the_model(session, tmp_path, more, ref
     with contextlib.ExitStack() as stack:
         if refused:
             stack.enter_context(pytest.raises(ModelError, match=r"'many'.*the model knows \d+"))
-        stack.enter_context(Session(recipe, Progress(quiet=True)))
+        stack.enter_context(Run(recipe, Progress(quiet=True)))
 
 
 def test_prompts_that_leave_nothing(tmp_path):
@@ -127,7 +127,7 @@ def test_prompts_that_leave_nothing(tmp_path):
         [*SMALL, f"output_dir={tmp_path}", "sampling={max_total_tokens: 60, min_new_tokens: 55}"],
     )
     with pytest.raises(ConfigError, match=r"max_total_tokens: prompts of up to \d+ tokens leave"):
-        Session(recipe, Progress(quiet=True))
+        Run(recipe, Progress(quiet=True))
 
 
 def test_sft_and_rollouts_start_from_identical_prompts(shared_data, tmp_path):
@@ -147,14 +147,14 @@ def test_sft_and_rollouts_start_from_identical_prompts(shared_data, tmp_path):
             "data.test=null",
         ],
     )
-    with Session(recipe, Progress(quiet=True)) as session:
-        sampled = {prompt.text: prompt.token_ids for _, prompt in session.prepared.train}
-        trained = session.prepared.demonstrations
+    with Run(recipe, Progress(quiet=True)) as run:
+        sampled = {prompt.text: prompt.token_ids for _, prompt in run.prepared.train}
+        trained = run.prepared.demonstrations
         shared = [d for d in trained if d.prompt.text in sampled]
         assert len(trained) == 60
         assert len(shared) >= 30
         assert all(d.prompt.token_ids == sampled[d.prompt.text] for d in shared)
         # The response word for word, then the stop token.
-        texts = [session.prepared.tokenizer.decode(list(d.token_ids[:-1])) for d in trained]
+        texts = [run.prepared.tokenizer.decode(list(d.token_ids[:-1])) for d in trained]
         rows = (folder / "sft.jsonl").read_text().splitlines()
         assert texts == [json.loads(row)["response"] for row in rows[:60]]

@@ -15,7 +15,7 @@ from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.models.policy import Policy
 from grouper.tracking.live import Progress
-from grouper.training.session import Session
+from grouper.training.run import Run
 
 SMALL = [
     "skip_grpo=true",
@@ -55,8 +55,8 @@ class Forwards:
 
 def run(folder: Path, *overrides: str, phase: str = "sft") -> dict[str, torch.Tensor]:
     recipe = load_recipe("demo", [*SMALL, f"output_dir={folder}", *overrides])
-    with Session(recipe, Progress(quiet=True)) as session:
-        path = train(session).path
+    with Run(recipe, Progress(quiet=True)) as open_run:
+        path = train(open_run).path
     return load_file(path / phase / "final" / "model.safetensors")
 
 

@@ -17,7 +17,7 @@ from grouper.grading import Grader
 from grouper.models.loading import quiet
 from grouper.rewards import RewardStack
 from grouper.tracking.live import Progress
-from grouper.training.session import Session, check_models
+from grouper.training.run import Run, check_models
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def recipe(lora_run: Path, tmp_path: Path) -> Recipe:
 
 def refused(recipe: Recipe, match: str) -> None:
     with pytest.raises(ModelError, match=match) as caught:
-        Session(recipe, Progress(quiet=True))
+        Run(recipe, Progress(quiet=True))
     assert caught.value.where == "grpo.start_from"
     assert not (Path(recipe.output_dir) / recipe.name).exists()
 
@@ -90,10 +90,10 @@ def test_what_is_refused_late_leaves_nothing_running(
     monkeypatch.setattr(Grader, "close", close)
     plain = recipe.override("grpo.start_from=null")
     with pytest.raises(UnforeseenError):
-        Session(plain, Progress(quiet=True)) if opened == "session" else prepare(plain)
+        Run(plain, Progress(quiet=True)) if opened == "session" else prepare(plain)
     # A session has started its grading processes by then, a preparation has not.
     assert len(closed) == (1 if opened == "session" else 0)
     assert not (tmp_path / "again").exists()
     monkeypatch.undo()
-    with Session(plain, Progress(quiet=True)):
+    with Run(plain, Progress(quiet=True)):
         """The lock is free."""

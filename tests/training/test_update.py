@@ -18,7 +18,7 @@ from grouper.errors import ModelError
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.training.optimizers import make_optimizer, schedule
-from grouper.training.parallel import Replica
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import (
     UpdateResult,
     accumulate_gradient,
@@ -417,7 +417,7 @@ def test_it_is_the_mean_over_tokens_whatever_the_budget() -> None:
     with torch.no_grad():
         expected = float(-(policy(batch).logprobs * batch.weights).sum())
     for budget in (20, 10_000):
-        loss = validation_loss(Replica(policy), shown, token_budget=budget)
+        loss = validation_loss(ParallelPolicy(policy), shown, token_budget=budget)
         assert loss.mean == pytest.approx(expected, rel=1e-6)
         assert loss.count == sum(len(d.token_ids) for d in shown)
         assert loss.max >= loss.mean >= loss.min > 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from tiny_runs import TINY_RUN, data_from, write_problems
-from tiny_states import TinyPhase, TinySession, tiny_state
+from tiny_states import TinyPhase, TinyRun, tiny_state
 
 from grouper.api import prepare, train
 from grouper.cli.main import cli
@@ -36,10 +36,10 @@ def run(
     *,
     total: int = 6,
     state: TrainState | None = None,
-    session: dict[str, Any] | None = None,
+    open_run: dict[str, Any] | None = None,
     **config: Any,
 ) -> tuple[Any, TrainState]:
-    desk = TinySession(folder / "run", **(session or {}))
+    desk = TinyRun(folder / "run", **(open_run or {}))
     state = state or tiny_state()
     settings = {"evaluate_every": 0, "keep_checkpoints": 9, **config}
     phase = TinyPhase(desk, state, GRPOConfig(**settings), total)
@@ -68,7 +68,7 @@ def test_it_may_ask_for_a_checkpoint(tmp_path: Path) -> None:
 def test_it_may_ask_for_an_evaluation(tmp_path: Path) -> None:
     accuracies = {4: 0.5}  # any other step would not be found
     desk, state = run(
-        tmp_path, "return ['evaluate'] if step == 4 else []", session={"accuracies": accuracies}
+        tmp_path, "return ['evaluate'] if step == 4 else []", open_run={"accuracies": accuracies}
     )
     assert desk.evaluated == [4]
     assert (state.best.step, state.best.accuracy) == (4, 0.5)
@@ -79,7 +79,7 @@ def test_what_it_asks_to_stop_is_measured_saved_and_named(tmp_path: Path) -> Non
     desk, state = run(
         tmp_path,
         "return {'stop'} if step == 2 else None",
-        session={"accuracies": {0: 0.1, 2: 0.3}},
+        open_run={"accuracies": {0: 0.1, 2: 0.3}},
         evaluate_every=5,
     )
     assert (state.step, saved(tmp_path)[-1], desk.evaluated) == (2, 2, [0, 2])
@@ -148,7 +148,7 @@ def test_with_more_steps_it_goes_on_after_the_stop(tmp_path: Path) -> None:
 def test_an_evaluation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> None:
     body = "return 'evaluate' if step == 3 else None"
 
-    class Stopping(TinySession):
+    class Stopping(TinyRun):
         def evaluate(self, *_: Any, **__: Any) -> Any:
             raise Interrupted("stopped on request")
 
@@ -156,7 +156,7 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> No
     phase = TinyPhase(desk, tiny_state(), GRPOConfig(evaluate_every=0), 6)
     with pytest.raises(Interrupted):
         run_phase(desk, phase.state, phase.step, [hook(tmp_path, body)])  # type: ignore[arg-type]  # what it asks of a session
-    resumed, _ = run(tmp_path, body, state=again(tmp_path, 3), session={"accuracies": {3: 0.5}})
+    resumed, _ = run(tmp_path, body, state=again(tmp_path, 3), open_run={"accuracies": {3: 0.5}})
     assert resumed.evaluated == [3]
 
 
@@ -168,7 +168,7 @@ class Follower:
     def __init__(self, told: Any) -> None:
         self._told = told
 
-    def lead(self, work: Callable[[], Any]) -> Any:
+    def on_rank0(self, work: Callable[[], Any]) -> Any:
         del work
         return self._told
 
@@ -176,8 +176,8 @@ class Follower:
 def test_every_process_does_what_rank_0_was_asked(tmp_path: Path) -> None:
     mine = hook(tmp_path, "raise AssertionError('called beside rank 0')")
     told = object()
-    session: Any = type("Session", (), {"team": Follower(told)})
-    assert mine.after_step(session, None, None) is told  # type: ignore[arg-type]  # neither is looked at
+    open_run: Any = type("OpenRun", (), {"processes": Follower(told)})
+    assert mine.after_step(open_run, None, None) is told  # type: ignore[arg-type]  # neither is looked at
 
 
 # --- whole runs ----------------------------------------------------------------------------------

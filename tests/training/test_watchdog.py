@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from grouper.training.session import EXIT_CODE, Watchdog
+from grouper.training.run import EXIT_CODE, Watchdog
 
 
 def test_it_is_quiet_while_something_moves(capfd: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +39,7 @@ def test_it_can_be_switched_off(capfd: pytest.CaptureFixture[str]) -> None:
 def test_it_ends_a_process_that_others_wait_for() -> None:
     script = (
         "import time\n"
-        "from grouper.training.session import Watchdog\n"
+        "from grouper.training.run import Watchdog\n"
         "with Watchdog(0.1 / 60, fatal=True) as dog:\n"
         "    dog.alive('an all-reduce')\n"
         "    time.sleep(60)\n"

@@ -14,13 +14,13 @@ from grouper.config.schema import LoraConfig, OptimizerConfig
 from grouper.errors import Interrupted
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
-from grouper.models.team import Solo
+from grouper.models.process_group import SingleProcess
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.checkpoint import TrainState
 from grouper.training.curriculum import ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import make_optimizer
-from grouper.training.parallel import Replica
+from grouper.training.parallel import ParallelPolicy
 from grouper.types import StepReport, Tally
 
 HASH = "0123456789abcdef"
@@ -47,7 +47,7 @@ def tiny_state(phase: str = "grpo", *, lora: bool = False, **changes: Any) -> Tr
         phase=phase,
         step=0,
         stream=ProblemStream(size=10, per_step=4, seed=0, phase=phase),
-        replica=Replica(policy),
+        replica=ParallelPolicy(policy),
         optimizer=make_optimizer(policy, OptimizerConfig(learning_rate=1e-2)),
         **given,
     )
@@ -81,7 +81,7 @@ class QuietDisplay:
         self.said.append(text)
 
 
-class TinySession:
+class TinyRun:
     """What the loop asks of a session.
 
     Args:
@@ -102,7 +102,7 @@ class TinySession:
         self.path = path
         self.folder = RunFolder(path)
         self.display = QuietDisplay()
-        self.team = Solo()
+        self.processes = SingleProcess()
         self.hash = HASH
         self.recipe = recipe
         self.prepared = SimpleNamespace(tokenizer=SavedTokenizer(), validation=bool(accuracies))
@@ -131,18 +131,18 @@ class TinySession:
 class TinyPhase:
     """Steps without data; each one moves every weight."""
 
-    def __init__(self, session: TinySession, state: TrainState, config: Any, total: int) -> None:
+    def __init__(self, run: TinyRun, state: TrainState, config: Any, total: int) -> None:
         state.total = total
-        others = {} if session.recipe is None else vars(session.recipe)
-        session.recipe = SimpleNamespace(**{**others, state.phase: config})
+        others = {} if run.recipe is None else vars(run.recipe)
+        run.recipe = SimpleNamespace(**{**others, state.phase: config})
         self.state = state
 
-    def step(self, session: TinySession, state: TrainState) -> StepReport:
+    def step(self, run: TinyRun, state: TrainState) -> StepReport:
         number = state.step
         take_step(state)
         stream = state.stream
         state.epoch_ended = stream.epoch_after(number) > stream.epoch_after(number - 1)
-        session.saw(state.step)
+        run.saw(state.step)
         return StepReport(
             phase=state.phase,
             step=state.step,

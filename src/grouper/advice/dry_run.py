@@ -105,7 +105,7 @@ def _check_models(recipe: Recipe, *, resume: bool) -> list[str]:
     model = recipe.model
     if model.path is None and recipe.grpo.start_from is None and model.lora is None:
         return []  # torch is needed for no more than this
-    from grouper.training.session import check_models
+    from grouper.training.run import check_models
 
     run = Path(recipe.output_dir).expanduser() / recipe.name
     missing = check_models(recipe, run, resume=resume)

@@ -27,9 +27,9 @@ from grouper.tracking.live import TIME_PARTS, Progress, setup_logging
 from grouper.training.checkpoint import TrainState
 from grouper.training.grpo import grpo_step
 from grouper.training.metrics import matrix_rate
+from grouper.training.pipeline import begin_grpo
 from grouper.training.rehearsal import Rehearsal
-from grouper.training.run import begin_grpo
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.types import StepReport
 
 __all__ = ["Bench", "Spread", "bench"]
@@ -140,17 +140,17 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="grouper-bench-") as folder:
         measured = measured.override(output_dir=folder, name=recipe.name)
         try:
-            with Session(measured, Progress(quiet=True, console=progress.console)) as session:
-                state = _state(session, progress)
+            with Run(measured, Progress(quiet=True, console=progress.console)) as run:
+                state = _state(run, progress)
                 with progress.track("warming up", warmup) as task:
                     for _ in range(warmup):
-                        _step(session, state, task.advance)
+                        _step(run, state, task.advance)
                 if state.policy.device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(state.policy.device)
                 with progress.track("measuring", steps) as task:
-                    reports = [_step(session, state, task.advance) for _ in range(steps)]
+                    reports = [_step(run, state, task.advance) for _ in range(steps)]
                 return Bench(
-                    recipe=session.recipe,
+                    recipe=run.recipe,
                     **_machine(state.policy),
                     warmup=warmup,
                     reports=tuple(reports),
@@ -196,12 +196,12 @@ def _as_measured(recipe: Recipe, model: str | None, completion_tokens: int | Non
     return recipe.override(**changes)
 
 
-def _state(session: Session, progress: Progress) -> TrainState:
+def _state(run: Run, progress: Progress) -> TrainState:
     """GRPO at its first step, with rewards that teach."""
-    session.rewards = _teaching(session)
-    with progress.track(f"loading {session.recipe.model.path or 'a new model'}"):
-        state = begin_grpo(session, None)
-    Rehearsal().phase_begins(session, state)
+    run.rewards = _teaching(run)
+    with progress.track(f"loading {run.recipe.model.path or 'a new model'}"):
+        state = begin_grpo(run, None)
+    Rehearsal().phase_begins(run, state)
     return state
 
 
@@ -221,18 +221,18 @@ def _machine(policy: Policy) -> dict[str, Any]:
     }
 
 
-def _step(session: Session, state: TrainState, done: Callable[[], None]) -> StepReport:
-    report = grpo_step(session, state)
-    session.folder.append_metrics(report)
-    session.raise_if_stopped("measuring")
+def _step(run: Run, state: TrainState, done: Callable[[], None]) -> StepReport:
+    report = grpo_step(run, state)
+    run.folder.append_metrics(report)
+    run.raise_if_stopped("measuring")
     done()
     return report
 
 
-def _teaching(session: Session) -> RewardStack:
+def _teaching(run: Run) -> RewardStack:
     """The recipe's rewards at no weight, and one that differs within every group."""
-    layout = session.prepared.format.layout
-    own = [(reward_label(c.name), 0.0, find_reward(c, layout)) for c in session.recipe.rewards]
+    layout = run.prepared.format.layout
+    own = [(reward_label(c.name), 0.0, find_reward(c, layout)) for c in run.recipe.rewards]
     limits = dict.fromkeys([name for name, _, _ in own], 1.0)
     return RewardStack([*own, ("every other", 1.0, _every_other)], limits)
 

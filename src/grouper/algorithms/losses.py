@@ -15,7 +15,7 @@ from torch import Tensor
 __all__ = [
     "IMPORTANCE_WEIGHTS",
     "KL_ESTIMATORS",
-    "RATIOS",
+    "LOG_RATIOS",
     "SURROGATES",
     "Bounds",
     "SurrogateFunction",
@@ -202,7 +202,7 @@ def masked_importance(log_ratios: Tensor, cap: float) -> Tensor:
     return torch.where((ratio <= cap) & (ratio >= 1.0 / cap), ratio, 0.0)
 
 
-RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+LOG_RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "token": token_log_ratio,
     "sequence": sequence_log_ratio,
 }

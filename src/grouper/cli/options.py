@@ -148,7 +148,7 @@ def chosen_model(model: str | None, recipe: Recipe, run: Path) -> str | None:
 
 
 def warn(text: str) -> None:
-    """Show a warning on standard error, once for all processes of a team."""
+    """Show a warning on standard error, once for all processes of a run."""
     if is_follower():
         return
     click.echo(click.style("warning: ", fg="yellow") + text, err=True)

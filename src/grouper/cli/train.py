@@ -28,7 +28,7 @@ from grouper.config.tracking import check_trackers
 from grouper.config.user_code import load_hook
 
 if TYPE_CHECKING:
-    from grouper.training.run import RunResult
+    from grouper.training.pipeline import RunResult
 
 __all__ = ["grpo_command", "run_command", "sft_command"]
 
@@ -227,13 +227,13 @@ def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
 def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool) -> None:
     from grouper.api import train
     from grouper.tracking.live import Progress, setup_logging
-    from grouper.training.session import Session
+    from grouper.training.run import Run
 
     stop_with_the_launcher()
     progress = Progress(quiet=quiet or is_follower(), log_every=recipe.tracking.show_every)
     setup_logging(None, console=None if is_follower() else progress.console)
-    with Session(recipe, progress, **intent) as session:
-        result = train(session)
+    with Run(recipe, progress, **intent) as run:
+        result = train(run)
     if not is_follower():
         _report(recipe, result)
 

@@ -14,8 +14,8 @@ from grouper.errors import DataError
 from grouper.evaluation.metrics import Behaviour
 from grouper.evaluation.result import Accuracy, EvaluationItem, EvaluationResult, Outcome
 from grouper.grading import by_text_alone
-from grouper.models.team import Solo, Team
-from grouper.sampling.base import Sampler, SampleRequest, address
+from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import Drawn, Grader, draw_and_grade
 from grouper.types import Problem, Prompt, SamplingParams
 
@@ -44,7 +44,7 @@ def evaluate(
     confidence: float = 0.95,
     progress: Callable[[int, int], None] | None = None,
     card: Mapping[str, Any] | None = None,
-    team: Team | None = None,
+    processes: ProcessGroup | None = None,
     behaviour: Behaviour | None = None,
 ) -> EvaluationResult:
     """Measure one model on one set of problems.
@@ -63,7 +63,7 @@ def evaluate(
         confidence: of the intervals.
         progress: called with (completions drawn, completions in all) after each.
         card: more to record beside the settings: hashes of the model and data, grader version.
-        team: the processes that share the problems out; each is measured exactly once.
+        processes: the processes that share the problems out; each is measured exactly once.
         behaviour: also observes format, reasoning and rewards of each completion.
 
     Raises:
@@ -75,10 +75,11 @@ def evaluate(
         sampler=sampler,
         grader=grader,
         lenient=True,
-        team=team,
+        processes=processes,
         progress=progress,
     )
-    observed = (team or Solo()).lead(lambda: _observe(behaviour, items, drawn, samples))
+    processes = processes or SingleProcess()
+    observed = processes.on_rank0(lambda: _observe(behaviour, items, drawn, samples))
     return EvaluationResult(
         name=name,
         phase=phase,
@@ -99,7 +100,7 @@ def _asked(
     Neither name nor step is part of a key: all models of a run meet the same uniform numbers.
     """
     requests = [
-        SampleRequest(prompt=prompt, params=params, key=address(seed, "eval", problem.id, sample))
+        SampleRequest(prompt=prompt, params=params, key=draw_seed(seed, "eval", problem.id, sample))
         for problem, prompt in items
         for sample in range(samples)
     ]

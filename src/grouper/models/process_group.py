@@ -1,7 +1,7 @@
 """One process or many, behind one door. A run on one device uses no distributed code at all.
 
-Whoever has work to share asks a `Team`; alone, sharing and bringing together are free. The team
-of several processes is in `training/parallel.py`.
+Code that has work to share asks a `ProcessGroup`; a single process shares and gathers at no cost.
+The group of several processes is in `training/parallel.py`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:  # a dry run loads no torch
     from torch import Tensor
 
-__all__ = ["Solo", "Team", "share_of"]
+__all__ = ["ProcessGroup", "SingleProcess", "share_of"]
 
 Value = TypeVar("Value")
 
 
-class Team(Protocol):
+class ProcessGroup(Protocol):
     """The processes that train one model together.
 
     Every process calls the same methods in the same order. An error on one of them ends the
@@ -36,13 +36,13 @@ class Team(Protocol):
         """The values of all processes by rank, on every process alike."""
         ...
 
-    def lead(self, work: Callable[[], Value]) -> Value:
+    def on_rank0(self, work: Callable[[], Value]) -> Value:
         """What rank 0's `work()` returns, on every process; the others do not call it."""
         ...
 
 
-class Solo:
-    """A team of one."""
+class SingleProcess:
+    """A group of one."""
 
     rank = 0
     size = 1
@@ -53,7 +53,7 @@ class Solo:
     def gather(self, value: Value) -> list[Value]:
         return [value]
 
-    def lead(self, work: Callable[[], Value]) -> Value:
+    def on_rank0(self, work: Callable[[], Value]) -> Value:
         return work()
 
 

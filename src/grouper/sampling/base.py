@@ -9,21 +9,21 @@ from typing import Protocol, runtime_checkable
 
 from grouper.types import Completion, Prompt, SamplingParams
 
-__all__ = ["SampleRequest", "Sampler", "address"]
+__all__ = ["SampleRequest", "Sampler", "draw_seed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
     """One completion to draw.
 
-    Example: `SampleRequest(prompt=prompt, params=SamplingParams(), key=address(0, "grpo", 3,
+    Example: `SampleRequest(prompt=prompt, params=SamplingParams(), key=draw_seed(0, "grpo", 3,
     "gsm8k/1", 0))`.
     """
 
     prompt: Prompt
     params: SamplingParams
     key: int
-    """64-bit address of this draw, from `address`; position i of the completion uses the i-th
+    """64-bit address of this draw, from `draw_seed`; position i of the completion uses the i-th
     uniform number of the stream it names. Equal keys give equal completions."""
 
 
@@ -36,16 +36,16 @@ class Sampler(Protocol):
         ...
 
 
-def address(*parts: int | str) -> int:
+def draw_seed(*parts: int | str) -> int:
     """The 64-bit key of a draw, a pure function of everything that names it.
 
     By convention the parts are (run seed, purpose, step, occurrence within the step, problem id,
     sample index), so a draw does not depend on the slot, batch or process it runs in, and resuming
     needs no generator state.
 
-    >>> address(0, "grpo", 1, "a/1", 0) == address(0, "grpo", 1, "a/1", 0)
+    >>> draw_seed(0, "grpo", 1, "a/1", 0) == draw_seed(0, "grpo", 1, "a/1", 0)
     True
-    >>> address(0, "grpo", 1, "a/1", 0) == address(0, "grpo", 1, "a/1", 1)
+    >>> draw_seed(0, "grpo", 1, "a/1", 0) == draw_seed(0, "grpo", 1, "a/1", 1)
     False
     """
     # repr keeps ("1",) and (1,) apart; the separator keeps ("ab", "c") and ("a", "bc") apart.

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from grouper.models.team import Solo, Team, share_of
+from grouper.models.process_group import ProcessGroup, SingleProcess, share_of
 from grouper.sampling.base import Sampler, SampleRequest
 from grouper.types import Completion, Grade, Verdict
 
@@ -44,7 +44,7 @@ def draw_and_grade(
     sampler: Sampler,
     grader: Grader,
     lenient: bool = False,
-    team: Team | None = None,
+    processes: ProcessGroup | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Drawn], float]:
     """Answer every request once and grade every answer once, whatever the number of processes.
@@ -55,15 +55,15 @@ def draw_and_grade(
         sampler: draws the completions.
         grader: grades each one as it comes in.
         lenient: also grade what is not correct leniently.
-        team: the processes that share the requests out.
+        processes: the processes that share the requests out.
         progress: called with (completions drawn, completions in all) of this process.
 
     Returns:
         One a request, in their order, on every process; and the seconds this process spent
         drawing, the wait for the last grades not among them.
     """
-    team = team or Solo()
-    mine = share_of(requests, team.rank, team.size)
+    processes = processes or SingleProcess()
+    mine = share_of(requests, processes.rank, processes.size)
     started = time.perf_counter()
     drawn: dict[int, tuple[Completion, Future[Grade]]] = {}
     for place, completion in sampler.sample([requests[i] for i in mine]):
@@ -80,7 +80,7 @@ def draw_and_grade(
         Drawn(completion=completion, grade=grade, lenient=known.get(place))
         for place, (completion, grade) in enumerate(graded)
     ]
-    return [one for part in team.gather(answered) for one in part], seconds
+    return [one for part in processes.gather(answered) for one in part], seconds
 
 
 def _leniently(

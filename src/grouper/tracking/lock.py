@@ -41,7 +41,7 @@ class RunLock:
         self._handle = self._folder = -1
         mine = _HELD.pop(self._path, None)
         if mine is not None and mine.pid == self.pid:
-            mine.release()  # a session that was left open, as in a notebook
+            mine.release()  # a run that was left open, as in a notebook
         try:
             run.mkdir(parents=True, exist_ok=True)
             while self._handle < 0:

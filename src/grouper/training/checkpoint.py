@@ -46,7 +46,7 @@ from grouper.tracking.run_folder import RunFolder
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes
-from grouper.training.parallel import Replica
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import is_out_of_memory
 
 __all__ = [
@@ -129,7 +129,7 @@ class TrainState:
     phase: str
     step: int
     """Steps finished in this phase."""
-    replica: Replica
+    replica: ParallelPolicy
     """The policy, as this process runs it."""
     optimizer: Optimizer
     total: int
@@ -213,7 +213,7 @@ def save_checkpoint(
 ) -> Path:
     """Save `checkpoint-<step>` of a phase.
 
-    Every process of a team calls it. Rank 0 writes, in the same form as a run of one process; only
+    Every process of the run calls it. Rank 0 writes, in the same form as a run of one process; only
     an optimizer state that is split over processes is written by each of them.
 
     Args:
@@ -257,7 +257,7 @@ def save_final(
 def _save(
     target: Path, state: TrainState, tokenizer: Any, more: dict[str, Any], *, resumable: bool
 ) -> None:
-    team, moments = state.replica.team, state.optimizer.state_dict() if resumable else {}
+    processes, moments = state.replica.processes, state.optimizer.state_dict() if resumable else {}
     needed = weight_bytes(state.policy) + sum(
         value.nbytes for value in moments.values() if isinstance(value, Tensor)
     )
@@ -290,11 +290,11 @@ def _save(
     problem: RunFolderError | None = None
     # Open on rank 0 alone; the others write into its folder while it waits for them.
     with ExitStack() as stack:
-        folder = team.lead(begin)
+        folder = processes.on_rank0(begin)
         try:
             with refusing(target):
                 if resumable:
-                    save_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER, team.rank)
+                    save_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER, processes.rank)
         except RunFolderError as error:
             problem = error
         except (MemoryError, RuntimeError) as error:
@@ -306,10 +306,10 @@ def _save(
                 where=str(target),
                 fix="Free some memory; `grouper plan` says what each part takes.",
             )
-        for refusal in filter(None, team.gather(problem)):
+        for refusal in filter(None, processes.gather(problem)):
             raise refusal
         weights = state.replica.whole_weights()
-        team.lead(finish)
+        processes.on_rank0(finish)
 
 
 def save_optimizer(optimizer: Optimizer, folder: Path, rank: int) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from grouper.config.schema import DifficultyConfig, GRPOConfig, PhaseConfig
 from grouper.errors import ConfigError, RunFolderError
 from grouper.files import refused
-from grouper.sampling.base import Sampler, SampleRequest, address
+from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import Grader, draw_and_grade
 from grouper.types import Problem, Prompt, RolloutGroup, SamplingParams
 
@@ -114,7 +114,7 @@ class ProblemStream:
     def _item(self, position: int) -> int:
         epoch, place = divmod(position, self._size)
         if epoch not in self._orders:
-            key = address(self._seed, "order", self._phase, epoch)
+            key = draw_seed(self._seed, "order", self._phase, epoch)
             # A step touches at most neighbouring epochs when they are longer than it.
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) <= 1}
             self._orders[epoch] = np.random.default_rng(key).permutation(self._size).tolist()
@@ -332,7 +332,7 @@ def _measure(
         SampleRequest(
             prompt=prompt,
             params=wanted.params,
-            key=address(wanted.seed, "difficulty", problem.id, sample),
+            key=draw_seed(wanted.seed, "difficulty", problem.id, sample),
         )
         for problem, prompt in items
         for sample in range(wanted.samples)

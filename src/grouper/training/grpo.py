@@ -19,15 +19,15 @@ from grouper.algorithms.batching import TrainBatch, rollout_rows, step_batches, 
 from grouper.algorithms.losses import KL_ESTIMATORS
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
-from grouper.models.team import Solo, Team
+from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.rewards import RewardStack
-from grouper.sampling.base import Sampler, SampleRequest, address
+from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import Grader, draw_and_grade
 from grouper.tracking.samples import format_sample
 from grouper.training.checkpoint import TrainState
 from grouper.training.metrics import rollout_tallies, status_of
 from grouper.training.optimizers import schedule
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.training.update import Scorer, UpdateResult, grpo_objective, update
 from grouper.types import (
     Problem,
@@ -57,7 +57,7 @@ __all__ = [
 _BROKEN_GRADERS = (Verdict.TIMEOUT, Verdict.CRASH)
 
 
-def grpo_step(run: Session, state: TrainState) -> StepReport:
+def grpo_step(run: Run, state: TrainState) -> StepReport:
     """One rollout batch, and the optimizer steps that it has a signal for.
 
     Args:
@@ -75,7 +75,7 @@ def grpo_step(run: Session, state: TrainState) -> StepReport:
     rollouts = _collect_step(run, state)
     groups = rollouts.groups
     if config.shuffle_rewards:  # the control experiment
-        groups = shuffle_rewards(groups, address(run.recipe.seed, "shuffle", state.step))
+        groups = shuffle_rewards(groups, draw_seed(run.recipe.seed, "shuffle", state.step))
     with clock.updating():
         scorer = Scorer(
             state.replica,
@@ -126,7 +126,7 @@ def collect(
     group_size: int,
     key: tuple[int | str, ...],
     seen: Counter[str] | None = None,
-    team: Team | None = None,
+    processes: ProcessGroup | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RolloutBatch:
     """Draw `group_size` rollouts of each item, graded while the next ones are sampled.
@@ -141,8 +141,8 @@ def collect(
         key: what the draws depend on beside (occurrence, problem id, sample index): run seed,
             purpose and step.
         seen: how often each problem has been drawn under this key; counted on.
-        team: the processes that share the requests out; rewards are given by rank 0 alone, which
-            sees whole groups and keeps count of what fails.
+        processes: they share the requests out; rewards are given by rank 0 alone, which sees whole
+            groups and keeps count of what fails.
         progress: called with (completions drawn, completions in all).
     """
     seen = Counter() if seen is None else seen
@@ -152,14 +152,14 @@ def collect(
         seen[problem.id] += 1
         requests += [
             SampleRequest(
-                prompt=prompt, params=params, key=address(*key, occurrence, problem.id, sample)
+                prompt=prompt, params=params, key=draw_seed(*key, occurrence, problem.id, sample)
             )
             for sample in range(group_size)
         ]
     references = [problem.answer for problem, _ in items for _ in range(group_size)]
     started = time.perf_counter()
     drawn, seconds = draw_and_grade(
-        requests, references, sampler=sampler, grader=grader, team=team, progress=progress
+        requests, references, sampler=sampler, grader=grader, processes=processes, progress=progress
     )
     parts = [drawn[start : start + group_size] for start in range(0, len(drawn), group_size)]
 
@@ -185,7 +185,7 @@ def collect(
             ),
         )
         for (problem, prompt), part, earned in zip(
-            items, parts, (team or Solo()).lead(score), strict=True
+            items, parts, (processes or SingleProcess()).on_rank0(score), strict=True
         )
     )
     return RolloutBatch(
@@ -224,7 +224,7 @@ def dynamically(draw: Callable[[int], RolloutBatch], *, wanted: int, rounds: int
     )
 
 
-def _collect_step(run: Session, state: TrainState) -> RolloutBatch:
+def _collect_step(run: Run, state: TrainState) -> RolloutBatch:
     """The rollouts of the step that comes next, problems outside the difficulty band left out."""
     config, train, step = run.recipe.grpo, run.prepared.train, state.step
     sampler, position, seen = run.sampler(state.policy), state.position, Counter[str]()
@@ -252,7 +252,7 @@ def _collect_step(run: Session, state: TrainState) -> RolloutBatch:
                 group_size=config.group_size,
                 key=(run.recipe.seed, "grpo", step),
                 seen=seen,
-                team=run.team,
+                processes=run.processes,
                 progress=progress,
             )
         return replace(drawn, position=position)
@@ -476,13 +476,13 @@ def _steps_of_pass(
     return [live for part in parts if (live := with_gradient(part)) is not None]
 
 
-def _orders(run: Session, state: TrainState, groups: int) -> list[list[int] | None]:
+def _orders(run: Run, state: TrainState, groups: int) -> list[list[int] | None]:
     """Per pass, how groups are dealt out to its optimizer steps: each pass in its own order."""
     config = run.recipe.grpo
     if not config.several_updates:
         return [None]
     keys = [
-        address(run.recipe.seed, "deal", state.step, number)
+        draw_seed(run.recipe.seed, "deal", state.step, number)
         for number in range(config.passes_per_batch)
     ]
     return [np.random.default_rng(key).permutation(groups).tolist() for key in keys]
@@ -491,7 +491,7 @@ def _orders(run: Session, state: TrainState, groups: int) -> list[list[int] | No
 # --- update, count, record -----------------------------------------------------------------------
 
 
-def _update(run: Session, state: TrainState, batch: TrainBatch) -> UpdateResult:
+def _update(run: Run, state: TrainState, batch: TrainBatch) -> UpdateResult:
     config = run.recipe.grpo
     state.clock.trained(batch)
     return update(
@@ -519,7 +519,7 @@ def _advance(state: TrainState, rollouts: RolloutBatch, updates: Sequence[Update
 
 
 def _record(
-    run: Session,
+    run: Run,
     state: TrainState,
     rollouts: RolloutBatch,
     assembled: Assembled,
@@ -539,12 +539,12 @@ def _record(
         with_ids=tracking.token_ids,
     )
     every = tracking.print_every_steps
-    if every is not None and state.step % every == 0 and run.team.rank == 0:
+    if every is not None and state.step % every == 0 and run.processes.rank == 0:
         run.display.sample(format_sample(assembled.groups[0], state.step))
 
 
 def _report(
-    run: Session,
+    run: Run,
     state: TrainState,
     rollouts: RolloutBatch,
     assembled: Assembled,

@@ -19,7 +19,7 @@ from grouper.training.checkpoint import (
 )
 from grouper.training.curriculum import evaluation_is_due
 from grouper.training.nan_dump import write_nan_dump
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.types import StepReport
 
 __all__ = ["WORDS", "Asked", "Hook", "phase_config", "run_phase", "tidy"]
@@ -45,28 +45,28 @@ class Asked:
 class Hook:
     """What is called around the steps of a phase, on every process, in the order of the hooks."""
 
-    def phase_begins(self, session: Session, state: TrainState) -> None:
+    def phase_begins(self, run: Run, state: TrainState) -> None:
         """Before the first step, also of a phase that is resumed."""
 
-    def after_step(self, session: Session, state: TrainState, report: StepReport) -> Asked:
+    def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
         """After each step, before its metrics are written."""
-        del session, state, report
+        del run, state, report
         return Asked()
 
-    def phase_ends(self, session: Session, state: TrainState) -> None:
+    def phase_ends(self, run: Run, state: TrainState) -> None:
         """After the last step, before the final model is saved."""
 
 
 def run_phase(
-    session: Session,
+    run: Run,
     state: TrainState,
-    step: Callable[[Session, TrainState], StepReport],
+    step: Callable[[Run, TrainState], StepReport],
     hooks: Sequence[Hook] = (),
 ) -> None:
     """Run a phase from `state.step` to its end, with hooks around it.
 
     Args:
-        session: the open run.
+        run: the open run.
         state: where the phase is; moved on by every step.
         step: takes one step, `grpo_step` or `sft_step`.
         hooks: called around the steps.
@@ -78,16 +78,16 @@ def run_phase(
         RunFolderError: the metrics, or the checkpoint after an interrupt, cannot be written.
     """
     for hook in hooks:
-        hook.phase_begins(session, state)
-    _take_steps(session, state, step, hooks)
+        hook.phase_begins(run, state)
+    _take_steps(run, state, step, hooks)
     for hook in hooks:
-        hook.phase_ends(session, state)
+        hook.phase_ends(run, state)
 
 
 def _take_steps(
-    session: Session,
+    run: Run,
     state: TrainState,
-    step: Callable[[Session, TrainState], StepReport],
+    step: Callable[[Run, TrainState], StepReport],
     hooks: Sequence[Hook],
 ) -> None:
     """Take the steps that are left of a phase.
@@ -95,28 +95,28 @@ def _take_steps(
     What is due at a step is done when the loop arrives there and looks whether it has been done:
     a run that was killed in the middle of an evaluation makes it up when it resumes.
     """
-    saves = _Saves(session, state)
-    session.team.lead(lambda: tidy(session, state))  # a kill may have come in between
-    with session.display.track(f"training {state.phase}", state.total) as task:
+    saves = _Saves(run, state)
+    run.processes.on_rank0(lambda: tidy(run, state))  # a kill may have come in between
+    with run.display.track(f"training {state.phase}", state.total) as task:
         try:
             while True:
                 task(state.step)
-                better = _evaluate_if_due(session, state)
-                ended = _has_ended(session, state)
+                better = _evaluate_if_due(run, state)
+                ended = _has_ended(run, state)
                 saves.at_this_step(better=better, last=ended)
-                session.raise_if_stopped(f"{state.phase} step {state.step}", together=True)
+                run.raise_if_stopped(f"{state.phase} step {state.step}", together=True)
                 if ended:
                     return
-                report = step(session, state)
-                asked = [hook.after_step(session, state, report) for hook in hooks]
+                report = step(run, state)
+                asked = [hook.after_step(run, state, report) for hook in hooks]
                 state.asked = {word: who for one in asked for word, who in one.asks.items()}
                 texts = tuple(text for one in asked for text in one.events)
                 events = (*saves.take_events(), *report.events, *texts)
                 report = replace(report, events=events)
-                session.folder.append_metrics(report)
-                session.display.step(report, state.total)
-                _stop_if_broken(session, state)
-                for text in texts if session.team.rank == 0 else ():
+                run.folder.append_metrics(report)
+                run.display.step(report, state.total)
+                _stop_if_broken(run, state)
+                for text in texts if run.processes.rank == 0 else ():
                     log.warning("%s step %d: %s", state.phase, report.step, text)
                 for error in filter(None, (one.error for one in asked)):
                     raise error
@@ -125,29 +125,29 @@ def _take_steps(
             raise
 
 
-def phase_config(session: Session, state: TrainState) -> SFTConfig | GRPOConfig:
+def phase_config(run: Run, state: TrainState) -> SFTConfig | GRPOConfig:
     """The settings of a phase."""
-    config: SFTConfig | GRPOConfig = getattr(session.recipe, state.phase)
+    config: SFTConfig | GRPOConfig = getattr(run.recipe, state.phase)
     return config
 
 
-def _evaluate_if_due(session: Session, state: TrainState) -> bool:
+def _evaluate_if_due(run: Run, state: TrainState) -> bool:
     """Measure the policy on the validation problems; whether it is better than ever before."""
-    step, config = state.step, phase_config(session, state)
+    step, config = state.step, phase_config(run, state)
     total = step if state.asked.get("stop") else state.total
     due = evaluation_is_due(config, step, total=total, epoch_ended=state.epoch_ended)
     due = due or "evaluate" in state.asked
-    if not session.prepared.validation or not due:
+    if not run.prepared.validation or not due:
         return False
-    result = session.recorded(f"validation-{state.phase}-{step:06d}")
+    result = run.recorded(f"validation-{state.phase}-{step:06d}")
     if result is None:
-        result = session.evaluate(state.policy, phase=state.phase, step=step, split="validation")
+        result = run.evaluate(state.policy, phase=state.phase, step=step, split="validation")
     return state.best.offer(step, result.accuracy)
 
 
-def _has_ended(session: Session, state: TrainState) -> bool:
+def _has_ended(run: Run, state: TrainState) -> bool:
     """Whether all steps are done, a hook has asked for the end, or the target is reached."""
-    target = phase_config(session, state).stop_at_accuracy
+    target = phase_config(run, state).stop_at_accuracy
     if state.step >= state.total:
         return True
     who = state.asked.get("stop")
@@ -160,17 +160,17 @@ def _has_ended(session: Session, state: TrainState) -> bool:
         )
     else:
         return False
-    session.display.say(f"{state.phase} ends at step {state.step}: {reason}.")
+    run.display.say(f"{state.phase} ends at step {state.step}: {reason}.")
     return True
 
 
 class _Saves:
     """The checkpoints of one phase: when they are written, and what happens when that fails."""
 
-    def __init__(self, session: Session, state: TrainState) -> None:
-        self._session = session
+    def __init__(self, run: Run, state: TrainState) -> None:
+        self._session = run
         self._state = state
-        self._config = phase_config(session, state)
+        self._config = phase_config(run, state)
         self._saved = state.step
         """The step of the last checkpoint to go on from; the beginning needs none."""
         self._since = time.monotonic()
@@ -200,7 +200,7 @@ class _Saves:
         every, minutes = self._config.checkpoint_every, self._config.checkpoint_minutes
         if self._state.asked.get("save") or (every > 0 and self._state.step % every == 0):
             return True
-        return minutes > 0 and self._session.team.lead(
+        return minutes > 0 and self._session.processes.on_rank0(
             lambda: time.monotonic() - self._since >= 60 * minutes
         )
 
@@ -215,42 +215,42 @@ class _Saves:
         return events
 
     def _save(self, *, resumable: bool) -> None:
-        session, state = self._session, self._state
+        run, state = self._session, self._state
         # The one that the run has just resumed from is never replaced by weights alone.
         if resumable or state.step != self._saved:
             save_checkpoint(
-                session.path,
+                run.path,
                 state,
-                session.prepared.tokenizer,
-                recipe_hash=session.hash,
+                run.prepared.tokenizer,
+                recipe_hash=run.hash,
                 resumable=resumable,
             )
         if resumable:
             self._saved, self._since = state.step, time.monotonic()
-        session.team.lead(lambda: tidy(session, state))
+        run.processes.on_rank0(lambda: tidy(run, state))
 
 
-def tidy(session: Session, state: TrainState) -> None:
+def tidy(run: Run, state: TrainState) -> None:
     """Remove the checkpoints of a phase that are no longer wanted."""
-    config = phase_config(session, state)
+    config = phase_config(run, state)
     rotate(
-        session.path / state.phase,
+        run.path / state.phase,
         step=state.step,
         keep=config.keep_checkpoints,
         best=state.best if config.keep_best else BestScore(),
     )
 
 
-def _stop_if_broken(session: Session, state: TrainState) -> None:
-    if state.skipped < phase_config(session, state).max_skipped_updates:
+def _stop_if_broken(run: Run, state: TrainState) -> None:
+    if state.skipped < phase_config(run, state).max_skipped_updates:
         return
     what = f"nothing finite came out of {state.skipped} updates in a row"
-    folder = session.team.lead(
+    folder = run.processes.on_rank0(
         lambda: write_nan_dump(
-            session.path,
+            run.path,
             state.suspect,
-            session.folder.read_metrics(),
-            session.prepared.tokenizer,
+            run.folder.read_metrics(),
+            run.prepared.tokenizer,
             what=f"{what}: a log-prob, the loss or its gradient was infinite or not a number.",
         )
     )
@@ -259,7 +259,7 @@ def _stop_if_broken(session: Session, state: TrainState) -> None:
         where=f"{state.phase} step {state.step}",
         fix=f"The steps, texts and metrics are in {folder}. Lower "
         f"{state.phase}.optimizer.learning_rate or use model.compute_dtype: float32. "
-        + session.team.lead(lambda: _what_is_left(session.path / state.phase, state.step)),
+        + run.processes.on_rank0(lambda: _what_is_left(run.path / state.phase, state.step)),
     )
 
 

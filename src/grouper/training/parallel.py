@@ -21,18 +21,18 @@ from torch import Tensor, nn
 from grouper.algorithms.batching import TrainBatch
 from grouper.errors import GrouperError
 from grouper.models.policy import Policy, TokenOutputs
-from grouper.models.team import Solo, Team
+from grouper.models.process_group import ProcessGroup, SingleProcess
 
 __all__ = [
-    "REPLICAS",
+    "PARALLEL_POLICIES",
     "DataParallel",
     "FullySharded",
-    "ProcessTeam",
-    "Replica",
+    "ParallelPolicy",
     "Slice",
-    "join_team",
-    "leave_team",
-    "make_replica",
+    "TorchProcessGroup",
+    "join_processes",
+    "leave_processes",
+    "make_parallel",
     "started_by_torchrun",
 ]
 
@@ -43,7 +43,7 @@ __all__ = [
 Value = TypeVar("Value")
 
 
-class ProcessTeam:
+class TorchProcessGroup:
     """The processes of `torch.distributed`'s default group."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class ProcessTeam:
         dist.all_gather_object(values, value)
         return values
 
-    def lead(self, work: Callable[[], Value]) -> Value:
+    def on_rank0(self, work: Callable[[], Value]) -> Value:
         box: list[Any] = [None, None]
         if self.rank == 0:
             try:
@@ -79,27 +79,27 @@ def started_by_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def join_team(*, minutes: float = 30.0) -> Team:
+def join_processes(*, minutes: float = 30.0) -> ProcessGroup:
     """Meet the other processes that torchrun started, or work alone where it did not.
 
     Args:
         minutes: how long one process waits for another before it gives up.
     """
     if not started_by_torchrun():
-        return Solo()
+        return SingleProcess()
     if not dist.is_initialized():
         backend = "gloo"
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
             backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
-    return ProcessTeam()
+    return TorchProcessGroup()
 
 
 _LEFT: list[Any] = []
 
 
-def leave_team(*held: object) -> None:
+def leave_processes(*held: object) -> None:
     """End the process group, if this process is in one.
 
     Args:
@@ -128,19 +128,19 @@ class Slice:
     """Whether it is this process's last one of the step."""
 
 
-class Replica:
+class ParallelPolicy:
     """One process, one policy.
 
     Args:
         policy: the policy; calling the replica calls it.
-        team: the processes that hold it.
+        processes: the processes that hold it.
     """
 
-    def __init__(self, policy: Policy, team: Team | None = None) -> None:
+    def __init__(self, policy: Policy, processes: ProcessGroup | None = None) -> None:
         self.policy = policy
-        self.team = team or Solo()
+        self.processes = processes or SingleProcess()
         self.split = False
-        """Whether weights and optimizer state are split over the team."""
+        """Whether weights and optimizer state are split over the processes."""
         self._module: nn.Module = policy
 
     def __call__(self, batch: TrainBatch, *, entropy_gradient: bool = False) -> TokenOutputs:
@@ -156,7 +156,7 @@ class Replica:
     def token_budget(self, batch: TrainBatch, budget: int) -> int:
         """Tokens in one slice, small enough that every process gets a part of the step."""
         tokens = int(batch.prompt_lengths.sum() + batch.completion_lengths.sum())
-        return min(budget, -(-tokens // self.team.size))
+        return min(budget, -(-tokens // self.processes.size))
 
     def share(self, parts: Sequence[TrainBatch]) -> Iterator[Slice]:
         """This process's slices of a step, one after the other.
@@ -164,7 +164,7 @@ class Replica:
         The engines need equally many forwards on every process. Who has fewer runs a stand-in
         without weight: its gradient is zero and what it says of itself is not to be counted.
         """
-        rank, size = self.team.rank, self.team.size
+        rank, size = self.processes.rank, self.processes.size
         rounds = -(-len(parts) // size)
         own = 0
         for number, part in enumerate(parts):
@@ -201,11 +201,11 @@ class Replica:
         return float(nn.utils.clip_grad_norm_(self.policy.trainable().values(), bound))
 
 
-class DataParallel(Replica):
+class DataParallel(ParallelPolicy):
     """Every process holds all weights: PyTorch's DistributedDataParallel."""
 
-    def __init__(self, policy: Policy, team: Team | None = None) -> None:
-        super().__init__(policy, team)
+    def __init__(self, policy: Policy, processes: ProcessGroup | None = None) -> None:
+        super().__init__(policy, processes)
         from torch.nn.parallel import DistributedDataParallel
 
         with warnings.catch_warnings():
@@ -221,14 +221,14 @@ class DataParallel(Replica):
             yield
 
 
-class FullySharded(Replica):
+class FullySharded(ParallelPolicy):
     """Every process holds a share of each weight: PyTorch's FSDP2.
 
     Parameters, gradients and optimizer state are DTensors from here on.
     """
 
-    def __init__(self, policy: Policy, team: Team | None = None) -> None:
-        super().__init__(policy, team)
+    def __init__(self, policy: Policy, processes: ProcessGroup | None = None) -> None:
+        super().__init__(policy, processes)
         from torch.distributed.fsdp import fully_shard
 
         for layer in _blocks(policy):
@@ -287,7 +287,7 @@ class FullySharded(Replica):
         weights = {}
         for name, parameter in self.policy.model.named_parameters():
             value = self.whole(parameter.detach())
-            if self.team.rank == 0:
+            if self.processes.rank == 0:
                 weights[name] = value.cpu()
         return weights
 
@@ -303,18 +303,19 @@ def _blocks(policy: Policy) -> list[nn.Module]:
     return [m for m in policy.modules() if type(m).__name__ in names]
 
 
-REPLICAS: dict[str, Callable[[Policy, Team], Replica]] = {
+PARALLEL_POLICIES: dict[str, Callable[[Policy, ProcessGroup], ParallelPolicy]] = {
     "ddp": DataParallel,
     "fsdp": FullySharded,
 }
 
 
-def make_replica(policy: Policy, team: Team, parallel: str) -> Replica:
-    """The policy as this team runs it.
+def make_parallel(policy: Policy, processes: ProcessGroup, parallel: str) -> ParallelPolicy:
+    """The policy as this group of processes runs it.
 
     Args:
         policy: loaded with equal weights on every process.
-        team: the processes.
-        parallel: a name of `REPLICAS`; of no meaning to a team of one.
+        processes: the processes.
+        parallel: a name of `PARALLEL_POLICIES`; of no meaning to a single process.
     """
-    return Replica(policy, team) if team.size == 1 else REPLICAS[parallel](policy, team)
+    make = ParallelPolicy if processes.size == 1 else PARALLEL_POLICIES[parallel]
+    return make(policy, processes)

@@ -31,7 +31,7 @@ from grouper.training.curriculum import total_steps
 from grouper.training.grpo import grpo_step
 from grouper.training.loop import Hook, run_phase, tidy
 from grouper.training.resuming import fresh_state, resumed_state
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.training.sft import sft_step
 
 __all__ = ["RunResult", "begin_grpo", "train"]
@@ -50,96 +50,94 @@ class RunResult:
     """None with fewer than two of them."""
 
 
-def train(session: Session, hooks: Sequence[Hook] = ()) -> RunResult:
+def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
     """Run every phase of the recipe that is not finished yet, compare, and draw the pictures.
 
     Args:
-        session: the open run.
+        run: the open run.
         hooks: called around the steps of each phase; `api.train` puts the usual ones together.
 
     Raises:
         GrouperError: see the phases. Everything finished before stays and `--resume` goes on.
     """
     prefer_expandable_segments()
-    recipe = session.recipe
-    session.team.lead(lambda: check_save_path(recipe, session.path))
-    policy = _measure_base(session)
+    recipe = run.recipe
+    run.processes.on_rank0(lambda: check_save_path(recipe, run.path))
+    policy = _measure_base(run)
     if not recipe.skip_sft:
-        policy = _phase(session, "sft", policy, hooks)
+        policy = _phase(run, "sft", policy, hooks)
     if not recipe.skip_grpo:
         if recipe.grpo.start_from is not None:
             # What SFT left goes before another model comes, not after.
             policy = None
-            session.forget_policy()
-        policy = _phase(session, "grpo", policy, hooks)
+            run.forget_policy()
+        policy = _phase(run, "grpo", policy, hooks)
     names = ("base", "sft", "grpo")
-    results = tuple(r for name in names if (r := session.recorded(name)) is not None)
+    results = tuple(r for name in names if (r := run.recorded(name)) is not None)
     comparison = None
     if len(results) > 1:
         comparison = compare(results, confidence=recipe.evaluation.confidence)
-    session.team.lead(lambda: (draw_curves(session.folder), draw_times(session.folder)))
-    saved = session.team.lead(lambda: export_to_save_path(recipe, session.path))
+    run.processes.on_rank0(lambda: (draw_curves(run.folder), draw_times(run.folder)))
+    saved = run.processes.on_rank0(lambda: export_to_save_path(recipe, run.path))
     if saved is not None:
-        session.display.say(saved)
-    return RunResult(path=session.path, results=results, comparison=comparison)
+        run.display.say(saved)
+    return RunResult(path=run.path, results=results, comparison=comparison)
 
 
-def _measure(session: Session, policy: Policy, name: str, step: int) -> None:
+def _measure(run: Run, policy: Policy, name: str, step: int) -> None:
     """Measure on the test problems, unless that has been done with the model of this step."""
-    before = session.recorded(name)
-    if session.prepared.test and (before is None or before.step != step):
-        session.evaluate(policy, phase=name, step=step, split="test")
+    before = run.recorded(name)
+    if run.prepared.test and (before is None or before.step != step):
+        run.evaluate(policy, phase=name, step=step, split="test")
 
 
-def _measure_base(session: Session) -> Policy | None:
+def _measure_base(run: Run) -> Policy | None:
     """Measure the untrained model; returns it for the first phase to go on with."""
-    wanted = session.recipe.evaluation.base and session.prepared.test
-    if not wanted or session.recorded("base") is not None:
+    wanted = run.recipe.evaluation.base and run.prepared.test
+    if not wanted or run.recorded("base") is not None:
         return None
-    policy = session.load(session.base_path)
-    _measure(session, policy, "base", 0)
+    policy = run.load(run.base_path)
+    _measure(run, policy, "base", 0)
     return policy
 
 
-def _phase(
-    session: Session, name: str, policy: Policy | None, hooks: Sequence[Hook]
-) -> Policy | None:
+def _phase(run: Run, name: str, policy: Policy | None, hooks: Sequence[Hook]) -> Policy | None:
     """Run and measure a phase as far as that is not done; returns its policy if it is loaded."""
-    final = session.path / name / "final"
-    if _is_there(session, name):
-        if session.recorded(name) is not None or not session.prepared.test:
+    final = run.path / name / "final"
+    if _is_there(run, name):
+        if run.recorded(name) is not None or not run.prepared.test:
             return None
-        policy = session.load(str(final))
+        policy = run.load(str(final))
     else:
         begin = _begin_sft if name == "sft" else begin_grpo
-        state = begin(session, policy)
+        state = begin(run, policy)
         policy = state.policy
-        _check_room(session, state)
-        run_phase(session, state, sft_step if name == "sft" else grpo_step, hooks)
-        _finish(session, state)
-    _measure(session, policy, name, int(read_state(final)["step"]))
+        _check_room(run, state)
+        run_phase(run, state, sft_step if name == "sft" else grpo_step, hooks)
+        _finish(run, state)
+    _measure(run, policy, name, int(read_state(final)["step"]))
     return policy
 
 
-def _begin_sft(session: Session, policy: Policy | None) -> TrainState:
-    session.team.lead(lambda: _refuse_sft_behind_grpo(session))
-    state = resumed_state(session, "sft")
+def _begin_sft(run: Run, policy: Policy | None) -> TrainState:
+    run.processes.on_rank0(lambda: _refuse_sft_behind_grpo(run))
+    state = resumed_state(run, "sft")
     if state is None:
-        policy = policy or session.load(session.base_path)
-        state = _first_state(session, "sft", policy, session.base_path, kept="base")
+        policy = policy or run.load(run.base_path)
+        state = _first_state(run, "sft", policy, run.base_path, kept="base")
     return state
 
 
-def _refuse_sft_behind_grpo(session: Session) -> None:
+def _refuse_sft_behind_grpo(run: Run) -> None:
     """A run whose GRPO went without SFT cannot be given an SFT afterwards."""
-    begun = sorted((session.path / "grpo").glob("*/" + STATE_FILE))
-    final = session.path / "sft" / "final"
+    begun = sorted((run.path / "grpo").glob("*/" + STATE_FILE))
+    final = run.path / "sft" / "final"
     if begun and Path(read_state(begun[0].parent)["started_from"]).parts[-3:] == final.parts[-3:]:
         raise RunFolderError(
             f"{final}, which the GRPO of this run began from, is missing",
             where=str(begun[0].parent),
             fix="Restore it from a backup, go on with GRPO alone (--skip-sft), or delete "
-            f"{session.path / 'grpo'} to go on from the last checkpoint of SFT.",
+            f"{run.path / 'grpo'} to go on from the last checkpoint of SFT.",
         )
     if begun:
         raise RunFolderError(
@@ -149,56 +147,54 @@ def _refuse_sft_behind_grpo(session: Session) -> None:
         )
 
 
-def begin_grpo(session: Session, policy: Policy | None) -> TrainState:
+def begin_grpo(run: Run, policy: Policy | None) -> TrainState:
     """GRPO where its last checkpoint is, or at its first step.
 
     Args:
-        session: the open run.
+        run: the open run.
         policy: what SFT or the measurement of the base has left in memory, if anything.
     """
-    state = resumed_state(session, "grpo")
+    state = resumed_state(run, "grpo")
     # The reference is where GRPO started, so it is needed after a resume, too.
     reference: dict[str, Tensor] | None = None
-    if state is None or session.recipe.grpo.beta > 0:
-        start, path = _starting_policy(session, policy)
-        if session.recipe.grpo.beta > 0:
+    if state is None or run.recipe.grpo.beta > 0:
+        start, path = _starting_policy(run, policy)
+        if run.recipe.grpo.beta > 0:
             reference = start.snapshot()
-        state = state or _first_state(session, "grpo", start, path, kept="grpo")
+        state = state or _first_state(run, "grpo", start, path, kept="grpo")
     state.reference = None if reference is None else state.replica.shard(reference)
     return state
 
 
-def _first_state(
-    session: Session, phase: str, policy: Policy, path: str, *, kept: str
-) -> TrainState:
+def _first_state(run: Run, phase: str, policy: Policy, path: str, *, kept: str) -> TrainState:
     """The state before the first step; of the record, what lies before that of `kept` stays."""
-    session.folder.truncate_to(kept, 0)
-    session.team.lead(lambda: session.folder.changes_begin_at(phase, 0))
-    return fresh_state(session, phase, policy, path)
+    run.folder.truncate_to(kept, 0)
+    run.processes.on_rank0(lambda: run.folder.changes_begin_at(phase, 0))
+    return fresh_state(run, phase, policy, path)
 
 
-def _starting_policy(session: Session, policy: Policy | None) -> tuple[Policy, str]:
+def _starting_policy(run: Run, policy: Policy | None) -> tuple[Policy, str]:
     """What GRPO starts from, and its folder: of the recipe, else what SFT left, else the base."""
-    start = session.recipe.grpo.start_from
-    sft = session.path / "sft" / "final"
+    start = run.recipe.grpo.start_from
+    sft = run.path / "sft" / "final"
     if start is not None:
-        session.display.say(f"GRPO starts from {start}.")
-        return session.load(start), start
-    # What this session has just trained or looked through needs no second look.
-    if not session.recipe.skip_sft or _is_there(session, "sft"):
-        session.display.say(f"GRPO starts from {sft}.")
-        trained = policy if not session.recipe.skip_sft else None
-        return trained or session.load(str(sft)), str(sft)
-    session.display.say(
-        f"GRPO starts from the base model {session.base_path}: there is no {sft} and no "
+        run.display.say(f"GRPO starts from {start}.")
+        return run.load(start), start
+    # What this run has just trained or looked through needs no second look.
+    if not run.recipe.skip_sft or _is_there(run, "sft"):
+        run.display.say(f"GRPO starts from {sft}.")
+        trained = policy if not run.recipe.skip_sft else None
+        return trained or run.load(str(sft)), str(sft)
+    run.display.say(
+        f"GRPO starts from the base model {run.base_path}: there is no {sft} and no "
         "grpo.start_from."
     )
-    return policy or session.load(session.base_path), session.base_path
+    return policy or run.load(run.base_path), run.base_path
 
 
-def _is_there(session: Session, phase: str) -> bool:
+def _is_there(run: Run, phase: str) -> bool:
     """Whether a phase is finished, as rank 0 sees the file system."""
-    recipe, prepared = session.recipe, session.prepared
+    recipe, prepared = run.recipe, run.prepared
     total = (
         total_steps(recipe.sft, size=len(prepared.demonstrations), per_step=recipe.sft.batch_size)
         if phase == "sft"
@@ -206,25 +202,25 @@ def _is_there(session: Session, phase: str) -> bool:
             recipe.grpo, size=len(prepared.train), per_step=recipe.grpo.prompts_per_step
         )
     )
-    return session.team.lead(lambda: is_finished(session.path, phase, total))
+    return run.processes.on_rank0(lambda: is_finished(run.path, phase, total))
 
 
-def _check_room(session: Session, state: TrainState) -> None:
-    recipe = session.recipe
+def _check_room(run: Run, state: TrainState) -> None:
+    recipe = run.recipe
     left: dict[str, SFTConfig | GRPOConfig] = {state.phase: getattr(recipe, state.phase)}
     if state.phase == "sft" and not recipe.skip_grpo:
         left["grpo"] = recipe.grpo
-    session.team.lead(lambda: check_room_for_run(session.path, state.policy, left))
+    run.processes.on_rank0(lambda: check_room_for_run(run.path, state.policy, left))
 
 
-def _finish(session: Session, state: TrainState) -> None:
+def _finish(run: Run, state: TrainState) -> None:
     # First: whoever finds the final folder looks at nothing else of the phase any more.
-    session.team.lead(lambda: tidy(session, state))
+    run.processes.on_rank0(lambda: tidy(run, state))
     path = save_final(
-        session.path,
+        run.path,
         state,
-        session.prepared.tokenizer,
-        recipe_hash=session.hash,
+        run.prepared.tokenizer,
+        recipe_hash=run.hash,
         total=state.total,
     )
-    session.display.say(f"{state.phase} is finished: {path}")
+    run.display.say(f"{state.phase} is finished: {path}")

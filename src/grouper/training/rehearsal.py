@@ -19,7 +19,7 @@ from grouper.models.policy import Policy
 from grouper.training.checkpoint import TrainState
 from grouper.training.loop import Hook, phase_config
 from grouper.training.optimizers import Optimizer, state_bytes
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.training.update import accumulate_gradient, rehearsal_objective
 
 __all__ = ["Rehearsal", "worst_slices"]
@@ -28,13 +28,13 @@ __all__ = ["Rehearsal", "worst_slices"]
 class Rehearsal(Hook):
     """Tries the largest slice of a phase, where the recipe wants it."""
 
-    def phase_begins(self, session: Session, state: TrainState) -> None:
+    def phase_begins(self, run: Run, state: TrainState) -> None:
         """Run one forward and backward of the rows that take the most memory.
 
         Raises:
             ModelError: not even one row fits.
         """
-        config, policy = phase_config(session, state), state.policy
+        config, policy = phase_config(run, state), state.policy
         if state.step >= state.total or not _wanted(config, policy):
             return
         vocabulary = int(policy.model.config.get_text_config().vocab_size)
@@ -43,10 +43,10 @@ class Rehearsal(Hook):
         started = time.perf_counter()
         # The optimizer's states appear with the first step: their room is kept free meanwhile.
         with _reserved(state_bytes(config.optimizer, policy), state.optimizer, policy.device):
-            for kind, most in _shapes(session, config):
+            for kind, most in _shapes(run, config):
                 rows = kind.filling(budget, most=most, shared=policy.native)
                 # A second slice meets the gradient of the first, and every process takes part.
-                rows = rows.times(state.replica.team.size * (2 if rows.count < most else 1))
+                rows = rows.times(state.replica.processes.size * (2 if rows.count < most else 1))
                 accumulate_gradient(
                     policy,
                     rows.batch(vocabulary),
@@ -56,7 +56,7 @@ class Rehearsal(Hook):
                     together=False,
                 )
         policy.zero_grad(set_to_none=True)
-        session.display.say(
+        run.display.say(
             f"Rehearsal of {state.phase}: the largest slice fits "
             f"({time.perf_counter() - started:.1f} s)."
         )
@@ -68,9 +68,9 @@ def _wanted(config: PhaseConfig, policy: Policy) -> bool:
     return config.rehearse
 
 
-def _shapes(session: Session, config: SFTConfig | GRPOConfig) -> list[tuple[Rows, int]]:
+def _shapes(run: Run, config: SFTConfig | GRPOConfig) -> list[tuple[Rows, int]]:
     """The kinds of rows that may be worst, and how many of them one step has."""
-    prepared = session.prepared
+    prepared = run.prepared
     if isinstance(config, GRPOConfig):
         prompt = max(len(prompt.token_ids) for _, prompt in prepared.train)
         completion = prepared.max_new_tokens

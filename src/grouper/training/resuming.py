@@ -23,7 +23,7 @@ from grouper.training.checkpoint import (
 from grouper.training.curriculum import ProblemStream, difficulty_band, total_steps
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import make_optimizer
-from grouper.training.session import Session, describe_versions
+from grouper.training.run import Run, describe_versions
 from grouper.types import StepReport
 
 __all__ = ["banner_lines", "fresh_state", "resumed_state"]
@@ -31,20 +31,20 @@ __all__ = ["banner_lines", "fresh_state", "resumed_state"]
 log = logging.getLogger(__name__)
 
 
-def fresh_state(session: Session, phase: str, policy: Policy, path: str) -> TrainState:
+def fresh_state(run: Run, phase: str, policy: Policy, path: str) -> TrainState:
     """The state at the beginning of a phase.
 
     Args:
-        session: the open run.
+        run: the open run.
         phase: `sft` or `grpo`.
         policy: what it starts with.
         path: the model folder that was loaded from.
     """
-    recipe, prepared = session.recipe, session.prepared
+    recipe, prepared = run.recipe, run.prepared
     config = recipe.sft if phase == "sft" else recipe.grpo
     size = len(prepared.demonstrations if phase == "sft" else prepared.train)
     per_step = recipe.sft.batch_size if phase == "sft" else recipe.grpo.prompts_per_step
-    replica = session.replica(policy)
+    replica = run.replica(policy)
     # After the replica: it may have put other parameters in the place of the policy's.
     optimizer = make_optimizer(policy, config.optimizer)
     return TrainState(
@@ -54,64 +54,64 @@ def fresh_state(session: Session, phase: str, policy: Policy, path: str) -> Trai
         optimizer=optimizer,
         total=total_steps(config, size=size, per_step=per_step),
         stream=ProblemStream(size=size, per_step=per_step, seed=recipe.seed, phase=phase),
-        clock=StepClock(policy, session.team.size),
+        clock=StepClock(policy, run.processes.size),
         started_from=path,
         difficulty=difficulty_band(recipe.grpo) if phase == "grpo" else None,
-        rewards=session.rewards if phase == "grpo" else None,
+        rewards=run.rewards if phase == "grpo" else None,
     )
 
 
-def resumed_state(session: Session, phase: str) -> TrainState | None:
+def resumed_state(run: Run, phase: str) -> TrainState | None:
     """The state of the newest whole checkpoint, everything after it cut off; None without one.
 
     Raises:
         CheckpointError: there are only damaged ones, or it does not fit the recipe.
     """
-    hashes = session.team.lead(session.folder.recipe_hashes)
-    found = session.team.lead(lambda: latest_checkpoint(session.path, phase, recipe_hashes=hashes))
+    hashes = run.processes.on_rank0(run.folder.recipe_hashes)
+    found = run.processes.on_rank0(lambda: latest_checkpoint(run.path, phase, recipe_hashes=hashes))
     if found is None:
         return None
     folder, saved = found
-    state = fresh_state(session, phase, session.load(str(folder)), saved["started_from"])
+    state = fresh_state(run, phase, run.load(str(folder)), saved["started_from"])
     try:
         load_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER)
     except CheckpointError as error:
-        if saved["recipe_hash"] == session.hash:
+        if saved["recipe_hash"] == run.hash:
             raise
         log.warning("The optimizer starts anew, since the recipe changed: %s", error.what)
-        config = getattr(session.recipe, phase)
+        config = getattr(run.recipe, phase)
         state.optimizer = make_optimizer(state.policy, config.optimizer)
     state.restore(saved)
     # What a hook asked for goes with it.
-    state.asked = {word: who for word, who in state.asked.items() if who in session.recipe.hooks}
-    session.folder.truncate_to(phase, state.step)
-    session.team.lead(lambda: _warn_of_holes(session, phase, state.step))
-    changes = session.team.lead(lambda: session.folder.changes_begin_at(phase, state.step))
-    session.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
+    state.asked = {word: who for word, who in state.asked.items() if who in run.recipe.hooks}
+    run.folder.truncate_to(phase, state.step)
+    run.processes.on_rank0(lambda: _warn_of_holes(run, phase, state.step))
+    changes = run.processes.on_rank0(lambda: run.folder.changes_begin_at(phase, state.step))
+    run.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
     for line in banner_lines(
-        session.folder.read_info(),
+        run.folder.read_info(),
         changes,
-        versions=describe_versions(find_device(session.recipe.device)),
+        versions=describe_versions(find_device(run.recipe.device)),
         threads=torch.get_num_threads(),
-        processes=session.team.size,
-        reports=[r for r in session.folder.read_metrics() if r.phase == phase],
+        processes=run.processes.size,
+        reports=[r for r in run.folder.read_metrics() if r.phase == phase],
     ):
-        session.display.say(line)
+        run.display.say(line)
     return state
 
 
-def _warn_of_holes(session: Session, phase: str, step: int) -> None:
+def _warn_of_holes(run: Run, phase: str, step: int) -> None:
     """Warn of what was lost from the record of the steps that are not done again."""
-    steps, sft = {phase: step}, session.path / "sft" / "final"
+    steps, sft = {phase: step}, run.path / "sft" / "final"
     if phase == "grpo" and is_complete(sft):
         steps = {"sft": int(read_state(sft)["step"]), **steps}
-    for hole in session.folder.holes(steps):
+    for hole in run.folder.holes(steps):
         log.warning(
             "The record of this run has lost %s. Training goes on without: the weights do not need "
             "them, but curves and `grouper diagnose` do. Restore the files in %s from a backup, or "
             "start again with --overwrite.",
             hole,
-            session.path,
+            run.path,
         )
 
 

@@ -37,7 +37,7 @@ from grouper.tracking.onlooker import Onlooker
 from grouper.tracking.run_folder import RunFolder
 from grouper.tracking.sinks.tracked_folder import TrackedFolder
 from grouper.training.checkpoint import STATE_FILE
-from grouper.training.parallel import Replica, join_team, leave_team, make_replica
+from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
 from grouper.training.prepare import Prepared, make_base, named_base, prepare
 from grouper.training.problem_sets import (
     ProblemSets,
@@ -48,12 +48,12 @@ from grouper.training.problem_sets import (
 )
 from grouper.training.update import validation_loss
 
-__all__ = ["Session", "Watchdog", "check_models", "describe_versions"]
+__all__ = ["Run", "Watchdog", "check_models", "describe_versions"]
 
 log = logging.getLogger(__name__)
 
 
-class Session:
+class Run:
     """Opens a recipe: prepares it and its folder; models are loaded as phases need them.
 
     Args:
@@ -78,7 +78,7 @@ class Session:
     ) -> None:
         self.recipe = recipe
         self.display = display = display or Progress(log_every=recipe.tracking.show_every)
-        self.team = join_team()
+        self.processes = join_processes()
         self.hash = recipe_hash(recipe)
         path = Path(recipe.output_dir).expanduser() / recipe.name
         find_device(recipe.device)
@@ -89,7 +89,7 @@ class Session:
             sets = load_problem_sets(recipe)
         # What is there already, and may it be continued or deleted?
         intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
-        was_there = self.team.lead(
+        was_there = self.processes.on_rank0(
             lambda: RunFolder.check(
                 path, recipe_hash=self.hash, recipe_yaml=resolved_yaml(recipe), **intent
             )
@@ -122,16 +122,16 @@ class Session:
                 fingerprints=sets.fingerprints,
                 code=code_fingerprints(_named_by(recipe)),
                 threads=recipe.threads or torch.get_num_threads(),
-                processes=self.team.size,
+                processes=self.processes.size,
                 **intent,
             )
 
         try:
-            self.team.lead(create)
+            self.processes.on_rank0(create)
         except BaseException:  # the lock is given back, whatever went wrong
             self._unlock()
             raise
-        return TrackedFolder(path, recipe) if self.team.rank == 0 else Onlooker(path)
+        return TrackedFolder(path, recipe) if self.processes.rank == 0 else Onlooker(path)
 
     def _discard_if_new(self) -> None:
         if self._is_new:
@@ -150,7 +150,7 @@ class Session:
         """Everything that a run needs and that can still refuse it."""
         display = self.display
         # The other processes would say the same again.
-        mine = (self.path, display.console) if self.team.rank == 0 else (None, None)
+        mine = (self.path, display.console) if self.processes.rank == 0 else (None, None)
         setup_logging(mine[0], console=mine[1])
         for text in quarantine_lines(sets):
             log.info(text)
@@ -176,9 +176,9 @@ class Session:
         for text in self.prepared.check_rewards():
             log.warning(text)
         self._sampler: tuple[Policy, NativeSampler] | None = None
-        self._replica: Replica | None = None
+        self._replica: ParallelPolicy | None = None
         self.watchdog = Watchdog(
-            recipe.watchdog_minutes, rank=self.team.rank, fatal=self.team.size > 1
+            recipe.watchdog_minutes, rank=self.processes.rank, fatal=self.processes.size > 1
         )
         self._stop_requested = False
         self._previous: dict[int, Any] = {}
@@ -209,7 +209,7 @@ class Session:
             if not target.exists():
                 self.display.say(make_base(recipe, sets, target))
 
-        self.team.lead(make)
+        self.processes.on_rank0(make)
         return str(target)
 
     def _check_start(self, path: str) -> None:
@@ -224,14 +224,14 @@ class Session:
                 fix="Start from a model that was trained from this recipe's model.path.",
             )
 
-    def replica(self, policy: Policy) -> Replica:
+    def replica(self, policy: Policy) -> ParallelPolicy:
         """The policy as this process trains it; the same one for the same policy."""
         if self._replica is None or self._replica.policy is not policy:
-            if self.team.size > 1 and self.recipe.parallel == "fsdp":
+            if self.processes.size > 1 and self.recipe.parallel == "fsdp":
                 # The sampler's copy is made while the weights are still in one piece.
                 self._sampler = None  # not two copies at a time
                 self._sampler = (policy, self.prepared.sampler(policy, copy_now=True))
-            self._replica = make_replica(policy, self.team, self.recipe.parallel)
+            self._replica = make_parallel(policy, self.processes, self.recipe.parallel)
         return self._replica
 
     def forget_policy(self) -> None:
@@ -266,7 +266,7 @@ class Session:
                 split=split,
                 progress=progress,
                 card={"recipe_hash": self.hash, **self._loss_card(policy, phase, split)},
-                team=self.team,
+                processes=self.processes,
                 behaviour=Behaviour.where_wanted(
                     self.recipe, self.prepared.format.layout, self.rewards
                 ),
@@ -289,20 +289,20 @@ class Session:
 
     def recorded(self, name: str) -> EvaluationResult | None:
         """An evaluation that this run has already made."""
-        return self.team.lead(lambda: self.folder.read_evaluation(name))
+        return self.processes.on_rank0(lambda: self.folder.read_evaluation(name))
 
     def raise_if_stopped(self, what: str = "", *, together: bool = False) -> None:
         """Leave a long part early once the user has asked to stop; tell the watchdog of life.
 
         Args:
             what: is being done.
-            together: all processes of the team have arrived here. Elsewhere each is at a place
+            together: all processes have arrived here. Elsewhere each is at a place
                 of its own and none may leave the others waiting.
         """
         stop = self._stop_requested
         self.watchdog.alive(what)
-        if self.team.size > 1:
-            stop = together and any(self.team.gather(stop))
+        if self.processes.size > 1:
+            stop = together and any(self.processes.gather(stop))
         if stop:
             raise Interrupted(
                 "stopped on request",
@@ -347,7 +347,7 @@ class Session:
             self._discard_if_new()
         if not any(raised):
             # After an error the others may never come here, and must not be waited for.
-            leave_team(self._replica)
+            leave_processes(self._replica)
 
 
 def _named_by(recipe: Recipe) -> list[str]:
@@ -444,8 +444,7 @@ class Watchdog:
     """Says where every thread stands when `alive` has not been called for a while.
 
     Processes that wait for one another wait for ever when one of them is stuck, and nothing tells
-    which. Where others are waiting the process is ended, too, so that whoever started the team ends
-    them all.
+    which. Where others are waiting the process is ended, too, so that their launcher ends them all.
 
     Args:
         minutes: how long; 0: never.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from grouper.algorithms.batching import demonstration_batch
 from grouper.algorithms.weighting import WEIGHTINGS
-from grouper.sampling.base import address
+from grouper.sampling.base import draw_seed
 from grouper.training.checkpoint import TrainState
 from grouper.training.optimizers import schedule
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.training.update import sft_objective, update
 from grouper.types import StepReport, Tally
 
 __all__ = ["sft_step"]
 
 
-def sft_step(run: Session, state: TrainState) -> StepReport:
+def sft_step(run: Run, state: TrainState) -> StepReport:
     """One optimizer step on exactly the completion and stop token of each demonstration.
 
     Args:
@@ -42,7 +42,7 @@ def sft_step(run: Session, state: TrainState) -> StepReport:
             scale=scale,
             max_grad_norm=config.optimizer.max_grad_norm,
             token_budget=config.tokens_per_micro_batch,
-            dropout_seed=lambda slice_number: address(
+            dropout_seed=lambda slice_number: draw_seed(
                 run.recipe.seed, "dropout", step, slice_number
             ),
             replica=state.replica,

@@ -27,7 +27,7 @@ from grouper.algorithms.batching import (
 from grouper.algorithms.losses import (
     IMPORTANCE_WEIGHTS,
     KL_ESTIMATORS,
-    RATIOS,
+    LOG_RATIOS,
     SURROGATES,
     Bounds,
     log_ratio,
@@ -37,7 +37,7 @@ from grouper.algorithms.weighting import token_mean
 from grouper.errors import ModelError
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.training.optimizers import Optimizer
-from grouper.training.parallel import Replica, Slice
+from grouper.training.parallel import ParallelPolicy, Slice
 from grouper.types import Demonstration, Tally, merge_tallies
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def update(
     max_grad_norm: float | None,
     token_budget: int,
     dropout_seed: Callable[[int], int] | None = None,
-    replica: Replica | None = None,
+    replica: ParallelPolicy | None = None,
 ) -> UpdateResult:
     """Take one optimizer step on `batch`; nothing that is not finite ever reaches it.
 
@@ -111,7 +111,7 @@ def update(
     broken = not_finite(batch)
     if broken is not None:
         return UpdateResult({}, False, (f"not-finite: {broken}; update skipped",), batch)
-    replica = replica or Replica(policy)
+    replica = replica or ParallelPolicy(policy)
     limit = policy.token_limit
     loss, tallies = accumulate_gradient(
         policy,
@@ -147,7 +147,7 @@ def accumulate_gradient(
     *,
     token_budget: int,
     dropout_seed: Callable[[int], int] | None = None,
-    replica: Replica | None = None,
+    replica: ParallelPolicy | None = None,
     together: bool = True,
 ) -> tuple[float, dict[str, Tally]]:
     """Give the parameters the gradient of the whole step, made slice by slice.
@@ -167,7 +167,7 @@ def accumulate_gradient(
     Raises:
         ModelError: memory ran out and the step cannot be run again in smaller slices.
     """
-    replica = replica or Replica(policy)
+    replica = replica or ParallelPolicy(policy)
     together = together or replica.split  # split weights cannot be kept apart
     tries = _Tries(replica, batch, token_budget)
     while not tries.succeeded:
@@ -182,13 +182,18 @@ def accumulate_gradient(
                 loss, tallies = _backward(replica, part.batch, objective, seed=seed, last=summing)
                 total += loss
                 reports += [tallies] if part.own else []
-    gathered = replica.team.gather((total, merge_tallies(reports)))
+    gathered = replica.processes.gather((total, merge_tallies(reports)))
     # Not `fsum`, which refuses infinities of both signs; the step is skipped with a NaN.
     return sum(loss for loss, _ in gathered), merge_tallies([report for _, report in gathered])
 
 
 def _backward(
-    replica: Replica, batch: TrainBatch, objective: Objective, *, seed: int | None, last: bool
+    replica: ParallelPolicy,
+    batch: TrainBatch,
+    objective: Objective,
+    *,
+    seed: int | None,
+    last: bool,
 ) -> tuple[float, dict[str, Tally]]:
     """Forward and backward of one slice; returns its share of the loss, and its tallies."""
     batch = batch.to(replica.policy.device)
@@ -197,7 +202,7 @@ def _backward(
         per_token, tallies = objective(outputs, batch)
         loss = (per_token * batch.weights).sum()
         # The engines average over processes; the gradient of a step is a sum.
-        (loss * replica.team.size).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        (loss * replica.processes.size).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return float(loss.detach()), tallies
 
 
@@ -289,7 +294,7 @@ def rehearsal_objective(entropy_bonus: float) -> Objective:
 
 
 def _surrogate(config: GRPOConfig) -> Term:
-    ratio_of, surrogate = RATIOS[config.ratio], SURROGATES[config.surrogate]
+    ratio_of, surrogate = LOG_RATIOS[config.ratio], SURROGATES[config.surrogate]
     bounds = Bounds(low=config.clip_low, high=config.clip_high, dual=config.dual_clip)
     importance = IMPORTANCE_WEIGHTS.get(config.importance)
 
@@ -360,7 +365,7 @@ class Scorer:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: ParallelPolicy,
         token_budget: int,
         reference: dict[str, Tensor] | None = None,
         *,
@@ -410,16 +415,16 @@ class Scorer:
                     for grid, values in zip(grids, scores, strict=True):
                         if part.own:
                             grid[rows, : values.shape[1]] = values.to(grid)
-        return [replica.team.sum_(grid) for grid in grids]
+        return [replica.processes.sum_(grid) for grid in grids]
 
 
 def validation_loss(
-    replica: Replica, demonstrations: Sequence[Demonstration], *, token_budget: int
+    replica: ParallelPolicy, demonstrations: Sequence[Demonstration], *, token_budget: int
 ) -> Tally:
     """Negative log-likelihood of every demonstrated token, stop tokens among them; no dropout.
 
     Args:
-        replica: the policy being trained; every process of its team calls this.
+        replica: the policy being trained; every process calls this.
         demonstrations: held-out worked solutions.
         token_budget: tokens in one forward.
     """
@@ -444,7 +449,7 @@ class _Tries:
     """Runs a step over its slices; where memory runs out, again over slices of half the tokens.
 
     The budget that fits is kept in `policy.token_limit`, so that later steps start from it. The
-    processes of a team agree on it before the slice in which they begin to wait for each other;
+    processes of a group agree on it before the slice in which they begin to wait for each other;
     every one of them makes the same tries.
 
     Args:
@@ -453,7 +458,7 @@ class _Tries:
         token_budget: tokens in one slice, before anything has been learnt.
     """
 
-    def __init__(self, replica: Replica, batch: TrainBatch, token_budget: int) -> None:
+    def __init__(self, replica: ParallelPolicy, batch: TrainBatch, token_budget: int) -> None:
         self.succeeded = False
         self._replica = replica
         self._batch = batch
@@ -473,7 +478,7 @@ class _Tries:
             ModelError: a slice of one row is too large; or memory ran out where other processes
                 are waiting: in any slice of weights that are split, else in the last of a process.
         """
-        policy, team = self._replica.policy, self._replica.team
+        policy, processes = self._replica.policy, self._replica.processes
         if self._current is not None:
             # By now the exception is gone, and with it what its traceback kept alive.
             _release(policy)
@@ -483,7 +488,7 @@ class _Tries:
             self._ran_out = None
         budget = min(self._budget, policy.token_limit or self._budget)
         # False where other processes may be waiting in the middle of what this one does.
-        self._repeatable = team.size == 1 or not self._replica.split
+        self._repeatable = processes.size == 1 or not self._replica.split
         try:
             yield self._slices(budget)
             self.barrier()
@@ -507,7 +512,7 @@ class _Tries:
             limit = self._agreed(None)
             if limit is not None:
                 raise _MemoryRanOutElsewhereError(limit)
-        self._repeatable = self._replica.team.size == 1
+        self._repeatable = self._replica.processes.size == 1
 
     def _slices(self, budget: int) -> Iterator[Slice]:
         shared = self._replica.policy.native
@@ -516,12 +521,12 @@ class _Tries:
             yield part
 
     def _agreed(self, limit: int | ModelError | None) -> int | None:
-        """The least limit that a process of the team asks for, or None.
+        """The least limit that a process of the group asks for, or None.
 
         Raises:
             ModelError: on every process: one of them cannot go on.
         """
-        limits = self._replica.team.gather(limit)
+        limits = self._replica.processes.gather(limit)
         for problem in limits:
             if isinstance(problem, ModelError):
                 raise problem

@@ -8,7 +8,7 @@ from grouper.config.user_code import line_of_users, load_hook
 from grouper.rewards.calling import shown
 from grouper.training.checkpoint import TrainState
 from grouper.training.loop import WORDS, Asked, Hook
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.types import StepReport
 
 __all__ = ["UserHook"]
@@ -28,11 +28,11 @@ class UserHook(Hook):
         self._name = name
         self._function = load_hook(name)
 
-    def after_step(self, session: Session, state: TrainState, report: StepReport) -> Asked:
+    def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
         del state
-        return session.team.lead(lambda: self._answer(session, report))
+        return run.processes.on_rank0(lambda: self._answer(run, report))
 
-    def _answer(self, session: Session, report: StepReport) -> Asked:
+    def _answer(self, run: Run, report: StepReport) -> Asked:
         """What the function asks for. What it raises is an event, and the run goes on."""
         try:
             # A copy: what it changes in its metrics is in no record.
@@ -49,7 +49,7 @@ class UserHook(Hook):
             known = f"which is none of {', '.join(WORDS)}"
             return Asked(events=(f"hook {self._name} asks for {', '.join(wrong)}, {known}",))
         asks = {word: self._name for word in words if word is not None}
-        if "evaluate" in asks and not session.prepared.validation:
+        if "evaluate" in asks and not run.prepared.validation:
             text = f"hook {self._name} asks to evaluate, and there are no validation problems"
             return Asked(asks=asks, events=(text,))
         return Asked(asks=asks)

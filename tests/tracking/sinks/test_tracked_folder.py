@@ -18,7 +18,7 @@ from grouper.tracking.identity import recipe_changes
 from grouper.tracking.run_folder import RunFolder
 from grouper.tracking.sinks.base import Step, TrackedRun
 from grouper.tracking.sinks.wandb import WandbSink
-from grouper.training.session import Session
+from grouper.training.run import Run
 from grouper.types import StepReport, Tally
 
 MINE = """
@@ -94,8 +94,8 @@ def run(folder: Path, *trackers: str) -> RunFolder:
         f"output_dir={folder}",
         f"tracking.trackers=[{', '.join(trackers)}]",
     ]
-    with Session(load_recipe("demo", overrides)) as session:
-        train(session)
+    with Run(load_recipe("demo", overrides)) as open_run:
+        train(open_run)
     return RunFolder(folder / "demo")
 
 
