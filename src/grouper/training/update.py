@@ -132,7 +132,7 @@ def update(
     events = []
     if policy.token_limit != limit:
         events.append(
-            f"nondeterministic_event: memory split, at most {policy.token_limit} tokens a slice "
+            f"nondeterministic_event: memory split, at most {policy.token_limit} tokens per slice "
             "from now on"
         )
     if not applied:
@@ -530,7 +530,7 @@ class _Tries:
         limit = _half(part, policy)
         log.warning(
             "Out of memory in a slice of %d rows (%s). The step is run again with at most %d "
-            "tokens a slice, and so are later ones; the gradient is the same.",
+            "tokens per slice, and so are later ones; the gradient is the same.",
             part.rows,
             reason,
             limit,
