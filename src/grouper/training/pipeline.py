@@ -122,7 +122,7 @@ def _check_room(run: Run, state: TrainState) -> None:
 
 def _finish(run: Run, state: TrainState) -> None:
     # First: whoever finds the final folder looks at nothing else of the phase any more.
-    run.processes.on_rank0(lambda: tidy(run, state))
+    tidy(run, state)
     path = save_final(
         run.path,
         state,
