@@ -26,8 +26,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._pytree import tree_map_only
 from transformers import AttentionInterface
 
+from grouper.algorithms.batching import TrainBatch
 from grouper.errors import ModelError
 from grouper.kernels import attention as fused
 
@@ -358,34 +360,25 @@ class SharedPrompts:
     the attention interface, with and without sliding windows.
 
     Args:
-        prompt_ids: [P, Tp], padded on the right.
-        prompt_lengths: [P].
-        prompt_index: [R], the prompt of each completion.
-        completion_ids: [R, T], padded on the right; T may be 1.
-        completion_lengths: [R].
+        batch: its prompts and completions; a completion may be a single token.
     """
 
-    def __init__(
-        self,
-        prompt_ids: Tensor,
-        prompt_lengths: Tensor,
-        prompt_index: Tensor,
-        completion_ids: Tensor,
-        completion_lengths: Tensor,
-    ) -> None:
-        device = prompt_ids.device
+    def __init__(self, batch: TrainBatch) -> None:
+        prompt_lengths, prompt_index = batch.prompt_lengths, batch.prompt_index
         self.prompt_index = prompt_index
-        columns = torch.arange(prompt_ids.shape[1], device=device)
-        slots = torch.arange(completion_ids.shape[1], device=device)
+        columns, slots = (
+            torch.arange(ids.shape[1], device=ids.device)
+            for ids in (batch.prompt_ids, batch.completion_ids)
+        )
         prompt_mask = columns < prompt_lengths[:, None]
-        inputs = completion_lengths - 1
+        inputs = batch.completion_lengths - 1
         input_mask = slots[:-1] < inputs[:, None]
         self._prompt_shape, self._shape = prompt_mask.shape, input_mask.shape
         self._prompt_places, self._places = (
             mask.reshape(-1).nonzero().flatten() for mask in (prompt_mask, input_mask)
         )
 
-        flat_ids = [prompt_ids[prompt_mask], completion_ids[:, :-1][input_mask]]
+        flat_ids = [batch.prompt_ids[prompt_mask], batch.completion_ids[:, :-1][input_mask]]
         # [1, N] int64.
         self.token_ids = torch.cat(flat_ids)[None]
         self._prompt_lengths = prompt_lengths
@@ -405,7 +398,7 @@ class SharedPrompts:
         start = prompt_lengths.sum() + _starts(inputs)
         sources = torch.cat([last_of_prompt[:, None], start[:, None] + slots[:-1]], dim=1)
         # [targets] int64: the flat token whose hidden state predicts each completion token.
-        self.sources = sources[slots < completion_lengths[:, None]]
+        self.sources = sources[slots < batch.completion_lengths[:, None]]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         if query.device.type == "cuda" and spec.softcap is None:
@@ -437,12 +430,7 @@ class SharedPrompts:
     def convert(self, change: Map) -> None:
         """Put `change` of every tensor in its place."""
         for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(self, name, change(value))
-        self._masks = {
-            window: (None if prompts is None else change(prompts), change(rows))
-            for window, (prompts, rows) in self._masks.items()
-        }
+            setattr(self, name, tree_map_only(Tensor, change, value))
 
     def mask(self, window: int | None) -> tuple[Tensor | None, Tensor]:
         """Masks of prompts ([1, 1, Tp, Tp]; None: causal) and of rows ([R, 1, T - 1, Tp + T - 1]).

@@ -84,8 +84,7 @@ def _load(path: str, lora: LoraConfig | None = None) -> Policy:
 @torch.no_grad()
 def _probe(policy: Policy) -> Tensor:
     """Log-probs [rows, tokens, V] in float32 on token ids spread over the vocabulary."""
-    vocabulary = int(policy.model.config.get_text_config().vocab_size)
     ids = torch.arange(PROBE_ROWS * PROBE_TOKENS).view(PROBE_ROWS, PROBE_TOKENS)
-    output = policy.model((ids * 7919 + 11) % vocabulary, use_cache=False)
+    output = policy.model((ids * 7919 + 11) % policy.vocabulary, use_cache=False)
     logprobs: Tensor = output.logits.float().log_softmax(-1)
     return logprobs
