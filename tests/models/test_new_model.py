@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grouper.config.schema import NewModelConfig, PromptConfig
 from grouper.data.arithmetic import ArithmeticOptions, generate
 from grouper.errors import ConfigError, RunFolderError
-from grouper.models.new_model import fit_tokenizer, make_new_model, new_causal_lm, save_new_model
+from grouper.models.new_model import fit_tokenizer, make_new_model, save_new_model
 from grouper.prompts import find_stop_tokens, make_format
 
 COMPACT = make_format(PromptConfig(format="compact"))
@@ -86,15 +86,16 @@ def test_the_vocabulary_is_bounded(problems):
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-def test_the_seed_decides_the_weights_and_the_global_generator_is_left_alone(made, architecture):
-    _, tokenizer = made
+def test_the_seed_decides_the_weights_and_the_global_generator_is_left_alone(
+    problems, architecture
+):
     config = TINY.model_copy(update={"architecture": architecture})
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first = new_causal_lm(config, tokenizer, seed=0)
+    first, _ = make_new_model(config, problems, COMPACT, seed=0)
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(3)
-    again, other = (new_causal_lm(config, tokenizer, seed=s) for s in (0, 1))
+    again, other = (make_new_model(config, problems, COMPACT, seed=s)[0] for s in (0, 1))
     assert first.config.model_type == architecture
     for (name, a), b, c in zip(
         first.named_parameters(), again.parameters(), other.parameters(), strict=True

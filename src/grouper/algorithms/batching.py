@@ -25,7 +25,6 @@ __all__ = [
     "broken_tensors",
     "demonstration_batch",
     "micro_batches",
-    "not_finite",
     "rollout_rows",
     "step_batches",
     "unweighted_rows",
@@ -295,17 +294,16 @@ def micro_batches(
     return [batch.select(torch.tensor(rows)) for rows in slices]
 
 
-def not_finite(batch: TrainBatch) -> str | None:
-    """What of a batch is infinite or not a number, and in which row; None where all is well.
+def broken_tensors(batch: TrainBatch, row: int | None = None) -> Iterator[str]:
+    """What of a batch is infinite or not a number: nothing where all is well.
 
     Looks at the advantages, and at the log-probs of the target tokens; what stands on padding may
     be anything.
+
+    Args:
+        batch: what is looked at.
+        row: looked at alone. Left out: all rows, of which the first bad one is named.
     """
-    return next(broken_tensors(batch), None)
-
-
-def broken_tensors(batch: TrainBatch, row: int | None = None) -> Iterator[str]:
-    """Names of the tensors that are not finite, in all rows or in one."""
     bad: dict[str, Tensor] = {"advantages": ~torch.isfinite(batch.advantages)}
     for name in _LOGPROBS:
         values: Tensor | None = getattr(batch, name)

@@ -1,4 +1,4 @@
-"""Losses: pure functions of log-probabilities that return one value a token, never reduced.
+"""Losses: pure functions of log-probabilities that return one value per token, never reduced.
 
 Shapes are whatever the caller uses, equal or broadcastable: `[rows, tokens]` here. The caller
 multiplies by the batch's weights and sums; see `weighting.py`.
@@ -18,7 +18,6 @@ __all__ = [
     "LOG_RATIOS",
     "SURROGATES",
     "Bounds",
-    "SurrogateFunction",
     "cispo",
     "clipped",
     "kl_k1",
@@ -33,8 +32,8 @@ __all__ = [
     "truncated_importance",
 ]
 
+# Log-ratios are clamped to this before `exp`, which overflows float32 at 88.
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to this before `exp`, which overflows float32 at 88."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +48,8 @@ class Bounds:
     """Above 1: the loss of a token with a negative advantage is at most `-dual * A`."""
 
 
+# (log-ratios, log-probs, advantages, bounds) -> loss per token.
 SurrogateFunction = Callable[[Tensor, Tensor, Tensor, Bounds], Tensor]
-"""(log-ratios, log-probs, advantages, bounds) -> loss per token."""
 
 
 def nll(logprobs: Tensor) -> Tensor:

@@ -16,12 +16,11 @@ from grouper.models.folders import read_adapter, require_model_folder
 from grouper.models.loading import DTYPES, load_policy, load_tokenizer, save_policy
 from grouper.models.policy import Policy
 
-__all__ = ["Exported", "export_model"]
+__all__ = ["export_model"]
 
 # How far log-probs may be from the source's: merging adds two products in another order, and
 # bfloat16 rounds every weight to 8 bits.
 BOUNDS = {"float32": 1e-3, "bfloat16": 0.5}
-PROBE_ROWS, PROBE_TOKENS = 4, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,6 @@ def _load(path: str, lora: LoraConfig | None = None) -> Policy:
 @torch.no_grad()
 def _probe(policy: Policy) -> Tensor:
     """Log-probs [rows, tokens, V] in float32 on token ids spread over the vocabulary."""
-    ids = torch.arange(PROBE_ROWS * PROBE_TOKENS).view(PROBE_ROWS, PROBE_TOKENS)
-    output = policy.model((ids * 7919 + 11) % policy.vocabulary, use_cache=False)
-    logprobs: Tensor = output.logits.float().log_softmax(-1)
+    ids = (torch.arange(128).view(4, 32) * 7919 + 11) % policy.vocabulary
+    logprobs: Tensor = policy.model(ids, use_cache=False).logits.float().log_softmax(-1)
     return logprobs

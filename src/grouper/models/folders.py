@@ -30,15 +30,13 @@ __all__ = [
 # What a run folder, and a folder made by `save_path`, keep the resolved recipe in.
 RECIPE_FILE = "recipe.yaml"
 ADAPTER_FILE = "adapter_config.json"
-# A folder with one of these holds a whole model or an adapter.
-MODEL_FILES = ("config.json", ADAPTER_FILE)
 # Where people keep models, below the folder that the command runs in.
 MODEL_FOLDERS = ("models", ".models")
 
 
 def is_model(folder: Path) -> bool:
     """Whether a folder holds a model or an adapter itself, as an exported one does."""
-    return any((folder / name).is_file() for name in MODEL_FILES)
+    return any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE))
 
 
 def looks_local(path: str) -> bool:

@@ -35,7 +35,6 @@ __all__ = [
     "fit_tokenizer",
     "fitting_texts",
     "make_new_model",
-    "new_causal_lm",
     "new_model_config",
     "save_new_model",
 ]
@@ -57,14 +56,21 @@ def make_new_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A random model, and a tokenizer fitted to `problems` as `fmt` writes them.
 
-    The same arguments give the same tokenizer and the same weights.
+    The same arguments give the same tokenizer and the same weights, which are in float32. The
+    global random generator is left as it was.
 
     Raises:
         ConfigError: `config.vocab_size` is too small for the bytes and the tags.
     """
     texts, tags = fitting_texts(problems, fmt), [tag.strip() for tag in fmt.tags or ()]
     tokenizer = fit_tokenizer(texts, vocab_size=config.vocab_size, extra_tokens=tags)
-    return new_causal_lm(config, tokenizer, seed=seed), tokenizer
+    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    shape = new_model_config(config, vocabulary=len(tokenizer), **special)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(shape)
+    model.generation_config = GenerationConfig(**special)
+    return model.eval(), tokenizer
 
 
 def fitting_texts(problems: Sequence[Problem], fmt: PromptFormat) -> Iterator[str]:
@@ -136,8 +142,7 @@ def new_model_config(
         vocabulary: tokens.
         special: ids of special tokens; none by default.
     """
-    tokens = {"eos_token_id": None, "pad_token_id": None, "bos_token_id": None, **special}
-    shape: PretrainedConfig = AutoConfig.for_model(
+    return AutoConfig.for_model(
         config.architecture,
         vocab_size=vocabulary,
         hidden_size=config.hidden_size,
@@ -149,25 +154,8 @@ def new_model_config(
         max_position_embeddings=config.max_position_embeddings,
         tie_word_embeddings=config.tie_embeddings,
         initializer_range=config.initializer_range,
-        **tokens,
+        **{"eos_token_id": None, "pad_token_id": None, "bos_token_id": None, **special},
     )
-    return shape
-
-
-def new_causal_lm(
-    config: NewModelConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int
-) -> PreTrainedModel:
-    """A random model in float32, its weights a function of `config`, vocabulary and `seed`.
-
-    The global random generator is left as it was.
-    """
-    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    shape = new_model_config(config, vocabulary=len(tokenizer), **special)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(shape)
-    model.generation_config = GenerationConfig(**special)
-    return model.eval()
 
 
 def save_new_model(
