@@ -18,7 +18,6 @@ from grouper.prompts import find_stop_tokens, make_format
 
 COMPACT = make_format(PromptConfig(format="compact"))
 TINY = NewModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16)
-TAGS = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"]
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +76,11 @@ def test_a_system_message_has_its_place(made, problems):
 
 
 def test_the_vocabulary_is_bounded(problems):
-    texts = [p.question for p in problems]
-    assert len(fit_tokenizer(texts, vocab_size=300, extra_tokens=TAGS)) == 300
-    assert len(fit_tokenizer(texts, vocab_size=9999, extra_tokens=TAGS)) < 9999
+    assert len(fit_tokenizer(problems, COMPACT, vocab_size=300)) == 300
+    assert len(fit_tokenizer(problems, COMPACT, vocab_size=9999)) < 9999
     with pytest.raises(ConfigError, match=r"vocab_size 264 is too small.*Use 265 or more"):
-        fit_tokenizer(texts, vocab_size=264, extra_tokens=TAGS)
-    assert len(fit_tokenizer(texts, vocab_size=265, extra_tokens=TAGS)) == 265
+        fit_tokenizer(problems, COMPACT, vocab_size=264)
+    assert len(fit_tokenizer(problems, COMPACT, vocab_size=265)) == 265
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
@@ -114,21 +112,20 @@ def test_the_default_size_is_the_one_that_was_measured(problems):
 
 def test_the_tokenizer_is_the_same_in_another_process(problems):
     script = (
-        "import sys, json\n"
+        "from grouper.data.arithmetic import ArithmeticOptions, generate\n"
         "from grouper.models.new_model import fit_tokenizer\n"
-        "texts, tags = json.load(sys.stdin)\n"
-        "tokenizer = fit_tokenizer(texts, vocab_size=400, extra_tokens=tags)\n"
+        "from grouper.prompts import FORMATS\n"
+        "problems = generate(ArithmeticOptions(count=200), split='sft', seed=0)\n"
+        "tokenizer = fit_tokenizer(problems, FORMATS['compact'], vocab_size=400)\n"
         "print(tokenizer.backend_tokenizer.to_str())\n"
     )
-    texts = [p.question for p in problems]
     other = subprocess.run(
         [sys.executable, "-c", script],
-        input=json.dumps([texts, TAGS]),
         capture_output=True,
         text=True,
         check=True,
     )
-    ours = fit_tokenizer(texts, vocab_size=400, extra_tokens=TAGS).backend_tokenizer.to_str()
+    ours = fit_tokenizer(problems, COMPACT, vocab_size=400).backend_tokenizer.to_str()
     assert json.loads(other.stdout) == json.loads(ours)
 
 

@@ -11,17 +11,10 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from grouper.config.extras import require_extra
@@ -121,7 +114,7 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
         ModelError: it cannot be loaded.
     """
     require_model_folder(path)
-    return _load(AutoTokenizer, path, revision=revision)
+    return _load(transformers.AutoTokenizer, path, revision=revision)
 
 
 def shape_of(path: str, revision: str | None = None, *, cached: bool = False) -> PretrainedConfig:
@@ -135,7 +128,7 @@ def shape_of(path: str, revision: str | None = None, *, cached: bool = False) ->
     Raises:
         ModelError: it is not there.
     """
-    return _load(AutoConfig, base_of(path), revision=revision, local_files_only=cached)
+    return _load(transformers.AutoConfig, base_of(path), revision=revision, local_files_only=cached)
 
 
 def context_length(shape: PretrainedConfig) -> int | None:
@@ -148,7 +141,7 @@ def stop_ids_of(path: str, revision: str | None = None) -> list[int]:
     """The end ids of a model's generation config; nothing else of it is ever used."""
     try:
         source = str(Path(path).expanduser())
-        ids = GenerationConfig.from_pretrained(source, revision=revision).eos_token_id
+        ids = transformers.GenerationConfig.from_pretrained(source, revision=revision).eos_token_id
     except OSError:  # a model without a generation config
         return []
     return [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
@@ -246,7 +239,7 @@ def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> P
         require_extra("bitsandbytes", "quantized", where="model.quantization")
         # NF4, the scales quantised too (arXiv 2305.14314), in linear layers alone: embeddings,
         # norms and the LM head stay in `config.dtype`.
-        options["quantization_config"] = BitsAndBytesConfig(
+        options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
@@ -254,7 +247,7 @@ def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> P
         )
         # Quantised on the way to the device, so that the whole model never stands on it.
         options["device_map"] = {"": str(device)}
-    model = _load(AutoModelForCausalLM, path, trust_remote_code=False, **options)
+    model = _load(transformers.AutoModelForCausalLM, path, trust_remote_code=False, **options)
     for module in model.modules():
         # On some CPUs bitsandbytes re-packs 4-bit weights at the first forward without a gradient,
         # for inference only: they round differently from then on, and no backward reads them.
@@ -266,7 +259,7 @@ def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> P
 def _weightless_model(config: ModelConfig, shape: PretrainedConfig) -> PreTrainedModel:
     with torch.device("meta"), quiet():
         try:
-            return AutoModelForCausalLM.from_config(
+            return transformers.AutoModelForCausalLM.from_config(
                 shape, dtype=DTYPES[config.dtype], attn_implementation=_attention("native", shape)
             )
         except ValueError as error:
