@@ -82,8 +82,8 @@ _NAMES = {
 }
 _HOME_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = list(_HOME_OF)
-__all__ += ["__version__"]
+__all__ = ["__version__"]
+__all__ += list(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:

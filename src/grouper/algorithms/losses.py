@@ -28,7 +28,6 @@ __all__ = [
     "nll",
     "policy_gradient",
     "sequence_log_ratio",
-    "token_log_ratio",
     "truncated_importance",
 ]
 
@@ -61,15 +60,12 @@ def nll(logprobs: Tensor) -> Tensor:
     return -logprobs
 
 
-def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """`log(p / p_old)` per token, clamped so that its exponential stays finite."""
+def log_ratio(logprobs: Tensor, old_logprobs: Tensor, _mask: Tensor | None = None) -> Tensor:
+    """`log(p / p_old)`, clamped so that its exponential stays finite.
+
+    Every token has its own ratio (GRPO, arXiv 2402.03300), whatever the mask.
+    """
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-
-
-def token_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Every token has its own ratio (GRPO, arXiv 2402.03300): `log_ratio`, whatever the mask."""
-    del mask
-    return log_ratio(logprobs, old_logprobs)
 
 
 def sequence_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -202,7 +198,7 @@ def masked_importance(log_ratios: Tensor, cap: float) -> Tensor:
 
 
 LOG_RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "token": token_log_ratio,
+    "token": log_ratio,
     "sequence": sequence_log_ratio,
 }
 SURROGATES: dict[str, SurrogateFunction] = {

@@ -367,7 +367,7 @@ class SharedPrompts:
         # [1, N] int64, each prompt from 0, completions going on from their prompt.
         self.position_ids = torch.cat(positions)[None]
         last_of_prompt = (self._prompt_lengths.cumsum(0) - 1)[self.prompt_index]
-        start = self._prompt_lengths.sum() + _starts(self._inputs)
+        start = self._prompt_lengths.sum() + self._inputs.cumsum(0) - self._inputs
         sources = torch.cat([last_of_prompt[:, None], start[:, None] + slots[:-1]], dim=1)
         # [targets] int64: the flat token whose hidden state predicts each completion token.
         self.sources = sources[slots < batch.completion_lengths[:, None]]

@@ -14,6 +14,7 @@ from grouper.prompts import FORMATS
 
 __all__ = [
     "ADAPTER_FILE",
+    "RECIPE_FILE",
     "base_of",
     "is_model",
     "local_model",
@@ -27,7 +28,8 @@ __all__ = [
     "with_sampling",
 ]
 
-# What a run folder, and a folder made by `save_path`, keep the resolved recipe in.
+# What a run folder, and a model exported by it, keep the resolved recipe in, so that the model is
+# asked as it was trained.
 RECIPE_FILE = "recipe.yaml"
 ADAPTER_FILE = "adapter_config.json"
 # Where people keep models, below the folder that the command runs in.
