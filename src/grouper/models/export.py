@@ -25,9 +25,8 @@ BOUNDS = {"float32": 1e-3, "bfloat16": 0.5}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A model folder and how well it agrees with what it was made from."""
+    """How well an exported model agrees with what it was made from."""
 
-    path: Path
     gap: float
     """The largest difference between log-probs of source and export on the probe, in nats."""
     same_choice: float
@@ -73,7 +72,7 @@ def export_model(source: str, target: Path, *, dtype: str = "float32") -> Export
                 fix="Export as float32; if it disagrees there, too, please report it.",
             )
     same = float((found.argmax(-1) == expected.argmax(-1)).double().mean())
-    return Exported(path=target, gap=gap, same_choice=same)
+    return Exported(gap=gap, same_choice=same)
 
 
 def _load(path: str, lora: LoraConfig | None = None) -> Policy:

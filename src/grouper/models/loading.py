@@ -315,7 +315,6 @@ _SHAPE = (
     "num_key_value_heads",
     "vocab_size",
 )
-_ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def check_adapter(config: ModelConfig, path: str, *, where: str = "model.path") -> None:
@@ -371,26 +370,22 @@ def _attach(model: PreTrainedModel, path: str, where: str, *, keep: bool) -> Any
         ModelError: it cannot be read, or one of its tensors has no place in the model or is
             missing.
     """
-    from peft import PeftModel, get_peft_model_state_dict
-    from peft.utils import load_peft_weights
+    import peft
 
-    folder = Path(path).expanduser()
+    folder = str(Path(path).expanduser())
     try:
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # what it warns of is refused below
             # By way of the CPU: a check must not be the first to touch a GPU.
-            adapter = PeftModel.from_pretrained(
-                model,
-                str(folder),
-                is_trainable=keep,
-                ignore_mismatched_sizes=True,
-                torch_device="cpu",
+            adapter = peft.PeftModel.from_pretrained(
+                model, folder, is_trainable=keep, ignore_mismatched_sizes=True, torch_device="cpu"
             )
-            stored = load_peft_weights(str(folder), device="cpu")
-        misfit = _misfit(stored, get_peft_model_state_dict(adapter, save_embedding_layers=False))
+            stored = peft.utils.load_peft_weights(folder, device="cpu")
+        wanted = peft.get_peft_model_state_dict(adapter, save_embedding_layers=False)
+        misfit = _misfit(stored, wanted)
     except SafetensorError as error:
         raise ModelError(
-            f"{str(folder / _ADAPTER_WEIGHTS)!r} cannot be read: {error}",
+            f"{f'{folder}/adapter_model.safetensors'!r} cannot be read: {error}",
             where="the adapter",
             fix="It was damaged after it was written, or is not all there: copy it again.",
         ) from error
@@ -429,13 +424,12 @@ def check_lora_targets(config: ModelConfig, shape: PretrainedConfig) -> None:
 
 
 def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int) -> Any:
-    from peft import LoraConfig as PeftLoraConfig
-    from peft import get_peft_model
+    import peft
 
     targets = lora.target_modules
     if isinstance(targets, tuple):
         _require_targets(model, targets)
-    settings = PeftLoraConfig(
+    settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
@@ -445,7 +439,7 @@ def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int)
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            adapter = get_peft_model(model, settings)
+            adapter = peft.get_peft_model(model, settings)
         except ValueError as error:
             raise ModelError(
                 f"LoRA cannot be added: {str(error).splitlines()[0]}",

@@ -101,8 +101,7 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = next(self.model.parameters()).device
-        return device
+        return next(self.parameters()).device
 
     @property
     def decoder(self) -> nn.Module:
@@ -276,7 +275,7 @@ class Policy(nn.Module):
                 theirs = self(batch).logprobs
         finally:
             self.native = True
-        weights = next(self.model.parameters()).dtype
+        weights = next(self.parameters()).dtype
         exact = self.compute_dtype is None and weights in {torch.float32, torch.float64}
         bound = 1e-3 if exact else 0.3
         gap = float((ours - theirs).abs().max())
