@@ -50,16 +50,14 @@ def as_on(device: str) -> Iterator[None]:
 
 
 # Keywords that models pass along and that change nothing here: layouts know the positions.
-_HARMLESS = frozenset(
-    {
-        "position_ids",
-        "cache_position",
-        "use_cache",
-        "is_causal",
-        "return_dict",
-        "position_embeddings",
-    }
-)
+_HARMLESS = {
+    "position_ids",
+    "cache_position",
+    "use_cache",
+    "is_causal",
+    "return_dict",
+    "position_embeddings",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -239,9 +237,6 @@ def collect_rows(blocks: Tensor, places: Tensor) -> Tensor:
 # completion's keys are its prompt's followed by its own, so that a causal mask aligned to the end
 # of the keys, and a sliding window counted from there, say exactly who sees whom.
 
-HALVES = frozenset({torch.bfloat16, torch.float16})
-LARGEST_HEAD = 256
-
 
 class RaggedRows:
     """Where the keys of each sequence lie in the flat row.
@@ -275,9 +270,9 @@ class RaggedRows:
         dim = query.shape[-1]
         return (
             query.device.type == "cuda"
-            and _compute_dtype(query) in HALVES
+            and _compute_dtype(query) in {torch.bfloat16, torch.float16}
             and dim % 8 == 0
-            and dim <= LARGEST_HEAD
+            and dim <= 256
             # For single queries the kernel folds heads in a way that its backward does not know.
             and self.longest_query > 1
             and torch.cuda.get_device_capability(query.device) >= (8, 0)

@@ -403,9 +403,9 @@ def _attach(model: PreTrainedModel, path: str, where: str, *, keep: bool) -> Any
 def _misfit(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
     """The first tensor of an adapter that its base has no place for, or lacks, in words."""
     for name in sorted({n for n in stored if "lora_" in n} | wanted.keys()):
-        here, there = (_size(tensors.get(name)) for tensors in (stored, wanted))
-        if here != there:
-            return f"{name} {here} in the adapter, {there} for this base"
+        found, fitting = (_size(tensors.get(name)) for tensors in (stored, wanted))
+        if found != fitting:
+            return f"{name} {found} in the adapter, {fitting} for this base"
     return None
 
 
