@@ -127,18 +127,18 @@ def base_of(path: str) -> str:
     return base
 
 
-def local_model(name: str, beside: Path | None = None) -> str:
+def local_model(name: str) -> str:
     """The local folder of a model, or its name unchanged where there is none.
 
     Args:
         name: a path or Hub name (`Qwen/Qwen2.5-0.5B`). What looks like a path is left as it is;
-            otherwise a folder of the whole name or its last part is looked for, in any case.
-        beside: the folder whose `MODEL_FOLDERS` are searched; the current one by default.
+            otherwise a folder of the whole name or its last part is looked for, in any case,
+            in `MODEL_FOLDERS` below the current folder.
     """
     if looks_local(name):
         return name
     for places in MODEL_FOLDERS:
-        here = (beside or Path.cwd()) / places
+        here = Path(places)
         folders = sorted(f for depth in ("*", "*/*") for f in here.glob(depth) if is_model(f))
         found = [folder.relative_to(here).as_posix() for folder in folders]
         for wanted in (name, name.rpartition("/")[2]):

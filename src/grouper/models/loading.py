@@ -156,7 +156,6 @@ def load_policy(
     *,
     seed: int,
     device: str | torch.device = "cpu",
-    where: str = "model.path",
 ) -> Policy:
     """Load a model folder, Hub name or adapter folder as the policy to train.
 
@@ -168,18 +167,17 @@ def load_policy(
         path: what to load; `config.path`, a phase's `final/`, or a checkpoint.
         seed: of a new adapter's random half.
         device: where to put it.
-        where: the setting that names it, for refusals.
 
     Raises:
         ModelError: nothing loadable there, or the model cannot be run as asked.
         ConfigError: a library that a setting needs is not installed.
     """
     require_model_folder(path)
-    check_adapter(config, path, where=where)
+    check_adapter(config, path)
     base, saved, adapter = base_of(path), read_adapter(path), None
     model = _load_model(base, config, device)
     if saved is not None:
-        adapter = _attach(model, path, where, keep=config.lora is not None)
+        adapter = _attach(model, path, "model.path", keep=config.lora is not None)
         if config.lora is None:
             log.info("The adapter %s is merged; all weights are trained.", path)
             # PEFT froze the base weights; merged, they are what is trained.

@@ -267,7 +267,11 @@ class Policy(nn.Module):
         """
         if not self.native:
             return
-        batch = _probe_batch(self.vocabulary).to(self.device)
+        tokens = ((torch.arange(24).view(4, 6) * 7919 + 11) % self.vocabulary).tolist()
+        # Two prompts and four completions, of different lengths.
+        prompts = [tokens[0][4::-1], tokens[1][4:1:-1]]
+        completions = [tokens[0], tokens[1][:1], tokens[2][:4], tokens[3][:3]]
+        batch = unweighted_rows(prompts, completions, [0, 1, 0, 1]).to(self.device)
         ours = self(batch).logprobs
         self.native = False
         try:
@@ -300,11 +304,3 @@ class Policy(nn.Module):
                     fix="The model file is damaged, or its training diverged: get it again, or use "
                     "an earlier checkpoint.",
                 )
-
-
-def _probe_batch(vocabulary: int) -> TrainBatch:
-    """Two prompts and four completions of different lengths."""
-    ids = [[((6 * row + i) * 7919 + 11) % vocabulary for i in range(6)] for row in range(4)]
-    prompts = [ids[0][4::-1], ids[1][4:1:-1]]
-    completions = [ids[0], ids[1][:1], ids[2][:4], ids[3][:3]]
-    return unweighted_rows(prompts, completions, [0, 1, 0, 1])
