@@ -18,128 +18,72 @@ from typing import TYPE_CHECKING, Any
 
 # Libraries that are imported later look for TensorFlow unless these are set: seconds, and memory on
 # the GPU. Whatever the user has set stays.
-for _name, _value in (
-    ("TRANSFORMERS_NO_TF", "1"),
-    ("TRANSFORMERS_NO_TENSORFLOW", "1"),
-    ("USE_TF", "0"),
-):
-    os.environ.setdefault(_name, _value)
+os.environ.setdefault("TRANSFORMERS_NO_TF", "1")
+os.environ.setdefault("TRANSFORMERS_NO_TENSORFLOW", "1")
+os.environ.setdefault("USE_TF", "0")
 
+# What editors and type checkers read; `_NAMES` says the same to the running program.
 if TYPE_CHECKING:
-    from grouper.api import (
-        Generator,
-        Prepared,
-        Solution,
-        append_jsonl,
-        load_generator,
-        prepare,
-        solve,
-        train,
-    )
-    from grouper.config.loading import load_recipe
-    from grouper.config.schema import Recipe
-    from grouper.data import ProblemSet, load_problems
-    from grouper.errors import GrouperError
-    from grouper.evaluation.compare import Comparison, compare
-    from grouper.evaluation.evaluate import evaluate
-    from grouper.evaluation.result import EvaluationResult
-    from grouper.grading import grade
-    from grouper.prompts import PromptFormat, make_format
-    from grouper.rewards import RewardStack, build_rewards
-    from grouper.tracking.run_folder import RunFolder
-    from grouper.training.pipeline import RunResult
-    from grouper.training.run import Run
-    from grouper.types import (
-        AnswerContract,
-        Completion,
-        Grade,
-        Problem,
-        Prompt,
-        Reward,
-        Rollout,
-        RolloutGroup,
-        SamplingParams,
-    )
+    from grouper.api import Generator as Generator
+    from grouper.api import Prepared as Prepared
+    from grouper.api import Solution as Solution
+    from grouper.api import append_jsonl as append_jsonl
+    from grouper.api import load_generator as load_generator
+    from grouper.api import prepare as prepare
+    from grouper.api import solve as solve
+    from grouper.api import train as train
+    from grouper.config.loading import load_recipe as load_recipe
+    from grouper.config.schema import Recipe as Recipe
+    from grouper.data import ProblemSet as ProblemSet
+    from grouper.data import load_problems as load_problems
+    from grouper.errors import GrouperError as GrouperError
+    from grouper.evaluation.compare import Comparison as Comparison
+    from grouper.evaluation.compare import compare as compare
+    from grouper.evaluation.evaluate import evaluate as evaluate
+    from grouper.evaluation.result import EvaluationResult as EvaluationResult
+    from grouper.grading import grade as grade
+    from grouper.prompts import PromptFormat as PromptFormat
+    from grouper.prompts import make_format as make_format
+    from grouper.rewards import RewardStack as RewardStack
+    from grouper.rewards import build_rewards as build_rewards
+    from grouper.tracking.run_folder import RunFolder as RunFolder
+    from grouper.training.pipeline import RunResult as RunResult
+    from grouper.training.run import Run as Run
+    from grouper.types import AnswerContract as AnswerContract
+    from grouper.types import Completion as Completion
+    from grouper.types import Grade as Grade
+    from grouper.types import Problem as Problem
+    from grouper.types import Prompt as Prompt
+    from grouper.types import Reward as Reward
+    from grouper.types import Rollout as Rollout
+    from grouper.types import RolloutGroup as RolloutGroup
+    from grouper.types import SamplingParams as SamplingParams
 
     __version__: str
 
-__all__ = [
-    "AnswerContract",
-    "Comparison",
-    "Completion",
-    "EvaluationResult",
-    "Generator",
-    "Grade",
-    "GrouperError",
-    "Prepared",
-    "Problem",
-    "ProblemSet",
-    "Prompt",
-    "PromptFormat",
-    "Recipe",
-    "Reward",
-    "RewardStack",
-    "Rollout",
-    "RolloutGroup",
-    "Run",
-    "RunFolder",
-    "RunResult",
+# The public names of each module, which is imported when one of them is first used.
+_NAMES = {
+    "api": "Generator Prepared Solution append_jsonl load_generator prepare solve train",
+    "config.loading": "load_recipe",
+    "config.schema": "Recipe",
+    "data": "ProblemSet load_problems",
+    "errors": "GrouperError",
+    "evaluation.compare": "Comparison compare",
+    "evaluation.evaluate": "evaluate",
+    "evaluation.result": "EvaluationResult",
+    "grading": "grade",
+    "prompts": "PromptFormat make_format",
+    "rewards": "RewardStack build_rewards",
+    "tracking.run_folder": "RunFolder",
+    "training.pipeline": "RunResult",
+    "training.run": "Run",
+    "types": "AnswerContract Completion Grade Problem Prompt Reward Rollout RolloutGroup "
     "SamplingParams",
-    "Solution",
-    "__version__",
-    "append_jsonl",
-    "build_rewards",
-    "compare",
-    "evaluate",
-    "grade",
-    "load_generator",
-    "load_problems",
-    "load_recipe",
-    "make_format",
-    "prepare",
-    "solve",
-    "train",
-]
-
-_HOMES = {
-    "api": (
-        "Generator",
-        "Prepared",
-        "Solution",
-        "append_jsonl",
-        "load_generator",
-        "prepare",
-        "solve",
-        "train",
-    ),
-    "config.loading": ("load_recipe",),
-    "config.schema": ("Recipe",),
-    "data": ("ProblemSet", "load_problems"),
-    "errors": ("GrouperError",),
-    "evaluation.compare": ("Comparison", "compare"),
-    "evaluation.evaluate": ("evaluate",),
-    "evaluation.result": ("EvaluationResult",),
-    "grading": ("grade",),
-    "prompts": ("PromptFormat", "make_format"),
-    "rewards": ("RewardStack", "build_rewards"),
-    "tracking.run_folder": ("RunFolder",),
-    "training.pipeline": ("RunResult",),
-    "training.run": ("Run",),
-    "types": (
-        "AnswerContract",
-        "Completion",
-        "Grade",
-        "Problem",
-        "Prompt",
-        "Reward",
-        "Rollout",
-        "RolloutGroup",
-        "SamplingParams",
-    ),
 }
-"""Where each public name lives."""
+_HOME_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = ["__version__"]
+__all__ += list(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,6 @@ A trained model is asked exactly as in training: same prompt, stop tokens, and e
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.config.user_code import load_hook
 from grouper.errors import DataError
-from grouper.files import dumps, refused
+from grouper.files import dumps, refusing
 from grouper.grading import extract
 from grouper.models.folders import model_in, recipe_for, require_model_folder, with_sampling
 from grouper.models.loading import context_length
@@ -41,11 +40,7 @@ from grouper.training import prepare as preparation
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 from grouper.training.run import Run
-from grouper.types import (
-    Completion,
-    Problem,
-    Prompt,
-)
+from grouper.types import Completion, Problem, Prompt
 
 __all__ = [
     "Generator",
@@ -164,7 +159,7 @@ class Generator:
         policy = self.prepared.load(model)
         self.sampler = self.prepared.sampler(policy)
         self.params = self.prepared.evaluation_params()
-        limit = context_length(policy)
+        limit = context_length(policy.model.config)
         self.room = None if limit is None else limit - self.params.max_new_tokens
         """Tokens that a prompt may have."""
 
@@ -292,12 +287,5 @@ def append_jsonl(path: str | Path, solution: Solution) -> None:
         RunFolderError: the file cannot be written.
     """
     target = Path(path).expanduser()
-    line = (dumps(asdict(solution)) + "\n").encode()
-    try:
-        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            os.write(handle, line)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        refused(error, target)
+    with refusing(target), target.open("ab", buffering=0) as file:
+        file.write((dumps(asdict(solution)) + "\n").encode())

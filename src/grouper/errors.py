@@ -22,26 +22,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "AlarmError",
-    "CheckpointError",
-    "ConfigError",
-    "DataError",
-    "GradingError",
-    "GrouperError",
-    "Interrupted",
-    "ModelError",
-    "PreflightError",
-    "PromptError",
-    "RewardError",
-    "RunFolderError",
-    "did_you_mean",
-    "hidden",
-    "hide",
-]
-
 _SECRETS: dict[str, str] = {}
-_SHORTEST_SECRET = 6  # characters: a shorter one is found in text that has nothing to do with it
+# Characters: a shorter secret is found in text that has nothing to do with it.
+_SHORTEST_SECRET = 6
 
 
 def hide(secret: str, reference: str) -> None:

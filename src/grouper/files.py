@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -138,15 +139,14 @@ def write_atomic(path: Path, data: bytes) -> None:
     # The leading dot and the process id keep half-written files out of every glob and apart.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync(path.parent)
-    except OSError as error:
-        refused(error, path)
+        with refusing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync(path.parent)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -173,15 +173,15 @@ def dumps(record: Mapping[str, Any]) -> str:
     >>> dumps({"text": "\ud83d"})
     '{"text":"\\ud83d"}'
     """
-    settings: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
+    compact = partial(json.dumps, separators=(",", ":"), allow_nan=False)
     try:
-        text = json.dumps(record, **settings, allow_nan=False)
+        text = compact(record, ensure_ascii=False)
     except (ValueError, TypeError):  # not finite, or a mapping that is no dict: look everywhere
-        text = json.dumps(_finite(record), **settings, allow_nan=False)
+        text = compact(_finite(record), ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:
-        return json.dumps(json.loads(text), separators=(",", ":"))
+        return compact(json.loads(text))
     return text
 
 
@@ -226,7 +226,5 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 def delete(path: Path) -> None:
     """Delete a file, if it is there."""
-    try:
+    with refusing(path):
         path.unlink(missing_ok=True)
-    except OSError as error:
-        refused(error, path)

@@ -15,27 +15,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypedDict
 
-__all__ = [
-    "AnswerContract",
-    "AnswerKind",
-    "Completion",
-    "Demonstration",
-    "FinishReason",
-    "Grade",
-    "Message",
-    "Problem",
-    "Prompt",
-    "Reward",
-    "RewardLayout",
-    "Rollout",
-    "RolloutGroup",
-    "SamplingParams",
-    "StepReport",
-    "Tally",
-    "Verdict",
-    "merge_tallies",
-]
-
 
 def _require(condition: bool, message: str) -> None:
     """Invariants of records are our own promises: breaking one is a `ValueError`, always on."""

@@ -60,5 +60,8 @@ def here(tmp_path: Path) -> Path:
         ("./models/Qwen2.5-0.5B", "./models/Qwen2.5-0.5B"),
     ],
 )
-def test_a_local_folder_comes_first(here: Path, name: str, found: str) -> None:
-    assert local_model(name, beside=here) == found
+def test_a_local_folder_comes_first(
+    here: Path, name: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(here)
+    assert local_model(name) == found

@@ -66,7 +66,7 @@ def test_end_ids_come_from_the_generation_config_and_nothing_else_does(folder: P
 
 
 def test_the_context_is_the_models_own(folder: Path) -> None:
-    assert context_length(load_policy(config(folder), str(folder), seed=0)) == 128
+    assert context_length(load_policy(config(folder), str(folder), seed=0).model.config) == 128
 
 
 def test_lora_of_one_seed_is_one_adapter_and_leaves_the_generator_alone(folder: Path) -> None:

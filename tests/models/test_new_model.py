@@ -13,12 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grouper.config.schema import NewModelConfig, PromptConfig
 from grouper.data.arithmetic import ArithmeticOptions, generate
 from grouper.errors import ConfigError, RunFolderError
-from grouper.models.new_model import fit_tokenizer, make_new_model, new_causal_lm, save_new_model
+from grouper.models.new_model import fit_tokenizer, make_new_model, save_new_model
 from grouper.prompts import find_stop_tokens, make_format
 
 COMPACT = make_format(PromptConfig(format="compact"))
 TINY = NewModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16)
-TAGS = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"]
 
 
 @pytest.fixture(scope="module")
@@ -77,24 +76,24 @@ def test_a_system_message_has_its_place(made, problems):
 
 
 def test_the_vocabulary_is_bounded(problems):
-    texts = [p.question for p in problems]
-    assert len(fit_tokenizer(texts, vocab_size=300, extra_tokens=TAGS)) == 300
-    assert len(fit_tokenizer(texts, vocab_size=9999, extra_tokens=TAGS)) < 9999
+    assert len(fit_tokenizer(problems, COMPACT, vocab_size=300)) == 300
+    assert len(fit_tokenizer(problems, COMPACT, vocab_size=9999)) < 9999
     with pytest.raises(ConfigError, match=r"vocab_size 264 is too small.*Use 265 or more"):
-        fit_tokenizer(texts, vocab_size=264, extra_tokens=TAGS)
-    assert len(fit_tokenizer(texts, vocab_size=265, extra_tokens=TAGS)) == 265
+        fit_tokenizer(problems, COMPACT, vocab_size=264)
+    assert len(fit_tokenizer(problems, COMPACT, vocab_size=265)) == 265
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-def test_the_seed_decides_the_weights_and_the_global_generator_is_left_alone(made, architecture):
-    _, tokenizer = made
+def test_the_seed_decides_the_weights_and_the_global_generator_is_left_alone(
+    problems, architecture
+):
     config = TINY.model_copy(update={"architecture": architecture})
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first = new_causal_lm(config, tokenizer, seed=0)
+    first, _ = make_new_model(config, problems, COMPACT, seed=0)
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(3)
-    again, other = (new_causal_lm(config, tokenizer, seed=s) for s in (0, 1))
+    again, other = (make_new_model(config, problems, COMPACT, seed=s)[0] for s in (0, 1))
     assert first.config.model_type == architecture
     for (name, a), b, c in zip(
         first.named_parameters(), again.parameters(), other.parameters(), strict=True
@@ -113,21 +112,20 @@ def test_the_default_size_is_the_one_that_was_measured(problems):
 
 def test_the_tokenizer_is_the_same_in_another_process(problems):
     script = (
-        "import sys, json\n"
+        "from grouper.data.arithmetic import ArithmeticOptions, generate\n"
         "from grouper.models.new_model import fit_tokenizer\n"
-        "texts, tags = json.load(sys.stdin)\n"
-        "tokenizer = fit_tokenizer(texts, vocab_size=400, extra_tokens=tags)\n"
+        "from grouper.prompts import FORMATS\n"
+        "problems = generate(ArithmeticOptions(count=200), split='sft', seed=0)\n"
+        "tokenizer = fit_tokenizer(problems, FORMATS['compact'], vocab_size=400)\n"
         "print(tokenizer.backend_tokenizer.to_str())\n"
     )
-    texts = [p.question for p in problems]
     other = subprocess.run(
         [sys.executable, "-c", script],
-        input=json.dumps([texts, TAGS]),
         capture_output=True,
         text=True,
         check=True,
     )
-    ours = fit_tokenizer(texts, vocab_size=400, extra_tokens=TAGS).backend_tokenizer.to_str()
+    ours = fit_tokenizer(problems, COMPACT, vocab_size=400).backend_tokenizer.to_str()
     assert json.loads(other.stdout) == json.loads(ours)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
+from grouper.algorithms.batching import unweighted_rows
 from grouper.models import attention
 from grouper.models.attention import AttentionSpec, RaggedRows, SharedPrompts
 
@@ -75,11 +76,11 @@ def test_it_is_the_padded_layouts_attention(
     torch.manual_seed(0)
     prompts, index, completions = CASES[case]
     layout = SharedPrompts(
-        torch.zeros(len(prompts), int(prompts.max()), dtype=torch.long),
-        prompts,
-        index,
-        torch.zeros(len(index), int(completions.max()), dtype=torch.long),
-        completions,
+        unweighted_rows(
+            [[0] * length for length in prompts.tolist()],
+            [[0] * length for length in completions.tolist()],
+            index.tolist(),
+        )
     )
     rows = RaggedRows(prompts, index, completions - 1)
     total = layout.token_ids.shape[1]

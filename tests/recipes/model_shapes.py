@@ -99,6 +99,5 @@ def shape_folder(folder: Path, name: str) -> Path:
 def with_tokenizer(folder: Path, prompt: PromptConfig) -> Path:
     """A small tokenizer beside it, with a chat template, so that prompts can be rendered."""
     fmt = make_format(prompt)
-    tokenizer = fit_tokenizer([fmt.system], vocab_size=512, extra_tokens=list(fmt.tags or ()))
-    tokenizer.save_pretrained(folder)
+    fit_tokenizer([], fmt, vocab_size=512).save_pretrained(folder)
     return folder

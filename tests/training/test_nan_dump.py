@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tiny_models import make_batch
 from tiny_states import SavedTokenizer
 
-from grouper.algorithms.batching import not_finite
+from grouper.algorithms.batching import broken_tensors
 from grouper.training.nan_dump import LAST_METRICS, write_nan_dump
 from grouper.types import StepReport, Tally
 
@@ -24,7 +24,7 @@ def report(step: int) -> StepReport:
 
 
 def test_finite_batches_are_fine() -> None:
-    assert not_finite(make_batch()) is None
+    assert list(broken_tensors(make_batch())) == []
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
@@ -32,9 +32,8 @@ def test_the_tensor_and_the_row_are_named(poison: float) -> None:
     batch = make_batch()
     advantages = batch.advantages.clone()
     advantages[3] = advantages[5] = poison
-    assert not_finite(replace(batch, advantages=advantages)) == (
-        "advantages of row 3 (2 of 10 rows)"
-    )
+    poisoned = replace(batch, advantages=advantages)
+    assert list(broken_tensors(poisoned)) == ["advantages of row 3 (2 of 10 rows)"]
 
 
 def test_the_folder_tells_the_whole_story(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from grouper.config.schema import Recipe
 from grouper.errors import GrouperError
 from grouper.models.loading import load_tokenizer, stop_ids_of
-from grouper.models.new_model import fit_tokenizer, fitting_texts
+from grouper.models.new_model import fit_tokenizer
 from grouper.prompts import (
     find_stop_tokens,
     make_format,
@@ -79,11 +79,8 @@ def _measured(recipe: Recipe, sets: ProblemSets, bounds: Lengths, context: int |
         fmt.install(tokenizer)
     else:
         assert recipe.model.new is not None
-        tokenizer = fit_tokenizer(
-            fitting_texts(sets.for_fitting, fmt),
-            vocab_size=recipe.model.new.vocab_size,
-            extra_tokens=[tag.strip() for tag in fmt.tags or ()],
-        )
+        size = recipe.model.new.vocab_size
+        tokenizer = fit_tokenizer(sets.for_fitting, fmt, vocab_size=size)
         bounds = replace(bounds, vocabulary=len(tokenizer))
     prompts: list[int] = []
     new, total = bounds.completion, recipe.sampling.max_total_tokens

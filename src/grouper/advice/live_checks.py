@@ -84,7 +84,7 @@ class Preflight(Hook):
         if state.phase != "grpo" or state.step > 0 or count == 0:
             return
         train, most = run.prepared.train, STRETCH * budget
-        limit = context_length(state.policy)
+        limit = context_length(state.policy.model.config)
         if limit is not None:
             met = first_met(len(train), count, seed=run.recipe.seed)
             most = min(most, limit - max(len(train[i][1].token_ids) for i in met))

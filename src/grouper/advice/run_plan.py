@@ -16,7 +16,7 @@ from grouper.advice.memory import GIB, Memory, ModelMemory
 from grouper.algorithms.rows import Rows
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import GrouperError
-from grouper.models.loading import context_length_of, shape_of, weightless_policy
+from grouper.models.loading import context_length, shape_of, weightless_policy
 from grouper.models.new_model import new_model_config
 from grouper.sampling.weights import copy_dtype
 from grouper.training.curriculum import total_steps
@@ -160,8 +160,8 @@ class _Planner:
             shape = new_model_config(new, vocabulary=self.lengths.vocabulary)
         else:
             assert path is not None
-            shape = shape_of(path, revision)
-            self.lengths = find_lengths(recipe, self.sets, context_length_of(path, revision))
+            shape = shape_of(path, revision, cached=True)
+            self.lengths = find_lengths(recipe, self.sets, context_length(shape))
         self.policy = weightless_policy(recipe.model, shape)
         self.model = ModelMemory(recipe.model, self.policy, device)
         self.updates = list(self._updates())

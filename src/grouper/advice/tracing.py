@@ -159,13 +159,7 @@ class Tracer:
 
             return padded
 
-        layout = SharedPrompts(
-            batch.prompt_ids,
-            batch.prompt_lengths,
-            batch.prompt_index,
-            batch.completion_ids,
-            batch.completion_lengths,
-        )
+        layout = SharedPrompts(batch)
         config: Any = policy.model.config.get_text_config()
         for window in {None, getattr(config, "sliding_window", None)}:
             layout.mask(window)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 __all__ = [
     "ADVANTAGES",
-    "AdvantageFunction",
     "batch_standardised",
     "centred",
     "decoupled",
@@ -24,12 +23,12 @@ __all__ = [
     "standardised",
 ]
 
+# (rewards [rows], group_ids [rows]) -> advantages [rows]; those with a standard deviation also
+# take `eps`.
 AdvantageFunction = Callable[..., Tensor]
-"""(rewards [rows], group_ids [rows]) -> advantages [rows]; those with a standard deviation also
-take `eps`."""
 
+# Added to the standard deviation, as TRL does.
 STD_EPS = 1e-4
-"""Added to the standard deviation, as TRL does."""
 
 
 def _group_statistics(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -63,7 +62,7 @@ def centred(rewards: Tensor, group_ids: Tensor) -> Tensor:
 def standardised(rewards: Tensor, group_ids: Tensor, eps: float = STD_EPS) -> Tensor:
     """`A = (r - mean(group)) / (std(group) + eps)`: GRPO (arXiv 2402.03300, eq. 3).
 
-    The standard deviation divides by n - 1 (the sample estimate); `eps` is 1e-4 unless told.
+    The standard deviation divides by n - 1 (the sample estimate); `eps` is 1e-4 by default.
 
     >>> a = standardised(torch.tensor([1.0, 0.0, 2.0, 2.0]), torch.tensor([0, 0, 1, 1]))
     >>> [round(v, 4) for v in a.tolist()]      # std of (1, 0) is 0.7071

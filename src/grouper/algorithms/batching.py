@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from grouper.algorithms.weighting import WeightingFunction
 from grouper.types import Demonstration, RolloutGroup
@@ -23,13 +25,16 @@ __all__ = [
     "broken_tensors",
     "demonstration_batch",
     "micro_batches",
-    "not_finite",
     "rollout_rows",
     "step_batches",
+    "unweighted_rows",
     "with_gradient",
 ]
 
-_PER_TOKEN = ("sampler_logprobs", "old_logprobs", "reference_logprobs")
+# Fields of a batch: one value per row, and one per token of a row.
+_LOGPROBS = ("sampler_logprobs", "old_logprobs", "reference_logprobs")
+_PER_TOKEN = ("completion_ids", "mask", "weights", *_LOGPROBS, "selection")
+_PER_ROW = ("completion_lengths", "sequence_ids", "group_ids", "advantages")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,50 +99,60 @@ class TrainBatch:
         prompts, prompt_index = torch.unique(self.prompt_index[index], return_inverse=True)
         width = int(self.completion_lengths[index].max())
         prompt_width = int(self.prompt_lengths[prompts].max())
-
-        def grid(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[index, :width]
-
-        return replace(
-            self,
-            prompt_ids=self.prompt_ids[prompts, :prompt_width],
-            prompt_lengths=self.prompt_lengths[prompts],
-            prompt_index=prompt_index,
-            completion_ids=self.completion_ids[index, :width],
-            completion_lengths=self.completion_lengths[index],
-            mask=self.mask[index, :width],
-            weights=self.weights[index, :width],
-            sequence_ids=self.sequence_ids[index],
-            group_ids=self.group_ids[index],
-            advantages=self.advantages[index],
-            sampler_logprobs=grid(self.sampler_logprobs),
-            old_logprobs=grid(self.old_logprobs),
-            reference_logprobs=grid(self.reference_logprobs),
-            selection=grid(self.selection),
-        )
+        changes: dict[str, Any] = {
+            "prompt_ids": self.prompt_ids[prompts, :prompt_width],
+            "prompt_lengths": self.prompt_lengths[prompts],
+            "prompt_index": prompt_index,
+        }
+        changes |= {name: getattr(self, name)[index] for name in _PER_ROW}
+        for name in _PER_TOKEN:
+            if getattr(self, name) is not None:
+                changes[name] = getattr(self, name)[index, :width]
+        return replace(self, **changes)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> TrainBatch:
         """The batch on `device`; floating tensors in `dtype` where given."""
-        changes: dict[str, Tensor] = {}
+        changes: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, Tensor):
                 floating = dtype if value.is_floating_point() else None
                 changes[item.name] = value.to(device=device, dtype=floating)
-        return replace(self, **changes)  # type: ignore[arg-type]  # only tensor fields change
+        return replace(self, **changes)
+
+
+def unweighted_rows(
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    prompt_index: Sequence[int],
+) -> TrainBatch:
+    """Rows whose completion tokens are all targets, with weights and advantages of zero.
+
+    Args:
+        prompts: token ids of each.
+        completions: token ids of each row, at least one.
+        prompt_index: the prompt of each row, which is its group, too.
+    """
+    prompt_of_row = torch.tensor(prompt_index)
+    lengths = torch.tensor([len(row) for row in completions])
+    ids = _pad(completions, torch.int64)
+    return TrainBatch(
+        prompt_ids=_pad(prompts, torch.int64),
+        prompt_lengths=torch.tensor([len(prompt) for prompt in prompts]),
+        prompt_index=prompt_of_row,
+        completion_ids=ids,
+        completion_lengths=lengths,
+        mask=torch.arange(ids.shape[1]) < lengths[:, None],
+        weights=torch.zeros(ids.shape),
+        sequence_ids=torch.arange(len(completions)),
+        group_ids=prompt_of_row,
+        advantages=torch.zeros(len(completions)),
+    )
 
 
 def _pad(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
     """[rows, longest], padded on the right with 0."""
-    width = max((len(row) for row in rows), default=0)
-    padded = torch.zeros(len(rows), width, dtype=dtype)
-    for i, row in enumerate(rows):
-        padded[i, : len(row)] = torch.tensor(row, dtype=dtype)
-    return padded
-
-
-def _lengths(rows: Sequence[Sequence[float]]) -> Tensor:
-    return torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True)
 
 
 def demonstration_batch(
@@ -148,23 +163,8 @@ def demonstration_batch(
 ) -> TrainBatch:
     """One SFT step: every completion token, the stop token among them, is a target."""
     prompts = [d.prompt.token_ids for d in demonstrations]
-    completions = [d.token_ids for d in demonstrations]
-    lengths = _lengths(completions)
-    ids = _pad(completions, torch.int64)
-    mask = torch.arange(ids.shape[1]) < lengths[:, None]
-    rows = torch.arange(len(completions))
-    return TrainBatch(
-        prompt_ids=_pad(prompts, torch.int64),
-        prompt_lengths=_lengths(prompts),
-        prompt_index=rows,
-        completion_ids=ids,
-        completion_lengths=lengths,
-        mask=mask,
-        weights=weighting(mask, weighting_constant).float(),
-        sequence_ids=rows,
-        group_ids=rows,
-        advantages=torch.zeros(len(completions)),
-    )
+    rows = unweighted_rows(prompts, [d.token_ids for d in demonstrations], range(len(prompts)))
+    return replace(rows, weights=weighting(rows.mask, weighting_constant).float())
 
 
 def rollout_rows(
@@ -186,30 +186,24 @@ def rollout_rows(
     Returns:
         The rows; None where no rollout has a reward.
     """
-    rows = [(g, r.completion) for g, group in enumerate(groups) for r in group.scored]
-    if not rows:
+    scored = [(g, r.completion) for g, group in enumerate(groups) for r in group.scored]
+    if not scored:
         return None
-    completions = [completion.token_ids for _, completion in rows]
-    prompts = [group.prompt.token_ids for group in groups]
-    lengths = _lengths(completions)
-    ids = _pad(completions, torch.int64)
-    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    rows = unweighted_rows(
+        [group.prompt.token_ids for group in groups],
+        [completion.token_ids for _, completion in scored],
+        [g for g, _ in scored],
+    )
+    mask, values = rows.mask, rows.advantages
     if mask_truncated:
-        mask &= ~torch.tensor([completion.truncated for _, completion in rows])[:, None]
-    group_ids = torch.tensor([g for g, _ in rows], dtype=torch.int64)
-    flat = [a for values in advantages for a in values] if advantages else [0.0] * len(rows)
-    return TrainBatch(
-        prompt_ids=_pad(prompts, torch.int64),
-        prompt_lengths=_lengths(prompts),
-        prompt_index=group_ids,
-        completion_ids=ids,
-        completion_lengths=lengths,
+        mask &= ~torch.tensor([completion.truncated for _, completion in scored])[:, None]
+    if advantages:
+        values = torch.tensor([a for group in advantages for a in group], dtype=torch.float32)
+    return replace(
+        rows,
         mask=mask,
-        weights=torch.zeros(ids.shape),
-        sequence_ids=torch.arange(len(rows)),
-        group_ids=group_ids,
-        advantages=torch.tensor(flat, dtype=torch.float32),
-        sampler_logprobs=_pad([completion.logprobs for _, completion in rows], torch.float32),
+        advantages=values,
+        sampler_logprobs=_pad([completion.logprobs for _, completion in scored], torch.float32),
         temperature=groups[0].params.temperature,
     )
 
@@ -248,8 +242,12 @@ def step_batches(
         order: group ids in the order in which they are dealt out; left out: as they are.
     """
     groups = sorted(set(batch.group_ids.tolist())) if order is None else list(order)
+    by_group = [(batch.group_ids == group).nonzero().flatten() for group in groups]
+    units = by_group if len(by_group) >= updates else list(torch.cat(by_group)[:, None].unbind())
+    edges = [round(i * len(units) / updates) for i in range(updates + 1)]
     parts = []
-    for rows in _dealt(batch.group_ids, groups, updates):
+    for start, end in pairwise(edges):
+        rows = torch.cat([batch.group_ids[:0], *units[start:end]]).sort().values
         if rows.numel():
             part = batch if rows.numel() == batch.rows else batch.select(rows)
             weights = weighting(part.mask, weighting_constant).to(batch.weights.dtype)
@@ -257,18 +255,6 @@ def step_batches(
                 weights = weights * part.selection
             parts.append(replace(part, weights=weights))
     return parts
-
-
-def _dealt(group_ids: Tensor, order: Sequence[int], updates: int) -> list[Tensor]:
-    """Row numbers of each of `updates` parts, the groups taken in this order."""
-    by_group = [(group_ids == group).nonzero().flatten() for group in order]
-    units = by_group if len(by_group) >= updates else list(torch.cat(by_group)[:, None].unbind())
-    edges = [round(i * len(units) / updates) for i in range(updates + 1)]
-    nothing = group_ids.new_zeros(0)
-    return [
-        torch.cat(units[start:end]).sort().values if end > start else nothing
-        for start, end in pairwise(edges)
-    ]
 
 
 def micro_batches(
@@ -308,19 +294,18 @@ def micro_batches(
     return [batch.select(torch.tensor(rows)) for rows in slices]
 
 
-def not_finite(batch: TrainBatch) -> str | None:
-    """What of a batch is infinite or not a number, and in which row; None where all is well.
+def broken_tensors(batch: TrainBatch, row: int | None = None) -> Iterator[str]:
+    """What of a batch is infinite or not a number: nothing where all is well.
 
     Looks at the advantages, and at the log-probs of the target tokens; what stands on padding may
     be anything.
+
+    Args:
+        batch: what is looked at.
+        row: looked at alone. Left out: all rows, of which the first bad one is named.
     """
-    return next(broken_tensors(batch), None)
-
-
-def broken_tensors(batch: TrainBatch, row: int | None = None) -> Iterator[str]:
-    """Names of the tensors that are not finite, in all rows or in one."""
     bad: dict[str, Tensor] = {"advantages": ~torch.isfinite(batch.advantages)}
-    for name in _PER_TOKEN:
+    for name in _LOGPROBS:
         values: Tensor | None = getattr(batch, name)
         if values is not None:
             bad[name] = (~torch.isfinite(values) & batch.mask).any(1)

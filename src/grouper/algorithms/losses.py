@@ -1,4 +1,4 @@
-"""Losses: pure functions of log-probabilities that return one value a token, never reduced.
+"""Losses: pure functions of log-probabilities that return one value per token, never reduced.
 
 Shapes are whatever the caller uses, equal or broadcastable: `[rows, tokens]` here. The caller
 multiplies by the batch's weights and sums; see `weighting.py`.
@@ -18,7 +18,6 @@ __all__ = [
     "LOG_RATIOS",
     "SURROGATES",
     "Bounds",
-    "SurrogateFunction",
     "cispo",
     "clipped",
     "kl_k1",
@@ -29,12 +28,11 @@ __all__ = [
     "nll",
     "policy_gradient",
     "sequence_log_ratio",
-    "token_log_ratio",
     "truncated_importance",
 ]
 
+# Log-ratios are clamped to this before `exp`, which overflows float32 at 88.
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to this before `exp`, which overflows float32 at 88."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +47,8 @@ class Bounds:
     """Above 1: the loss of a token with a negative advantage is at most `-dual * A`."""
 
 
+# (log-ratios, log-probs, advantages, bounds) -> loss per token.
 SurrogateFunction = Callable[[Tensor, Tensor, Tensor, Bounds], Tensor]
-"""(log-ratios, log-probs, advantages, bounds) -> loss per token."""
 
 
 def nll(logprobs: Tensor) -> Tensor:
@@ -62,15 +60,12 @@ def nll(logprobs: Tensor) -> Tensor:
     return -logprobs
 
 
-def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """`log(p / p_old)` per token, clamped so that its exponential stays finite."""
+def log_ratio(logprobs: Tensor, old_logprobs: Tensor, _mask: Tensor | None = None) -> Tensor:
+    """`log(p / p_old)`, clamped so that its exponential stays finite.
+
+    Every token has its own ratio (GRPO, arXiv 2402.03300), whatever the mask.
+    """
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-
-
-def token_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Every token has its own ratio (GRPO, arXiv 2402.03300): `log_ratio`, whatever the mask."""
-    del mask
-    return log_ratio(logprobs, old_logprobs)
 
 
 def sequence_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -203,7 +198,7 @@ def masked_importance(log_ratios: Tensor, cap: float) -> Tensor:
 
 
 LOG_RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "token": token_log_ratio,
+    "token": log_ratio,
     "sequence": sequence_log_ratio,
 }
 SURROGATES: dict[str, SurrogateFunction] = {

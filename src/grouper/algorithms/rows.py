@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from grouper.algorithms.batching import TrainBatch
+from grouper.algorithms.batching import TrainBatch, unweighted_rows
 
 __all__ = ["Rows", "worst_rows"]
 
+# Completions this many times shorter than allowed are looked at, too: many short rows on a shared
+# prompt copy its keys and values more often than a few long ones.
 SHORT = 8
-"""Completions this many times shorter than allowed are looked at, too: many short rows on a shared
-prompt copy its keys and values more often than a few long ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +50,15 @@ class Rows:
 
     def batch(self, vocabulary: int) -> TrainBatch:
         """A step of nothing but these rows, every completion token a target of equal weight."""
-        prompts = -(-self.count // self.per_prompt)
-        rows = torch.arange(self.count)
 
-        def ids(number: int, length: int) -> torch.Tensor:
-            return torch.arange(number * length).view(number, length) % vocabulary
+        def ids(number: int, length: int) -> list[list[int]]:
+            return (torch.arange(number * length).view(number, length) % vocabulary).tolist()
 
-        mask = torch.ones(self.count, self.completion, dtype=torch.bool)
-        return TrainBatch(
-            prompt_ids=ids(prompts, self.prompt),
-            prompt_lengths=torch.full((prompts,), self.prompt),
-            prompt_index=rows // self.per_prompt,
-            completion_ids=ids(self.count, self.completion),
-            completion_lengths=torch.full((self.count,), self.completion),
-            mask=mask,
-            weights=mask.float() / mask.sum(),
-            sequence_ids=rows,
-            group_ids=rows // self.per_prompt,
-            advantages=torch.ones(self.count),
-        )
+        prompts = ids(-(-self.count // self.per_prompt), self.prompt)
+        prompt_index = [row // self.per_prompt for row in range(self.count)]
+        rows = unweighted_rows(prompts, ids(self.count, self.completion), prompt_index)
+        weights = rows.mask / rows.mask.sum()
+        return replace(rows, weights=weights, advantages=torch.ones(self.count))
 
 
 def worst_rows(prompt: int, completion: int, group: int) -> tuple[Rows, ...]:

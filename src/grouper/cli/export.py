@@ -41,8 +41,9 @@ def export_command(source: str, target: Path, *, dtype: str) -> None:
 
     setup_logging(None, console=Progress().console)
     model = model_in(source)
-    done = export_model(model, target.expanduser(), dtype=dtype)
+    target = target.expanduser()
+    done = export_model(model, target, dtype=dtype)
     click.echo(
-        f"{model} -> {done.path} ({dtype}). Checked: log-probs differ by at most {done.gap:.2g}, "
+        f"{model} -> {target} ({dtype}). Checked: log-probs differ by at most {done.gap:.2g}, "
         f"the same most likely token at {done.same_choice:.1%} of positions."
     )

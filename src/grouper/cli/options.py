@@ -14,7 +14,7 @@ from grouper.cli.launch import is_follower
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
-from grouper.models.folders import is_model, local_model
+from grouper.models.folders import RECIPE_FILE, is_model, local_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,9 +37,6 @@ __all__ = [
 ]
 
 Command = Callable[..., Any]
-
-RECIPE_FILE = "recipe.yaml"
-"""What a run folder keeps its resolved recipe in."""
 
 dry_run_option = click.option(
     "--dry-run",

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.cli.options import RECIPE_FILE, open_recipe, run_folder_of, warn
+from grouper.cli.options import open_recipe, run_folder_of, warn
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, GrouperError
+from grouper.models.folders import RECIPE_FILE
 from grouper.types import Completion, FinishReason, Grade, Message, Problem, Prompt, Reward, Verdict
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ import click
 from grouper.cli.habits import TrainingCommand
 from grouper.cli.launch import is_follower, launch, stop_with_the_launcher, without_nproc
 from grouper.cli.options import (
-    RECIPE_FILE,
     dry_run_option,
     open_recipe,
     output_console,
@@ -26,6 +25,7 @@ from grouper.config.loading import is_shipped
 from grouper.config.schema import Recipe
 from grouper.config.tracking import check_trackers
 from grouper.config.user_code import load_hook
+from grouper.models.folders import RECIPE_FILE
 
 if TYPE_CHECKING:
     from grouper.training.pipeline import RunResult

@@ -7,10 +7,6 @@ from collections.abc import MutableMapping
 
 __all__ = ["prefer_expandable_segments"]
 
-SETTING = "PYTORCH_ALLOC_CONF"
-# Still read by PyTorch where the new one is not set.
-OLD_SETTING = "PYTORCH_CUDA_ALLOC_CONF"
-
 
 def prefer_expandable_segments(environment: MutableMapping[str, str] = os.environ) -> None:
     """Let the allocator grow its segments, so that rows of changing length fragment less.
@@ -22,5 +18,6 @@ def prefer_expandable_segments(environment: MutableMapping[str, str] = os.enviro
     >>> empty
     {'PYTORCH_ALLOC_CONF': 'expandable_segments:True'}
     """
-    if SETTING not in environment and OLD_SETTING not in environment:
-        environment[SETTING] = "expandable_segments:True"
+    # The old name is still read by PyTorch where the new one is not set.
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys():
+        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

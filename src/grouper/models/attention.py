@@ -20,14 +20,15 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._pytree import tree_map_only
 from transformers import AttentionInterface
 
+from grouper.algorithms.batching import TrainBatch
 from grouper.errors import ModelError
 from grouper.kernels import attention as fused
 
@@ -35,11 +36,6 @@ __all__ = ["NAME", "AttentionSpec", "Layout", "SharedPrompts", "as_on", "attend"
 
 NAME = "grouper"
 
-Map = Callable[[Tensor], Tensor]
-
-# Devices whose memory-efficient kernel takes a mask but no grouped heads: without it all scores
-# [B, Hq, Q, K] would be held for the backward.
-_REPEATING = {"cuda"}
 _PLANNED: ContextVar[str | None] = ContextVar("planned", default=None)
 
 
@@ -54,16 +50,14 @@ def as_on(device: str) -> Iterator[None]:
 
 
 # Keywords that models pass along and that change nothing here: layouts know the positions.
-_HARMLESS = frozenset(
-    {
-        "position_ids",
-        "cache_position",
-        "use_cache",
-        "is_causal",
-        "return_dict",
-        "position_embeddings",
-    }
-)
+_HARMLESS = {
+    "position_ids",
+    "cache_position",
+    "use_cache",
+    "is_causal",
+    "return_dict",
+    "position_embeddings",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,15 +99,12 @@ def _entry(
             "the model was called directly while Grouper's attention is switched on",
             fix="Call it outside of `policy.native_attention()`.",
         )
-    unknown = [
-        k for k, v in others.items() if v is not None and v is not False and k not in _HARMLESS
-    ]
-    unusual = {
+    asked = {name: value for name, value in others.items() if name not in _HARMLESS} | {
         "a mask of its own": attention_mask is not None,
         "attention dropout": dropout > 0,
         "attention in both directions": not getattr(module, "is_causal", True),
     }
-    unknown += [name for name, asked in unusual.items() if asked]
+    unknown = [name for name, value in asked.items() if value is not None and value is not False]
     if unknown:
         raise ModelError(
             f"{type(module).__name__} asks for attention features that Grouper's own attention "
@@ -149,9 +140,12 @@ def attend(  # noqa: PLR0917 - tensors by position
     """
     if sight is not None and spec.softcap is None and fused.serves(query, key, value):
         return fused.attend(query, key, value, mask, sight, spec.scaling)
-    device = _PLANNED.get() or query.device.type
-    if mask is not None and query.shape[1] != key.shape[1] and device in _REPEATING:
-        key, value = _repeated(query, key, value)
+    # The memory-efficient kernel of CUDA takes a mask but no grouped heads: without it all scores
+    # [B, Hq, Q, K] would be held for the backward. Nor does the plain product below take them.
+    on_cuda = (_PLANNED.get() or query.device.type) == "cuda"
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and (spec.softcap is not None or (mask is not None and on_cuda)):
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     if spec.softcap is None:
         return scaled_dot_product_attention(
             query,
@@ -162,7 +156,6 @@ def attend(  # noqa: PLR0917 - tensors by position
             scale=spec.scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-    key, value = _repeated(query, key, value)
     scores = torch.matmul(query, key.transpose(2, 3)) * spec.scaling
     scores = torch.tanh(scores / spec.softcap) * spec.softcap
     if mask is None:
@@ -171,14 +164,6 @@ def attend(  # noqa: PLR0917 - tensors by position
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     accurate = scores if scores.dtype == torch.float64 else scores.float()
     return torch.matmul(accurate.softmax(-1).to(value.dtype), value)
-
-
-def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """One key head per query head."""
-    groups = query.shape[1] // key.shape[1]
-    if groups == 1:
-        return key, value
-    return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
 
 
 # --- rows and flat tokens ------------------------------------------------------------------------
@@ -191,32 +176,31 @@ def gather_heads(flat: Tensor, index: Tensor) -> Tensor:
     return picked.view(flat.shape[1], rows, width, flat.shape[3]).transpose(0, 1)
 
 
-def _spread(flat: Tensor, places: Tensor, rows: int, width: int) -> Tensor:
-    heads, dim = flat.shape[1], flat.shape[3]
-    blocks = flat.new_zeros(heads, rows * width, dim).index_copy_(1, places, flat[0])
-    return blocks.view(heads, rows, width, dim).transpose(0, 1)
+def _moved(tensor: Tensor, places: Tensor, shape: tuple[int, int] | None) -> Tensor:
+    """Flat heads as rows (B, L) padded with zeros; without a shape, rows as flat heads."""
+    heads, dim = tensor.shape[1], tensor.shape[3]
+    if shape is None:
+        return tensor.transpose(0, 1).reshape(heads, -1, dim).index_select(1, places)[None]
+    blocks = tensor.new_zeros(heads, shape[0] * shape[1], dim).index_copy_(1, places, tensor[0])
+    return blocks.view(heads, *shape, dim).transpose(0, 1)
 
 
-def _collect(blocks: Tensor, places: Tensor) -> Tensor:
-    heads, dim = blocks.shape[1], blocks.shape[3]
-    return blocks.transpose(0, 1).reshape(heads, -1, dim).index_select(1, places)[None]
-
-
-class _Linear(torch.autograd.Function):
-    """A linear map, and the map that its gradient takes back.
+class _Moved(torch.autograd.Function):
+    """`_moved`, whose gradient moves back.
 
     Autograd would add gradients up token by token, since an index might name a place twice, and
     keep what is only copied.
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, there: Map, back: Map) -> Tensor:
-        ctx.back = back
-        return there(tensor)
+    def forward(ctx: Any, tensor: Tensor, places: Tensor, shape: tuple[int, int] | None) -> Tensor:
+        ctx.places = places
+        ctx.shape = (tensor.shape[0], tensor.shape[2]) if shape is None else None
+        return _moved(tensor, places, shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return ctx.back(grad), None, None
+        return _moved(grad, ctx.places, ctx.shape), None, None
 
 
 def spread_rows(flat: Tensor, places: Tensor, rows: int, width: int) -> Tensor:
@@ -231,8 +215,7 @@ def spread_rows(flat: Tensor, places: Tensor, rows: int, width: int) -> Tensor:
     Returns:
         [B, H, L, D].
     """
-    there = partial(_spread, places=places, rows=rows, width=width)
-    out: Tensor = _Linear.apply(flat, there, partial(_collect, places=places))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    out: Tensor = _Moved.apply(flat, places, (rows, width))  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out
 
 
@@ -243,8 +226,7 @@ def collect_rows(blocks: Tensor, places: Tensor) -> Tensor:
         blocks: the rows.
         places: [N] int64, as in `spread_rows`.
     """
-    back = partial(_spread, places=places, rows=blocks.shape[0], width=blocks.shape[2])
-    out: Tensor = _Linear.apply(blocks, partial(_collect, places=places), back)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    out: Tensor = _Moved.apply(blocks, places, None)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out
 
 
@@ -254,9 +236,6 @@ def collect_rows(blocks: Tensor, places: Tensor) -> Tensor:
 # they are: every prompt is a sequence of its own, and so are the inputs of every completion. A
 # completion's keys are its prompt's followed by its own, so that a causal mask aligned to the end
 # of the keys, and a sliding window counted from there, say exactly who sees whom.
-
-HALVES = frozenset({torch.bfloat16, torch.float16})
-LARGEST_HEAD = 256
 
 
 class RaggedRows:
@@ -271,19 +250,17 @@ class RaggedRows:
     """
 
     def __init__(self, prompt_lengths: Tensor, prompt_index: Tensor, inputs: Tensor) -> None:
-        starts, total = _starts(prompt_lengths), int(prompt_lengths.sum())
-        shared = prompt_lengths[prompt_index]
-        parts = ((starts[prompt_index], shared), (total + _starts(inputs), inputs))
-        tokens, live = [], []
-        for first, lengths in parts:
-            columns = torch.arange(int(lengths.max()), device=lengths.device)
-            tokens.append(first[:, None] + columns)
-            live.append(columns < lengths[:, None])
-        of_rows = torch.cat(tokens, 1)[torch.cat(live, 1)]
-        # [keys] int64: the flat token of each key, sequence by sequence.
-        self.key_index = torch.cat([torch.arange(total, device=of_rows.device), of_rows])
+        prompts, shared = len(prompt_lengths), prompt_lengths[prompt_index]
         queries = torch.cat([prompt_lengths, inputs])
         keys = torch.cat([prompt_lengths, shared + inputs])
+        # The keys of a prompt are one run of flat tokens, those of a completion are two.
+        starts = _starts(queries)
+        of_rows = torch.stack([starts[prompt_index], starts[prompts:]], 1).flatten()
+        runs = torch.cat([prompt_lengths, torch.stack([shared, inputs], 1).flatten()])
+        shift = torch.cat([starts[:prompts], of_rows]) - _starts(runs)
+        # [keys] int64: the flat token of each key, sequence by sequence.
+        self.key_index = torch.arange(int(runs.sum()), device=runs.device)
+        self.key_index += shift.repeat_interleave(runs)
         # [P + R + 1] int32: where each sequence's queries and keys begin, and the end of all.
         self.query_ends, self.key_ends = _borders(queries), _borders(keys)
         self.longest_query, self.longest_key = (int(n.max()) for n in (queries, keys))
@@ -293,9 +270,9 @@ class RaggedRows:
         dim = query.shape[-1]
         return (
             query.device.type == "cuda"
-            and _compute_dtype(query) in HALVES
+            and _compute_dtype(query) in {torch.bfloat16, torch.float16}
             and dim % 8 == 0
-            and dim <= LARGEST_HEAD
+            and dim <= 256
             # For single queries the kernel folds heads in a way that its backward does not know.
             and self.longest_query > 1
             and torch.cuda.get_device_capability(query.device) >= (8, 0)
@@ -358,54 +335,41 @@ class SharedPrompts:
     the attention interface, with and without sliding windows.
 
     Args:
-        prompt_ids: [P, Tp], padded on the right.
-        prompt_lengths: [P].
-        prompt_index: [R], the prompt of each completion.
-        completion_ids: [R, T], padded on the right; T may be 1.
-        completion_lengths: [R].
+        batch: its prompts and completions; a completion may be a single token.
     """
 
-    def __init__(
-        self,
-        prompt_ids: Tensor,
-        prompt_lengths: Tensor,
-        prompt_index: Tensor,
-        completion_ids: Tensor,
-        completion_lengths: Tensor,
-    ) -> None:
-        device = prompt_ids.device
-        self.prompt_index = prompt_index
-        columns = torch.arange(prompt_ids.shape[1], device=device)
-        slots = torch.arange(completion_ids.shape[1], device=device)
-        prompt_mask = columns < prompt_lengths[:, None]
-        inputs = completion_lengths - 1
-        input_mask = slots[:-1] < inputs[:, None]
+    def __init__(self, batch: TrainBatch) -> None:
+        self.prompt_index, self._prompt_lengths = batch.prompt_index, batch.prompt_lengths
+        self._prompts_of_rows = self._prompt_lengths[self.prompt_index]
+        self._inputs = batch.completion_lengths - 1
+        columns, slots = (
+            torch.arange(ids.shape[1], device=ids.device)
+            for ids in (batch.prompt_ids, batch.completion_ids)
+        )
+        prompt_mask = columns < self._prompt_lengths[:, None]
+        input_mask = slots[:-1] < self._inputs[:, None]
+        self._prompt_live = prompt_mask[self.prompt_index]
         self._prompt_shape, self._shape = prompt_mask.shape, input_mask.shape
         self._prompt_places, self._places = (
             mask.reshape(-1).nonzero().flatten() for mask in (prompt_mask, input_mask)
         )
 
-        flat_ids = [prompt_ids[prompt_mask], completion_ids[:, :-1][input_mask]]
+        flat_ids = [batch.prompt_ids[prompt_mask], batch.completion_ids[:, :-1][input_mask]]
         # [1, N] int64.
         self.token_ids = torch.cat(flat_ids)[None]
-        self._prompt_lengths = prompt_lengths
-        self._prompts_of_rows = prompt_lengths[prompt_index]
-        self._inputs = inputs
         self._row_positions = self._prompts_of_rows[:, None] + slots[:-1]
         positions = [columns.expand_as(prompt_mask)[prompt_mask], self._row_positions[input_mask]]
         # [1, N] int64, each prompt from 0, completions going on from their prompt.
         self.position_ids = torch.cat(positions)[None]
+        last_of_prompt = (self._prompt_lengths.cumsum(0) - 1)[self.prompt_index]
+        start = self._prompt_lengths.sum() + self._inputs.cumsum(0) - self._inputs
+        sources = torch.cat([last_of_prompt[:, None], start[:, None] + slots[:-1]], dim=1)
+        # [targets] int64: the flat token whose hidden state predicts each completion token.
+        self.sources = sources[slots < batch.completion_lengths[:, None]]
 
-        self._prompt_live = prompt_mask[prompt_index]
         self._masks: dict[int | None, tuple[Tensor | None, Tensor]] = {}
         # The same without padding, once a GPU asked for it.
         self._ragged: RaggedRows | None = None
-
-        last_of_prompt = (prompt_lengths.cumsum(0) - 1)[prompt_index]
-        start = prompt_lengths.sum() + _starts(inputs)
-        sources = torch.cat([last_of_prompt[:, None], start[:, None] + slots[:-1]], dim=1)
-        # [targets] int64: the flat token whose hidden state predicts each completion token.
-        self.sources = sources[slots < completion_lengths[:, None]]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         if query.device.type == "cuda" and spec.softcap is None:
@@ -434,15 +398,10 @@ class SharedPrompts:
         rows = attend(own_query, rows_key, rows_value, mask, spec, sight)
         return torch.cat([out, collect_rows(rows, self._places)], dim=2)
 
-    def convert(self, change: Map) -> None:
+    def convert(self, change: Callable[[Tensor], Tensor]) -> None:
         """Put `change` of every tensor in its place."""
         for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(self, name, change(value))
-        self._masks = {
-            window: (None if prompts is None else change(prompts), change(rows))
-            for window, (prompts, rows) in self._masks.items()
-        }
+            setattr(self, name, tree_map_only(Tensor, change, value))
 
     def mask(self, window: int | None) -> tuple[Tensor | None, Tensor]:
         """Masks of prompts ([1, 1, Tp, Tp]; None: causal) and of rows ([R, 1, T - 1, Tp + T - 1]).

@@ -14,6 +14,7 @@ from grouper.prompts import FORMATS
 
 __all__ = [
     "ADAPTER_FILE",
+    "RECIPE_FILE",
     "base_of",
     "is_model",
     "local_model",
@@ -27,18 +28,17 @@ __all__ = [
     "with_sampling",
 ]
 
-# What a run folder, and a folder made by `save_path`, keep the resolved recipe in.
+# What a run folder, and a model exported by it, keep the resolved recipe in, so that the model is
+# asked as it was trained.
 RECIPE_FILE = "recipe.yaml"
 ADAPTER_FILE = "adapter_config.json"
-# A folder with one of these holds a whole model or an adapter.
-MODEL_FILES = ("config.json", ADAPTER_FILE)
 # Where people keep models, below the folder that the command runs in.
 MODEL_FOLDERS = ("models", ".models")
 
 
 def is_model(folder: Path) -> bool:
     """Whether a folder holds a model or an adapter itself, as an exported one does."""
-    return any((folder / name).is_file() for name in MODEL_FILES)
+    return any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE))
 
 
 def looks_local(path: str) -> bool:
@@ -127,18 +127,18 @@ def base_of(path: str) -> str:
     return base
 
 
-def local_model(name: str, beside: Path | None = None) -> str:
+def local_model(name: str) -> str:
     """The local folder of a model, or its name unchanged where there is none.
 
     Args:
         name: a path or Hub name (`Qwen/Qwen2.5-0.5B`). What looks like a path is left as it is;
-            otherwise a folder of the whole name or its last part is looked for, in any case.
-        beside: the folder whose `MODEL_FOLDERS` are searched; the current one by default.
+            otherwise a folder of the whole name or its last part is looked for, in any case,
+            in `MODEL_FOLDERS` below the current folder.
     """
     if looks_local(name):
         return name
     for places in MODEL_FOLDERS:
-        here = (beside or Path.cwd()) / places
+        here = Path(places)
         folders = sorted(f for depth in ("*", "*/*") for f in here.glob(depth) if is_model(f))
         found = [folder.relative_to(here).as_posix() for folder in folders]
         for wanted in (name, name.rpartition("/")[2]):

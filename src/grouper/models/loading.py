@@ -11,17 +11,10 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from grouper.config.extras import require_extra
@@ -35,14 +28,12 @@ __all__ = [
     "check_adapter",
     "check_lora_targets",
     "context_length",
-    "context_length_of",
     "load_policy",
     "load_tokenizer",
     "quiet",
     "save_policy",
     "shape_of",
     "stop_ids_of",
-    "vocabulary_of",
     "weightless_policy",
 ]
 
@@ -77,7 +68,7 @@ def _load(loader: Any, path: str, **options: Any) -> Any:
     """
     try:
         with quiet():
-            return loader.from_pretrained(_source(path), **options)
+            return loader.from_pretrained(str(Path(path).expanduser()), **options)
     except MemoryError:
         raise
     except Exception as error:  # of any class where files do not belong together
@@ -85,10 +76,6 @@ def _load(loader: Any, path: str, **options: Any) -> Any:
         if isinstance(error, RuntimeError) and "mismatched" not in str(error):
             raise
         raise _unloadable(error, path) from error
-
-
-def _source(path: str) -> str:
-    return str(Path(path).expanduser()) if looks_local(path) else path
 
 
 def _unloadable(error: Exception, path: str) -> ModelError:
@@ -127,58 +114,37 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
         ModelError: it cannot be loaded.
     """
     require_model_folder(path)
-    return _load(AutoTokenizer, path, revision=revision)
+    return _load(transformers.AutoTokenizer, path, revision=revision)
 
 
-def shape_of(
-    path: str, revision: str | None = None, *, local_files_only: bool = True
-) -> PretrainedConfig:
+def shape_of(path: str, revision: str | None = None, *, cached: bool = False) -> PretrainedConfig:
     """The configuration of a model, or of the base model of an adapter; no weights are loaded.
 
     Args:
         path: a model or adapter folder, or a Hub name.
         revision: of a Hub name.
-        local_files_only: of the Hub, look in the cache alone.
+        cached: of the Hub, look in the cache on this machine alone.
 
     Raises:
         ModelError: it is not there.
     """
-    base = base_of(path)
-    shape: PretrainedConfig = _load(
-        AutoConfig, base, revision=revision, local_files_only=local_files_only
-    )
-    return shape
+    return _load(transformers.AutoConfig, base_of(path), revision=revision, local_files_only=cached)
 
 
-def context_length_of(path: str, revision: str | None = None) -> int | None:
-    """As `context_length`, of a model or adapter folder or Hub name."""
-    return _context(shape_of(path, revision, local_files_only=False))
-
-
-def context_length(policy: Policy) -> int | None:
-    """The longest sequence the model was made for, or None where it does not say."""
-    return _context(policy.model.config)
-
-
-def _context(shape: PretrainedConfig) -> int | None:
+def context_length(shape: PretrainedConfig) -> int | None:
+    """The longest sequence that a model was made for; None where its configuration is silent."""
     length = getattr(shape.get_text_config(), "max_position_embeddings", None)
     return None if length is None else int(length)
-
-
-def vocabulary_of(path: str, revision: str | None = None) -> int:
-    """Rows of the embedding of a model or adapter folder or Hub name, by its configuration."""
-    shape = shape_of(path, revision, local_files_only=False)
-    return int(shape.get_text_config().vocab_size)
 
 
 def stop_ids_of(path: str, revision: str | None = None) -> list[int]:
     """The end ids of a model's generation config; nothing else of it is ever used."""
     try:
-        ids = GenerationConfig.from_pretrained(_source(path), revision=revision).eos_token_id
+        source = str(Path(path).expanduser())
+        ids = transformers.GenerationConfig.from_pretrained(source, revision=revision).eos_token_id
     except OSError:  # a model without a generation config
         return []
-    several = ids if isinstance(ids, list | tuple) else [ids]
-    return [int(i) for i in several if i is not None]
+    return [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
 
 
 # --- policies ------------------------------------------------------------------------------------
@@ -190,7 +156,6 @@ def load_policy(
     *,
     seed: int,
     device: str | torch.device = "cpu",
-    where: str = "model.path",
 ) -> Policy:
     """Load a model folder, Hub name or adapter folder as the policy to train.
 
@@ -202,34 +167,29 @@ def load_policy(
         path: what to load; `config.path`, a phase's `final/`, or a checkpoint.
         seed: of a new adapter's random half.
         device: where to put it.
-        where: the setting that names it, for refusals.
 
     Raises:
         ModelError: nothing loadable there, or the model cannot be run as asked.
         ConfigError: a library that a setting needs is not installed.
     """
     require_model_folder(path)
-    check_adapter(config, path, where=where)
-    base, saved = base_of(path), read_adapter(path)
+    check_adapter(config, path)
+    base, saved, adapter = base_of(path), read_adapter(path), None
     model = _load_model(base, config, device)
-    adapter: Any = None
-    if saved is None and config.lora is not None:
+    if saved is not None:
+        adapter = _attach(model, path, "model.path", keep=config.lora is not None)
+        if config.lora is None:
+            log.info("The adapter %s is merged; all weights are trained.", path)
+            # PEFT froze the base weights; merged, they are what is trained.
+            model, adapter = adapter.merge_and_unload().requires_grad_(True), None
+        else:
+            log.info("The adapter %s is continued.", path)
+            ranks = saved.get("r"), config.lora.rank
+            if ranks[0] != ranks[1]:
+                text = "The adapter %s has rank %s and keeps it; model.lora.rank=%d is not used."
+                log.warning(text, path, *ranks)
+    elif config.lora is not None:
         adapter = _new_adapter(model, config.lora, base, seed)
-    elif saved is not None:
-        adapter = _attach(model, path, where, keep=config.lora is not None)
-    if saved is not None and config.lora is None:
-        log.info("The adapter %s is merged; all weights are trained.", path)
-        # PEFT froze the base weights; merged, they are what is trained.
-        model, adapter = adapter.merge_and_unload().requires_grad_(True), None
-    elif saved is not None and config.lora is not None:
-        log.info("The adapter %s is continued.", path)
-        if saved.get("r") != config.lora.rank:
-            log.warning(
-                "The adapter %s has rank %s and keeps it; model.lora.rank=%d is not used.",
-                path,
-                saved.get("r"),
-                config.lora.rank,
-            )
     policy = _as_policy(model, adapter, config).to(device)
     policy.check_native_attention()
     return policy
@@ -246,9 +206,9 @@ def weightless_policy(config: ModelConfig, shape: PretrainedConfig) -> Policy:
     model = _weightless_model(config, shape)
     with torch.device("meta"), quiet():
         if config.quantization is not None:
+            head = model.get_output_embeddings()
             for module in model.modules():
-                linear = isinstance(module, torch.nn.Linear)
-                if linear and module is not model.get_output_embeddings():
+                if isinstance(module, torch.nn.Linear) and module is not head:
                     module.to(DTYPES[config.compute_dtype or config.dtype])
         adapter = None if config.lora is None else _new_adapter(model, config.lora, "", seed=0)
         return _as_policy(model, adapter, config)
@@ -268,16 +228,24 @@ def _as_policy(model: PreTrainedModel, adapter: Any, config: ModelConfig) -> Pol
 
 def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> PreTrainedModel:
     revision = config.revision if path == config.path else None
-    shape = shape_of(path, revision, local_files_only=False)
-    model: PreTrainedModel = _load(
-        AutoModelForCausalLM,
-        path,
-        revision=revision,
-        dtype=DTYPES[config.dtype],
-        attn_implementation=_attention(config.attention, shape),
-        trust_remote_code=False,
-        **_quantised(config, device),
-    )
+    options: dict[str, Any] = {
+        "revision": revision,
+        "dtype": DTYPES[config.dtype],
+        "attn_implementation": _attention(config.attention, shape_of(path, revision)),
+    }
+    if config.quantization is not None:
+        require_extra("bitsandbytes", "quantized", where="model.quantization")
+        # NF4, the scales quantised too (arXiv 2305.14314), in linear layers alone: embeddings,
+        # norms and the LM head stay in `config.dtype`.
+        options["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=DTYPES[config.compute_dtype or config.dtype],
+        )
+        # Quantised on the way to the device, so that the whole model never stands on it.
+        options["device_map"] = {"": str(device)}
+    model = _load(transformers.AutoModelForCausalLM, path, trust_remote_code=False, **options)
     for module in model.modules():
         # On some CPUs bitsandbytes re-packs 4-bit weights at the first forward without a gradient,
         # for inference only: they round differently from then on, and no backward reads them.
@@ -289,10 +257,8 @@ def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> P
 def _weightless_model(config: ModelConfig, shape: PretrainedConfig) -> PreTrainedModel:
     with torch.device("meta"), quiet():
         try:
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                shape,
-                dtype=DTYPES[config.dtype],
-                attn_implementation=_attention("native", shape),
+            return transformers.AutoModelForCausalLM.from_config(
+                shape, dtype=DTYPES[config.dtype], attn_implementation=_attention("native", shape)
             )
         except ValueError as error:
             raise ModelError(
@@ -300,33 +266,12 @@ def _weightless_model(config: ModelConfig, shape: PretrainedConfig) -> PreTraine
                 where="the model",
                 fix="Name a model that continues text.",
             ) from error
-    return model
 
 
 def _attention(name: str, shape: PretrainedConfig) -> str:
     """What transformers calls it; SDPA drops Gemma 2's soft-capping, so eager stands in for it."""
     capped = getattr(shape.get_text_config(), "attn_logit_softcapping", None)
     return name if name not in ("native", "sdpa") else "eager" if capped else "sdpa"
-
-
-def _quantised(config: ModelConfig, device: str | torch.device) -> dict[str, Any]:
-    """What loads the linear layers in 4 bits: NF4, scales quantised too (arXiv 2305.14314).
-
-    Embeddings, norms and the LM head stay in `config.dtype`.
-    """
-    if config.quantization is None:
-        return {}
-    require_extra("bitsandbytes", "quantized", where="model.quantization")
-    return {
-        "quantization_config": BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=DTYPES[config.compute_dtype or config.dtype],
-        ),
-        # Quantised on the way to the device, so that the whole model never stands on it.
-        "device_map": {"": str(device)},
-    }
 
 
 def save_policy(
@@ -368,7 +313,6 @@ _SHAPE = (
     "num_key_value_heads",
     "vocab_size",
 )
-_ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def check_adapter(config: ModelConfig, path: str, *, where: str = "model.path") -> None:
@@ -391,10 +335,10 @@ def check_adapter(config: ModelConfig, path: str, *, where: str = "model.path") 
     base = base_of(path)
     wanted = base if config.path is None else base_of(config.path)
     revision = config.revision if base == config.path else None
-    shape = shape_of(base, revision, local_files_only=False)
+    shape = shape_of(base, revision)
     if Path(wanted).expanduser().resolve() != Path(base).expanduser().resolve():
         theirs = shape.get_text_config()
-        ours = shape_of(wanted, local_files_only=False).get_text_config()
+        ours = shape_of(wanted).get_text_config()
         differ = [n for n in _SHAPE if getattr(theirs, n, None) != getattr(ours, n, None)]
         if differ:
             raise ModelError(
@@ -424,27 +368,22 @@ def _attach(model: PreTrainedModel, path: str, where: str, *, keep: bool) -> Any
         ModelError: it cannot be read, or one of its tensors has no place in the model or is
             missing.
     """
-    from peft import PeftModel, get_peft_model_state_dict
-    from peft.utils import load_peft_weights
+    import peft
 
-    folder = Path(path).expanduser()
-    misfit: str | None
+    folder = str(Path(path).expanduser())
     try:
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # what it warns of is refused below
             # By way of the CPU: a check must not be the first to touch a GPU.
-            adapter = PeftModel.from_pretrained(
-                model,
-                str(folder),
-                is_trainable=keep,
-                ignore_mismatched_sizes=True,
-                torch_device="cpu",
+            adapter = peft.PeftModel.from_pretrained(
+                model, folder, is_trainable=keep, ignore_mismatched_sizes=True, torch_device="cpu"
             )
-            stored = load_peft_weights(str(folder), device="cpu")
-        misfit = _misfit(stored, get_peft_model_state_dict(adapter, save_embedding_layers=False))
+            stored = peft.utils.load_peft_weights(folder, device="cpu")
+        wanted = peft.get_peft_model_state_dict(adapter, save_embedding_layers=False)
+        misfit = _misfit(stored, wanted)
     except SafetensorError as error:
         raise ModelError(
-            f"{str(folder / _ADAPTER_WEIGHTS)!r} cannot be read: {error}",
+            f"{f'{folder}/adapter_model.safetensors'!r} cannot be read: {error}",
             where="the adapter",
             fix="It was damaged after it was written, or is not all there: copy it again.",
         ) from error
@@ -461,12 +400,10 @@ def _attach(model: PreTrainedModel, path: str, where: str, *, keep: bool) -> Any
 
 def _misfit(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
     """The first tensor of an adapter that its base has no place for, or lacks, in words."""
-    lora = {name for name in stored if "lora_" in name}
-
-    for name in sorted(lora | wanted.keys()):
-        here, there = (_size(tensors.get(name)) for tensors in (stored, wanted))
-        if here != there:
-            return f"{name} {here} in the adapter, {there} for this base"
+    for name in sorted({n for n in stored if "lora_" in n} | wanted.keys()):
+        found, fitting = (_size(tensors.get(name)) for tensors in (stored, wanted))
+        if found != fitting:
+            return f"{name} {found} in the adapter, {fitting} for this base"
     return None
 
 
@@ -485,13 +422,12 @@ def check_lora_targets(config: ModelConfig, shape: PretrainedConfig) -> None:
 
 
 def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int) -> Any:
-    from peft import LoraConfig as PeftLoraConfig
-    from peft import get_peft_model
+    import peft
 
     targets = lora.target_modules
     if isinstance(targets, tuple):
         _require_targets(model, targets)
-    settings = PeftLoraConfig(
+    settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
@@ -501,7 +437,7 @@ def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int)
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            adapter = get_peft_model(model, settings)
+            adapter = peft.get_peft_model(model, settings)
         except ValueError as error:
             raise ModelError(
                 f"LoRA cannot be added: {str(error).splitlines()[0]}",

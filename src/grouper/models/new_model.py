@@ -8,21 +8,16 @@ single tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Digits
 from tokenizers.trainers import BpeTrainer
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from grouper.config.schema import NewModelConfig
 from grouper.errors import ConfigError, RunFolderError
@@ -33,9 +28,7 @@ from grouper.types import Problem
 
 __all__ = [
     "fit_tokenizer",
-    "fitting_texts",
     "make_new_model",
-    "new_causal_lm",
     "new_model_config",
     "save_new_model",
 ]
@@ -57,65 +50,61 @@ def make_new_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A random model, and a tokenizer fitted to `problems` as `fmt` writes them.
 
-    The same arguments give the same tokenizer and the same weights.
+    The same arguments give the same tokenizer and the same weights, which are in float32. The
+    global random generator is left as it was.
 
     Raises:
         ConfigError: `config.vocab_size` is too small for the bytes and the tags.
     """
-    texts, tags = fitting_texts(problems, fmt), [tag.strip() for tag in fmt.tags or ()]
-    tokenizer = fit_tokenizer(texts, vocab_size=config.vocab_size, extra_tokens=tags)
-    return new_causal_lm(config, tokenizer, seed=seed), tokenizer
-
-
-def fitting_texts(problems: Sequence[Problem], fmt: PromptFormat) -> Iterator[str]:
-    """What the tokenizer of a new model is fitted to: instruction, questions and solutions."""
-    yield fmt.system
-    for problem in problems:
-        yield problem.question
-        yield problem.solution or problem.answer
+    tokenizer = fit_tokenizer(problems, fmt, vocab_size=config.vocab_size)
+    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    shape = new_model_config(config, vocabulary=len(tokenizer), **special)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(shape)
+    model.generation_config = transformers.GenerationConfig(**special)
+    return model.eval(), tokenizer
 
 
 def fit_tokenizer(
-    texts: Iterable[str], *, vocab_size: int, extra_tokens: Sequence[str]
+    problems: Sequence[Problem], fmt: PromptFormat, *, vocab_size: int
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE fitted to `texts`, with chat template, `<|end|>` as EOS and `<|pad|>`.
+    """A byte-level BPE with chat template, `<|end|>` as EOS and `<|pad|>`.
 
     Args:
-        texts: what to fit to, in a fixed order.
-        vocab_size: upper limit, special and extra tokens included; small data give fewer.
-        extra_tokens: texts that become one token each (the tags of a prompt format). They are
+        problems: what to fit to, in a fixed order: their questions and solutions.
+        fmt: its instruction is fitted to, too, and its tags become one token each. They are
             ordinary tokens: decoding keeps them.
+        vocab_size: upper limit, special tokens and tags included; small data give fewer.
 
     Raises:
-        ConfigError: `vocab_size` is too small for the 256 bytes and the extra tokens.
+        ConfigError: `vocab_size` is too small for the 256 bytes and the tags.
     """
     special = [PAD, END, *ROLES]
-    extra = list(dict.fromkeys(extra_tokens))
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    smallest = len(alphabet) + len(special) + len(extra)
+    tags = list(dict.fromkeys(tag.strip() for tag in fmt.tags or ()))
+    alphabet = sorted(ByteLevel.alphabet())
+    smallest = len(alphabet) + len(special) + len(tags)
     if vocab_size < smallest:
         raise ConfigError(
             f"vocab_size {vocab_size} is too small for {len(alphabet)} bytes and "
-            f"{len(special) + len(extra)} tags",
+            f"{len(special) + len(tags)} tags",
             where="model.new.vocab_size",
             fix=f"Use {smallest} or more.",
         )
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
+        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
     )
     backend.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
-        vocab_size=vocab_size - len(extra),
+        vocab_size=vocab_size - len(tags),
         special_tokens=special,
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    backend.train_from_iterator(texts, trainer)
-    backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in extra])
+    texts = [text for p in problems for text in (p.question, p.solution or p.answer)]
+    backend.train_from_iterator([fmt.system, *texts], trainer)
+    backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=END,
@@ -136,8 +125,7 @@ def new_model_config(
         vocabulary: tokens.
         special: ids of special tokens; none by default.
     """
-    tokens = {"eos_token_id": None, "pad_token_id": None, "bos_token_id": None, **special}
-    shape: PretrainedConfig = AutoConfig.for_model(
+    return transformers.AutoConfig.for_model(
         config.architecture,
         vocab_size=vocabulary,
         hidden_size=config.hidden_size,
@@ -149,25 +137,8 @@ def new_model_config(
         max_position_embeddings=config.max_position_embeddings,
         tie_word_embeddings=config.tie_embeddings,
         initializer_range=config.initializer_range,
-        **tokens,
+        **{"eos_token_id": None, "pad_token_id": None, "bos_token_id": None, **special},
     )
-    return shape
-
-
-def new_causal_lm(
-    config: NewModelConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int
-) -> PreTrainedModel:
-    """A random model in float32, its weights a function of `config`, vocabulary and `seed`.
-
-    The global random generator is left as it was.
-    """
-    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    shape = new_model_config(config, vocabulary=len(tokenizer), **special)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(shape)
-    model.generation_config = GenerationConfig(**special)
-    return model.eval()
 
 
 def save_new_model(

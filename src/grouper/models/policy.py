@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grouper.algorithms.batching import TrainBatch
+from grouper.algorithms.batching import TrainBatch, unweighted_rows
 from grouper.errors import ModelError
 from grouper.kernels.modules import attach
 from grouper.kernels.switch import running
@@ -101,14 +101,18 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = next(self.model.parameters()).device
-        return device
+        return next(self.parameters()).device
 
     @property
     def decoder(self) -> nn.Module:
         """The model without its LM head."""
         decoder: nn.Module = self.model.base_model
         return decoder
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding, by the model's configuration."""
+        return int(self.model.config.get_text_config().vocab_size)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, in a fixed order."""
@@ -171,7 +175,12 @@ class Policy(nn.Module):
             shape = batch.completion_ids.shape
             slots = torch.arange(shape[1], device=batch.completion_ids.device)
             live = slots < batch.completion_lengths[:, None]
-            hidden = self._shared(batch) if self.native else self._padded(batch, live)
+            if self.native:
+                layout = attention.SharedPrompts(batch)
+                hidden = self.hidden_states(layout, layout.token_ids, layout.position_ids)
+                hidden = hidden.index_select(0, layout.sources)
+            else:
+                hidden = self._padded(batch, live)
             logprobs, entropies = self.score(
                 hidden,
                 batch.completion_ids[live],
@@ -183,20 +192,11 @@ class Policy(nn.Module):
                 blank.masked_scatter(live, logprobs), blank.masked_scatter(live, entropies)
             )
 
-    def _shared(self, batch: TrainBatch) -> Tensor:
-        """Hidden states [targets, H] that predict each completion token; prompts run once."""
-        layout = attention.SharedPrompts(
-            batch.prompt_ids,
-            batch.prompt_lengths,
-            batch.prompt_index,
-            batch.completion_ids,
-            batch.completion_lengths,
-        )
-        hidden = self.hidden_states(layout, layout.token_ids, layout.position_ids)
-        return hidden.index_select(0, layout.sources)
-
     def _padded(self, batch: TrainBatch, live: Tensor) -> Tensor:
-        """The same from plain right-padded rows, for models without the attention interface."""
+        """Hidden states [targets, H] that predict each completion token, from right-padded rows.
+
+        For models without the attention interface; a prompt runs once per row.
+        """
         prompt_lengths = batch.prompt_lengths[batch.prompt_index]
         lengths = prompt_lengths + batch.completion_lengths
         slots = torch.arange(int(lengths.max()), device=lengths.device)
@@ -237,7 +237,7 @@ class Policy(nn.Module):
             self.logits,
             hidden,
             targets,
-            vocabulary=int(self.model.config.get_text_config().vocab_size),
+            vocabulary=self.vocabulary,
             temperature=temperature,
             entropy_gradient=entropy_gradient,
         )
@@ -267,9 +267,11 @@ class Policy(nn.Module):
         """
         if not self.native:
             return
-        vocabulary = int(self.model.config.get_text_config().vocab_size)
-        ids = (torch.arange(24, device=self.device).view(4, 6) * 7919 + 11) % vocabulary
-        batch = _probe_batch(ids)
+        tokens = ((torch.arange(24).view(4, 6) * 7919 + 11) % self.vocabulary).tolist()
+        # Two prompts and four completions, of different lengths.
+        prompts = [tokens[0][4::-1], tokens[1][4:1:-1]]
+        completions = [tokens[0], tokens[1][:1], tokens[2][:4], tokens[3][:3]]
+        batch = unweighted_rows(prompts, completions, [0, 1, 0, 1]).to(self.device)
         ours = self(batch).logprobs
         self.native = False
         try:
@@ -277,9 +279,9 @@ class Policy(nn.Module):
                 theirs = self(batch).logprobs
         finally:
             self.native = True
-        exact = self.compute_dtype is None and ours.dtype != torch.bfloat16
-        weights = next(self.model.parameters()).dtype
-        bound = 1e-3 if exact and weights in {torch.float32, torch.float64} else 0.3
+        weights = next(self.parameters()).dtype
+        exact = self.compute_dtype is None and weights in {torch.float32, torch.float64}
+        bound = 1e-3 if exact else 0.3
         gap = float((ours - theirs).abs().max())
         if not math.isfinite(gap):
             self._require_finite_weights()
@@ -302,22 +304,3 @@ class Policy(nn.Module):
                     fix="The model file is damaged, or its training diverged: get it again, or use "
                     "an earlier checkpoint.",
                 )
-
-
-def _probe_batch(ids: Tensor) -> TrainBatch:
-    """Two prompts and four completions of different lengths out of ids [4, 6]."""
-    rows = torch.arange(4, device=ids.device)
-    lengths = torch.tensor([6, 1, 4, 3], device=ids.device)
-    mask = torch.arange(6, device=ids.device) < lengths[:, None]
-    return TrainBatch(
-        prompt_ids=ids[:2, :5].flip(1),
-        prompt_lengths=torch.tensor([5, 3], device=ids.device),
-        prompt_index=rows % 2,
-        completion_ids=ids,
-        completion_lengths=lengths,
-        mask=mask,
-        weights=mask.float(),
-        sequence_ids=rows,
-        group_ids=rows % 2,
-        advantages=torch.zeros(4, device=ids.device),
-    )

@@ -41,12 +41,9 @@ class LogitScaling:
     @classmethod
     def of(cls, config: Any) -> LogitScaling:
         """Read from a transformers configuration."""
-        text = config.get_text_config()
-        return cls(
-            divisor=getattr(text, "logits_scaling", None),
-            factor=getattr(text, "logit_scale", None),
-            cap=getattr(text, "final_logit_softcapping", None),
-        )
+        names = ("logits_scaling", "logit_scale", "final_logit_softcapping")
+        divisor, factor, cap = (getattr(config.get_text_config(), name, None) for name in names)
+        return cls(divisor=divisor, factor=factor, cap=cap)
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Scaled logits, in float32 or higher; differentiable."""

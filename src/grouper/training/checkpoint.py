@@ -38,7 +38,7 @@ from grouper.config.loading import resolved_yaml
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import CheckpointError, RunFolderError
 from grouper.files import refusing, remove_folder, whole_folder, write_atomic
-from grouper.models.folders import ADAPTER_FILE
+from grouper.models.folders import ADAPTER_FILE, RECIPE_FILE
 from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
 from grouper.rewards import RewardStack
@@ -77,8 +77,6 @@ STATE_FILE = "trainer_state.json"
 BEST_FILE = "best.json"
 # In a checkpoint that training can go on from.
 OPTIMIZER_FOLDER = "optimizer"
-# In an exported folder, so that the model is asked as it was trained.
-RECIPE_FILE = "recipe.yaml"
 
 # Tokenizer, configuration and headers beside the tensors.
 MARGIN = 1.02

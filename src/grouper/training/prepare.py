@@ -25,11 +25,10 @@ from grouper.models.device import find_device
 from grouper.models.folders import require_model_folder
 from grouper.models.loading import (
     context_length,
-    context_length_of,
     load_policy,
     load_tokenizer,
+    shape_of,
     stop_ids_of,
-    vocabulary_of,
 )
 from grouper.models.new_model import make_new_model, save_new_model
 from grouper.models.policy import Policy
@@ -224,7 +223,7 @@ class Prepared:
             self.tokenizer,
             stop_token_ids=self.stop_tokens.all,
             max_slots=sampling.max_slots,
-            max_length=context_length(policy),
+            max_length=context_length(policy.model.config),
         )
 
     @cached_property
@@ -345,6 +344,7 @@ def _with_tokenizer(
             "this warning.",
             path,
         )
+    shape = shape_of(path, revision)
     given = recipe.sampling.max_total_tokens is None
     return Prepared(
         recipe=recipe,
@@ -352,8 +352,8 @@ def _with_tokenizer(
         format=fmt,
         tokenizer=tokenizer,
         stop_tokens=find_stop_tokens(tokenizer, stop_ids_of(path, revision), fmt),
-        context=context_length_of(path, revision),
-        vocabulary=vocabulary_of(path, revision),
+        context=context_length(shape),
+        vocabulary=int(shape.get_text_config().vocab_size),
         # With `max_total_tokens` as little as possible, until the prompts have been counted.
         max_new_tokens=recipe.sampling.max_new_tokens if given else 1,
         folder=folder,

@@ -350,7 +350,7 @@ def check_models(recipe: Recipe, run: Path, *, resume: bool) -> list[str]:
             continue
         check_adapter(recipe.model, path, where=where)
         if read_adapter(path) is None:  # an adapter is continued with the layers that it has
-            check_lora_targets(recipe.model, shape_of(path, revision))
+            check_lora_targets(recipe.model, shape_of(path, revision, cached=True))
     new = recipe.model.new
     if new is not None:
         check_lora_targets(recipe.model, new_model_config(new, vocabulary=new.vocab_size))

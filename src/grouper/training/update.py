@@ -20,9 +20,9 @@ from torch import Tensor
 
 from grouper.algorithms.batching import (
     TrainBatch,
+    broken_tensors,
     demonstration_batch,
     micro_batches,
-    not_finite,
 )
 from grouper.algorithms.losses import (
     IMPORTANCE_WEIGHTS,
@@ -108,7 +108,7 @@ def update(
     Raises:
         ModelError: memory ran out and the step cannot be run again in smaller slices.
     """
-    broken = not_finite(batch)
+    broken = next(broken_tensors(batch), None)
     if broken is not None:
         return UpdateResult({}, False, (f"not-finite: {broken}; update skipped",), batch)
     replica = replica or ParallelPolicy(policy)
