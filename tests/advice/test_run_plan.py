@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import tiny_model
 
-from grouper.advice.run_plan import RunPlan, Speed, plan_run
+from grouper.advice.run_plan import RunPlan, plan_run
 from grouper.config.loading import load_recipe
 from grouper.errors import ModelError
 from grouper.models.new_model import make_new_model
@@ -27,8 +28,8 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def plan(*overrides: str, speed: Speed | None = None) -> RunPlan:
-    return plan_run(load_recipe("demo", [*SMALL, *overrides]), device="cpu", speed=speed)
+def plan(*overrides: str, **speed: Any) -> RunPlan:
+    return plan_run(load_recipe("demo", [*SMALL, *overrides]), device="cpu", **speed)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,8 @@ def test_steps_tokens_and_time_by_hand() -> None:
         "grpo.prompts_per_step=4",
         "grpo.group_size=8",
         "sampling.max_new_tokens=20",
-        speed=Speed(tokens_per_second=100.0, seconds_per_step={"sft": 2.0}),
+        tokens_per_second=100.0,
+        seconds_per_step={"sft": 2.0},
     )
     sft, grpo = found.phases
     assert sft.steps == 4  # 100 demonstrations, 32 a step

@@ -23,7 +23,6 @@ LAYER_1 = (
     "config",
     "models.allocator",
     "trl_import",
-    "advice.recipe_checks",
     "models.folders",
     "data",
     "prompts",
