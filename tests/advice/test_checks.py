@@ -281,13 +281,14 @@ def test_what_is_no_run_is_one_paragraph(tmp_path: Path) -> None:
 
 def test_a_budget_that_fits_is_told_as_such() -> None:
     report = SampleSummary(completions=[(n, True) for n in range(1, 101)], budget=95)
-    assert (report.median, report.p95, report.open_ended) == (50, 95, False)
+    assert report.p95 == (95, True)
+    assert str(report).startswith("completions take 50 tokens (median), 95 (95th percentile)")
     assert report.truncated == pytest.approx(0.05)
 
 
 def test_what_was_cut_off_is_a_lower_bound() -> None:
     report = SampleSummary(completions=[(40, False)] * 10, budget=10)
-    assert report.open_ended
+    assert report.p95 == (40, False)
     assert report.truncated == 1.0
     assert "at least 40" in str(report)
 

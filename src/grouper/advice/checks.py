@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, median, median_low, pvariance, stdev
+from statistics import fmean, linear_regression, median, median_low, pvariance, stdev
 from typing import TYPE_CHECKING, Any
 
 from grouper.config.data import RowsConfig
@@ -51,9 +51,9 @@ __all__ = [
     "watch",
 ]
 
-# A share of the steps above which something is the rule.
+# A share of the steps, ratios or completions above which something is the rule.
 MOST = 0.5
-# A share of the rollouts, or points of an accuracy, that are worth a word.
+# A share of the rollouts, of an entropy, or points of a rate, that are worth a word.
 SOME = 0.05
 # Steps at the beginning and the end of a run that are compared.
 COMPARED = 10
@@ -61,16 +61,12 @@ COMPARED = 10
 MIN_STEPS = 20
 # A policy that is lost after as few updates was lost to their size.
 FEW_UPDATES = 5
-# The share by which an entropy, or the points by which a solve rate, has changed noticeably.
-MOVED = 0.05
-# A share of the ratios clipped, or of the completions cut off.
-MOSTLY_CLIPPED = 0.5
 # Nats per token between sampler and trainer; bfloat16 sampling alone stays well below it.
 MAX_GAP = 0.05
 # Rollout files that are opened to see which policy drew them.
 SAMPLED_STEPS = 20
-# A share of the completions cut off before GRPO begins, and of those that end after SFT.
-MAX_TRUNCATED, MIN_STOPPED = 0.5, 0.8
+# A share of the completions that ends after SFT.
+MIN_STOPPED = 0.8
 # Below these, a learning rate was most likely chosen for training all weights: an adapter needs
 # about ten times as much (Schulman et al., "LoRA without regret", 2025).
 ADAPTER_RATES = {"sft": 5e-5, "grpo": 5e-6}
@@ -135,10 +131,7 @@ def slope(values: Sequence[float]) -> float:
     >>> slope([1.0, 3.0, 5.0]), slope([2.0])
     (2.0, 0.0)
     """
-    middle = (len(values) - 1) / 2
-    spread, average = sum((t - middle) ** 2 for t in range(len(values))), fmean(values)
-    rise = sum((t - middle) * (value - average) for t, value in enumerate(values))
-    return rise / spread if spread else 0.0
+    return linear_regression(range(len(values)), values).slope if len(values) > 1 else 0.0
 
 
 def entropy_low(w: Window) -> Iterator[Finding]:
@@ -499,11 +492,11 @@ def rate_too_high(record: Record) -> Iterator[Finding]:
     signs: dict[str, float] = {}
     if len(solved) >= 2 * COMPARED:
         best = max(fmean(solved[i : i + COMPARED]) for i in range(len(solved) - COMPARED + 1))
-        if best > 2 * MOVED and fmean(solved[-COMPARED:]) < best / 2:
+        if best > 2 * SOME and fmean(solved[-COMPARED:]) < best / 2:
             signs |= {"solve_rate_best": best, "solve_rate_at_the_end": fmean(solved[-COMPARED:])}
     if len(norms) >= MIN_STEPS and ends(norms)[1] > 10 * ends(norms)[0]:
         signs |= {"grad_norm_before": ends(norms)[0], "grad_norm_after": ends(norms)[1]}
-    if clipped > MOSTLY_CLIPPED:
+    if clipped > MOST:
         signs["clip_fraction"] = clipped
     signs |= _sudden_loss(reports)
     if signs:
@@ -516,7 +509,7 @@ def _sudden_loss(reports: Sequence[StepReport]) -> dict[str, float]:
     if not 0 < len(learned) <= FEW_UPDATES or len(reports) < MIN_STEPS:
         return {}
     signs = {}
-    for name, lost in (("solve_rate", -2 * MOVED), ("completion/truncated", MOSTLY_CLIPPED)):
+    for name, lost in (("solve_rate", -2 * SOME), ("completion/truncated", MOST)):
         values = curve(reports, name)
         change = fmean(values[-COMPARED:]) - values[0]
         if change * math.copysign(1, lost) >= abs(lost):
@@ -536,7 +529,7 @@ def rate_too_low(record: Record) -> Iterator[Finding]:
     noise = stdev(solved) * math.sqrt(12 / len(solved))
     before, after = ends(entropy)
     moved = abs(after - before) / before if before else math.inf
-    if abs(rise) > 2 * noise or rise > MOVED or moved > MOVED:
+    if abs(rise) > 2 * noise or rise > SOME or moved > SOME:
         return
     signs = {"solve_rate_rise": rise, "its_noise": noise, "entropy_change": moved}
     yield _rate(record, "grpo", "too-low", signs)
@@ -590,21 +583,8 @@ class SampleSummary:
     """Whether anything of the run has been measured or trained."""
 
     @property
-    def median(self) -> int:
-        return median_low(self.completions)[0]
-
-    @property
-    def p95(self) -> int:
-        """The 95th percentile in tokens."""
-        return self._longest[0]
-
-    @property
-    def open_ended(self) -> bool:
-        """Whether the 95th percentile itself was cut off, so that it is only a lower bound."""
-        return not self._longest[1]
-
-    @property
-    def _longest(self) -> tuple[int, bool]:
+    def p95(self) -> tuple[int, bool]:
+        """The 95th percentile in tokens; where it was cut off itself (False), a lower bound."""
         return sorted(self.completions)[math.ceil(0.95 * len(self.completions)) - 1]
 
     @property
@@ -613,24 +593,24 @@ class SampleSummary:
         return mean([length > self.budget or not ended for length, ended in self.completions])
 
     def __str__(self) -> str:
-        at_least = "at least " if self.open_ended else ""
+        (p95, ended), median = self.p95, median_low(self.completions)[0]
         return (
-            f"completions take {self.median} tokens (median), {at_least}{self.p95} (95th "
+            f"completions take {median} tokens (median), {'' if ended else 'at least '}{p95} (95th "
             f"percentile); {self.truncated:.0%} do not end within {self.budget}"
         )
 
 
 def budget(drawn: SampleSummary) -> Iterator[Finding]:
     """Most completions would be cut off in GRPO."""
-    if drawn.before != "grpo" or drawn.truncated <= MAX_TRUNCATED:
+    if drawn.before != "grpo" or drawn.truncated <= MOST:
         return
-    resume = "--resume " if drawn.begun else ""
-    if drawn.open_ended:
+    resume, (p95, ended) = "--resume " if drawn.begun else "", drawn.p95
+    if not ended:
         fix = "Most never stop at all: teach the stop token first (SFT), or check the format."
     else:
         # What has been measured or trained before is kept, and the run can continue from it.
         how = ", with --resume --allow-changes to keep what is there, or --overwrite"
-        rounded = math.ceil(drawn.p95 / 32) * 32  # easier to read and to remember
+        rounded = math.ceil(p95 / 32) * 32  # easier to read and to remember
         fix = f"Set sampling.max_new_tokens={rounded}{how if drawn.begun else ''}."
     yield Finding(
         name="cut off",
