@@ -683,7 +683,8 @@ class Samples:
 
 def tokenisation(samples: Samples) -> Iterator[Finding]:
     """The tokenizer cannot write or read back the tags, the stop token, or the prefix."""
-    prepared, found, ids = samples.prepared, [], list[int]()
+    prepared, found = samples.prepared, []
+    ids: list[int] = []
     fmt, prompt, stops = prepared.format, prepared.prompt, prepared.stop_tokens.all
     layout = f"{fmt.opening}1{fmt.middle}1{fmt.closing}".removeprefix(fmt.prefix)
     try:
@@ -701,10 +702,13 @@ def tokenisation(samples: Samples) -> Iterator[Finding]:
     ending = prepared.tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False)
     if prompt.prefix and not ending.endswith(prompt.prefix):
         found.append(f"the prompt should end in {prompt.prefix!r} and ends in {ending[-40:]!r}")
-    fix = (
-        "Use other tags (prompt.tags) or another prompt.format; check the model's tokenizer files."
-    )
-    yield from (Finding(name="tokenisation", what=what, fix=fix) for what in found)
+    for what in found:
+        yield Finding(
+            name="tokenisation",
+            what=what,
+            fix="Use other tags (prompt.tags) or another prompt.format; check the model's "
+            "tokenizer files.",
+        )
 
 
 def cut_off(samples: Samples) -> Iterator[Finding]:

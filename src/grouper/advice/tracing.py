@@ -79,23 +79,20 @@ class Tracer:
         self._device = device
         self._mode = FakeTensorMode()
         self._vocabulary = int(policy.model.config.get_text_config().vocab_size)
-        self._replace(policy)
+        self._replace()
 
-    def _replace(self, module: nn.Module) -> None:
+    def _replace(self) -> None:
         """Give every parameter and buffer a device; shared ones stay shared."""
         made: dict[int, Tensor] = {}
-        for part in module.modules():
+        for tensor in (*self._policy.parameters(), *self._policy.buffers()):
+            fake: Tensor = FakeTensor(self._mode, tensor.detach(), torch.device("cpu"))
+            if isinstance(tensor, nn.Parameter):
+                fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+            made[id(tensor)] = fake
+        for part in self._policy.modules():
             tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)  # noqa: SLF001 - tied weights stay tied
             for table in tables:
-                for name, tensor in table.items():
-                    if tensor is None:
-                        continue
-                    if id(tensor) not in made:
-                        fake: Tensor = FakeTensor(self._mode, tensor.detach(), torch.device("cpu"))
-                        if isinstance(tensor, nn.Parameter):
-                            fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-                        made[id(tensor)] = fake
-                    table[name] = made[id(tensor)]
+                table.update({name: made[id(t)] for name, t in table.items() if t is not None})
         self._owned = list(made.values())
 
     def update(self, rows: Rows, *, accumulated: bool) -> tuple[int, int]:
