@@ -83,7 +83,8 @@ class Finding:
     Example: `Finding(name="temperature", what="all 5 samples are the same text", fix="Raise it.")`.
     """
 
-    name: str
+    name: str = ""
+    """Left out by a check whose row says it."""
     what: str
     """One sentence, without its full stop."""
     fix: str = ""
@@ -138,7 +139,6 @@ def entropy_low(w: Window) -> Iterator[Finding]:
     """The policy has stopped exploring."""
     if w.now < w.limits.entropy_low * w.start:
         yield Finding(
-            name="entropy-collapse",
             what=f"the policy's entropy fell to {w.now:.3g} nats a token from {w.start:.3g} at the "
             "start",
             fix="Lower grpo.optimizer.learning_rate, raise grpo.clip_high or set "
@@ -150,7 +150,6 @@ def entropy_high(w: Window) -> Iterator[Finding]:
     """The policy has become noise."""
     if w.now > w.limits.entropy_high * w.start:
         yield Finding(
-            name="entropy-high",
             what=f"the policy's entropy rose to {w.now:.3g} nats a token from {w.start:.3g} at the "
             "start",
             fix="The policy falls apart: lower grpo.optimizer.learning_rate or "
@@ -163,7 +162,6 @@ def length(w: Window) -> Iterator[Finding]:
     usual, now = median([*w.first, *w.earlier]), median(w.last)
     if now > w.limits.length_growth * usual:
         yield Finding(
-            name="length-blow-up",
             what=f"completions grew to {now:.0f} tokens; the median step had {usual:.0f}",
             fix="Look at the longest rollouts; a reward that pays length, or grpo.weighting: "
             "sequence_mean, drives it. Use grpo.weighting: constant or a length penalty in "
@@ -175,7 +173,6 @@ def repetition(w: Window) -> Iterator[Finding]:
     """Completions repeat themselves."""
     if w.now > w.limits.repetition:
         yield Finding(
-            name="repetition",
             what=f"{w.now:.0%} of what completions say repeats itself",
             fix="Read some rollouts; lower grpo.optimizer.learning_rate, set grpo.beta, or lower "
             "sampling.max_new_tokens.",
@@ -186,7 +183,6 @@ def sameness(w: Window) -> Iterator[Finding]:
     """The completions of a problem are all alike."""
     if w.now < w.limits.unique:
         yield Finding(
-            name="entropy-collapse",
             what=f"of the completions of a problem not yet solved only {w.now:.0%} differ from the "
             "first",
             fix="There is nothing left to compare: raise sampling.temperature or "
@@ -199,7 +195,6 @@ def kl(w: Window) -> Iterator[Finding]:
     rise = slope(w.last) * len(w.last)
     if rise > w.limits.kl_rise:
         yield Finding(
-            name="kl",
             what=f"the KL to the reference rose by {rise:.3g} nats a token in {len(w.last)} steps",
             fix="Lower grpo.optimizer.learning_rate or raise grpo.beta.",
         )
@@ -209,7 +204,6 @@ def truncated(w: Window) -> Iterator[Finding]:
     """Most completions are cut off."""
     if w.now > w.limits.truncated:
         yield Finding(
-            name="truncated",
             what=f"{w.now:.0%} of the completions are cut off",
             fix="Raise sampling.max_new_tokens, or teach shorter answers by SFT first.",
         )
@@ -219,7 +213,6 @@ def saturated(w: Window) -> Iterator[Finding]:
     """Nearly all groups are solved."""
     if w.now > w.limits.saturated:
         yield Finding(
-            name="reward-saturation",
             what=f"{w.now:.0%} of the groups are all right and teach nothing",
             fix="The problems are too easy by now: set grpo.difficulty or "
             "grpo.max_resample_rounds, use harder data.train, or stop here (grpo.steps).",
@@ -343,7 +336,6 @@ def grader(record: Record) -> Iterator[Finding]:
         share = mean(curve(record.grpo, metric))
         if share > SOME:
             yield Finding(
-                name="grader-errors",
                 what=f"{share:.0%} of the rollouts count under {metric} and teach nothing",
                 steps=span(record.grpo),
                 evidence={metric: share},
@@ -384,7 +376,6 @@ def format_only(record: Record) -> Iterator[Finding]:
     if strict <= SOME or lenient > strict / 4:
         return
     yield Finding(
-        name="format-only",
         what=f"strict accuracy rose by {100 * strict:.1f} points from {before.name} to "
         f"{after.name}, lenient accuracy by {100 * lenient:.1f}: what was learned is the format",
         steps=(before.step if before.phase == "grpo" else 0, after.step),
@@ -409,7 +400,6 @@ def reward_without_correctness(record: Record) -> Iterator[Finding]:
     if high - low <= max(SOME, 2 * noise) or after - before > SOME / 2:
         return
     yield Finding(
-        name="format-only",
         what=f"the reward rose from {low:.3f} to {high:.3f} while the solve rate went from "
         f"{before:.1%} to {after:.1%}: something other than right answers pays",
         steps=span(record.grpo),
@@ -429,7 +419,6 @@ def stale_sampler(record: Record) -> Iterator[Finding]:
     late = {step: lag for step, lag in _lags(record) if lag > 0}
     if late:
         yield Finding(
-            name="stale-sampler",
             what=f"rollouts were drawn by weights up to {max(late.values())} updates old",
             steps=(min(late), max(late)),
             evidence={"versions_behind": max(late.values()), "steps_seen": len(late)},
@@ -439,7 +428,6 @@ def stale_sampler(record: Record) -> Iterator[Finding]:
     gaps = curve(record.grpo, "sampler_logprob_diff")
     if mean(gaps) > MAX_GAP:
         yield Finding(
-            name="stale-sampler",
             what=f"sampler and trainer disagree by {mean(gaps):.3g} nats a token",
             steps=span(record.grpo),
             evidence={"gap_mean": mean(gaps), "gap_highest_step": max(gaps)},
@@ -470,7 +458,6 @@ def not_finite(record: Record) -> Iterator[Finding]:
         bad = {r.step: e for r in reports for e in r.events[::-1] if e.startswith("not-finite")}
         if bad:
             yield Finding(
-                name="not-finite",
                 phase=phase,
                 what=f"in {len(bad)} steps something was infinite or not a number, and skipped; "
                 f"first: {bad[min(bad)]}",
@@ -613,7 +600,6 @@ def budget(drawn: SampleSummary) -> Iterator[Finding]:
         rounded = math.ceil(p95 / 32) * 32  # easier to read and to remember
         fix = f"Set sampling.max_new_tokens={rounded}{how if drawn.begun else ''}."
     yield Finding(
-        name="cut off",
         what=f"{drawn.truncated:.0%} of {len(drawn.completions)} sampled completions are cut off "
         f"at sampling.max_new_tokens={drawn.budget}; a cut-off answer earns nothing, so nothing "
         "would be learned",
@@ -626,7 +612,6 @@ def stopping(drawn: SampleSummary) -> Iterator[Finding]:
     share = 1 - drawn.truncated
     if not drawn.before and share < MIN_STOPPED:
         yield Finding(
-            name="stopping",
             what=f"Only {share:.0%} of the samples end by themselves after SFT",
             fix="Train longer, raise sampling.max_new_tokens, or look at the demonstrations' last "
             "token.",
@@ -704,7 +689,6 @@ def tokenisation(samples: Samples) -> Iterator[Finding]:
         found.append(f"the prompt should end in {prompt.prefix!r} and ends in {ending[-40:]!r}")
     for what in found:
         yield Finding(
-            name="tokenisation",
             what=what,
             fix="Use other tags (prompt.tags) or another prompt.format; check the model's "
             "tokenizer files.",
@@ -715,7 +699,6 @@ def cut_off(samples: Samples) -> Iterator[Finding]:
     """No sample comes to an end; rewards may differ anyway, by accident."""
     if samples.cut_off:
         yield Finding(
-            name="cut off",
             what=f"all {len(samples.rollouts)} samples are cut off at "
             f"{samples.groups[0].params.max_new_tokens} tokens",
             fix="Raise sampling.max_new_tokens, or let SFT teach the stop token first.",
@@ -751,7 +734,6 @@ def tags(samples: Samples) -> Iterator[Finding]:
     missing = [tag for tag in tags_in("", fmt) if not any(found[tag] for found in present)]
     if missing:
         yield Finding(
-            name="tags",
             what=f"no sample has {', '.join(missing)}, so no answer is found and none is paid",
             fix=f"Teach the format {fmt.name} first: run SFT (longer, if this is after it), with "
             "the same `prompt` settings as here; or let prompt.system ask for the tags.",
@@ -779,7 +761,7 @@ def equal_rewards(samples: Samples) -> Iterator[Finding]:
         fix = "Check `rewards`: a correctness reward with a weight above 0 is needed."
     count = len(samples.groups)
     what = f"on {count} problem{'s' if count > 1 else ''} the samples differ, but {why}"
-    yield Finding(name="equal rewards", what=what, fix=fix)
+    yield Finding(what=what, fix=fix)
 
 
 def _explained(samples: Samples) -> bool:
@@ -810,13 +792,11 @@ def assumed(plan: Assumed) -> Iterator[Finding]:
     """What a plan could not measure."""
     if not plan.measured:
         yield Finding(
-            name="not measured",
             what="The data or the tokenizer are not on this machine: rows are taken to be as long "
             "as the recipe allows, which they rarely are",
         )
     if not plan.native:
-        what = "Without native attention the cache is counted as if it did not grow"
-        yield Finding(name="not native", what=what)
+        yield Finding(what="Without native attention the cache is counted as if it did not grow")
 
 
 # --- a recipe -------------------------------------------------------------------------------------
@@ -827,7 +807,7 @@ def silent_system(recipe: Recipe) -> Iterator[Finding]:
     # Without any instruction, SFT is what tells the model how to answer.
     if recipe.prompt.system != "" or recipe.skip_sft:
         for warning in warn_about_system(make_format(recipe.prompt)):
-            yield Finding(name="system", what=warning.removesuffix("."))
+            yield Finding(what=warning.removesuffix("."))
 
 
 def same_rows(recipe: Recipe) -> Iterator[Finding]:
@@ -837,7 +817,6 @@ def same_rows(recipe: Recipe) -> Iterator[Finding]:
         for trained in ("data.sft", "data.train"):
             if held_out in parts and trained in parts and _meet(parts[held_out], parts[trained]):
                 yield Finding(
-                    name="same-rows",
                     what=f"{held_out} and {trained} read the same rows: its accuracy will say "
                     "nothing about new problems",
                 )
@@ -846,8 +825,7 @@ def same_rows(recipe: Recipe) -> Iterator[Finding]:
 def no_test(recipe: Recipe) -> Iterator[Finding]:
     """There is nothing to measure the trained model on."""
     if recipe.data.test is None:
-        what = "data.test is not set: there will be no final comparison"
-        yield Finding(name="no-test", what=what)
+        yield Finding(what="data.test is not set: there will be no final comparison")
 
 
 def adapter_rate(recipe: Recipe) -> Iterator[Finding]:
@@ -857,7 +835,6 @@ def adapter_rate(recipe: Recipe) -> Iterator[Finding]:
         skipped = recipe.model.lora is None or getattr(recipe, f"skip_{name}")
         if rate < lowest and not skipped:
             yield Finding(
-                name="adapter-rate",
                 what=f"{name}.optimizer.learning_rate={rate:g} suits training all weights; an "
                 f"adapter (model.lora) needs about ten times as much: try {10 * rate:g}",
             )
@@ -895,22 +872,28 @@ class Check:
     """One thing that can be wrong."""
 
     name: str
+    """Of what it finds, unless the finding has a name of its own."""
     over: type
     """What it looks at: `Window`, `Record`, `SampleSummary`, `Samples`, `Assumed` or `Recipe`."""
     look: Callable[[Any], Iterator[Finding]]
     metric: str = ""
     """The one that a window shows."""
+    alarm: str = ""
+    """What it is called while a run goes on, where that is not the name of what it finds."""
+
+    def findings(self, data: object) -> list[Finding]:
+        return [replace(found, name=found.name or self.name) for found in self.look(data)]
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("entropy-low", Window, entropy_low, "policy/entropy"),
+    Check("entropy-collapse", Window, entropy_low, "policy/entropy", alarm="entropy-low"),
     Check("entropy-high", Window, entropy_high, "policy/entropy"),
-    Check("length", Window, length, "completion/tokens"),
+    Check("length-blow-up", Window, length, "completion/tokens", alarm="length"),
     Check("repetition", Window, repetition, "completion/repetition"),
-    Check("sameness", Window, sameness, "completion/unique"),
+    Check("entropy-collapse", Window, sameness, "completion/unique", alarm="sameness"),
     Check("kl", Window, kl, "policy/kl"),
     Check("truncated", Window, truncated, "completion/truncated"),
-    Check("saturated", Window, saturated, "groups/all_right"),
+    Check("reward-saturation", Window, saturated, "groups/all_right", alarm="saturated"),
     # The first ones can be the cause of the later.
     Check("not-finite", Record, not_finite),
     Check("stale-sampler", Record, stale_sampler),
@@ -919,17 +902,17 @@ CHECKS: tuple[Check, ...] = (
     Check("grader-errors", Record, grader),
     Check("alarms", Record, alarms),
     Check("format-only", Record, format_only),
-    Check("reward-without-correctness", Record, reward_without_correctness),
+    Check("format-only", Record, reward_without_correctness),
     Check("sft-rate", Record, sft_rate),
     Check("learning-rate-too-low", Record, rate_too_low),
-    Check("budget", SampleSummary, budget),
+    Check("cut off", SampleSummary, budget),
     Check("stopping", SampleSummary, stopping),
     # From what explains the others to what is left.
     Check("tokenisation", Samples, tokenisation),
-    Check("cut-off", Samples, cut_off),
+    Check("cut off", Samples, cut_off),
     Check("same", Samples, same),
     Check("tags", Samples, tags),
-    Check("equal-rewards", Samples, equal_rewards),
+    Check("equal rewards", Samples, equal_rewards),
     Check("assumed", Assumed, assumed),
     Check("system", Recipe, silent_system),
     Check("same-rows", Recipe, same_rows),
@@ -940,7 +923,7 @@ CHECKS: tuple[Check, ...] = (
 
 def find(data: object) -> list[Finding]:
     """What the checks over this kind of data find, in the order of the table."""
-    return [found for check in CHECKS if check.over is type(data) for found in check.look(data)]
+    return [found for check in CHECKS if check.over is type(data) for found in check.findings(data)]
 
 
 def watch(
@@ -973,16 +956,16 @@ def watch(
             recent[metric] = [*recent.get(metric, []), value][-(REMEMBERED + window) :]
     rung = []
     for check in rows:
-        values = recent.get(check.metric, [])
+        values, name = recent.get(check.metric, []), check.alarm or check.name
         found: list[Finding] = []
         if len(values) >= window:  # there are two windows to compare
             seen = Window(first[check.metric], values[:-window], values[-window:], limits)
-            found = list(check.look(seen))
-        if found and check.name not in ringing:
-            ringing.append(check.name)
-            rung += [(check.name, finding) for finding in found]
-        elif not found and check.name in ringing:
-            ringing.remove(check.name)
+            found = check.findings(seen)
+        if found and name not in ringing:
+            ringing.append(name)
+            rung += [(name, finding) for finding in found]
+        elif not found and name in ringing:
+            ringing.remove(name)
     return rung
 
 
