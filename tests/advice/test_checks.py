@@ -322,3 +322,21 @@ def test_a_model_that_does_not_stop_is_found_after_sft(late: int, names: list[st
     found = find(SampleSummary(completions=drawn, budget=10))
     assert [one.name for one in found] == names
     assert all(str(one).startswith("Only 70% of the samples end by themselves") for one in found)
+
+
+# --- a recipe ---
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        ([], []),
+        (["data.test=null"], ["no-test"]),
+        (["data.test={source: arithmetic}", "data.train.options={}"], ["same-rows"]),
+        (["prompt.system=Just answer."], ["system"]),
+        (["model.lora={}", "grpo.optimizer.learning_rate=1e-6"], ["adapter-rate"]),
+    ],
+)
+def test_a_recipe_is_looked_at_by_the_same_table(overrides: list[str], names: list[str]) -> None:
+    found = find(load_recipe("demo", overrides))
+    assert [finding.name for finding in found] == names

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tiny_models import tiny_model
 
+from grouper.advice import run_plan
 from grouper.advice.run_plan import RunPlan, plan_run
 from grouper.config.loading import load_recipe
 from grouper.errors import ModelError
@@ -56,6 +57,19 @@ def test_a_new_model_is_counted_exactly(demo: RunPlan) -> None:
     assert all(card.fits for card in found.cards)
 
 
+def test_a_new_model_is_planned_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare, files = run_plan.prepare, set[str]()
+
+    def watched(*args: Any, model: str) -> Any:
+        files.update(path.name for path in Path(model).iterdir())
+        return prepare(*args, model=model)
+
+    monkeypatch.setattr(run_plan, "prepare", watched)
+    assert plan("skip_sft=true").notes == ()
+    assert {"config.json", "tokenizer.json"} <= files
+    assert not any(name.endswith((".safetensors", ".bin")) for name in files)
+
+
 def test_steps_tokens_and_time_by_hand() -> None:
     found = plan(
         "sft.steps=null",
@@ -100,8 +114,6 @@ def test_a_model_that_is_not_here_is_refused() -> None:
 
 def test_cards_say_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """On cards of a size that matters to a tiny model: larger ones take more."""
-    from grouper.advice import run_plan
-
     monkeypatch.setattr(run_plan, "RESERVE", 0.0)
     monkeypatch.setattr(run_plan, "CARDS", (0.001, 0.05, 0.2, 24))
     nothing, small, middle, large = plan("skip_sft=true").cards
@@ -119,8 +131,6 @@ def test_cards_say_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_what_would_fit_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe with the setting that is proposed for a card fits that card."""
-    from grouper.advice import run_plan
-
     monkeypatch.setattr(run_plan, "RESERVE", 0.0)
     monkeypatch.setattr(run_plan, "CARDS", (0.1,))
     (card,) = plan().cards
