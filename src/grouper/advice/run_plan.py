@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -185,9 +186,13 @@ class _Planner:
                 part.save_pretrained(path)
         # What is planned may be meant for another machine.
         elsewhere: dict[str, Any] = {"device": "cpu", "threads": None}
-        return prepare(
-            recipe.override(**elsewhere, grading={"symbolic": False}), self.sets, model=path
-        )
+        elsewhere["grading"] = {"symbolic": False}
+        log = logging.getLogger("grouper.training.prepare")
+        log.setLevel(logging.ERROR)  # a dry run lists what is left out, a plan only counts
+        try:
+            return prepare(recipe.override(**elsewhere), self.sets, model=path)
+        finally:
+            log.setLevel(logging.NOTSET)
 
     def _lengths(self) -> tuple[list[int], list[tuple[int, int]], int]:
         """Tokens of prompts, of demonstrations (prompt and completion), and of a completion.
