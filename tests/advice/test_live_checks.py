@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from grouper.advice.checks import CHECKS, REMEMBERED, Watch, replay, slope
-from grouper.advice.findings import Window
+from grouper.advice.checks import CHECKS, REMEMBERED, Window, replay, slope, watch
 from grouper.config.loading import load_recipe
 from grouper.config.schema import AlarmsConfig, Recipe
 from grouper.config.section import Section
@@ -64,7 +63,7 @@ def test_a_healthy_run_is_silent() -> None:
 
 
 def test_every_alarm_is_tried() -> None:
-    rows = [(check.name, check.metric) for check in CHECKS if check.over is Window]
+    rows = [(check.alarm or check.name, check.metric) for check in CHECKS if check.over is Window]
     assert [(name, metric) for name, metric, _ in BROKEN] == rows
 
 
@@ -110,12 +109,12 @@ def test_what_is_no_number_is_left_out() -> None:
 def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened(cut: int) -> None:
     steps = reports(**{metric: curve for _, metric, curve in BROKEN})
     whole: dict[str, Any] = {}
-    expected = [Watch(CONFIG, whole).observe(report) for report in steps]
+    expected = [watch(report, CONFIG, whole) for report in steps]
     assert any(expected)
     memory: dict[str, Any] = {}
-    found = [Watch(CONFIG, memory).observe(report) for report in steps[:cut]]
+    found = [watch(report, CONFIG, memory) for report in steps[:cut]]
     memory = json.loads(json.dumps(memory))
-    found += [Watch(CONFIG, memory).observe(report) for report in steps[cut:]]
+    found += [watch(report, CONFIG, memory) for report in steps[cut:]]
     assert found == expected
     assert memory == whole
 
@@ -124,7 +123,7 @@ def test_of_each_metric_no_more_is_remembered_than_medians_are_taken_over() -> N
     memory: dict[str, Any] = {}
     report = StepReport(phase="grpo", step=1, status="", tallies={"policy/kl": Tally.of([0.0])})
     for _ in range(REMEMBERED + 3 * CONFIG.window):
-        Watch(CONFIG, memory).observe(report)
+        watch(report, CONFIG, memory)
     assert len(memory["first"]["policy/kl"]) == CONFIG.window
     assert len(memory["recent"]["policy/kl"]) == REMEMBERED + CONFIG.window
 

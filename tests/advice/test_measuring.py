@@ -65,16 +65,15 @@ def test_the_recipes_own_rewards_are_computed(measured: Bench, recipe: Recipe) -
 
 def test_what_follows_from_the_steps(measured: Bench) -> None:
     step = measured.spread("time.step")
-    assert step is not None
-    assert 0 < step.min <= step.median <= step.max
-    assert measured.hours == pytest.approx(7 * step.median / 3600)
+    assert 0 < step["min"] <= step["median"] <= step["max"]
+    assert measured.hours == pytest.approx(7 * step["median"] / 3600)
     parts = ("prefill", "decode", "grade", "update", "other")
     assert sum(measured.share(part) for part in parts) == pytest.approx(1)
     assert all(r.tallies[f"time.{part}"].mean > 0 for r in measured.reports for part in parts)
     assert measured.peak_bytes > 2**26
     told = measured.as_dict()
     assert told["recipe_steps"] == 7
-    assert told["metrics"]["time.step"]["median"] == step.median
+    assert told["metrics"]["time.step"]["median"] == step["median"]
 
 
 def test_the_weights_stay_what_they_are_and_the_folder_goes(

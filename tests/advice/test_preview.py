@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from grouper.advice.checks import find, tags_in, tokenisation
-from grouper.advice.findings import Samples
+from grouper.advice.checks import Samples, find, tags_in, tokenisation
 from grouper.advice.preview import preview
 from grouper.config.schema import GRPOConfig, RewardConfig
 from grouper.grading import grade
@@ -67,6 +66,7 @@ def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), *
         recipe=SimpleNamespace(seed=0, grpo=config or GRPOConfig()),
         rewards=build_rewards([RewardConfig(name=name) for name in rewards], TAGS.layout),
         format=TAGS,
+        prompt=prompt,
         tokenizer=tokenizer,
         stop_tokens=STOP,
         grader=RealGrader(),
@@ -169,18 +169,20 @@ def test_a_broken_tokenizer_is_told_even_where_rewards_differ():
 def test_what_a_tokenizer_cannot_do(changes, told):
     text = TAGS.plain_text("q")
     usual = {
-        "groups": (),
-        "signal": (),
-        "fmt": TAGS,
-        "vocabulary": 2000,
+        "format": TAGS,
         "tokenizer": Codes(),
         "stop_tokens": STOP,
         "prompt": Prompt(
             problem_id="p", text=text, token_ids=tuple(map(ord, text)), prefix=TAGS.prefix
         ),
     }
-    assert list(tokenisation(Samples(**usual))) == []
-    (cause,) = tokenisation(Samples(**{**usual, **changes}))
+
+    def found(parts):
+        samples = Samples(groups=(), signal=(), prepared=SimpleNamespace(**parts), vocabulary=2000)
+        return list(tokenisation(samples))
+
+    assert found(usual) == []
+    (cause,) = found(usual | changes)
     assert told in cause.what
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import tiny_model
 
-from grouper.advice.run_plan import RunPlan, Speed, plan_run
+from grouper.advice import run_plan
+from grouper.advice.run_plan import RunPlan, plan_run
 from grouper.config.loading import load_recipe
 from grouper.errors import ModelError
 from grouper.models.new_model import make_new_model
@@ -27,8 +29,8 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def plan(*overrides: str, speed: Speed | None = None) -> RunPlan:
-    return plan_run(load_recipe("demo", [*SMALL, *overrides]), device="cpu", speed=speed)
+def plan(*overrides: str, **speed: Any) -> RunPlan:
+    return plan_run(load_recipe("demo", [*SMALL, *overrides]), device="cpu", **speed)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,19 @@ def test_a_new_model_is_counted_exactly(demo: RunPlan) -> None:
     assert all(card.fits for card in found.cards)
 
 
+def test_a_new_model_is_planned_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare, files = run_plan.prepare, set[str]()
+
+    def watched(*args: Any, model: str) -> Any:
+        files.update(path.name for path in Path(model).iterdir())
+        return prepare(*args, model=model)
+
+    monkeypatch.setattr(run_plan, "prepare", watched)
+    assert plan("skip_sft=true").notes == ()
+    assert {"config.json", "tokenizer.json"} <= files
+    assert not any(name.endswith((".safetensors", ".bin")) for name in files)
+
+
 def test_steps_tokens_and_time_by_hand() -> None:
     found = plan(
         "sft.steps=null",
@@ -63,7 +78,8 @@ def test_steps_tokens_and_time_by_hand() -> None:
         "grpo.prompts_per_step=4",
         "grpo.group_size=8",
         "sampling.max_new_tokens=20",
-        speed=Speed(tokens_per_second=100.0, seconds_per_step={"sft": 2.0}),
+        tokens_per_second=100.0,
+        seconds_per_step={"sft": 2.0},
     )
     sft, grpo = found.phases
     assert sft.steps == 4  # 100 demonstrations, 32 a step
@@ -98,8 +114,6 @@ def test_a_model_that_is_not_here_is_refused() -> None:
 
 def test_cards_say_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """On cards of a size that matters to a tiny model: larger ones take more."""
-    from grouper.advice import run_plan
-
     monkeypatch.setattr(run_plan, "RESERVE", 0.0)
     monkeypatch.setattr(run_plan, "CARDS", (0.001, 0.05, 0.2, 24))
     nothing, small, middle, large = plan("skip_sft=true").cards
@@ -117,8 +131,6 @@ def test_cards_say_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_what_would_fit_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe with the setting that is proposed for a card fits that card."""
-    from grouper.advice import run_plan
-
     monkeypatch.setattr(run_plan, "RESERVE", 0.0)
     monkeypatch.setattr(run_plan, "CARDS", (0.1,))
     (card,) = plan().cards

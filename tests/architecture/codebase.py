@@ -23,7 +23,6 @@ LAYER_1 = (
     "config",
     "models.allocator",
     "trl_import",
-    "advice.recipe_checks",
     "models.folders",
     "data",
     "prompts",
@@ -84,7 +83,7 @@ def layer_of(inner: str) -> int:
     if inner == "" or belongs(inner, LAYER_1):
         return 1
     # Empty package files around modules of layers 1 and 3.
-    if inner in ("advice", "evaluation", "models"):
+    if inner in ("evaluation", "models"):
         return 1
     return 2 if belongs(inner, LAYER_2) else 3
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY_RUN, data_from, write_problems
 
-from grouper.advice.checks import find
-from grouper.advice.findings import read_record
+from grouper.advice.checks import find, read_record
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.errors import ModelError

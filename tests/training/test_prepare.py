@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from grouper.advice.lengths import find_lengths
+from grouper.advice import run_plan
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.tracking.live import Progress
@@ -98,11 +98,17 @@ def test_a_completion_budget_that_leaves_prompts_no_room_is_named(run):
 
 def test_a_plan_counts_on_it(run):
     recipe = load_recipe(run.path / "recipe.yaml")
-    lengths = find_lengths(recipe, load_problem_sets(recipe), 2048)
-    assert lengths.completion == lengths.evaluation_completion == run.prepared.max_new_tokens
-    assert lengths.sft_prompt + lengths.sft_completion <= 2 * 60
-    unmeasured = find_lengths(recipe, None, 2048)
-    assert (unmeasured.grpo_prompt, unmeasured.completion) == (99, 99)
+    planner = run_plan._Planner(recipe, "cpu")
+    assert planner.completion == run.prepared.max_new_tokens
+    assert planner.prompts == [
+        len(prompt.token_ids)
+        for part in (run.prepared.train, run.prepared.validation, run.prepared.test)
+        for _, prompt in part
+    ]
+    assert max(map(sum, planner.demonstrations)) <= 60
+    elsewhere = run_plan._Planner(recipe.override("data.test={source: file, path: /gone}"), "cpu")
+    assert (elsewhere.prompts, elsewhere.completion) == ([99], 99)
+    assert elsewhere.demonstrations == [(1, 59)]
 
 
 @pytest.mark.parametrize(("more", "refused"), [("many", True), ("never-written", False)])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
+from grouper.advice.recipe_checks import collected
 from grouper.config.loading import recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import GrouperError, RunFolderError, raise_all
@@ -22,11 +21,11 @@ from grouper.training.problem_sets import (
     load_problem_sets,
     phase_lines,
 )
-from grouper.types import Problem, Prompt
+
+if TYPE_CHECKING:
+    from grouper.training.prepare import Prepared
 
 __all__ = ["Plan", "make_plan"]
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,34 +54,29 @@ def make_plan(
         GrouperError: everything that would stop the run at its start, all at once.
     """
     problems: list[GrouperError] = []
-
-    def attempt(check: Callable[[], Result]) -> Result | None:
-        try:
-            return check()
-        except GrouperError as error:
-            problems.append(error)
-            return None
-
-    attempt(partial(require_symbolic, recipe.grading))
-    attempt(partial(_check_device, recipe.device))
-    unchecked = attempt(partial(_check_models, recipe, resume=resume))
-    intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
-    folder = attempt(partial(_folder_line, recipe, **intent))
-    sets = attempt(partial(load_problem_sets, recipe))
-    if sets is not None:
-        prompts = attempt(partial(_prompts, recipe, sets))
-        warnings = attempt(partial(_check_rewards, recipe, sets, prompts))
+    prepared = None
+    with collected(problems):
+        require_symbolic(recipe.grading)
+    with collected(problems):
+        _check_device(recipe.device)
+    with collected(problems):
+        unchecked = _check_models(recipe, resume=resume)
+    with collected(problems):
+        folder = _folder_line(
+            recipe, resume=resume, overwrite=overwrite, allow_changes=allow_changes
+        )
+    with collected(problems):
+        sets = load_problem_sets(recipe)
+        with collected(problems):
+            prepared = _prepare(recipe, sets)
+        with collected(problems):
+            warnings = _check_rewards(recipe, sets, prepared)
     raise_all(problems)
-    assert unchecked is not None
-    assert folder is not None
-    assert sets is not None
-    assert prompts is not None
-    assert warnings is not None
-    if not prompts.lines:
+    if prepared is None:
         unchecked.append("the lengths of the prompts, which take the model's tokenizer")
     leaks = find_leaks(sets)
     return Plan(
-        sizes=(*phase_lines(recipe, sets), *prompts.lines, folder),
+        sizes=(*phase_lines(recipe, sets), *_length_lines(prepared), folder),
         warnings=(*(leak.warning for leak in leaks), *warnings),
         leaks=tuple(leak.count for leak in leaks),
         unchecked=tuple(unchecked),
@@ -112,21 +106,29 @@ def _check_models(recipe: Recipe, *, resume: bool) -> list[str]:
     return [f"the model {path!r}, which is not on this machine" for path in missing]
 
 
-def _check_rewards(recipe: Recipe, sets: ProblemSets, prompts: _Prompts | None) -> list[str]:
+def _prepare(recipe: Recipe, sets: ProblemSets) -> Prepared | None:
+    """The preparation of the run, where the model's tokenizer lies on this machine."""
+    path = recipe.model.path
+    if path is None or not Path(path).expanduser().exists():
+        return None
+    from grouper.training.prepare import prepare
+
+    return prepare(recipe, sets)
+
+
+def _check_rewards(recipe: Recipe, sets: ProblemSets, prepared: Prepared | None) -> list[str]:
     """Try the rewards on a real problem with its columns, in a chat where the run has one.
 
     Returns:
         Warnings.
     """
+    if prepared is not None:
+        return prepared.check_rewards()
     if recipe.skip_grpo:
         return []
     assert sets.train is not None
-    fmt = make_format(recipe.prompt)
-    problem = sets.train.problems[0]
-    prompt = fmt.made_up_prompt(problem)
-    if prompts is not None and prompts.first is not None:
-        problem, prompt = prompts.first
-    rewards = build_rewards(recipe.rewards, fmt.layout)
+    fmt, problem = make_format(recipe.prompt), sets.train.problems[0]
+    rewards, prompt = build_rewards(recipe.rewards, fmt.layout), fmt.made_up_prompt(problem)
     return rewards.check(problem=problem, prompt=prompt, right=fmt.right_completion(problem))
 
 
@@ -157,35 +159,19 @@ def _folder_line(recipe: Recipe, *, resume: bool, overwrite: bool, allow_changes
     return f"Output: {path} (continues the run that is there; {state})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Prompts:
-    """The prompts of a run, as far as they are known without its model."""
-
-    lines: tuple[str, ...] = ()
-    first: tuple[Problem, Prompt] | None = None
-    """The first that is trained."""
-
-
-def _prompts(recipe: Recipe, sets: ProblemSets) -> _Prompts:
-    """Every prompt through the real tokenizer, where it lies on this machine."""
-    path = recipe.model.path
-    if path is None or not Path(path).expanduser().exists():
-        return _Prompts()
-    from grouper.training.prepare import prepare
-
-    prepared = prepare(recipe, sets)
-    lines = [_lengths_line("Prompts", [len(prompt.token_ids) for _, prompt in prepared.train])]
-    if prepared.demonstrations:
-        lengths = [len(demonstration.token_ids) for demonstration in prepared.demonstrations]
-        lines.append(_lengths_line("Demonstrations", lengths))
+def _length_lines(prepared: Prepared | None) -> list[str]:
+    """How long prompts and demonstrations are, and where completions end."""
+    if prepared is None:
+        return []
+    lines = []
+    prompts = [prompt for _, prompt in prepared.train]
+    for what, rows in (("Prompts", prompts), ("Demonstrations", prepared.demonstrations)):
+        lengths = [len(row.token_ids) for row in rows]
+        if lengths:
+            lines.append(
+                f"{what}: {len(lengths):,} fit, {sum(lengths) // len(lengths)} tokens on average, "
+                f"at most {max(lengths)}"
+            )
     lines += [] if prepared.budget_note is None else [prepared.budget_note]
     stops = [prepared.tokenizer.decode([i]) for i in prepared.stop_tokens.all]
-    lines.append(f"Stop tokens: {' '.join(stops)}")
-    return _Prompts(lines=tuple(lines), first=prepared.train[0] if prepared.train else None)
-
-
-def _lengths_line(what: str, lengths: Sequence[int]) -> str:
-    return (
-        f"{what}: {len(lengths):,} fit, {sum(lengths) // len(lengths)} tokens on average, at most "
-        f"{max(lengths)}"
-    )
+    return [*lines, f"Stop tokens: {' '.join(stops)}"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from grouper.advice.checks import Watch, find
-from grouper.advice.findings import Drawn
+from grouper.advice.checks import SampleSummary, find, watch
 from grouper.config.schema import Recipe
 from grouper.errors import AlarmError, PreflightError
 from grouper.models.loading import context_length
@@ -42,8 +41,7 @@ class LiveChecks(Hook):
     """Says while a run goes on what goes wrong, and ends it where `alarms.on_alarm` is `stop`."""
 
     def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
-        watch = Watch(run.recipe.alarms, state.alarms)
-        rung = watch.observe(report)
+        rung = watch(report, run.recipe.alarms, state.alarms)
         if not rung:
             return Asked()
         texts = tuple(f"alarm {name}: {finding}" for name, finding in rung)
@@ -88,7 +86,7 @@ class Preflight(Hook):
         if limit is not None:
             met = first_met(len(train), count, seed=run.recipe.seed)
             most = min(most, limit - max(len(train[i][1].token_ids) for i in met))
-        drawn = Drawn(
+        drawn = SampleSummary(
             completions=_sample(run, state, count, max(budget, most), "pre-flight"),
             budget=budget,
             before=state.phase,
@@ -105,7 +103,7 @@ class Preflight(Hook):
             return
         budget = run.prepared.max_new_tokens
         completions = _sample(run, state, STOP_SAMPLES, budget, "stop check")
-        drawn = Drawn(completions=completions, budget=budget)
+        drawn = SampleSummary(completions=completions, budget=budget)
         share, count = 1 - drawn.truncated, len(completions)
         run.display.say(f"Stop check: {share:.0%} of {count} samples end by themselves.")
         for found in find(drawn):

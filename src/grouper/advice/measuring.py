@@ -12,15 +12,14 @@ import resource
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from grouper.config.schema import Recipe
 from grouper.errors import Interrupted
-from grouper.models.policy import Policy
 from grouper.rewards import RewardStack
 from grouper.rewards.registry import find_reward, reward_label
 from grouper.tracking.live import TIME_PARTS, Progress, setup_logging
@@ -32,19 +31,27 @@ from grouper.training.rehearsal import Rehearsal
 from grouper.training.run import Run
 from grouper.types import StepReport
 
-__all__ = ["Bench", "Spread", "bench"]
+__all__ = ["Bench", "bench"]
 
-# A learning rate that moves no weight by anything that a sum would notice.
-STILL = 1e-30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """One metric over the measured steps."""
-
-    min: float
-    median: float
-    max: float
+# What would falsify the figures is taken out; such a learning rate moves no weight by anything that
+# a sum would notice.
+AS_MEASURED: dict[str, Any] = {
+    "skip_sft": True,
+    "skip_grpo": False,
+    "save_path": None,
+    "hooks": [],
+    "data": {"validation": None, "validation_share": 0.0, "test": None},
+    "tracking": {"trackers": []},
+    "grpo": {
+        "max_resample_rounds": 0,
+        "difficulty": None,
+        "shaping_needs_a_correct": False,
+        "shuffle_rewards": False,
+        "overlong": "keep",
+        "start_from": None,
+        "optimizer": {"learning_rate": 1e-30, "muon_learning_rate": 1e-30},
+    },
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +81,12 @@ class Bench:
     recipe_steps: int
     """GRPO steps of the recipe."""
 
-    def spread(self, name: str) -> Spread | None:
-        """The smallest, middle and largest value of a metric; None where no step has it."""
+    def spread(self, name: str) -> dict[str, float]:
+        """`min`, `median` and `max` of a metric over the steps; empty where no step has it."""
         found = [r.tallies[name].mean for r in self.reports if name in r.tallies]
         if not found:
-            return None
-        return Spread(min=min(found), median=statistics.median(found), max=max(found))
+            return {}
+        return {"min": min(found), "median": statistics.median(found), "max": max(found)}
 
     def share(self, part: str) -> float:
         """The part of all measured seconds that went into `prefill`, `decode`, ..."""
@@ -95,21 +102,19 @@ class Bench:
     @property
     def hours(self) -> float:
         """Of the recipe's GRPO steps, at the median; evaluations and checkpoints come on top."""
-        step = self.spread("time.step")
-        assert step is not None, "every step has its seconds"
-        return self.recipe_steps * step.median / 3600
+        return self.recipe_steps * self.spread("time.step")["median"] / 3600
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
         names = sorted({name for report in self.reports for name in report.tallies})
-        kept = [name for name in names if name.startswith(("time.", "completion/tokens"))]
+        timed = [name for name in names if name.startswith(("time.", "completion/tokens"))]
         plain = [f.name for f in fields(self) if f.name not in ("recipe", "reports")]
         return {
             "recipe": self.recipe.name,
             **{name: getattr(self, name) for name in ("model", *plain, "hours")},
             "steps": len(self.reports),
             "shares": {part: self.share(part) for part in TIME_PARTS},
-            "metrics": {name: asdict(s) for name in kept if (s := self.spread(name)) is not None},
+            "metrics": {name: self.spread(name) for name in timed},
         }
 
 
@@ -136,25 +141,43 @@ def bench(
         GrouperError: as a run of the recipe would.
     """
     progress = progress or Progress(quiet=True)
-    measured = _as_measured(recipe, model, completion_tokens)
+    changes = dict(AS_MEASURED)
+    if model is not None:
+        revision = recipe.model.revision if model == recipe.model.path else None
+        changes["model"] = {"path": model, "new": None, "revision": revision}
+    if completion_tokens is not None:
+        length = {"max_new_tokens": completion_tokens, "min_new_tokens": completion_tokens}
+        changes["sampling"] = {**length, "max_total_tokens": None, "stop": []}
+    measured = recipe.override(**changes)
     with tempfile.TemporaryDirectory(prefix="grouper-bench-") as folder:
         measured = measured.override(output_dir=folder, name=recipe.name)
         try:
             with Run(measured, Progress(quiet=True, console=progress.console)) as run:
-                state = _state(run, progress)
-                with progress.track("warming up", warmup) as task:
-                    for _ in range(warmup):
-                        _step(run, state, task.advance)
-                if state.policy.device.type == "cuda":
-                    torch.cuda.reset_peak_memory_stats(state.policy.device)
-                with progress.track("measuring", steps) as task:
-                    reports = [_step(run, state, task.advance) for _ in range(steps)]
+                run.rewards = _teaching(run)
+                with progress.track(f"loading {measured.model.path or 'a new model'}"):
+                    state = begin(run, "grpo", None)
+                Rehearsal().phase_begins(run, state)
+                _take(warmup, run, state, progress, "warming up")
+                policy, threads = state.policy, torch.get_num_threads()
+                device, cuda = policy.device, policy.device.type == "cuda"
+                if cuda:
+                    torch.cuda.reset_peak_memory_stats(device)
+                reports = _take(steps, run, state, progress, "measuring")
+                dtype = policy.compute_dtype or policy.model.dtype
+                card = torch.cuda.get_device_properties(device) if cuda else None
                 return Bench(
                     recipe=run.recipe,
-                    **_machine(state.policy),
+                    parameters=sum(p.numel() for p in policy.parameters()),
+                    device=device.type if card is None else card.name,
+                    dtype=str(dtype).removeprefix("torch."),
+                    threads=threads,
+                    matrix_rate=matrix_rate(device, dtype, threads),
                     warmup=warmup,
                     reports=tuple(reports),
                     completion_tokens=completion_tokens,
+                    peak_bytes=torch.cuda.max_memory_allocated(device) if cuda else _peak(),
+                    memory_bytes=None if card is None else card.total_memory,
+                    token_limit=policy.token_limit,
                     recipe_steps=state.total,
                 )
         except Interrupted as error:
@@ -163,70 +186,17 @@ def bench(
             setup_logging(None, console=progress.console)  # training.log goes with the folder
 
 
-def _as_measured(recipe: Recipe, model: str | None, completion_tokens: int | None) -> Recipe:
-    still = {"learning_rate": STILL, "muon_learning_rate": STILL}
-    grpo = {
-        "max_resample_rounds": 0,
-        "difficulty": None,
-        "shaping_needs_a_correct": False,
-        "shuffle_rewards": False,
-        "overlong": "keep",
-        "start_from": None,
-        "optimizer": still,
-    }
-    changes: dict[str, Any] = {
-        "skip_sft": True,
-        "skip_grpo": False,
-        "save_path": None,
-        "hooks": [],
-        "data": {"validation": None, "validation_share": 0.0, "test": None},
-        "tracking": {"trackers": []},
-        "grpo": grpo,
-    }
-    if model is not None:
-        revision = recipe.model.revision if model == recipe.model.path else None
-        changes["model"] = {"path": model, "new": None, "revision": revision}
-    if completion_tokens is not None:
-        changes["sampling"] = {
-            "max_total_tokens": None,
-            "max_new_tokens": completion_tokens,
-            "min_new_tokens": completion_tokens,
-            "stop": [],
-        }
-    return recipe.override(**changes)
-
-
-def _state(run: Run, progress: Progress) -> TrainState:
-    """GRPO at its first step, with rewards that teach."""
-    run.rewards = _teaching(run)
-    with progress.track(f"loading {run.recipe.model.path or 'a new model'}"):
-        state = begin(run, "grpo", None)
-    Rehearsal().phase_begins(run, state)
-    return state
-
-
-def _machine(policy: Policy) -> dict[str, Any]:
-    """What `Bench` says of the machine and of the model on it."""
-    device, cuda = policy.device, policy.device.type == "cuda"
-    dtype, threads = policy.compute_dtype or policy.model.dtype, torch.get_num_threads()
-    return {
-        "parameters": sum(p.numel() for p in policy.parameters()),
-        "device": torch.cuda.get_device_name(device) if cuda else device.type,
-        "dtype": str(dtype).removeprefix("torch."),
-        "threads": threads,
-        "matrix_rate": matrix_rate(device, dtype, threads),
-        "peak_bytes": torch.cuda.max_memory_allocated(device) if cuda else _peak(),
-        "memory_bytes": torch.cuda.get_device_properties(device).total_memory if cuda else None,
-        "token_limit": policy.token_limit,
-    }
-
-
-def _step(run: Run, state: TrainState, done: Callable[[], None]) -> StepReport:
-    report = grpo_step(run, state)
-    run.folder.append_metrics(report)
-    run.raise_if_stopped("measuring")
-    done()
-    return report
+def _take(
+    count: int, run: Run, state: TrainState, progress: Progress, what: str
+) -> list[StepReport]:
+    reports = []
+    with progress.track(what, count) as task:
+        for _ in range(count):
+            reports.append(grpo_step(run, state))
+            run.folder.append_metrics(reports[-1])
+            run.raise_if_stopped("measuring")
+            task.advance()
+    return reports
 
 
 def _teaching(run: Run) -> RewardStack:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from grouper.advice.tracing import Tracer
 from grouper.algorithms.rows import Rows
@@ -75,9 +75,7 @@ class ModelMemory:
         self._policy = policy
         tracer = Tracer(policy, device)
         # A plan asks for the same rows several times, and a trace takes seconds.
-        self._traced = functools.cache(
-            lambda rows, accumulated: tracer.update(rows, accumulated=accumulated)
-        )
+        self._traced = functools.cache(tracer.update)
         self._prefilled = functools.cache(tracer.forward)
         self.parameters = sum(p.numel() for p in policy.parameters())
         self.trainable = sum(p.numel() for p in policy.trainable().values())
@@ -86,7 +84,14 @@ class ModelMemory:
         self._largest = max((_bytes([p]) for p in policy.trainable().values()), default=0)
         self._dequantised = 0
         if config.quantization is not None:
-            linear = [p for p in _linear_weights(policy) if not p.requires_grad]
+            # Linear layers, but for the head.
+            head = policy.model.get_output_embeddings()
+            linear = [
+                module.weight
+                for name, module in policy.model.named_modules()
+                if isinstance(module, nn.Linear) and module is not head and ".lora_" not in name
+            ]
+            linear = [p for p in linear if not p.requires_grad]
             self.weights += sum(round(p.numel() * FOUR_BITS) for p in linear) - _bytes(linear)
             self._dequantised = max(_bytes([p]) for p in linear)
 
@@ -108,13 +113,13 @@ class ModelMemory:
             accumulated: whether earlier slices of the step have left their gradient.
             reference: whether a frozen copy of the trainable weights is held.
         """
-        trace = self._traced(rows, accumulated)
+        kept, peak = self._traced(rows, accumulated=accumulated)
         gradients = self._trainable_bytes
-        peak = trace.peak + (gradients if accumulated else 0)
+        peak += gradients if accumulated else 0
         if self._config.activation_offload and self._device != "cpu":
             # One layer at a time comes back from the host.
             layers = int(self._shape.num_hidden_layers)
-            peak -= trace.kept * (layers - 1) // layers
+            peak -= kept * (layers - 1) // layers
         # Fused AdamW needs nothing for itself, others a tensor or two.
         stepping = gradients + (0 if optimizer.name == "adamw" else 2 * self._largest)
         vocabulary = int(self._shape.vocab_size)
@@ -192,13 +197,3 @@ class ModelMemory:
 
 def _bytes(tensors: Any) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def _linear_weights(policy: Policy) -> list[Tensor]:
-    """The weights that 4-bit loading quantises: linear layers, but for the head."""
-    head = policy.model.get_output_embeddings()
-    return [
-        module.weight
-        for name, module in policy.model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head and ".lora_" not in name
-    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from grouper.advice.findings import Samples
+from grouper.advice.checks import Samples
 from grouper.models.policy import Policy
 from grouper.training.grpo import advantages_of, collect
 from grouper.training.prepare import Items, Prepared
@@ -48,9 +48,6 @@ def preview(
     return Samples(
         groups=groups,
         signal=tuple(any(values) for values in advantages_of(groups, recipe.grpo)),
-        fmt=prepared.format,
-        tokenizer=prepared.tokenizer,
-        stop_tokens=prepared.stop_tokens,
-        prompt=items[0][1],
+        prepared=prepared,
         vocabulary=policy.model.get_input_embeddings().weight.shape[0],
     )

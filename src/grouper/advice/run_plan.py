@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from grouper.advice.checks import find
-from grouper.advice.findings import Assumed
-from grouper.advice.lengths import find_lengths
+from grouper.advice.checks import Assumed, find
 from grouper.advice.memory import GIB, Memory, ModelMemory
 from grouper.algorithms.rows import Rows
-from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
+from grouper.config.schema import Recipe
 from grouper.errors import GrouperError
 from grouper.models.loading import context_length, shape_of, weightless_policy
-from grouper.models.new_model import new_model_config
+from grouper.models.new_model import make_new_model, new_model_config
+from grouper.prompts import make_format
 from grouper.sampling.weights import copy_dtype
 from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
+from grouper.training.prepare import Prepared, prepare
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 from grouper.training.rehearsal import worst_slices
 
-__all__ = ["CardPlan", "PhasePlan", "RunPlan", "Speed", "plan_run"]
+__all__ = ["PhasePlan", "RunPlan", "plan_run"]
 
 # GiB of common cards.
 CARDS = (24, 40, 80, 141)
@@ -32,14 +33,8 @@ CARDS = (24, 40, 80, 141)
 # GiB of a card that nothing can be put into: the context, kernels, and fragmentation.
 RESERVE = 1.25
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """How fast a run is, as measured."""
-
-    tokens_per_second: float | None = None
-    seconds_per_step: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Phase -> seconds of one of its steps in an earlier run."""
+# (setting, peak) at a few settings.
+Curve = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +47,8 @@ class PhasePlan:
     tokens_per_step: int
     """Trained or sampled, prompts included; of GRPO at most."""
     seconds: float | None
-
-    @property
-    def tokens(self) -> int | None:
-        return None if self.steps is None else self.steps * self.tokens_per_step
+    tokens: int | None
+    """Of all steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,29 +74,29 @@ class RunPlan:
     cards: tuple[CardPlan, ...]
     phases: tuple[PhasePlan, ...]
     notes: tuple[str, ...]
-
-    @property
-    def peak(self) -> int:
-        """Bytes, at the worst moment of the whole run."""
-        return max(part.peak for part in self.memory)
+    peak: int
+    """Bytes, at the worst moment of the whole run."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: bytes, tokens and seconds."""
-        plan = dataclasses.asdict(self)
-        for part, values in zip(self.memory, plan["memory"], strict=True):
-            values["peak"] = part.peak
-        for phase, values in zip(self.phases, plan["phases"], strict=True):
-            values["tokens"] = phase.tokens
-        return {**plan, "peak": self.peak}
+        memory = [{**asdict(part), "peak": part.peak} for part in self.memory]
+        return {**asdict(self), "memory": memory}
 
 
-def plan_run(recipe: Recipe, *, device: str | None = None, speed: Speed | None = None) -> RunPlan:
+def plan_run(
+    recipe: Recipe,
+    *,
+    device: str | None = None,
+    tokens_per_second: float | None = None,
+    seconds_per_step: Mapping[str, float] | None = None,
+) -> RunPlan:
     """Plan a run without loading weights and without a network.
 
     Args:
         recipe: the run.
         device: what to plan for; left out: as the recipe says.
-        speed: for times; left out: none are given.
+        tokens_per_second: measured speed, for the times of phases that have none below.
+        seconds_per_step: phase -> seconds of one of its steps in an earlier run.
 
     Raises:
         ModelError: the configuration of the model is not on this machine.
@@ -111,152 +104,166 @@ def plan_run(recipe: Recipe, *, device: str | None = None, speed: Speed | None =
     if device is None:
         auto = "cuda" if torch.cuda.is_available() else "cpu"
         device = auto if recipe.device == "auto" else recipe.device
-    return _Planner(recipe, device).plan(speed or Speed())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Update:
-    """What the updates of a phase are made of."""
-
-    name: str
-    config: SFTConfig | GRPOConfig
-    size: int | None
-    """Items of the phase; None where the data are not on this machine."""
-    per_step: int
-    tokens: int
-    """Of one step, prompts included."""
-    slices: list[tuple[Rows, int]]
-    """The kinds of rows that may take the most memory, and how many of them one step has."""
-    reference: bool = False
-
-    def plan(self, speed: Speed) -> PhasePlan:
-        steps = self.config.steps
-        if self.size is not None:
-            steps = total_steps(self.config, size=self.size, per_step=self.per_step)
-        seconds = speed.seconds_per_step.get(self.name)
-        if seconds is None and speed.tokens_per_second is not None:
-            seconds = self.tokens / speed.tokens_per_second
-        whole = None if steps is None or seconds is None else steps * seconds
-        return PhasePlan(name=self.name, steps=steps, tokens_per_step=self.tokens, seconds=whole)
-
-
-# (setting, peak) at a few settings.
-Curve = list[tuple[int, int]]
+    planner = _Planner(recipe, device)
+    model, own = planner.model, recipe.sampling.max_slots
+    budgets = {name: getattr(recipe, name).tokens_per_micro_batch for name in planner.slices}
+    memory = (
+        *(planner.update(name, budget) for name, budget in budgets.items()),
+        *(planner.sampling(name, own) for name in planner.sampled),
+    )
+    tokens = {name: planner.token_curve(name, budget) for name, budget in budgets.items()}
+    settings = sorted({1, own, 4 * own})
+    slots = [[(n, planner.sampling(name, n).peak) for n in settings] for name in planner.sampled]
+    cards = []
+    for gib in CARDS:
+        room = int((gib - RESERVE) * GIB)
+        card = CardPlan(
+            gib=gib,
+            fits=all(part.peak <= room for part in memory),
+            tokens_per_micro_batch={n: _largest([curve], room) for n, curve in tokens.items()},
+            max_slots=_largest(slots, room),
+        )
+        cards.append(card)
+    assumed = Assumed(measured=planner.prepared is not None, native=planner.policy.native)
+    return RunPlan(
+        device=device,
+        parameters=model.parameters,
+        trainable=model.trainable,
+        memory=memory,
+        cards=tuple(cards),
+        phases=tuple(
+            planner.phase(name, tokens_per_second, (seconds_per_step or {}).get(name))
+            for name in planner.slices
+        ),
+        notes=tuple(map(str, find(assumed))),
+        peak=max(part.peak for part in memory),
+    )
 
 
 class _Planner:
-    """Everything that is known of one run."""
+    """Everything that is known of one run: its problems, the lengths of its rows, its model."""
 
     def __init__(self, recipe: Recipe, device: str) -> None:
         self.recipe, self.device = recipe, device
-        try:
-            self.sets: ProblemSets | None = load_problem_sets(recipe)
-        except GrouperError:
-            self.sets = None  # not on this machine, or not in order: a dry run says which
-        path, revision, new = recipe.model.path, recipe.model.revision, recipe.model.new
+        self.sets = ProblemSets()
+        self.prepared: Prepared | None = None
+        path, new = recipe.model.path, recipe.model.new
+        # First of all: this refuses a model that is not here.
+        shape = None if path is None else shape_of(path, recipe.model.revision, cached=True)
+        with (
+            tempfile.TemporaryDirectory(prefix="grouper-plan-") as folder,
+            # Not on this machine, or not in order: a dry run says which.
+            contextlib.suppress(GrouperError),
+        ):
+            self.sets = load_problem_sets(recipe)
+            self.prepared = self._prepare(path or folder)
         if new is not None:
-            self.lengths = find_lengths(recipe, self.sets, new.max_position_embeddings)
-            assert self.lengths.vocabulary is not None
-            shape = new_model_config(new, vocabulary=self.lengths.vocabulary)
-        else:
-            assert path is not None
-            shape = shape_of(path, revision, cached=True)
-            self.lengths = find_lengths(recipe, self.sets, context_length(shape))
+            fitted = new.vocab_size if self.prepared is None else len(self.prepared.tokenizer)
+            shape = new_model_config(new, vocabulary=fitted)
+        assert shape is not None, "a recipe has a path or a new model"
         self.policy = weightless_policy(recipe.model, shape)
         self.model = ModelMemory(recipe.model, self.policy, device)
-        self.updates = list(self._updates())
-
-    def plan(self, speed: Speed) -> RunPlan:
-        own, updates, sampled = self.recipe.sampling.max_slots, self.updates, self._sampled()
-        memory = (
-            *(self._update(update, update.config.tokens_per_micro_batch) for update in updates),
-            *(self._sampling(name, own) for name in sampled),
-        )
-        tokens = {update.name: self._token_curve(update) for update in updates}
-        settings = sorted({1, own, 4 * own})
-        slots = [[(n, self._sampling(name, n).peak) for n in settings] for name in sampled]
-        rooms = {gib: int((gib - RESERVE) * GIB) for gib in CARDS}
-        assumed = Assumed(measured=self.lengths.measured, native=self.policy.native)
-        return RunPlan(
-            device=self.device,
-            parameters=self.model.parameters,
-            trainable=self.model.trainable,
-            memory=memory,
-            cards=tuple(
-                CardPlan(
-                    gib=gib,
-                    fits=all(part.peak <= room for part in memory),
-                    tokens_per_micro_batch={n: _largest([c], room) for n, c in tokens.items()},
-                    max_slots=_largest(slots, room),
-                )
-                for gib, room in rooms.items()
-            ),
-            phases=tuple(update.plan(speed) for update in updates),
-            notes=tuple(map(str, find(assumed))),
-        )
-
-    def _updates(self) -> Iterator[_Update]:
-        recipe, lengths, sets = self.recipe, self.lengths, self.sets
-        sft, grpo = recipe.sft, recipe.grpo
+        self.prompts, self.demonstrations, self.completion = self._lengths()
+        self.slices: dict[str, list[tuple[Rows, int]]] = {}
+        """Phase -> the kinds of rows that may take the most memory, and how many a step has."""
         if not recipe.skip_sft:
-            trained = None if sets is None else sets.sft or sets.train
-            yield _Update(
-                name="sft",
-                config=sft,
-                size=None if trained is None else len(trained),
-                per_step=sft.batch_size,
-                tokens=sft.batch_size * lengths.sft_mean,
-                slices=worst_slices(sft, lengths.sft_prompt or 1, lengths.sft_completion or 1),
-            )
+            longest = (max(lengths) for lengths in zip(*self.demonstrations, strict=True))
+            self.slices["sft"] = worst_slices(recipe.sft, *longest)
         if not recipe.skip_grpo:
-            train = None if sets is None else sets.train
-            prompts, rows = grpo.prompts_per_step, grpo.prompts_per_step * grpo.group_size
-            yield _Update(
-                name="grpo",
-                config=grpo,
-                size=None if train is None else len(train),
-                per_step=prompts,
-                tokens=prompts * lengths.grpo_mean_prompt + rows * lengths.completion,
-                slices=worst_slices(grpo, lengths.grpo_prompt, lengths.completion),
-                reference=grpo.beta > 0,
-            )
+            self.slices["grpo"] = worst_slices(recipe.grpo, max(self.prompts), self.completion)
+        measured = recipe.evaluation.base or recipe.data.test or recipe.data.has_validation
+        self.sampled = ["grpo sample"] * (not recipe.skip_grpo) + ["evaluation"] * bool(measured)
 
-    def _update(self, update: _Update, budget: int) -> Memory:
-        """The memory of an update at a budget, with the worse kind of rows."""
+    def _prepare(self, path: str) -> Prepared:
+        """The preparation of the run; a new model's folder gets everything but weights."""
+        recipe = self.recipe
+        if recipe.model.new is not None:
+            fmt, problems = make_format(recipe.prompt), self.sets.for_fitting
+            with torch.device("meta"):
+                model, tokenizer = make_new_model(recipe.model.new, problems, fmt, seed=recipe.seed)
+            for part in (model.config, model.generation_config, tokenizer):
+                part.save_pretrained(path)
+        # What is planned may be meant for another machine.
+        elsewhere: dict[str, Any] = {"device": "cpu", "threads": None}
+        elsewhere["grading"] = {"symbolic": False}
+        # A dry run lists what is left out, a plan only counts.
+        return prepare(recipe.override(**elsewhere), self.sets, model=path, quiet=True)
+
+    def _lengths(self) -> tuple[list[int], list[tuple[int, int]], int]:
+        """Tokens of prompts, of demonstrations (prompt and completion), and of a completion.
+
+        Measured where data and tokenizer are on this machine, else as long as the recipe allows.
+        """
+        known, recipe = self.prepared, self.recipe
+        if known is not None:
+            items = (*known.train, *known.validation, *known.test)
+            solved = [(len(d.prompt.token_ids), len(d.token_ids)) for d in known.demonstrations]
+            return [len(prompt.token_ids) for _, prompt in items], solved, known.max_new_tokens
+        new, total = recipe.sampling.max_new_tokens, recipe.sampling.max_total_tokens
+        limit, context = recipe.prompt.max_prompt_tokens, context_length(self.policy.model.config)
+        if total is not None:
+            # Prompts may be as short as one token, or as long as allowed.
+            new, limit = total - 1, min(limit, total - 1)
+        elif context is not None:
+            limit = max(1, min(limit, context - new))
+        if recipe.sft.max_tokens is None:
+            return [limit], [(limit, new)], new
+        # The longest demonstration, all but the shortest prompt of it trained.
+        return [limit], [(1, max(1, min(limit + new, recipe.sft.max_tokens) - 1))], new
+
+    def phase(self, name: str, speed: float | None, seconds: float | None) -> PhasePlan:
+        """A phase at `speed` tokens a second, or `seconds` per step, where one is known."""
+        config, grpo = getattr(self.recipe, name), self.recipe.grpo
+        if name == "sft":
+            part, per_step = self.sets.sft, self.recipe.sft.batch_size
+            tokens = per_step * _mean([sum(lengths) for lengths in self.demonstrations])
+        else:
+            part, per_step = self.sets.train, grpo.prompts_per_step
+            tokens = per_step * (_mean(self.prompts) + grpo.group_size * self.completion)
+        steps = config.steps
+        if part is not None:
+            steps = total_steps(config, size=len(part), per_step=per_step)
+        if seconds is None and speed is not None:
+            seconds = tokens / speed
+        return PhasePlan(
+            name=name,
+            steps=steps,
+            tokens_per_step=tokens,
+            seconds=None if steps is None or seconds is None else steps * seconds,
+            tokens=None if steps is None else steps * tokens,
+        )
+
+    def update(self, name: str, budget: int) -> Memory:
+        """The update of a phase at `tokens_per_micro_batch`, with the worst kind of rows."""
         options = []
-        for kind, most in update.slices:
+        for kind, most in self.slices[name]:
             rows = kind.filling(budget, most=most, shared=self.policy.native)
             part = self.model.update(
-                f"{update.name} update",
+                f"{name} update",
                 rows,
-                update.config.optimizer,
+                getattr(self.recipe, name).optimizer,
                 accumulated=rows.count < most,
-                reference=update.reference,
+                reference=name == "grpo" and self.recipe.grpo.beta > 0,
             )
             options.append(part)
         return max(options, key=lambda part: part.peak)
 
-    def _token_curve(self, update: _Update) -> Curve:
+    def token_curve(self, name: str, budget: int) -> Curve:
         """Peaks at one row, at the recipe's setting, and where more changes nothing."""
-        one = max(dataclasses.replace(kind, count=1).tokens for kind, _ in update.slices)
-        whole = max(dataclasses.replace(kind, count=most).tokens for kind, most in update.slices)
-        points = sorted({one, min(update.config.tokens_per_micro_batch, whole), whole})
-        return [(b, self._update(update, b).peak) for b in points if one <= b]
+        slices = self.slices[name]
+        one = max(replace(kind, count=1).tokens for kind, _ in slices)
+        whole = max(replace(kind, count=most).tokens for kind, most in slices)
+        points = sorted({one, min(budget, whole), whole})
+        return [(n, self.update(name, n).peak) for n in points if one <= n]
 
-    def _sampled(self) -> list[str]:
-        recipe = self.recipe
-        measured = recipe.evaluation.base or recipe.data.test or recipe.data.has_validation
-        parts = {"grpo sample": not recipe.skip_grpo, "evaluation": measured}
-        return [name for name, wanted in parts.items() if wanted]
-
-    def _sampling(self, name: str, slots: int) -> Memory:
+    def sampling(self, name: str, slots: int) -> Memory:
         """The part with at most this many slots."""
-        recipe, lengths = self.recipe, self.lengths
-        samples, completion = recipe.grpo.group_size, lengths.completion
+        recipe, completion = self.recipe, self.completion
+        samples = recipe.grpo.group_size
         most = recipe.grpo.prompts_per_step * samples
         if name == "evaluation":
-            samples, completion = recipe.evaluation.samples, lengths.evaluation_completion
-            test = None if self.sets is None else self.sets.test
+            samples, test = recipe.evaluation.samples, self.sets.test
+            completion = recipe.evaluation.max_new_tokens or completion
             most = slots if test is None else len(test) * samples
         optimizer = recipe.sft.optimizer if recipe.skip_grpo else recipe.grpo.optimizer
         slots = min(slots, most)
@@ -268,12 +275,17 @@ class _Planner:
             prompts=prompts,
             # Slots that are refilled one by one end up with a prompt each.
             held=prompts if slots == most else min(slots, -(-most // samples)),
-            prompt=lengths.grpo_prompt,
+            prompt=max(self.prompts),
             completion=completion,
             copy=copy_dtype(recipe.sampling, recipe.model, self.device, lora=lora),
             optimizer=state_bytes(optimizer, self.policy),
             reference=recipe.grpo.beta > 0 and not recipe.skip_grpo,
         )
+
+
+def _mean(lengths: Sequence[int]) -> int:
+    """Rounded up."""
+    return -(-sum(lengths) // len(lengths))
 
 
 def _largest(curves: Sequence[Curve], room: int) -> int | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,17 +26,7 @@ from grouper.models import attention
 from grouper.models.attention import SharedPrompts
 from grouper.models.policy import Policy
 
-__all__ = ["Trace", "Tracer"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """Bytes of one forward and backward."""
-
-    kept: int
-    """What the forward leaves for the backward."""
-    peak: int
-    """The most there is at a time beside the weights and the gradients of earlier slices."""
+__all__ = ["Tracer"]
 
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -90,31 +79,32 @@ class Tracer:
         self._device = device
         self._mode = FakeTensorMode()
         self._vocabulary = int(policy.model.config.get_text_config().vocab_size)
-        self._replace(policy)
+        self._replace()
 
-    def _replace(self, module: nn.Module) -> None:
+    def _replace(self) -> None:
         """Give every parameter and buffer a device; shared ones stay shared."""
         made: dict[int, Tensor] = {}
-        for part in module.modules():
+        for tensor in (*self._policy.parameters(), *self._policy.buffers()):
+            fake: Tensor = FakeTensor(self._mode, tensor.detach(), torch.device("cpu"))
+            if isinstance(tensor, nn.Parameter):
+                fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+            made[id(tensor)] = fake
+        for part in self._policy.modules():
             tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)  # noqa: SLF001 - tied weights stay tied
             for table in tables:
-                for name, tensor in table.items():
-                    if tensor is None:
-                        continue
-                    if id(tensor) not in made:
-                        fake: Tensor = FakeTensor(self._mode, tensor.detach(), torch.device("cpu"))
-                        if isinstance(tensor, nn.Parameter):
-                            fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-                        made[id(tensor)] = fake
-                    table[name] = made[id(tensor)]
+                table.update({name: made[id(t)] for name, t in table.items() if t is not None})
         self._owned = list(made.values())
 
-    def update(self, rows: Rows, *, accumulated: bool) -> Trace:
+    def update(self, rows: Rows, *, accumulated: bool) -> tuple[int, int]:
         """One slice of an update.
 
         Args:
             rows: the slice.
             accumulated: whether earlier slices of the step have left their gradient.
+
+        Returns:
+            Bytes that the forward leaves for the backward, and the most there are at a time beside
+            the weights and the gradients of earlier slices.
         """
         hidden_states = self._prepared(rows.batch(self._vocabulary))
         with self._run() as live:
@@ -130,7 +120,7 @@ class Tracer:
             (logprobs * torch.empty_like(logprobs)).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             for parameter in trainable:
                 parameter.grad = None
-        return Trace(kept=kept, peak=live.peak - base)
+        return kept, live.peak - base
 
     def forward(self, rows: Rows) -> int:
         """The peak in bytes beside the weights of running prompts without a gradient."""

@@ -171,7 +171,7 @@ def _show(seen: Bench) -> None:
 
 def _workload(seen: Bench) -> str:
     grpo, tokens = seen.recipe.grpo, seen.spread("completion/tokens")
-    length = "" if tokens is None else f" of {tokens.median:.0f} tokens"
+    length = f" of {tokens['median']:.0f} tokens" if tokens else ""
     forced = "" if seen.completion_tokens is None else " (made so)"
     return (
         f"{_count(len(seen.reports), 'step')} after {seen.warmup} to warm up, each "
@@ -198,14 +198,14 @@ def _table(seen: Bench) -> Table:
         table.add_column(name, justify="left" if name == "" else "right")
     for part in _PARTS:
         spread = seen.spread(f"time.{part}")
-        if spread is not None:
-            shown = [f"{value:.3f}" for value in (spread.min, spread.median, spread.max)]
+        if spread:
+            shown = [f"{value:.3f}" for value in spread.values()]
             table.add_row(f"{part}, s", *shown, f"{seen.share(part):.0%}")
     table.add_section()
     for name, metric, form in _SPEEDS:
         spread = seen.spread(metric)
-        if spread is not None:
-            shown = [form.format(value) for value in (spread.min, spread.median, spread.max)]
+        if spread:
+            shown = [form.format(value) for value in spread.values()]
             table.add_row(name, *shown, "")
     return table
 

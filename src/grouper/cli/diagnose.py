@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from grouper.advice.findings import Finding
+    from grouper.advice.checks import Finding
 
 __all__ = ["diagnose_command"]
 
@@ -31,14 +32,13 @@ def diagnose_command(run: Path, *, as_json: bool) -> None:
     RUN is a run folder, finished or not. Only its logs are read: nothing is loaded or sampled.
     The exit code is 1 where something was found, 0 where nothing was.
     """
-    from grouper.advice.checks import find
-    from grouper.advice.findings import read_record
+    from grouper.advice.checks import find, read_record
 
     record = read_record(run.expanduser())
     findings = find(record)
     steps = {"sft": len(record.sft), "grpo": len(record.grpo)}
     if as_json:
-        found = [finding.as_json() for finding in findings]
+        found = [asdict(finding) for finding in findings]
         click.echo(json.dumps({"run": str(run), "steps": steps, "findings": found}, indent=2))
     else:
         _show(run, steps, findings)

@@ -14,7 +14,7 @@ from grouper.cli.options import open_recipe, output_console, recipe_arguments
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from grouper.advice.run_plan import PhasePlan, RunPlan, Speed
+    from grouper.advice.run_plan import PhasePlan, RunPlan
 
 __all__ = ["plan_command"]
 
@@ -56,23 +56,23 @@ def plan_command(
     # Read by the libraries when they are imported.
     os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
     opened = open_recipe(recipe, overrides, runs_here=False)
-    from grouper.advice.run_plan import Speed, plan_run
+    from grouper.advice.run_plan import plan_run
 
-    speed = Speed(tokens_per_second=tokens_per_second)
-    plan = plan_run(opened, device=device, speed=speed if like is None else _measured(like))
+    seconds = None if like is None else _measured(like)
+    speed = tokens_per_second if like is None else None
+    plan = plan_run(opened, device=device, tokens_per_second=speed, seconds_per_step=seconds)
     if as_json:
         click.echo(json.dumps(plan.as_dict(), indent=2))
     else:
         _show(plan)
 
 
-def _measured(run: str) -> Speed:
+def _measured(run: str) -> dict[str, float]:
     """Seconds of one step of each phase of a run.
 
     Raises:
         RunFolderError: it is none, or has not finished a step.
     """
-    from grouper.advice.run_plan import Speed
     from grouper.errors import RunFolderError
     from grouper.tracking.run_folder import RunFolder
 
@@ -88,7 +88,7 @@ def _measured(run: str) -> Speed:
     seconds: dict[str, list[float]] = {}
     for report in reports:
         seconds.setdefault(report.phase, []).append(report.mean("time.step"))
-    return Speed(seconds_per_step={phase: sum(s) / len(s) for phase, s in seconds.items()})
+    return {phase: sum(values) / len(values) for phase, values in seconds.items()}
 
 
 COLUMNS = (

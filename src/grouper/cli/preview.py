@@ -25,7 +25,7 @@ from grouper.errors import ConfigError
 from grouper.tracking.samples import printable
 
 if TYPE_CHECKING:
-    from grouper.advice.findings import Finding, Samples
+    from grouper.advice.checks import Finding, Samples
     from grouper.prompts import PromptFormat
     from grouper.types import Rollout, SamplingParams
 
@@ -130,7 +130,7 @@ def _show(seen: Samples, causes: Sequence[Finding], model: str) -> None:
         click.echo(printable(asked))
         for number, rollout in enumerate(group.rollouts, start=1):
             click.echo()
-            _show_rollout(rollout, seen.fmt, f"{number} of {len(group.rollouts)}")
+            _show_rollout(rollout, seen.prepared.format, f"{number} of {len(group.rollouts)}")
     click.echo()
     _summarise(seen, causes)
 

@@ -99,6 +99,8 @@ class Prepared:
     """Settings that work but rarely do what was meant."""
     folder: tempfile.TemporaryDirectory[str] | None = None
     """Of a new model that nobody asked for a place for."""
+    quiet: bool = False
+    """Whether rows that are left out go without a warning."""
 
     # --- for the eye ---
 
@@ -294,7 +296,9 @@ class Prepared:
         self.close()
 
 
-def prepare(recipe: Recipe, sets: ProblemSets, *, model: str | None = None) -> Prepared:
+def prepare(
+    recipe: Recipe, sets: ProblemSets, *, model: str | None = None, quiet: bool = False
+) -> Prepared:
     """Render the problems of `sets`, each once, with the renderer that all phases share.
 
     What does not fit is listed and left out.
@@ -304,6 +308,7 @@ def prepare(recipe: Recipe, sets: ProblemSets, *, model: str | None = None) -> P
         sets: the parts to prepare, from `load_problem_sets`; perhaps none.
         model: folder or Hub name of the model whose tokenizer is used; left out: the recipe's, or
             a new one in a folder that goes with the result.
+        quiet: warn of nothing.
 
     Raises:
         GrouperError: device, tokenizer, format or grading cannot be had; or a prompt holds tokens
@@ -321,7 +326,7 @@ def prepare(recipe: Recipe, sets: ProblemSets, *, model: str | None = None) -> P
     elif model is None:
         require_model_folder(path)
     try:
-        return _with_problems(_with_tokenizer(recipe, path, folder), sets)
+        return _with_problems(_with_tokenizer(recipe, path, folder, quiet=quiet), sets)
     except BaseException:  # nothing may be left behind, whatever went wrong
         if folder is not None:
             folder.cleanup()
@@ -329,7 +334,7 @@ def prepare(recipe: Recipe, sets: ProblemSets, *, model: str | None = None) -> P
 
 
 def _with_tokenizer(
-    recipe: Recipe, path: str, folder: tempfile.TemporaryDirectory[str] | None
+    recipe: Recipe, path: str, folder: tempfile.TemporaryDirectory[str] | None, *, quiet: bool
 ) -> Prepared:
     """What follows from the recipe and the model alone; no problem has been rendered yet."""
     fmt, revision = make_format(recipe.prompt), None
@@ -337,7 +342,7 @@ def _with_tokenizer(
         revision = recipe.model.revision
     tokenizer = load_tokenizer(path, revision=revision)
     fmt.install(tokenizer)
-    if fmt.falls_back(tokenizer):
+    if fmt.falls_back(tokenizer) and not quiet:
         log.warning(
             "The tokenizer of %s has no chat template: prompts are plain text. "
             "prompt.template=install gives it one, prompt.template=plain is plain without "
@@ -357,6 +362,7 @@ def _with_tokenizer(
         # With `max_total_tokens` as little as possible, until the prompts have been counted.
         max_new_tokens=recipe.sampling.max_new_tokens if given else 1,
         folder=folder,
+        quiet=quiet,
     )
 
 
@@ -428,7 +434,7 @@ def _prompts(prepared: Prepared, part: ProblemSet | None, name: str) -> Items:
         max_percentile=settings.max_percentile if name == "train" else None,
         fix=fix,
     )
-    _report_dropped(name, rendered.dropped)
+    _report_dropped(prepared, name, rendered.dropped)
     for problem, prompt in rendered.items:
         _require_known(prepared, prompt.token_ids, problem.id)
     return rendered.items
@@ -446,7 +452,7 @@ def _demonstrations(prepared: Prepared, part: ProblemSet, name: str) -> tuple[De
         max_completion_tokens=None if context is None else max(1, context - limit),
         max_tokens=prepared.recipe.sft.max_tokens if name == "sft" else None,
     )
-    _report_dropped(name, rendered.dropped)
+    _report_dropped(prepared, name, rendered.dropped)
     for problem, demonstration in rendered.items:
         _require_known(prepared, demonstration.token_ids, f"the solution of {problem.id}")
     return tuple(demonstration for _, demonstration in rendered.items)
@@ -469,9 +475,9 @@ def _require_known(prepared: Prepared, token_ids: Sequence[int], what: str) -> N
         )
 
 
-def _report_dropped(part: str, dropped: Sequence[Dropped]) -> None:
+def _report_dropped(prepared: Prepared, part: str, dropped: Sequence[Dropped]) -> None:
     """List what is left out: a few on the console, all of them in training.log."""
-    if not dropped:
+    if not dropped or prepared.quiet:
         return
     log.warning(
         "data.%s: %d rows are left out, the first: %s (%s).",
