@@ -20,7 +20,7 @@ from grouper.training.checkpoint import (
     load_optimizer,
     read_state,
 )
-from grouper.training.curriculum import ProblemStream, difficulty_band, total_steps
+from grouper.training.curriculum import DifficultyBand, ProblemStream, total_steps
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import make_optimizer
 from grouper.training.run import Run, describe_versions
@@ -44,6 +44,7 @@ def fresh_state(run: Run, phase: str, policy: Policy, path: str) -> TrainState:
     config = recipe.sft if phase == "sft" else recipe.grpo
     size = len(prepared.demonstrations if phase == "sft" else prepared.train)
     per_step = recipe.sft.batch_size if phase == "sft" else recipe.grpo.prompts_per_step
+    band = recipe.grpo.difficulty if phase == "grpo" else None
     replica = run.replica(policy)
     # After the replica: it may have put other parameters in the place of the policy's.
     optimizer = make_optimizer(policy, config.optimizer)
@@ -53,10 +54,10 @@ def fresh_state(run: Run, phase: str, policy: Policy, path: str) -> TrainState:
         replica=replica,
         optimizer=optimizer,
         total=total_steps(config, size=size, per_step=per_step),
-        stream=ProblemStream(size=size, per_step=per_step, seed=recipe.seed, phase=phase),
+        stream=ProblemStream(size=size, seed=recipe.seed, phase=phase),
         clock=StepClock(policy, run.processes.size),
         started_from=path,
-        difficulty=difficulty_band(recipe.grpo) if phase == "grpo" else None,
+        difficulty=None if band is None else DifficultyBand(band),
         rewards=run.rewards if phase == "grpo" else None,
     )
 
