@@ -218,7 +218,7 @@ def _holds_a_string(side: ast.expr) -> bool:
         ("config.advantage == 'centred'", True),
         ("name in ('a', 'b')", True),
         ("policy.device.type != kind", True),
-        ("session.recorded('sft') is None", False),
+        ("run.folder.read_evaluation('sft') is None", False),
         ("config.beta > 0", False),
     ],
 )

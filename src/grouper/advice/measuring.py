@@ -24,10 +24,10 @@ from grouper.models.policy import Policy
 from grouper.rewards import RewardStack
 from grouper.rewards.registry import find_reward, reward_label
 from grouper.tracking.live import TIME_PARTS, Progress, setup_logging
+from grouper.training.beginning import begin
 from grouper.training.checkpoint import TrainState
 from grouper.training.grpo import grpo_step
 from grouper.training.metrics import matrix_rate
-from grouper.training.pipeline import begin_grpo
 from grouper.training.rehearsal import Rehearsal
 from grouper.training.run import Run
 from grouper.types import StepReport
@@ -200,7 +200,7 @@ def _state(run: Run, progress: Progress) -> TrainState:
     """GRPO at its first step, with rewards that teach."""
     run.rewards = _teaching(run)
     with progress.track(f"loading {run.recipe.model.path or 'a new model'}"):
-        state = begin_grpo(run, None)
+        state = begin(run, "grpo", None)
     Rehearsal().phase_begins(run, state)
     return state
 

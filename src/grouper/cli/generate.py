@@ -253,13 +253,14 @@ class _Answerer:
 
     def converse(self) -> None:
         """Answer every line until the end of input; each question stands alone."""
-        number = 0
-        for number, question in enumerate(_lines(), start=1):
+        asked = False
+        for question in _lines():
+            asked = True
             try:
                 self.show(question)
             except DataError as error:  # a question that is too long ends nothing
                 click.echo(error.paragraph(), err=True)
-        if number == 0 and not _typed():
+        if not asked and not _typed():
             click.echo("No question on standard input; see --question and --input.", err=True)
 
     def _columns(self, completion: Completion | None, sample: int) -> dict[str, Any]:

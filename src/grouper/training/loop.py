@@ -139,7 +139,7 @@ def _evaluate_if_due(run: Run, state: TrainState) -> bool:
     due = due or "evaluate" in state.asked
     if not run.prepared.validation or not due:
         return False
-    result = run.recorded(f"validation-{state.phase}-{step:06d}")
+    result = run.folder.read_evaluation(f"validation-{state.phase}-{step:06d}")
     if result is None:
         result = run.evaluate(state.policy, phase=state.phase, step=step, split="validation")
     return state.best.offer(step, result.accuracy)

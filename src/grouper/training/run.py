@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from rich.text import Text
 
-from grouper.config.loading import recipe_hash, resolved_yaml
+from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
 from grouper.config.user_code import code_fingerprints, load_hook
 from grouper.errors import Interrupted, ModelError, PreflightError
@@ -32,10 +32,7 @@ from grouper.models.policy import Policy
 from grouper.rewards import RewardStack
 from grouper.sampling.native import NativeSampler
 from grouper.tracking.live import Progress, setup_logging
-from grouper.tracking.lock import RunLock
-from grouper.tracking.onlooker import Onlooker
-from grouper.tracking.run_folder import RunFolder
-from grouper.tracking.sinks.tracked_folder import TrackedFolder
+from grouper.tracking.recorder import Recorder
 from grouper.training.checkpoint import STATE_FILE
 from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
 from grouper.training.prepare import Prepared, make_base, named_base, prepare
@@ -87,64 +84,32 @@ class Run:
             load_hook(hook)
         with display.track("reading the data"):
             sets = load_problem_sets(recipe)
-        # What is there already, and may it be continued or deleted?
-        intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
-        was_there = self.processes.on_rank0(
-            lambda: RunFolder.check(
-                path, recipe_hash=self.hash, recipe_yaml=resolved_yaml(recipe), **intent
-            )
+        self.folder = Recorder(
+            recipe,
+            self.processes,
+            {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes},
+            versions=describe_versions(find_device(recipe.device)),
+            fingerprints=sets.fingerprints,
+            code=code_fingerprints(_named_by(recipe)),
+            threads=recipe.threads or torch.get_num_threads(),
         )
-        self._is_new = not was_there
-        self.folder = self._open_folder(recipe, sets, path, intent)
         try:
             self._prepare(recipe, sets)
         except BaseException:  # Ctrl-C, too, must leave no process, no lock and no half a folder
             if hasattr(self, "prepared"):
                 self.prepared.close()
             self.folder.close()
-            self._unlock()
-            self._discard_if_new()
+            self._discard()
             raise
 
-    def _open_folder(
-        self, recipe: Recipe, sets: ProblemSets, path: Path, intent: dict[str, bool]
-    ) -> RunFolder:
-        """The run folder: rank 0 locks and writes it, the others look on."""
-        self._lock: RunLock | None = None
-
-        def create() -> None:
-            self._lock = RunLock(path)
-            RunFolder.create(
-                path,
-                recipe_yaml=resolved_yaml(recipe),
-                recipe_hash=self.hash,
-                versions=describe_versions(find_device(recipe.device)),
-                fingerprints=sets.fingerprints,
-                code=code_fingerprints(_named_by(recipe)),
-                threads=recipe.threads or torch.get_num_threads(),
-                processes=self.processes.size,
-                **intent,
-            )
-
-        try:
-            self.processes.on_rank0(create)
-        except BaseException:  # the lock is given back, whatever went wrong
-            self._unlock()
-            raise
-        return TrackedFolder(path, recipe) if self.processes.rank == 0 else Onlooker(path)
-
-    def _discard_if_new(self) -> None:
-        if self._is_new:
-            setup_logging(None, console=self.display.console)
-            self.folder.discard()
+    def _discard(self) -> None:
+        """Remove a folder that this run has made, so that the next try finds no other recipe."""
+        setup_logging(None, console=self.display.console)
+        self.folder.discard()
 
     def has_begun(self) -> bool:
         """Whether anything has been measured or trained in the run folder."""
         return bool(self.folder.read_evaluations() or self.folder.read_metrics())
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
 
     def _prepare(self, recipe: Recipe, sets: ProblemSets) -> None:
         """Everything that a run needs and that can still refuse it."""
@@ -287,10 +252,6 @@ class Run:
         self.display.say(f"Validation loss: {loss.mean:.4f} over {loss.count:,.0f} tokens.")
         return {"loss": loss.mean, "loss_tokens": loss.count}
 
-    def recorded(self, name: str) -> EvaluationResult | None:
-        """An evaluation that this run has already made."""
-        return self.processes.on_rank0(lambda: self.folder.read_evaluation(name))
-
     def raise_if_stopped(self, what: str = "", *, together: bool = False) -> None:
         """Leave a long part early once the user has asked to stop; tell the watchdog of life.
 
@@ -339,12 +300,8 @@ class Run:
         self.grader.close()
         self.prepared.close()
         self.folder.close()
-        refused = isinstance(raised[1], PreflightError) and not self.has_begun()
-        self._unlock()
-        if refused:
-            # Otherwise the next try, with what was wrong put right, would be refused as another
-            # recipe.
-            self._discard_if_new()
+        if isinstance(raised[1], PreflightError) and not self.has_begun():
+            self._discard()
         if not any(raised):
             # After an error the others may never come here, and must not be waited for.
             leave_processes(self._replica)

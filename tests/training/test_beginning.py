@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grouper.training.resuming import banner_lines
+from grouper.training.beginning import banner_lines
 from grouper.types import StepReport, Tally
 
 INFO: dict[str, Any] = {

@@ -1,0 +1,155 @@
+"""The run folder as an open run uses it: rank 0 locks and writes it, and tells the trackers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from grouper.config.loading import recipe_hash, resolved_yaml
+from grouper.config.schema import Recipe
+from grouper.evaluation.result import EvaluationResult
+from grouper.models.process_group import ProcessGroup
+from grouper.tracking.lock import RunLock
+from grouper.tracking.run_folder import RunFolder
+from grouper.tracking.sinks.background import Background, close_all
+from grouper.tracking.sinks.base import Sink, Step
+from grouper.tracking.sinks.registry import find_trackers
+from grouper.types import Rollout, RolloutGroup, StepReport
+
+__all__ = ["Recorder"]
+
+Parameters = ParamSpec("Parameters")
+Value = TypeVar("Value")
+
+
+def _on_rank0(
+    method: Callable[Concatenate[Any, Parameters], Value],
+) -> Callable[Concatenate[Any, Parameters], Value]:
+    """A method that every process calls, rank 0 runs, and whose answer all get."""
+
+    @functools.wraps(method)
+    def called(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Value:
+        processes: ProcessGroup = self.processes
+        return processes.on_rank0(lambda: method(self, *args, **kwargs))
+
+    return called
+
+
+class Recorder(RunFolder):
+    """Opens a run folder, new or continued, and keeps the record of the run in it.
+
+    Every process of the run has one. What is wrapped in `_on_rank0` is called by all of them, and
+    never from work that rank 0 does alone. Trackers get each record once it is written. They are
+    opened by the first one: a run that is refused at its start leaves none behind.
+
+    Args:
+        recipe: of the run; names the folder and the trackers.
+        processes: of the run.
+        intent: `resume`, `overwrite` and `allow_changes` of `RunFolder.create`.
+        contents: what else `RunFolder.create` records, by its names.
+
+    Raises:
+        RunFolderError: as `RunFolder.create`, or another process is writing the folder.
+        ConfigError: a tracker of the user's own that is not there.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        processes: ProcessGroup,
+        intent: Mapping[str, Any],
+        **contents: Any,
+    ) -> None:
+        super().__init__(Path(recipe.output_dir).expanduser() / recipe.name)
+        self.processes = processes
+        self._is_new = False
+        self._lock: RunLock | None = None
+        self._builders: dict[str, Callable[[], Sink]] = {}
+        self._open: list[Background] | None = None
+        self._rewards: tuple[int, Mapping[str, tuple[float, ...]]] = (0, {})
+        try:
+            processes.on_rank0(lambda: self._begin_record(recipe, intent, contents))
+        except BaseException:  # the lock is given back, whatever went wrong
+            self.close()
+            raise
+
+    def _begin_record(
+        self, recipe: Recipe, intent: Mapping[str, Any], contents: Mapping[str, Any]
+    ) -> None:
+        text, mark = resolved_yaml(recipe), recipe_hash(recipe)
+        named: dict[str, Any] = {"recipe_yaml": text, "recipe_hash": mark, **intent}
+        # Before the lock, which makes the folder: one that is refused stays as it was.
+        self._is_new = not RunFolder.check(self.path, **named)
+        self._lock = RunLock(self.path)
+        RunFolder.create(self.path, **named, **contents, processes=self.processes.size)
+        started = str(self.read_info()["host"]["started"])
+        self._builders = find_trackers(recipe, self.path, started=started)
+
+    recipe_hashes = _on_rank0(RunFolder.recipe_hashes)
+    record_resolved = _on_rank0(RunFolder.record_resolved)
+    changes_begin_at = _on_rank0(RunFolder.changes_begin_at)
+    holes = _on_rank0(RunFolder.holes)
+    read_evaluation = _on_rank0(RunFolder.read_evaluation)
+    truncate_to = _on_rank0(RunFolder.truncate_to)
+
+    @_on_rank0
+    def append_metrics(self, report: StepReport) -> None:
+        super().append_metrics(report)
+        step, rewards = self._rewards
+        for tracker in self._trackers():
+            tracker.put(Step(report=report, rewards=rewards if step == report.step else {}))
+
+    @_on_rank0
+    def write_rollouts(
+        self,
+        phase: str,
+        step: int,
+        groups: Sequence[RolloutGroup],
+        advantages: Sequence[float | None],
+        *,
+        with_ids: bool = False,
+    ) -> None:
+        super().write_rollouts(phase, step, groups, advantages, with_ids=with_ids)
+        if self._builders:
+            rollouts = (rollout for group in groups for rollout in group.rollouts)
+            self._rewards = step, _rewards(rollouts, advantages)
+
+    @_on_rank0
+    def write_evaluation(self, result: EvaluationResult) -> None:
+        super().write_evaluation(result)
+        for tracker in self._trackers():
+            tracker.put(result)
+
+    def discard(self) -> None:
+        """As `RunFolder.discard`, where this process has made the folder."""
+        if self._is_new:
+            super().discard()
+
+    def close(self) -> None:
+        """End the trackers, which may take `CLOSING_SECONDS`, and let another process write."""
+        close_all(self._open or [])
+        self._open = None
+        if self._lock is not None:
+            self._lock.release()
+
+    def _trackers(self) -> list[Background]:
+        if self._open is None:
+            self._open = [Background(name, build) for name, build in self._builders.items()]
+        return self._open
+
+
+def _rewards(
+    rollouts: Iterable[Rollout], advantages: Sequence[float | None]
+) -> dict[str, tuple[float, ...]]:
+    """Of the rollouts that took part: the total, then each component that was scored."""
+    values: dict[str, list[float]] = {"total": []}
+    for rollout, advantage in zip(rollouts, advantages, strict=True):
+        if advantage is None:
+            continue
+        known = {"total": rollout.reward.total, **rollout.reward.components}
+        for name, value in known.items():
+            if value is not None:
+                values.setdefault(name, []).append(value)
+    return {name: tuple(found) for name, found in values.items() if found}
