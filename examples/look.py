@@ -6,8 +6,10 @@ import grouper
 
 name, *overrides = sys.argv[1:] or ["demo"]
 run = grouper.load_recipe(name).override(*overrides)
-with grouper.prepare(run) as setup:
-    print(setup)
-    print(setup.settings["grpo.group_size"], "samples a problem")
-    print(sum(p.numel() for p in setup.model.parameters()), "parameters")
-    print(setup.reward(f"<reasoning>?</reasoning><answer>{setup.problems[0].answer}</answer>"))
+with grouper.prepare(run) as prepared:
+    print(prepared)
+    print(prepared.settings["grpo.group_size"], "samples per problem")
+    print(sum(p.numel() for p in prepared.model.parameters()), "parameters")
+    print(
+        prepared.reward(f"<reasoning>?</reasoning><answer>{prepared.problems[0].answer}</answer>")
+    )

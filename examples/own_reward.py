@@ -14,6 +14,6 @@ if __name__ == "__main__":
     rewards = [{"name": "correctness"}, {"name": f"{__file__}:brevity", "weight": 0.1}]
     name, *overrides = sys.argv[1:] or ["demo", "name=brief"]
     run = grouper.load_recipe(name).override(*overrides, rewards=rewards)
-    setup = grouper.prepare(run)
-    for measured in grouper.train(setup).results:
+    prepared = grouper.prepare(run)
+    for measured in grouper.train(prepared).results:
         print(f"{measured.name}: {measured.accuracy:.1%}")

@@ -33,9 +33,9 @@ def test_the_sizes_are_those_worked_out_by_hand(tmp_path):
         ],
     )
     plan = make_plan(recipe)
-    # 70 / 32 rounds up to 3 steps an epoch; two epochs of 70 are 140 / 32, rounded up: 5 steps.
-    assert "32 demonstrations a step, 70 in all, 3 steps an epoch; 5 steps" in plan.sizes[0]
-    assert "16 prompts x 8 samples = 128 completions a step, 4 steps an epoch" in plan.sizes[1]
+    # 70 / 32 rounds up to 3 steps per epoch; two epochs of 70 are 140 / 32, rounded up: 5 steps.
+    assert "32 demonstrations per step, 70 in all, 3 steps per epoch; 5 steps" in plan.sizes[0]
+    assert "16 prompts x 8 samples = 128 completions per step, 4 steps per epoch" in plan.sizes[1]
     assert plan.sizes[-1] == f"Output: {tmp_path}/demo (new)"
     assert plan.warnings == ()
     assert list(tmp_path.iterdir()) == []

@@ -21,8 +21,8 @@ def test_a_dry_run_prints_a_recipe_that_can_be_run_and_the_sizes(grouper, tmp_pa
     out = tmp_path / "out"
     called = grouper("run", "demo", "--dry-run", "grpo.group_size=4", f"output_dir={out}")
     assert called.code == 0, called.err
-    assert "16 prompts x 4 samples = 64 completions a step, 250 steps an epoch" in called.out
-    assert "32 demonstrations a step, 2,000 in all" in called.out
+    assert "16 prompts x 4 samples = 64 completions per step, 250 steps per epoch" in called.out
+    assert "32 demonstrations per step, 2,000 in all" in called.out
     assert f"Output: {out}/demo (new)" in called.out
     path = tmp_path / "resolved.yaml"
     path.write_text(called.out)

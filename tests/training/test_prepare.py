@@ -49,7 +49,7 @@ def test_the_budget_is_what_the_longest_kept_prompt_leaves(run):
     assert run.prepared.max_new_tokens == budget
     assert run.prepared.training_params().max_new_tokens == budget
     assert run.prepared.evaluation_params().max_new_tokens == budget
-    assert run.prepared.budget == (
+    assert run.prepared.budget_note == (
         f"Completions have up to {budget} tokens: 100 in all, less {longest(run)} of the "
         f"longest of {len(run.prepared.train)} prompts."
     )

@@ -178,7 +178,7 @@ def _prompts(recipe: Recipe, sets: ProblemSets) -> _Prompts:
     if prepared.demonstrations:
         lengths = [len(demonstration.token_ids) for demonstration in prepared.demonstrations]
         lines.append(_lengths_line("Demonstrations", lengths))
-    lines += [] if prepared.budget is None else [prepared.budget]
+    lines += [] if prepared.budget_note is None else [prepared.budget_note]
     stops = [prepared.tokenizer.decode([i]) for i in prepared.stop_tokens.all]
     lines.append(f"Stop tokens: {' '.join(stops)}")
     return _Prompts(lines=tuple(lines), first=prepared.train[0] if prepared.train else None)

@@ -219,7 +219,7 @@ class AlarmsConfig(Section):
     unique: Fraction = Field(
         0.05, description="lowest difference within groups: 0 all the same, 1 no two the same"
     )
-    kl_rise: PositiveFloat = Field(0.1, description="nats a token within the window")
+    kl_rise: PositiveFloat = Field(0.1, description="nats per token within the window")
     truncated: Fraction = Field(0.5, description="share of the completions")
     saturated: Fraction = Field(0.9, description="share of the groups that are all right")
 

@@ -28,7 +28,7 @@ from grouper.training.checkpoint import TrainState
 from grouper.training.metrics import rollout_tallies, status_of
 from grouper.training.optimizers import schedule
 from grouper.training.run import Run
-from grouper.training.update import Scorer, UpdateResult, grpo_objective, update
+from grouper.training.update import Scorer, UpdateResult, update
 from grouper.types import (
     Problem,
     Prompt,
@@ -77,12 +77,7 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
     if config.shuffle_rewards:  # the control experiment
         groups = shuffle_rewards(groups, draw_seed(run.recipe.seed, "shuffle", state.step))
     with clock.updating():
-        scorer = Scorer(
-            state.replica,
-            config.tokens_per_micro_batch,
-            state.reference,
-            on_batch=clock.scored,
-        )
+        scorer = Scorer(state.replica, config.tokens_per_micro_batch, state.reference, clock.scored)
         assembled = assemble(
             groups,
             config,
@@ -230,8 +225,8 @@ def _collect_step(run: Run, state: TrainState) -> RolloutBatch:
     sampler, position, seen = run.sampler(state.policy), state.position, Counter[str]()
     sampler.times.take()  # what an evaluation took is not part of the step
 
-    def wanted(index: int, epoch: int) -> bool:
-        return state.difficulty is None or state.difficulty.allows(train[index][0].id, epoch)
+    band = state.difficulty
+    wanted = None if band is None else lambda index, epoch: band.allows(train[index][0].id, epoch)
 
     def draw(count: int) -> RolloutBatch:
         nonlocal position
@@ -497,7 +492,7 @@ def _update(run: Run, state: TrainState, batch: TrainBatch) -> UpdateResult:
     return update(
         state.policy,
         batch,
-        grpo_objective(config),
+        run.objective,
         state.optimizer,
         scale=schedule(config.optimizer, state.step, state.total),
         max_grad_norm=config.optimizer.max_grad_norm,

@@ -10,7 +10,7 @@ import gc
 import logging
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -81,18 +81,20 @@ class Prepared:
     stop_tokens: StopTokens
     context: int | None
     """The longest sequence that the model takes, in tokens; None where it does not say."""
+    vocabulary: int
+    """How many tokens the model knows."""
     max_new_tokens: int
     """The completion budget: of the recipe, or what `max_total_tokens` leaves of it."""
-    budget: str | None
+    budget_note: str | None = None
     """What `sampling.max_total_tokens` leaves for a completion, in words."""
-    train: Items
+    train: Items = ()
     """The training problems that fit, each with its prompt; likewise the other parts, which are
     empty where the recipe has none."""
-    validation: Items
-    test: Items
-    demonstrations: tuple[Demonstration, ...]
+    validation: Items = ()
+    test: Items = ()
+    demonstrations: tuple[Demonstration, ...] = ()
     """What SFT trains; empty where it is skipped."""
-    validation_demonstrations: tuple[Demonstration, ...]
+    validation_demonstrations: tuple[Demonstration, ...] = ()
     """Those of the validation problems that have a worked solution, where SFT is run."""
     warnings: list[str] = field(default_factory=list)
     """Settings that work but rarely do what was meant."""
@@ -151,7 +153,16 @@ class Prepared:
         Raises:
             ConfigError: the model's context has no room for `sampling.max_new_tokens`.
         """
-        return _prompt_limit(self.recipe, self.context, self.max_new_tokens)
+        wanted, new = self.recipe.prompt.max_prompt_tokens, self.max_new_tokens
+        if self.context is None:
+            return wanted
+        if new >= self.context:
+            raise ConfigError(
+                f"{new} new tokens leave no room for a prompt in the model's {self.context}",
+                where="sampling.max_new_tokens",
+                fix=f"Lower it; {self.context // 2} would leave half of the context.",
+            )
+        return min(wanted, self.context - new)
 
     def training_params(self, *, max_new_tokens: int | None = None) -> SamplingParams:
         """How GRPO draws its rollouts, or longer ones of up to `max_new_tokens`."""
@@ -311,180 +322,151 @@ def prepare(recipe: Recipe, sets: ProblemSets, *, model: str | None = None) -> P
     elif model is None:
         require_model_folder(path)
     try:
-        return _rendered(recipe, sets, path, folder)
+        return _with_problems(_with_tokenizer(recipe, path, folder), sets)
     except BaseException:  # nothing may be left behind, whatever went wrong
         if folder is not None:
             folder.cleanup()
         raise
 
 
-def _rendered(
-    recipe: Recipe,
-    sets: ProblemSets,
-    path: str,
-    folder: tempfile.TemporaryDirectory[str] | None,
+def _with_tokenizer(
+    recipe: Recipe, path: str, folder: tempfile.TemporaryDirectory[str] | None
 ) -> Prepared:
-    renderer = _Renderer(recipe, path)
-    # How much room prompts and demonstrations have may follow from the training prompts. Where
-    # there are none and evaluation has a budget of its own, nothing needs it.
-    train, budget = None, None
-    if sets != ProblemSets() or recipe.evaluation.max_new_tokens is None:
-        train, budget = renderer.settle_budget(sets.train)
-    solved = sets.validation is not None and any(p.solution for p in sets.validation.problems)
-    learnt = not recipe.skip_sft and sets.sft is not None
+    """What follows from the recipe and the model alone; no problem has been rendered yet."""
+    fmt, revision = make_format(recipe.prompt), None
+    if path == recipe.model.path:
+        revision = recipe.model.revision
+    tokenizer = load_tokenizer(path, revision=revision)
+    fmt.install(tokenizer)
+    if fmt.falls_back(tokenizer):
+        log.warning(
+            "The tokenizer of %s has no chat template: prompts are plain text. "
+            "prompt.template=install gives it one, prompt.template=plain is plain without "
+            "this warning.",
+            path,
+        )
+    given = recipe.sampling.max_total_tokens is None
     return Prepared(
         recipe=recipe,
         model_path=path,
-        format=renderer.format,
-        tokenizer=renderer.tokenizer,
-        stop_tokens=renderer.stop_tokens,
-        context=renderer.context,
-        max_new_tokens=renderer.max_new_tokens,
-        budget=budget,
-        demonstrations=renderer.demonstrations(sets.sft, "sft") if learnt else (),
-        validation_demonstrations=(
-            renderer.demonstrations(sets.validation, "validation") if learnt and solved else ()
-        ),
-        train=renderer.prompts(sets.train, "train") if train is None else train,
-        validation=renderer.prompts(sets.validation, "validation"),
-        test=renderer.prompts(sets.test, "test"),
+        format=fmt,
+        tokenizer=tokenizer,
+        stop_tokens=find_stop_tokens(tokenizer, stop_ids_of(path, revision), fmt),
+        context=context_length_of(path, revision),
+        vocabulary=vocabulary_of(path, revision),
+        # With `max_total_tokens` as little as possible, until the prompts have been counted.
+        max_new_tokens=recipe.sampling.max_new_tokens if given else 1,
         folder=folder,
     )
 
 
-class _Renderer:
-    """Writes problems as token ids of one model, within the lengths that a recipe allows."""
-
-    def __init__(self, recipe: Recipe, path: str) -> None:
-        self._recipe = recipe
-        self.format = make_format(recipe.prompt)
-        revision = recipe.model.revision if path == recipe.model.path else None
-        self.tokenizer = load_tokenizer(path, revision=revision)
-        self.format.install(self.tokenizer)
-        if self.format.falls_back(self.tokenizer):
-            log.warning(
-                "The tokenizer of %s has no chat template: prompts are plain text. "
-                "prompt.template=install gives it one, prompt.template=plain is plain without "
-                "this warning.",
-                path,
-            )
-        self.stop_tokens = find_stop_tokens(
-            self.tokenizer, stop_ids_of(path, revision), self.format
-        )
-        self.context = context_length_of(path, revision)
-        self._vocabulary = vocabulary_of(path, revision)
-        # With `max_total_tokens` as little as possible, until the prompts have been counted.
-        given = recipe.sampling.max_total_tokens is None
-        self.max_new_tokens = recipe.sampling.max_new_tokens if given else 1
-
-    @property
-    def prompt_limit(self) -> int:
-        """As `Prepared.prompt_limit`."""
-        return _prompt_limit(self._recipe, self.context, self.max_new_tokens)
-
-    def settle_budget(self, train: ProblemSet | None) -> tuple[Items | None, str | None]:
-        """With `sampling.max_total_tokens`, let completions have what the longest training prompt
-        leaves of it.
-
-        Returns:
-            The training prompts, and a line that says so; None where the budget is given.
-
-        Raises:
-            ConfigError: it leaves nothing.
-        """
-        sampling = self._recipe.sampling
-        if sampling.max_total_tokens is None:
-            return None, None
-        counted = train or load_part(self._recipe, "train")
-        items = self.prompts(counted, "train")
-        total = min(sampling.max_total_tokens, self.context or sampling.max_total_tokens)
-        longest = max((len(prompt.token_ids) for _, prompt in items), default=0)
-        new = total - longest
-        if new < max(1, sampling.min_new_tokens):
-            raise ConfigError(
-                f"prompts of up to {longest} tokens leave {max(new, 0)} of {total} for a "
-                "completion",
-                where="sampling.max_total_tokens",
-                fix="Raise it, or lower prompt.max_percentile or prompt.max_prompt_tokens.",
-            )
-        self.max_new_tokens = new
-        line = (
-            f"Completions have up to {new} tokens: {total} in all, less {longest} of the longest "
-            f"of {len(items):,} prompts."
-        )
-        return (None if train is None else items), line
-
-    def prompts(self, part: ProblemSet | None, name: str) -> Items:
-        """The problems of a part that fit, with their prompts."""
-        if part is None:
-            return ()
-        limit, settings = self.prompt_limit, self._recipe.prompt
-        fix = "Raise prompt.max_prompt_tokens."
-        if limit < settings.max_prompt_tokens:
-            fix = (
-                f"Lower sampling.max_new_tokens: of the model's {self.context} tokens it leaves "
-                f"prompts {limit}."
-            )
-        prepared = prepare_prompts(
-            part.problems,
-            self.format,
-            self.tokenizer,
-            max_prompt_tokens=limit,
-            max_percentile=settings.max_percentile if name == "train" else None,
-            fix=fix,
-        )
-        _report_dropped(name, prepared.dropped)
-        for problem, prompt in prepared.items:
-            self._require_known(prompt.token_ids, problem.id)
-        return prepared.items
-
-    def demonstrations(self, part: ProblemSet | None, name: str) -> tuple[Demonstration, ...]:
-        """The worked solutions of a part that fit after every prompt that is kept."""
-        assert part is not None
-        prepared = prepare_demonstrations(
-            part.problems,
-            self.format,
-            self.tokenizer,
-            self.stop_tokens.trained,
-            max_prompt_tokens=self.prompt_limit,
-            max_completion_tokens=(
-                None if self.context is None else max(1, self.context - self.prompt_limit)
-            ),
-            max_tokens=self._recipe.sft.max_tokens if name == "sft" else None,
-        )
-        _report_dropped(name, prepared.dropped)
-        for problem, demonstration in prepared.items:
-            self._require_known(demonstration.token_ids, f"the solution of {problem.id}")
-        return tuple(demonstration for _, demonstration in prepared.items)
-
-    def _require_known(self, token_ids: Sequence[int], what: str) -> None:
-        """Refuse tokens that the model's embedding has no row for.
-
-        A tokenizer may know more tokens than the model, as long as nobody writes them.
-        """
-        highest = max(token_ids)
-        if highest >= self._vocabulary:
-            raise ModelError(
-                f"the tokenizer writes {what} with token {highest} "
-                f"({self.tokenizer.convert_ids_to_tokens(highest)!r}), and the model knows "
-                f"{self._vocabulary} tokens",
-                where="the tokenizer",
-                fix="Use the tokenizer that was saved with the model, or resize the model's "
-                "embedding (`resize_token_embeddings`) and save both.",
-            )
+def _with_problems(prepared: Prepared, sets: ProblemSets) -> Prepared:
+    """Every part rendered, within the lengths that the recipe allows."""
+    recipe = prepared.recipe
+    # How much room prompts and demonstrations have may follow from the training prompts. Where
+    # there are none and evaluation has a budget of its own, nothing needs it.
+    needed = sets != ProblemSets() or recipe.evaluation.max_new_tokens is None
+    if needed and recipe.sampling.max_total_tokens is not None:
+        prepared = _with_budget(prepared, recipe.sampling.max_total_tokens, sets)
+    demonstrations: tuple[Demonstration, ...] = ()
+    validation: tuple[Demonstration, ...] = ()
+    if sets.sft is not None and not recipe.skip_sft:
+        demonstrations = _demonstrations(prepared, sets.sft, "sft")
+        if sets.validation is not None and any(p.solution for p in sets.validation.problems):
+            validation = _demonstrations(prepared, sets.validation, "validation")
+    return replace(
+        prepared,
+        demonstrations=demonstrations,
+        validation_demonstrations=validation,
+        train=prepared.train or _prompts(prepared, sets.train, "train"),
+        validation=_prompts(prepared, sets.validation, "validation"),
+        test=_prompts(prepared, sets.test, "test"),
+    )
 
 
-def _prompt_limit(recipe: Recipe, context: int | None, new: int) -> int:
-    wanted = recipe.prompt.max_prompt_tokens
-    if context is None:
-        return wanted
-    if new >= context:
+def _with_budget(prepared: Prepared, most: int, sets: ProblemSets) -> Prepared:
+    """Let completions have what the longest training prompt leaves of `most` tokens.
+
+    Raises:
+        ConfigError: it leaves nothing.
+    """
+    recipe = prepared.recipe
+    items = _prompts(prepared, sets.train or load_part(recipe, "train"), "train")
+    total = min(most, prepared.context or most)
+    longest = max((len(prompt.token_ids) for _, prompt in items), default=0)
+    new = total - longest
+    if new < max(1, recipe.sampling.min_new_tokens):
         raise ConfigError(
-            f"{new} new tokens leave no room for a prompt in the model's {context}",
-            where="sampling.max_new_tokens",
-            fix=f"Lower it; {context // 2} would leave half of the context.",
+            f"prompts of up to {longest} tokens leave {max(new, 0)} of {total} for a completion",
+            where="sampling.max_total_tokens",
+            fix="Raise it, or lower prompt.max_percentile or prompt.max_prompt_tokens.",
         )
-    return min(wanted, context - new)
+    note = (
+        f"Completions have up to {new} tokens: {total} in all, less {longest} of the longest "
+        f"of {len(items):,} prompts."
+    )
+    train = items if sets.train is not None else ()
+    return replace(prepared, max_new_tokens=new, budget_note=note, train=train)
+
+
+def _prompts(prepared: Prepared, part: ProblemSet | None, name: str) -> Items:
+    """The problems of a part that fit, with their prompts."""
+    if part is None:
+        return ()
+    limit, settings = prepared.prompt_limit, prepared.recipe.prompt
+    fix = "Raise prompt.max_prompt_tokens."
+    if limit < settings.max_prompt_tokens:
+        fix = (
+            f"Lower sampling.max_new_tokens: of the model's {prepared.context} tokens it leaves "
+            f"prompts {limit}."
+        )
+    rendered = prepare_prompts(
+        part.problems,
+        prepared.format,
+        prepared.tokenizer,
+        max_prompt_tokens=limit,
+        max_percentile=settings.max_percentile if name == "train" else None,
+        fix=fix,
+    )
+    _report_dropped(name, rendered.dropped)
+    for problem, prompt in rendered.items:
+        _require_known(prepared, prompt.token_ids, problem.id)
+    return rendered.items
+
+
+def _demonstrations(prepared: Prepared, part: ProblemSet, name: str) -> tuple[Demonstration, ...]:
+    """The worked solutions of a part that fit after every prompt that is kept."""
+    context, limit = prepared.context, prepared.prompt_limit
+    rendered = prepare_demonstrations(
+        part.problems,
+        prepared.format,
+        prepared.tokenizer,
+        prepared.stop_tokens.trained,
+        max_prompt_tokens=limit,
+        max_completion_tokens=None if context is None else max(1, context - limit),
+        max_tokens=prepared.recipe.sft.max_tokens if name == "sft" else None,
+    )
+    _report_dropped(name, rendered.dropped)
+    for problem, demonstration in rendered.items:
+        _require_known(prepared, demonstration.token_ids, f"the solution of {problem.id}")
+    return tuple(demonstration for _, demonstration in rendered.items)
+
+
+def _require_known(prepared: Prepared, token_ids: Sequence[int], what: str) -> None:
+    """Refuse tokens that the model's embedding has no row for.
+
+    A tokenizer may know more tokens than the model, as long as nobody writes them.
+    """
+    highest = max(token_ids)
+    if highest >= prepared.vocabulary:
+        raise ModelError(
+            f"the tokenizer writes {what} with token {highest} "
+            f"({prepared.tokenizer.convert_ids_to_tokens(highest)!r}), and the model knows "
+            f"{prepared.vocabulary} tokens",
+            where="the tokenizer",
+            fix="Use the tokenizer that was saved with the model, or resize the model's "
+            "embedding (`resize_token_embeddings`) and save both.",
+        )
 
 
 def _report_dropped(part: str, dropped: Sequence[Dropped]) -> None:

@@ -174,19 +174,19 @@ def phase_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
     lines = sets.notes
     if sets.sft is not None and not recipe.skip_sft:
         batch = recipe.sft.batch_size
-        amount = f"{batch} demonstrations a step, {len(sets.sft):,} in all"
+        amount = f"{batch} demonstrations per step, {len(sets.sft):,} in all"
         lines.append(f"SFT: {amount}, {_steps(recipe.sft, len(sets.sft), batch)}")
     if not recipe.skip_grpo:
         assert sets.train is not None
         prompts, group = recipe.grpo.prompts_per_step, recipe.grpo.group_size
         total = recipe.sampling.max_total_tokens
         longest = (
-            f"{recipe.sampling.max_new_tokens} tokens a completion"
+            f"{recipe.sampling.max_new_tokens} tokens per completion"
             if total is None
             else f"{total} tokens with the prompt"
         )
         lines.append(
-            f"GRPO: {prompts} prompts x {group} samples = {prompts * group} completions a step, "
+            f"GRPO: {prompts} prompts x {group} samples = {prompts * group} completions per step, "
             f"{_steps(recipe.grpo, len(sets.train), prompts)}, at most {longest}"
         )
     k = recipe.evaluation.samples
@@ -200,7 +200,7 @@ def phase_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
 
 def _steps(config: PhaseConfig, size: int, per_step: int) -> str:
     steps = total_steps(config, size=size, per_step=per_step)
-    return f"{-(-size // per_step):,} steps an epoch; {steps:,} steps"
+    return f"{-(-size // per_step):,} steps per epoch; {steps:,} steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ from grouper.training.problem_sets import (
     opening_lines,
     quarantine_lines,
 )
-from grouper.training.update import validation_loss
+from grouper.training.update import grpo_objective, validation_loss
 
 __all__ = ["Run", "Watchdog", "check_models", "describe_versions"]
 
@@ -129,8 +129,8 @@ class Run:
         self.prepared = prepare(recipe, sets, model=self.base_path)
         self.grader = self.prepared.grader
         self.grader.start()
-        if self.prepared.budget is not None:
-            display.say(self.prepared.budget)
+        if self.prepared.budget_note is not None:
+            display.say(self.prepared.budget_note)
             resolved = {"sampling.max_new_tokens": self.prepared.max_new_tokens}
             self.folder.record_resolved(resolved)
         if self.prepared.demonstrations:
@@ -138,6 +138,7 @@ class Run:
         self.rewards: RewardStack = self.prepared.rewards
         self.params = self.prepared.training_params()
         """How GRPO draws its rollouts."""
+        self.objective = grpo_objective(recipe.grpo)
         for text in self.prepared.check_rewards():
             log.warning(text)
         self._sampler: tuple[Policy, NativeSampler] | None = None

@@ -132,7 +132,7 @@ def update(
     events = []
     if policy.token_limit != limit:
         events.append(
-            f"nondeterministic_event: memory split, at most {policy.token_limit} tokens a slice "
+            f"nondeterministic_event: memory split, at most {policy.token_limit} tokens per slice "
             "from now on"
         )
     if not applied:
@@ -353,34 +353,24 @@ def _entropy(bonus: float) -> Term:
 # --- log-probs without a gradient ----------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class Scorer:
-    """Log-probs of a batch in the update's own slices, no gradient.
+    """Log-probs of a batch in the update's own slices, no gradient."""
 
-    Args:
-        replica: the policy being trained, as this process runs it.
-        token_budget: tokens in one forward.
-        reference: the weights a KL term holds on to, as the replica holds its own; or None.
-        on_batch: called with each batch that is scored.
-    """
-
-    def __init__(
-        self,
-        replica: ParallelPolicy,
-        token_budget: int,
-        reference: dict[str, Tensor] | None = None,
-        *,
-        on_batch: Callable[[TrainBatch], None] | None = None,
-    ) -> None:
-        self._replica = replica
-        self._budget = token_budget
-        self._reference = reference
-        self._on_batch = on_batch
+    replica: ParallelPolicy
+    """The policy being trained, as this process runs it."""
+    token_budget: int
+    """Tokens in one forward."""
+    reference_weights: dict[str, Tensor] | None = None
+    """What a KL term holds on to, as the replica holds its own."""
+    on_batch: Callable[[TrainBatch], None] | None = None
+    """Called with each batch that is scored."""
 
     def current(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [R, T] of the policy as it is now."""
 
         def score(part: TrainBatch) -> tuple[Tensor, ...]:
-            outputs = self._replica.score(part)
+            outputs = self.replica.score(part)
             return outputs.logprobs, outputs.entropies
 
         logprobs, entropies = self._grids(batch, score, 2)
@@ -388,10 +378,10 @@ class Scorer:
 
     def reference(self, batch: TrainBatch) -> Tensor:
         """Log-probs [R, T] of the reference."""
-        weights = self._reference
+        weights = self.reference_weights
         assert weights is not None, "a KL term needs its reference"
         (logprobs,) = self._grids(
-            batch, lambda part: (self._replica.reference_logprobs(weights, part),), 1
+            batch, lambda part: (self.replica.reference_logprobs(weights, part),), 1
         )
         return logprobs
 
@@ -399,12 +389,12 @@ class Scorer:
         self, batch: TrainBatch, score: Callable[[TrainBatch], tuple[Tensor, ...]], count: int
     ) -> list[Tensor]:
         """`count` grids [R, T], filled slice by slice; rows are found by their sequence id."""
-        replica = self._replica
-        if self._on_batch is not None:
-            self._on_batch(batch)
+        replica = self.replica
+        if self.on_batch is not None:
+            self.on_batch(batch)
         place = torch.zeros(int(batch.sequence_ids.max()) + 1, dtype=torch.int64)
         place[batch.sequence_ids] = torch.arange(batch.rows)
-        tries = _Tries(replica, batch, self._budget)
+        tries = _Tries(replica, batch, self.token_budget)
         while not tries.succeeded:
             # What one process has scored is zero on the others.
             grids = [batch.weights.new_zeros(batch.mask.shape) for _ in range(count)]
@@ -445,27 +435,27 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     )
 
 
+@dataclass(slots=True)
 class _Tries:
     """Runs a step over its slices; where memory runs out, again over slices of half the tokens.
 
     The budget that fits is kept in `policy.token_limit`, so that later steps start from it. The
     processes of a group agree on it before the slice in which they begin to wait for each other;
     every one of them makes the same tries.
-
-    Args:
-        replica: whose memory it is.
-        batch: the step.
-        token_budget: tokens in one slice, before anything has been learnt.
     """
 
-    def __init__(self, replica: ParallelPolicy, batch: TrainBatch, token_budget: int) -> None:
-        self.succeeded = False
-        self._replica = replica
-        self._batch = batch
-        self._budget = replica.token_budget(batch, token_budget)
-        self._current: TrainBatch | None = None
-        self._ran_out: str | None = None
-        self._repeatable = False
+    replica: ParallelPolicy
+    batch: TrainBatch
+    """The step."""
+    token_budget: int
+    """Tokens in one slice, before anything has been learnt."""
+    succeeded: bool = False
+    _current: TrainBatch | None = None
+    """The slice that is being run."""
+    _ran_out: str | None = None
+    """What the allocator said of it."""
+    _repeatable: bool = False
+    """False where other processes may be waiting in the middle of what this one does."""
 
     @contextlib.contextmanager
     def next(self) -> Iterator[Iterator[Slice]]:
@@ -478,7 +468,7 @@ class _Tries:
             ModelError: a slice of one row is too large; or memory ran out where other processes
                 are waiting: in any slice of weights that are split, else in the last of a process.
         """
-        policy, processes = self._replica.policy, self._replica.processes
+        policy, processes = self.replica.policy, self.replica.processes
         if self._current is not None:
             # By now the exception is gone, and with it what its traceback kept alive.
             _release(policy)
@@ -486,9 +476,9 @@ class _Tries:
             assert self._current is not None, "memory ran out in a slice"
             policy.token_limit = self._agreed(self._smaller(self._current, self._ran_out))
             self._ran_out = None
-        budget = min(self._budget, policy.token_limit or self._budget)
-        # False where other processes may be waiting in the middle of what this one does.
-        self._repeatable = processes.size == 1 or not self._replica.split
+        budget = self.replica.token_budget(self.batch, self.token_budget)
+        budget = min(budget, policy.token_limit or budget)
+        self._repeatable = processes.size == 1 or not self.replica.split
         try:
             yield self._slices(budget)
             self.barrier()
@@ -512,11 +502,11 @@ class _Tries:
             limit = self._agreed(None)
             if limit is not None:
                 raise _MemoryRanOutElsewhereError(limit)
-        self._repeatable = self._replica.processes.size == 1
+        self._repeatable = self.replica.processes.size == 1
 
     def _slices(self, budget: int) -> Iterator[Slice]:
-        shared = self._replica.policy.native
-        for part in self._replica.share(micro_batches(self._batch, budget, shared_prompts=shared)):
+        shared = self.replica.policy.native
+        for part in self.replica.share(micro_batches(self.batch, budget, shared_prompts=shared)):
             self._current = part.batch
             yield part
 
@@ -526,7 +516,7 @@ class _Tries:
         Raises:
             ModelError: on every process: one of them cannot go on.
         """
-        limits = self._replica.processes.gather(limit)
+        limits = self.replica.processes.gather(limit)
         for problem in limits:
             if isinstance(problem, ModelError):
                 raise problem
@@ -534,13 +524,13 @@ class _Tries:
 
     def _smaller(self, part: TrainBatch, reason: str) -> int | ModelError:
         """Half the tokens of a slice that did not fit."""
-        policy = self._replica.policy
+        policy = self.replica.policy
         if part.rows == 1:
             return _too_large(part, policy, reason)
         limit = _half(part, policy)
         log.warning(
             "Out of memory in a slice of %d rows (%s). The step is run again with at most %d "
-            "tokens a slice, and so are later ones; the gradient is the same.",
+            "tokens per slice, and so are later ones; the gradient is the same.",
             part.rows,
             reason,
             limit,

@@ -241,7 +241,7 @@ def _batch(s: Settings, nproc: int) -> int:
     s.put("grpo.prompts_per_step", batch // group)
     s.put("grpo.updates_per_batch", batch // a_step)
     s.notes.append(
-        f"For {nproc} process(es): {batch // group} prompts x {group} = {batch} completions a "
+        f"For {nproc} process(es): {batch // group} prompts x {group} = {batch} completions per "
         f"step, cut into {batch // a_step} optimizer step(s)."
     )
     return batch // a_step * s.whole("num_iterations")
