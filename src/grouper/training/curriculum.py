@@ -40,8 +40,10 @@ __all__ = [
 # --- the order of problems, and the lengths of phases --------------------------------------------
 
 
-@functools.lru_cache(maxsize=4)  # a step touches at most neighbouring epochs when they are longer
+# A step takes from one epoch or two neighbouring ones, where they are no shorter than it.
+@functools.lru_cache(maxsize=4)
 def _order(stream: ProblemStream, epoch: int) -> list[int]:
+    """The indices of all problems, in the order of this epoch."""
     key = draw_seed(stream.seed, "order", stream.phase, epoch)
     order: list[int] = np.random.default_rng(key).permutation(stream.size).tolist()
     return order
