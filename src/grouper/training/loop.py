@@ -96,7 +96,7 @@ def _take_steps(
     a run that was killed in the middle of an evaluation makes it up when it resumes.
     """
     saves = _Saves(run, state)
-    run.processes.on_rank0(lambda: tidy(run, state))  # a kill may have come in between
+    tidy(run, state)  # a kill may have come in between
     with run.display.track(f"training {state.phase}", state.total) as task:
         try:
             while True:
@@ -168,7 +168,7 @@ class _Saves:
     """The checkpoints of one phase: when they are written, and what happens when that fails."""
 
     def __init__(self, run: Run, state: TrainState) -> None:
-        self._session = run
+        self._run = run
         self._state = state
         self._config = phase_config(run, state)
         self._saved = state.step
@@ -200,7 +200,7 @@ class _Saves:
         every, minutes = self._config.checkpoint_every, self._config.checkpoint_minutes
         if self._state.asked.get("save") or (every > 0 and self._state.step % every == 0):
             return True
-        return minutes > 0 and self._session.processes.on_rank0(
+        return minutes > 0 and self._run.processes.on_rank0(
             lambda: time.monotonic() - self._since >= 60 * minutes
         )
 
@@ -215,7 +215,7 @@ class _Saves:
         return events
 
     def _save(self, *, resumable: bool) -> None:
-        run, state = self._session, self._state
+        run, state = self._run, self._state
         # The one that the run has just resumed from is never replaced by weights alone.
         if resumable or state.step != self._saved:
             save_checkpoint(
@@ -227,18 +227,15 @@ class _Saves:
             )
         if resumable:
             self._saved, self._since = state.step, time.monotonic()
-        run.processes.on_rank0(lambda: tidy(run, state))
+        tidy(run, state)
 
 
 def tidy(run: Run, state: TrainState) -> None:
     """Remove the checkpoints of a phase that are no longer wanted."""
     config = phase_config(run, state)
-    rotate(
-        run.path / state.phase,
-        step=state.step,
-        keep=config.keep_checkpoints,
-        best=state.best if config.keep_best else BestScore(),
-    )
+    best = state.best if config.keep_best else BestScore()
+    folder, step, keep = run.path / state.phase, state.step, config.keep_checkpoints
+    run.processes.on_rank0(lambda: rotate(folder, step=step, keep=keep, best=best))
 
 
 def _stop_if_broken(run: Run, state: TrainState) -> None:

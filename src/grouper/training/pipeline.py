@@ -122,7 +122,7 @@ def _check_room(run: Run, state: TrainState) -> None:
 
 def _finish(run: Run, state: TrainState) -> None:
     # First: whoever finds the final folder looks at nothing else of the phase any more.
-    run.processes.on_rank0(lambda: tidy(run, state))
+    tidy(run, state)
     tokenizer = run.prepared.tokenizer
     path = save_checkpoint(run.path, state, tokenizer, recipe_hash=run.hash, final=True)
     run.display.say(f"{state.phase} is finished: {path}")

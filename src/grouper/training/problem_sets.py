@@ -31,12 +31,12 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+# Training refuses data of which more than this cannot be read.
 MAX_QUARANTINED_SHARE = 0.05
-"""Training refuses data of which more than this cannot be read."""
 
 PARTS = ("sft", "train", "validation", "test")
+# Parts of which nothing is learnt: a published set is measured whole, whatever it holds.
 MEASURED = ("validation", "test")
-"""Parts of which nothing is learnt: a published set is measured whole, whatever it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,21 +49,23 @@ class ProblemSets:
     test: ProblemSet | None = None
 
     @property
+    def parts(self) -> dict[str, ProblemSet]:
+        """Those that are there, by name."""
+        return {name: part for name in PARTS if (part := getattr(self, name)) is not None}
+
+    @property
+    def sources(self) -> dict[str, ProblemSet]:
+        """Likewise, without SFT's where it has the training problems."""
+        return {n: part for n, part in self.parts.items() if n != "sft" or part is not self.train}
+
+    @property
     def fingerprints(self) -> dict[str, str]:
-        parts = {"sft": self.sft, "train": self.train, "validation": self.validation}
-        parts["test"] = self.test
-        return {name: part.fingerprint for name, part in parts.items() if part is not None}
+        return {name: part.fingerprint for name, part in self.parts.items()}
 
     @property
     def notes(self) -> list[str]:
         """What the filters of each part left out, a line each."""
-        lines = [
-            f"data.{name}: {note}"
-            for name in PARTS
-            if (part := getattr(self, name)) is not None
-            and not (name == "sft" and part is self.train)
-            for note in part.notes
-        ]
+        lines = [f"data.{name}: {note}" for name, s in self.sources.items() for note in s.notes]
         return list(dict.fromkeys(lines))
 
     @property
@@ -135,23 +137,8 @@ def _load(part: str, source: SourceConfig, recipe: Recipe) -> ProblemSet:
         fmt=make_format(recipe.prompt),
         keep_unreadable=part in MEASURED,
     )
-    _check_quarantine(part, problems)
-    return problems
-
-
-def quarantine_lines(sets: ProblemSets) -> Iterator[str]:
-    """One line for every source row that is left out."""
-    for name in PARTS:
-        part: ProblemSet | None = getattr(sets, name)
-        # Validation problems held out of train have its quarantine, which is told already.
-        if part is not None and not (name == "sft" and part is sets.train):
-            for row in part.quarantined:
-                yield f"data.{name}: row {row.row} of {part.name} is left out: {row.reason}"
-
-
-def _check_quarantine(part: str, problems: ProblemSet) -> None:
     if not problems.quarantined:
-        return
+        return problems
     first = problems.quarantined[0]
     summary = (
         f"{len(problems.quarantined)} of {problems.rows_read} rows of {problems.name} cannot be "
@@ -164,6 +151,14 @@ def _check_quarantine(part: str, problems: ProblemSet) -> None:
             fix=f"At most {MAX_QUARANTINED_SHARE:.0%} may be unusable; check data.{part}.columns.",
         )
     log.warning("data.%s: %s. They are left out.", part, summary)
+    return problems
+
+
+def quarantine_lines(sets: ProblemSets) -> Iterator[str]:
+    """One line for every source row that is left out."""
+    for name, part in sets.sources.items():
+        for row in part.quarantined:
+            yield f"data.{name}: row {row.row} of {part.name} is left out: {row.reason}"
 
 
 # --- what a run says before it starts ------------------------------------------------------------

@@ -11,7 +11,7 @@ import sys
 import threading
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -297,7 +297,7 @@ class Run:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
-        self.watchdog.__exit__(None, None, None)
+        self.watchdog.__exit__()
         self.grader.close()
         self.prepared.close()
         self.folder.close()
@@ -401,7 +401,7 @@ EXIT_CODE = 70
 class Watchdog:
     """Says where every thread stands when `alive` has not been called for a while.
 
-    Processes that wait for one another wait for ever when one of them is stuck, and nothing tells
+    Processes that wait for one another wait for ever when one of them is stuck, and nothing says
     which. Where others are waiting the process is ended, too, so that their launcher ends them all.
 
     Args:
@@ -417,7 +417,6 @@ class Watchdog:
         self._what = "starting"
         self._moved = threading.Event()
         self._ended = False
-        self._thread: threading.Thread | None = None
 
     def alive(self, what: str) -> None:
         """Say that something moves, and what is being done now."""
@@ -426,16 +425,10 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         if self._seconds > 0:
-            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-            self._thread.start()
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended = True
         self._moved.set()
 
