@@ -332,7 +332,7 @@ def full_disk(run: str, rank: int) -> dict[str, Any]:
         replica=replica,
         optimizer=optimizer,
         total=6,
-        stream=ProblemStream(size=10, per_step=4, seed=0, phase="grpo"),
+        stream=ProblemStream(size=10, seed=0, phase="grpo"),
         clock=StepClock(replica.policy, processes.size),
     )
     save = partial(save_checkpoint, Path(run), state, NoTokenizer(), recipe_hash="0")

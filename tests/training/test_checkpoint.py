@@ -39,7 +39,6 @@ from grouper.training.checkpoint import (
     load_optimizer,
     read_state,
     save_checkpoint,
-    save_final,
     save_optimizer,
     weight_bytes,
 )
@@ -244,7 +243,7 @@ def test_where_none_is_left_it_is_an_error(tmp_path: Path) -> None:
 def test_a_final_folder_whose_small_files_were_edited_is_named_and_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save_final(tmp_path, tiny_state("sft"), TOKENIZER, recipe_hash=HASH, total=4)
+    save(tmp_path, tiny_state("sft", total=4), final=True)
     (tmp_path / "sft" / "final" / "generation_config.json").write_text("{}")
     assert is_finished(tmp_path, "sft", 4)
     assert "its generation_config.json is damaged or was edited" in caplog.text
@@ -270,7 +269,7 @@ def test_the_best_one_without_its_optimizer_is_nothing_to_go_on_from(
 def test_a_damaged_final_is_made_again_unless_something_came_from_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    final = save_final(tmp_path, tiny_state("sft"), TOKENIZER, recipe_hash=HASH, total=4)
+    final = save(tmp_path, tiny_state("sft", total=4), final=True)
     assert is_finished(tmp_path, "sft", 4)
     assert not is_finished(tmp_path, "sft", 5), "it has been given another step"
     flip(final / "model.safetensors")

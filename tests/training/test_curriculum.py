@@ -32,22 +32,27 @@ from grouper.types import AnswerContract, AnswerKind, Problem, Prompt, RolloutGr
 @given(size=st.integers(1, 40), per_step=st.integers(1, 17), seed=st.integers(0, 5))
 def test_every_epoch_holds_every_item_once(size: int, per_step: int, seed: int) -> None:
     """T20, T31: also where steps cross the edge of an epoch."""
-    stream = ProblemStream(size=size, per_step=per_step, seed=seed, phase="grpo")
-    seen = [index for step in range(3 * size) for index in stream.at(step)]
+    stream = ProblemStream(size=size, seed=seed, phase="grpo")
+    seen: list[int] = []
+    position = 0
+    while position < 3 * size * per_step:
+        taken, position = stream.take(position, per_step)
+        seen += taken
+    assert position == len(seen) == 3 * size * per_step
     for epoch in range(3 * per_step):
         assert Counter(seen[epoch * size : (epoch + 1) * size]) == Counter(range(size))
 
 
 def test_a_step_is_the_same_whenever_it_is_asked_for() -> None:
-    first = ProblemStream(size=7, per_step=3, seed=1, phase="sft")
-    straight = [first.at(step) for step in range(20)]
-    second = ProblemStream(size=7, per_step=3, seed=1, phase="sft")
-    assert [second.at(step) for step in reversed(range(20))] == straight[::-1]
+    first = ProblemStream(size=7, seed=1, phase="sft")
+    straight = [first.take(3 * step, 3) for step in range(20)]
+    second = ProblemStream(size=7, seed=1, phase="sft")
+    assert [second.take(3 * step, 3) for step in reversed(range(20))] == straight[::-1]
 
 
 def test_seeds_and_phases_have_their_own_orders() -> None:
     orders = {
-        tuple(ProblemStream(size=30, per_step=30, seed=seed, phase=phase).at(0))
+        tuple(ProblemStream(size=30, seed=seed, phase=phase).take(0, 30)[0])
         for seed in range(3)
         for phase in ("sft", "grpo")
     }
@@ -64,7 +69,7 @@ def test_steps_of_a_phase(config: SFTConfig, expected: int) -> None:
 
 def test_a_difficulty_band_holds_beyond_the_first_epoch() -> None:
     """T2: ten of a hundred problems are in the band, and a step wants sixteen."""
-    stream = ProblemStream(size=100, per_step=16, seed=0, phase="grpo")
+    stream = ProblemStream(size=100, seed=0, phase="grpo")
     position = 0
     for _ in range(20):
         taken, position = stream.take(position, 16, lambda index, epoch: index < 10)
@@ -73,7 +78,7 @@ def test_a_difficulty_band_holds_beyond_the_first_epoch() -> None:
 
 
 def test_a_stream_in_which_nothing_is_wanted_does_not_end() -> None:
-    stream = ProblemStream(size=5, per_step=3, seed=0, phase="grpo")
+    stream = ProblemStream(size=5, seed=0, phase="grpo")
     taken, position = stream.take(0, 3, lambda index, epoch: False)
     assert len(taken) == 3
     assert position == 5 + 3
@@ -109,16 +114,24 @@ def test_the_borders_belong_to_the_band() -> None:
     assert band.allows("p/1", 1)
 
 
-def test_never_again_and_never_learned() -> None:
-    never = DifficultyBand(DifficultyConfig(recheck_epochs=0), {"p/0": (0, 8)})
+def write_rates(folder: Path, **solved: int) -> str:
+    """A file of pass rates: how many of 8 completions of each problem were right."""
+    file = folder / "rates.jsonl"
+    rows = ({"problem_id": f"p/{n[1:]}", "correct": c, "completions": 8} for n, c in solved.items())
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def test_never_again_and_never_learned(tmp_path: Path) -> None:
+    never = DifficultyBand(DifficultyConfig(recheck_epochs=0, file=write_rates(tmp_path, p0=0)))
     assert not never.allows("p/0", 1000)
-    fixed = DifficultyBand(DifficultyConfig(online=False, file="x"), {"p/0": (4, 8)})
+    fixed = DifficultyBand(DifficultyConfig(online=False, file=write_rates(tmp_path, p0=4)))
     fixed.update([solved(0, 0)], epoch=0)
     assert fixed.allows("p/0", 1)
 
 
-def test_the_state_survives_a_checkpoint() -> None:
-    band = DifficultyBand(BAND, {"p/9": (0, 8)})
+def test_the_state_survives_a_checkpoint(tmp_path: Path) -> None:
+    band = DifficultyBand(BAND.model_copy(update={"file": write_rates(tmp_path, p9=0)}))
     band.update([solved(0, 0), solved(1, 4)], epoch=3)
     restored = DifficultyBand(BAND)
     restored.load_state_dict(json.loads(json.dumps(band.state_dict())))

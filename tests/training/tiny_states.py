@@ -46,7 +46,7 @@ def tiny_state(phase: str = "grpo", *, lora: bool = False, **changes: Any) -> Tr
     return TrainState(
         phase=phase,
         step=0,
-        stream=ProblemStream(size=10, per_step=4, seed=0, phase=phase),
+        stream=ProblemStream(size=10, seed=0, phase=phase),
         replica=ParallelPolicy(policy),
         optimizer=make_optimizer(policy, OptimizerConfig(learning_rate=1e-2)),
         **given,
@@ -140,8 +140,8 @@ class TinyPhase:
     def step(self, run: TinyRun, state: TrainState) -> StepReport:
         number = state.step
         take_step(state)
-        stream = state.stream
-        state.epoch_ended = stream.epoch_after(number) > stream.epoch_after(number - 1)
+        stream, per_step = state.stream, 4
+        state.epoch_ended = stream.epoch(per_step * (number + 1)) > stream.epoch(per_step * number)
         run.saw(state.step)
         return StepReport(
             phase=state.phase,

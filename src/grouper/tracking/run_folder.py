@@ -54,7 +54,7 @@ from grouper.tracking.metrics_file import MetricsFile
 from grouper.tracking.refusals import refuse_another_recipe, refuse_the_run, refuse_unless_ours
 from grouper.types import RolloutGroup, StepReport
 
-__all__ = ["PHASES", "RunFolder"]
+__all__ = ["OUR_FOLDERS", "PHASES", "RunFolder"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ PHASES = ("base", "sft", "grpo")
 """In the order in which they happen; `base` is the model before training."""
 
 _OURS = ("metrics.jsonl", "training.log", "curves.png", "times.png", "recipe.yaml")
-_OUR_FOLDERS = (
+OUR_FOLDERS = (
     "rollouts",
     "evaluations",
     "base",
@@ -397,7 +397,7 @@ class RunFolder:
 
     def _clear(self, *, keep: Sequence[str] = ()) -> None:
         try:
-            for name in _OUR_FOLDERS:
+            for name in OUR_FOLDERS:
                 if name not in keep and (self.path / name).exists():
                     shutil.rmtree(self.path / name)
             for name in _OURS:

@@ -23,7 +23,7 @@ from grouper.training.checkpoint import (
     load_optimizer,
     read_state,
 )
-from grouper.training.curriculum import ProblemStream, difficulty_band, total_steps
+from grouper.training.curriculum import DifficultyBand, ProblemStream, total_steps
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import make_optimizer
 from grouper.training.run import Run, describe_versions
@@ -69,18 +69,18 @@ def begin(run: Run, phase: str, policy: Policy | None) -> TrainState:
 
 def phase_is_finished(run: Run, phase: str) -> bool:
     """Whether a phase is finished, as rank 0 sees the file system."""
-    _, _, total = _lengths(run, phase)
+    _, total = _lengths(run, phase)
     return run.processes.on_rank0(lambda: is_finished(run.path, phase, total))
 
 
-def _lengths(run: Run, phase: str) -> tuple[int, int, int]:
-    """Items that a phase has, items per step, and steps."""
+def _lengths(run: Run, phase: str) -> tuple[int, int]:
+    """Items that a phase has, and its steps."""
     recipe, prepared = run.recipe, run.prepared
     if phase == "sft":
         size, per_step = len(prepared.demonstrations), recipe.sft.batch_size
-        return size, per_step, total_steps(recipe.sft, size=size, per_step=per_step)
+        return size, total_steps(recipe.sft, size=size, per_step=per_step)
     size, per_step = len(prepared.train), recipe.grpo.prompts_per_step
-    return size, per_step, total_steps(recipe.grpo, size=size, per_step=per_step)
+    return size, total_steps(recipe.grpo, size=size, per_step=per_step)
 
 
 def _refuse_sft_after_grpo(run: Run) -> None:
@@ -135,7 +135,8 @@ def fresh_state(run: Run, phase: str, policy: Policy, path: str) -> TrainState:
         path: the model folder that was loaded from.
     """
     config = run.recipe.sft if phase == "sft" else run.recipe.grpo
-    size, per_step, total = _lengths(run, phase)
+    band = run.recipe.grpo.difficulty if phase == "grpo" else None
+    size, total = _lengths(run, phase)
     replica = run.replica(policy)
     # After the replica: it may have put other parameters in the place of the policy's.
     optimizer = make_optimizer(policy, config.optimizer)
@@ -145,10 +146,10 @@ def fresh_state(run: Run, phase: str, policy: Policy, path: str) -> TrainState:
         replica=replica,
         optimizer=optimizer,
         total=total,
-        stream=ProblemStream(size=size, per_step=per_step, seed=run.recipe.seed, phase=phase),
+        stream=ProblemStream(size=size, seed=run.recipe.seed, phase=phase),
         clock=StepClock(policy, run.processes.size),
         started_from=path,
-        difficulty=difficulty_band(run.recipe.grpo) if phase == "grpo" else None,
+        difficulty=None if band is None else DifficultyBand(band),
         rewards=run.rewards if phase == "grpo" else None,
     )
 

@@ -24,8 +24,9 @@ from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -42,7 +43,7 @@ from grouper.models.folders import ADAPTER_FILE, RECIPE_FILE
 from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
 from grouper.rewards import RewardStack
-from grouper.tracking.run_folder import RunFolder
+from grouper.tracking.run_folder import OUR_FOLDERS, RunFolder
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes
@@ -65,8 +66,6 @@ __all__ = [
     "read_state",
     "rotate",
     "save_checkpoint",
-    "save_final",
-    "save_optimizer",
 ]
 
 log = logging.getLogger(__name__)
@@ -83,7 +82,6 @@ MARGIN = 1.02
 # Bytes of optimizer state that are copied from an accelerator to be written.
 _FILE_BYTES = 1 << 31
 _CHUNK = 1 << 24
-_OF_THE_RUN = ("sft", "grpo", "base", "rollouts", "evaluations", "eval_runs", "incident")
 
 
 # What is saved
@@ -107,13 +105,6 @@ class BestScore:
             return False
         self.step, self.accuracy = step, accuracy
         return True
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "accuracy": None if self.step is None else self.accuracy}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.step = state["step"]
-        self.accuracy = -math.inf if self.step is None else float(state["accuracy"])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,13 +164,14 @@ class TrainState:
 
     def counters(self) -> dict[str, Any]:
         """What `trainer_state.json` holds to go on from, beside step, weights and optimizer."""
+        best = self.best
         return {
             "skipped": self.skipped,
             "position": self.position,
             "epoch_ended": self.epoch_ended,
             "difficulty": None if self.difficulty is None else self.difficulty.state_dict(),
             "reward_failures": None if self.rewards is None else self.rewards.state(),
-            "best": self.best.state_dict(),
+            "best": {"step": best.step, "accuracy": None if best.step is None else best.accuracy},
             "alarms": self.alarms,
             "asked": self.asked,
             "total": self.total,
@@ -190,15 +182,15 @@ class TrainState:
 
         What the recipe has only had since (`--allow-changes`) starts anew.
         """
-        self.step, self.skipped = int(saved["step"]), int(saved["skipped"])
-        self.position, self.epoch_ended = int(saved["position"]), bool(saved["epoch_ended"])
+        for name in ("step", "skipped", "position", "epoch_ended", "alarms", "asked"):
+            setattr(self, name, saved[name])
+        if saved["best"]["step"] is not None:
+            self.best = BestScore(saved["best"]["step"], saved["best"]["accuracy"])
         if self.difficulty is not None and saved["difficulty"] is not None:
             self.difficulty.load_state_dict(saved["difficulty"])
         if self.rewards is not None:
             self.rewards.load_state(saved["reward_failures"])
-        self.best.load_state_dict(saved["best"])
-        self.alarms, self.asked = saved["alarms"], dict(saved["asked"])
-        if self.total > int(saved["total"]):
+        if self.total > saved["total"]:
             # The phase was given more steps since a hook ended it.
             self.asked.pop("stop", None)
 
@@ -207,9 +199,15 @@ class TrainState:
 
 
 def save_checkpoint(
-    run: Path, state: TrainState, tokenizer: Any, *, recipe_hash: str, resumable: bool = True
+    run: Path,
+    state: TrainState,
+    tokenizer: Any,
+    *,
+    recipe_hash: str,
+    resumable: bool = True,
+    final: bool = False,
 ) -> Path:
-    """Save `checkpoint-<step>` of a phase.
+    """Save `checkpoint-<step>` of a phase, or `final`, the model it hands on.
 
     Every process of the run calls it. Rank 0 writes, in the same form as a run of one process; only
     an optimizer state that is split over processes is written by each of them.
@@ -220,70 +218,42 @@ def save_checkpoint(
         tokenizer: saved beside the weights.
         recipe_hash: of the run.
         resumable: with the optimizer state, so that training can go on from it.
+        final: the phase is over; never with the optimizer state.
 
     Raises:
         RunFolderError: on every process: the disk is full or not writable. Nothing is left
             half-written, and what was there before still is.
     """
-    folder = run / state.phase / f"checkpoint-{state.step}"
-    more = {"recipe_hash": recipe_hash, **state.counters()}
-    _save(folder, state, tokenizer, more, resumable=resumable)
-    return folder
-
-
-def save_final(
-    run: Path, state: TrainState, tokenizer: Any, *, recipe_hash: str, total: int
-) -> Path:
-    """Save `<phase>/final`, the model a phase hands on.
-
-    Args:
-        run: the run folder.
-        state: what to save.
-        tokenizer: saved beside the weights.
-        recipe_hash: of the run.
-        total: steps that the phase was to have; fewer where its target was reached.
-
-    Raises:
-        RunFolderError: as `save_checkpoint`.
-    """
-    folder = run / state.phase / "final"
-    more = {"recipe_hash": recipe_hash, "total": total}
-    _save(folder, state, tokenizer, more, resumable=False)
-    return folder
-
-
-def _save(
-    target: Path, state: TrainState, tokenizer: Any, more: dict[str, Any], *, resumable: bool
-) -> None:
-    processes, moments = state.replica.processes, state.optimizer.state_dict() if resumable else {}
-    needed = weight_bytes(state.policy) + sum(
-        value.nbytes for value in moments.values() if isinstance(value, Tensor)
-    )
+    target = run / state.phase / ("final" if final else f"checkpoint-{state.step}")
+    processes, resumable = state.replica.processes, resumable and not final
+    moments = state.optimizer.state_dict().values() if resumable else ()
+    needed = weight_bytes(state.policy) + sum(m.nbytes for m in moments if isinstance(m, Tensor))
     record = {
         "phase": state.phase,
         "step": state.step,
         "policy_version": state.policy.version,
         "started_from": state.started_from,
-        **more,
+        "recipe_hash": recipe_hash,
+        **({"total": state.total} if final else state.counters()),
     }
 
+    @refusing(target)
     def begin() -> Path:
-        with refusing(target):
-            require_room(target, needed)
-            folder = stack.enter_context(whole_folder(target))
-            if resumable:
-                (folder / OPTIMIZER_FOLDER).mkdir()
+        require_room(target, needed)
+        folder = stack.enter_context(whole_folder(target))
+        if resumable:
+            (folder / OPTIMIZER_FOLDER).mkdir()
         return folder
 
+    @refusing(target)
     def finish() -> None:
-        with refusing(target):
-            save_policy(state.policy, tokenizer, folder, weights)
-            if state.best.step == state.step:
-                mark_best(folder, state.best)
-            # A checkpoint never knows of steps that the record could still lose.
-            RunFolder(target.parent.parent).flush_metrics()
-            _write_state(folder, {**record, "files": contents(folder)})
-            stack.close()
+        save_policy(state.policy, tokenizer, folder, weights)
+        if state.best.step == state.step:
+            mark_best(folder, state.best)
+        # A checkpoint never knows of steps that the record could still lose.
+        RunFolder(run).flush_metrics()
+        _write_state(folder, {**record, "files": contents(folder)})
+        stack.close()
 
     problem: RunFolderError | None = None
     # Open on rank 0 alone; the others write into its folder while it waits for them.
@@ -308,6 +278,7 @@ def _save(
             raise refusal
         weights = state.replica.whole_weights()
         processes.on_rank0(finish)
+    return target
 
 
 def save_optimizer(optimizer: Optimizer, folder: Path, rank: int) -> None:
@@ -357,23 +328,21 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
     """
     try:
         with ExitStack() as stack:
-            files = []
+            record = None
+            holders: dict[str, dict[int, Any]] = {}  # entry -> rank -> file
             for path in folder.glob("*.safetensors"):
                 file = stack.enter_context(safe_open(path, framework="pt"))
-                files.append((json.loads(file.metadata()["grouper"]), file))
-            if not files:
+                record = json.loads(file.metadata()["grouper"])
+                for key in file.keys():  # noqa: SIM118 - it is not a mapping
+                    holders.setdefault(key, {})[int(record["rank"])] = file
+            if record is None:
                 raise ValueError("there is none in this version's format")
-            files.sort(key=lambda pair: int(pair[0]["rank"]))
-            record = files[0][0]
             if record["optimizer"] != optimizer.describe():
                 raise ValueError("it is of another optimizer, or of other weights")
             state: dict[str, Any] = record["numbers"]
-            holders: dict[str, list[Any]] = {}
-            for _, file in files:
-                for key in file.keys():  # noqa: SIM118 - it is not a mapping
-                    holders.setdefault(key, []).append(file)
-            for key, those in holders.items():
-                state[key] = _read(key, those, optimizer.parameter(key))
+            for key, by_rank in holders.items():
+                files = [by_rank[rank] for rank in sorted(by_rank)]
+                state[key] = _read(key, files, optimizer.parameter(key))
         optimizer.load_state_dict(state)
     except (OSError, RuntimeError, ValueError, LookupError, TypeError, SafetensorError) as error:
         raise CheckpointError(
@@ -386,41 +355,31 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
 def _read(key: str, files: list[Any], parameter: Tensor) -> Tensor:
     """One tensor of the state, from the files that hold its rows by rank.
 
-    Of one that is split as its parameter is, only the rows that this process holds are read.
+    Of one that is split as its parameter is, only the rows that this process holds are read. FSDP2
+    splits as `torch.chunk` does: equal shares, of which the last ones are shorter or empty.
     """
     pieces = [file.get_slice(key) for file in files]
-    lengths = [(piece.get_shape() or [0])[0] for piece in pieces]
-    whole: list[int] = pieces[0].get_shape()
-    if not whole:
+    shape: list[int] = pieces[0].get_shape()
+    if not shape:
         number: Tensor = files[0].get_tensor(key)
         return number.clone()
-    whole[0] = sum(lengths)
+    lengths = [piece.get_shape()[0] for piece in pieces]
+    shape[0] = sum(lengths)
     # Copies in any case: a piece is a view of the file's bytes, at whatever address.
-    if not isinstance(parameter, DTensor) or whole != list(parameter.shape):
+    if not isinstance(parameter, DTensor) or shape != list(parameter.shape):
         return torch.cat([piece[:] for piece in pieces])
-    first, last = _rows_held(parameter)
-    rows = []
-    for piece, length in zip(pieces, lengths, strict=True):
-        rows.append(piece[max(first, 0) : max(last, 0)])
-        first, last = first - length, last - length
-    held = torch.cat(rows)
-    moment: Any = torch.zeros_like(parameter, dtype=held.dtype, requires_grad=False)
-    moment.to_local().copy_(held)
-    return cast("Tensor", moment)
-
-
-def _rows_held(parameter: DTensor) -> tuple[int, int]:
-    """First row of a split weight that this process holds, and the one after its last.
-
-    FSDP2 splits as `torch.chunk` does: equal shares, of which the last ones are shorter or empty.
-    """
-    mesh, rows = parameter.device_mesh, parameter.shape[0]
-    share = -(-rows // mesh.size())
-    first = min(mesh.get_local_rank() * share, rows)
-    last = min(first + share, rows)
     assert parameter.placements[0].is_shard(0)
+    share = -(-shape[0] // parameter.device_mesh.size())
+    first = min(parameter.device_mesh.get_local_rank() * share, shape[0])
+    last = min(first + share, shape[0])
     assert last - first == len(parameter.to_local())
-    return first, last
+    starts = accumulate(lengths, initial=0)
+    rows = [p[max(first - n, 0) : max(last - n, 0)] for p, n in zip(pieces, starts, strict=False)]
+    held = torch.cat(rows)
+    moment = torch.zeros_like(parameter, dtype=held.dtype, requires_grad=False)
+    assert isinstance(moment, DTensor)
+    moment.to_local().copy_(held)
+    return moment
 
 
 # Whether a saved folder still is what was saved
@@ -484,7 +443,7 @@ def _write_state(folder: Path, record: Mapping[str, Any]) -> None:
     write_atomic(folder / STATE_FILE, (json.dumps(record, indent=2) + "\n").encode())
 
 
-class _Readable(dict[str, Any]):
+class _Part(dict[str, Any]):
     """A part of `trainer_state.json`, which says so where it lacks a key."""
 
     def __init__(self, file: Path, content: dict[str, Any]) -> None:
@@ -492,7 +451,7 @@ class _Readable(dict[str, Any]):
         self._file = file
 
     def __missing__(self, key: str) -> NoReturn:
-        _refuse_state(self._file, f"the state has no {key!r}")
+        raise _unusable(self._file, f"the state has no {key!r}")
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -504,17 +463,16 @@ def read_state(folder: Path) -> dict[str, Any]:
     file = folder / STATE_FILE
     try:
         state: dict[str, Any] = json.loads(
-            file.read_text(encoding="utf-8"), object_hook=partial(_Readable, file)
+            file.read_text(encoding="utf-8"), object_hook=partial(_Part, file)
         )
     except (OSError, ValueError) as error:
-        _refuse_state(file, f"the state cannot be read ({error})")
+        raise _unusable(file, f"the state cannot be read ({error})") from error
     return state
 
 
-def _refuse_state(file: Path, what: str) -> NoReturn:
-    raise CheckpointError(
-        what, where=str(file), fix="Delete this folder; --resume then uses what is before it."
-    )
+def _unusable(file: Path, what: str) -> CheckpointError:
+    fix = "Delete this folder; --resume then uses what is before it."
+    return CheckpointError(what, where=str(file), fix=fix)
 
 
 # What to go on from
@@ -532,10 +490,9 @@ def _is_resumable(folder: Path) -> bool:
     True where the state cannot be read: a damaged one is to be named, not passed over.
     """
     try:
-        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         # In whatever format: one of an earlier version is refused when it is read, not passed over.
-        return any(name.startswith(OPTIMIZER_FOLDER) for name in state["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return any(name.startswith(OPTIMIZER_FOLDER) for name in read_state(folder)["files"])
+    except (CheckpointError, TypeError):
         return True
 
 
@@ -559,28 +516,27 @@ def latest_checkpoint(
     Raises:
         CheckpointError: it belongs to another recipe, or there are only damaged ones.
     """
-    damaged = []
+    first_problem = None
     for _, folder in reversed(numbered(run / phase)):
         if not _is_resumable(folder):
             continue
         problem = damage(folder)
-        if problem is not None:
-            log.warning("%s is skipped: %s.", folder, problem)
-            damaged.append(f"{folder.name}: {problem}")
-            continue
-        state = read_state(folder)
-        theirs = state["recipe_hash"]
-        if theirs not in recipe_hashes:
+        if problem is None:
+            state = read_state(folder)
+            theirs = state["recipe_hash"]
+            if theirs in recipe_hashes:
+                return folder, state
             raise CheckpointError(
                 f"this checkpoint was written by recipe {theirs[:12]}, this is "
                 f"{', '.join(sorted(recipe_hashes))}",
                 where=str(folder),
                 fix="Continue with the recipe.yaml of that run, or use another name or output_dir.",
             )
-        return folder, state
-    if damaged:
+        log.warning("%s is skipped: %s.", folder, problem)
+        first_problem = first_problem or f"{folder.name}: {problem}"
+    if first_problem is not None:
         raise CheckpointError(
-            f"no checkpoint of {phase} can be used: {damaged[0]}",
+            f"no checkpoint of {phase} can be used: {first_problem}",
             where=str(run / phase),
             fix=f"Restore one from a backup, or delete {run / phase} to train {phase} again.",
         )
@@ -601,17 +557,16 @@ def is_finished(run: Path, phase: str, total: int) -> bool:
     Raises:
         CheckpointError: `sft/final` is damaged while a GRPO that began from it is not finished.
     """
-    final = run / phase / "final"
+    final, grpo = run / phase / "final", run / "grpo"
     if not is_complete(final):
         return False
     problem = damage(final)
-    begun = phase == "sft" and any(is_complete(folder) for _, folder in numbered(run / "grpo"))
-    if problem is not None and phase == "sft" and is_complete(run / "grpo" / "final"):
+    begun = phase == "sft" and any(is_complete(folder) for _, folder in numbered(grpo))
+    if problem is not None and phase == "sft" and is_complete(grpo / "final"):
         return True
-    if problem is not None and damage(final, only_tensors=True) is None:
-        log.warning("%s: %s. It is used as it is.", final, problem)
-        problem = None
-    if problem is None:
+    if problem is None or damage(final, only_tensors=True) is None:
+        if problem is not None:
+            log.warning("%s: %s. It is used as it is.", final, problem)
         before = int(read_state(final)["total"])
         if total > before and begun:
             log.warning("SFT stays at %d steps of %d: GRPO has begun from it.", before, total)
@@ -620,7 +575,7 @@ def is_finished(run: Path, phase: str, total: int) -> bool:
         raise CheckpointError(
             f"{problem}, and GRPO has begun from it",
             where=str(final),
-            fix=f"Restore it from a backup, or delete it and {run / 'grpo'} to go on from the last "
+            fix=f"Restore it from a backup, or delete it and {grpo} to go on from the last "
             "checkpoint of SFT.",
         )
     log.warning("%s is skipped: %s. It is made again.", final, problem)
@@ -629,9 +584,8 @@ def is_finished(run: Path, phase: str, total: int) -> bool:
 
 def last_good(phase: Path, step: int) -> tuple[int, Path] | None:
     """The newest checkpoint to go on from that is not after `step`; else the oldest there is."""
-    there = _to_go_on_from(phase)
-    good = [one for one in there if one[0] <= step]
-    return good[-1] if good else next(iter(there), None)
+    found = _to_go_on_from(phase)
+    return max((one for one in found if one[0] <= step), default=found[0] if found else None)
 
 
 # Which checkpoints stay: the newest few, to go on from, and the best one, to use
@@ -657,8 +611,13 @@ def rotate(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
                 break
             if number == best.step and is_complete(folder):
                 mark_best(folder, best)
-                if number not in newest:
-                    _remove_optimizer(folder)
+                if number not in newest and (folder / OPTIMIZER_FOLDER).exists():
+                    state = read_state(folder)
+                    ours = f"{OPTIMIZER_FOLDER}/"
+                    files = {f: crc for f, crc in state["files"].items() if not f.startswith(ours)}
+                    # The list goes first, so that a kill leaves no lie.
+                    _write_state(folder, {**state, "files": files})
+                    shutil.rmtree(folder / OPTIMIZER_FOLDER)
             elif number in newest:
                 (folder / BEST_FILE).unlink(missing_ok=True)
             else:
@@ -672,16 +631,6 @@ def mark_best(folder: Path, best: BestScore) -> None:
     text = json.dumps({"step": best.step, "validation_accuracy": best.accuracy}) + "\n"
     if not (folder / BEST_FILE).exists():
         write_atomic(folder / BEST_FILE, text.encode())
-
-
-def _remove_optimizer(folder: Path) -> None:
-    """Leave the weights alone; the list of files goes first, so that a kill leaves no lie."""
-    if _is_resumable(folder):
-        state, ours = read_state(folder), f"{OPTIMIZER_FOLDER}/"
-        files = {name: crc for name, crc in state["files"].items() if not name.startswith(ours)}
-        _write_state(folder, {**state, "files": files})
-    if (folder / OPTIMIZER_FOLDER).exists():
-        shutil.rmtree(folder / OPTIMIZER_FOLDER)
 
 
 # Room on the disk
@@ -783,32 +732,30 @@ def check_save_path(recipe: Recipe, run: Path) -> None:
     """
     if recipe.save_path is None:
         return
-    where, target = f"save_path: {recipe.save_path}", Path(recipe.save_path).expanduser()
+    target = Path(recipe.save_path).expanduser()
     here, there = run.resolve(), target.resolve()
-    inside = there.relative_to(here).parts[:1] if there.is_relative_to(here) else ("",)
-    if here.is_relative_to(there) or inside[0] in _OF_THE_RUN:
-        raise RunFolderError(
-            "this folder is part of the run, or holds it, and would be replaced",
-            where=where,
-            fix="Name a folder of its own.",
-        )
+    parts = [here / name for name in OUR_FOLDERS]
     with refusing(target):
         entries = list(target.iterdir()) if target.exists() else []
     names = {entry.name for entry in entries}
-    if names and not ({RECIPE_FILE} < names and names & {ADAPTER_FILE, "config.json"}):
-        raise RunFolderError(
-            "this folder holds something else than a model that a run has handed over, and would "
-            "be replaced",
-            where=where,
-            fix="Name a new folder, or empty this one.",
-        )
     folders = sorted(entry.name for entry in entries if entry.is_dir())
-    if folders:
-        raise RunFolderError(
-            f"{', '.join(folders)} in this folder is from elsewhere, and would be deleted with it",
-            where=where,
-            fix="Move it, or name a new folder.",
+    if here.is_relative_to(there) or any(there.is_relative_to(part) for part in parts):
+        what = "this folder is part of the run, or holds it, and would be replaced"
+        fix = "Name a folder of its own."
+    elif names and not ({RECIPE_FILE} < names and names & {ADAPTER_FILE, "config.json"}):
+        what = (
+            "this folder holds something else than a model that a run has handed over, and would "
+            "be replaced"
         )
+        fix = "Name a new folder, or empty this one."
+    elif folders:
+        what = (
+            f"{', '.join(folders)} in this folder is from elsewhere, and would be deleted with it"
+        )
+        fix = "Move it, or name a new folder."
+    else:
+        return
+    raise RunFolderError(what, where=f"save_path: {recipe.save_path}", fix=fix)
 
 
 def export_to_save_path(recipe: Recipe, run: Path) -> str | None:
@@ -827,17 +774,17 @@ def export_to_save_path(recipe: Recipe, run: Path) -> str | None:
     Raises:
         RunFolderError: as `check_save_path`; the disk is full or not writable.
     """
-    finals = [run / phase / "final" for phase in ("grpo", "sft")]
     skipped = {"grpo": recipe.skip_grpo, "sft": recipe.skip_sft}
-    trained = [f for f in finals if not skipped[f.parent.name] and is_complete(f)]
-    if recipe.save_path is None or not trained:
+    finals = [run / phase / "final" for phase, is_skipped in skipped.items() if not is_skipped]
+    trained = next(filter(is_complete, finals), None)
+    if recipe.save_path is None or trained is None:
         return None
     check_save_path(recipe, run)
     target = Path(recipe.save_path).expanduser()
     with whole_folder(target) as folder:
-        for file in sorted(trained[0].iterdir()):
+        for file in sorted(trained.iterdir()):
             if file.is_file() and file.name not in (STATE_FILE, BEST_FILE):
                 shutil.copyfile(file, folder / file.name)
         (folder / RECIPE_FILE).write_text(resolved_yaml(recipe), encoding="utf-8")
         what = "the adapter" if (folder / ADAPTER_FILE).is_file() else "the model"
-    return f"Saved {what} of {trained[0]} to {target}."
+    return f"Saved {what} of {trained} to {target}."

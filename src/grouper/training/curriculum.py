@@ -7,18 +7,20 @@ from a file (`grouper data difficulty`), from the rollouts of the run, or from b
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from grouper.config.schema import DifficultyConfig, GRPOConfig, PhaseConfig
+from grouper.config.schema import DifficultyConfig, PhaseConfig
 from grouper.errors import ConfigError, RunFolderError
-from grouper.files import refused
+from grouper.files import refusing
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import Grader, draw_and_grade
 from grouper.types import Problem, Prompt, RolloutGroup, SamplingParams
@@ -27,7 +29,6 @@ __all__ = [
     "DifficultyBand",
     "PassRates",
     "ProblemStream",
-    "difficulty_band",
     "evaluation_is_due",
     "first_met",
     "measure_pass_rates",
@@ -39,40 +40,33 @@ __all__ = [
 # --- the order of problems, and the lengths of phases --------------------------------------------
 
 
+# A step takes from one epoch or two neighbouring ones, where they are no shorter than it.
+@functools.lru_cache(maxsize=4)
+def _order(stream: ProblemStream, epoch: int) -> list[int]:
+    """The indices of all problems, in the order of this epoch."""
+    key = draw_seed(stream.seed, "order", stream.phase, epoch)
+    order: list[int] = np.random.default_rng(key).permutation(stream.size).tolist()
+    return order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemStream:
-    """Endless passes over `size` items, each in its own order.
+    """Endless passes over the problems of a phase, each in its own order."""
 
-    Args:
-        size: items in one epoch.
-        per_step: items taken by one step; a step at the edge of an epoch goes on into the next.
-        seed: the run's seed.
-        phase: `sft` or `grpo`; the two see different orders.
-
-    >>> stream = ProblemStream(size=3, per_step=2, seed=0, phase="grpo")
-    >>> sorted(stream.at(0) + stream.at(1)[:1])
-    [0, 1, 2]
-    """
-
-    def __init__(self, *, size: int, per_step: int, seed: int, phase: str) -> None:
-        assert size > 0
-        self._size = size
-        self._per_step = per_step
-        self._seed = seed
-        self._phase = phase
-        self._orders: dict[int, list[int]] = {}
-
-    def at(self, step: int) -> list[int]:
-        """Indices of the items of step `step`, counted from 0."""
-        first = step * self._per_step
-        return [self._item(position) for position in range(first, first + self._per_step)]
+    size: int
+    """Problems in one epoch."""
+    seed: int
+    """Of the run."""
+    phase: str
+    """`sft` or `grpo`; the two see different orders."""
 
     def take(
         self, position: int, count: int, wanted: Callable[[int, int], bool] | None = None
     ) -> tuple[list[int], int]:
-        """The next `count` items from a position on.
+        """The next `count` problems from a position on, at the end of an epoch into the next.
 
         Args:
-            position: items met so far, those passed over among them.
+            position: problems met so far, those passed over among them.
             count: how many to take.
             wanted: (index, epoch) -> whether to take it. After a whole epoch in which nothing
                 was wanted, everything is taken: a stream never ends.
@@ -80,7 +74,7 @@ class ProblemStream:
         Returns:
             Their indices, and the position after the last of them.
 
-        >>> stream = ProblemStream(size=4, per_step=2, seed=0, phase="grpo")
+        >>> stream = ProblemStream(size=4, seed=0, phase="grpo")
         >>> taken, position = stream.take(0, 3, lambda index, epoch: index != 2)
         >>> sorted(taken)
         [0, 1, 3]
@@ -88,11 +82,12 @@ class ProblemStream:
         taken: list[int] = []
         passed_over = 0
         while len(taken) < count:
-            index, epoch = self._item(position), self.epoch(position)
+            epoch, place = divmod(position, self.size)
+            index = _order(self, epoch)[place]
             position += 1
             if wanted is None or wanted(index, epoch):
                 passed_over = 0
-            elif passed_over < self._size:
+            elif passed_over < self.size:
                 passed_over += 1
                 continue
             taken.append(index)
@@ -100,25 +95,7 @@ class ProblemStream:
 
     def epoch(self, position: int) -> int:
         """The epoch of a position, counted from 0."""
-        return position // self._size
-
-    def epoch_after(self, step: int) -> int:
-        """The epoch that the item after step `step`, counted from 0, belongs to.
-
-        >>> stream = ProblemStream(size=10, per_step=4, seed=0, phase="sft")
-        >>> [stream.epoch_after(step) for step in range(-1, 5)]
-        [0, 0, 0, 1, 1, 2]
-        """
-        return self.epoch((step + 1) * self._per_step)
-
-    def _item(self, position: int) -> int:
-        epoch, place = divmod(position, self._size)
-        if epoch not in self._orders:
-            key = draw_seed(self._seed, "order", self._phase, epoch)
-            # A step touches at most neighbouring epochs when they are longer than it.
-            self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) <= 1}
-            self._orders[epoch] = np.random.default_rng(key).permutation(self._size).tolist()
-        return self._orders[epoch][place]
+        return position // self.size
 
 
 def first_met(size: int, count: int, *, seed: int) -> list[int]:
@@ -129,7 +106,7 @@ def first_met(size: int, count: int, *, seed: int) -> list[int]:
     >>> sorted(first_met(3, 5, seed=0))
     [0, 1, 2]
     """
-    return ProblemStream(size=size, per_step=min(count, size), seed=seed, phase="grpo").at(0)
+    return ProblemStream(size=size, seed=seed, phase="grpo").take(0, min(count, size))[0]
 
 
 def total_steps(config: PhaseConfig, *, size: int, per_step: int) -> int:
@@ -155,13 +132,9 @@ def evaluation_is_due(config: PhaseConfig, step: int, *, total: int, epoch_ended
     [0, 3, 6, 8]
     """
     every = config.evaluate_every
-    if every == 0:
-        return False
-    if step in (0, total):
-        return True
     if every == "epoch":
-        return epoch_ended
-    return step % every == 0
+        return epoch_ended or step in (0, total)
+    return every > 0 and (step % every == 0 or step == total)
 
 
 # --- the difficulty band -------------------------------------------------------------------------
@@ -176,17 +149,18 @@ class DifficultyBand:
 
     Args:
         config: the band, and where pass rates come from.
-        measured: problem id -> (correct, completions), known before the run.
+
+    Raises:
+        ConfigError: the file of pass rates cannot be read.
     """
 
-    def __init__(
-        self, config: DifficultyConfig, measured: Mapping[str, tuple[int, int]] | None = None
-    ) -> None:
+    def __init__(self, config: DifficultyConfig) -> None:
         self._config = config
-        self._seen: dict[str, tuple[int, int, int]] = {
-            name: (correct, total, MEASURED_BEFORE)
-            for name, (correct, total) in (measured or {}).items()
-        }
+        # Problem id -> correct, completions, epoch.
+        self._seen: dict[str, Sequence[int]] = {}
+        if config.file is not None:
+            measured = read_pass_rates(Path(config.file).expanduser())
+            self._seen = {name: (*rate, MEASURED_BEFORE) for name, rate in measured.items()}
 
     def allows(self, problem_id: str, epoch: int) -> bool:
         """Whether to sample a problem in this epoch; one never measured is always sampled."""
@@ -195,38 +169,23 @@ class DifficultyBand:
         correct, total, when = self._seen[problem_id]
         if self._config.low <= correct / total <= self._config.high:
             return True
-        wait = self._config.recheck_epochs
-        return wait > 0 and epoch - when > wait
+        return 0 < self._config.recheck_epochs < epoch - when
 
     def update(self, groups: Sequence[RolloutGroup], epoch: int) -> None:
         """Remember how often each problem was solved this time."""
-        if not self._config.online:
-            return
-        for group in groups:
-            self._seen[group.problem.id] = (group.solved, len(group.rollouts), epoch)
+        if self._config.online:
+            for group in groups:
+                self._seen[group.problem.id] = (group.solved, len(group.rollouts), epoch)
 
     def left_out(self, problem_ids: Sequence[str], epoch: int) -> int:
         """How many of these problems are outside the band now."""
         return sum(not self.allows(name, epoch) for name in problem_ids)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seen": {name: list(values) for name, values in self._seen.items()}}
+        return {"seen": self._seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._seen = {name: (v[0], v[1], v[2]) for name, v in state["seen"].items()}
-
-
-def difficulty_band(config: GRPOConfig) -> DifficultyBand | None:
-    """The band at the start of a phase, with the pass rates that were measured before.
-
-    Raises:
-        ConfigError: the file of pass rates cannot be read.
-    """
-    if config.difficulty is None:
-        return None
-    file = config.difficulty.file
-    measured = None if file is None else read_pass_rates(Path(file).expanduser())
-    return DifficultyBand(config.difficulty, measured)
+        self._seen = dict(state["seen"])
 
 
 def read_pass_rates(path: Path) -> dict[str, tuple[int, int]]:
@@ -243,22 +202,21 @@ def read_pass_rates(path: Path) -> dict[str, tuple[int, int]]:
             where="grpo.difficulty.file",
             fix="Make it with `grouper data difficulty RECIPE`.",
         ) from error
-    return dict(_pass_rate(line, f"line {n} of {path}") for n, line in enumerate(lines, start=1))
-
-
-def _pass_rate(line: str, where: str) -> tuple[str, tuple[int, int]]:
-    try:
-        row = json.loads(line)
-        correct, total = int(row["correct"]), int(row["completions"])
-        if not 0 <= correct <= total or total < 1:
-            raise ValueError(f"{correct} of {total}")
-        return str(row["problem_id"]), (correct, total)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{where} is not a pass rate ({error!r})",
-            where="grpo.difficulty.file",
-            fix='A line is {"problem_id": "...", "correct": 3, "completions": 8}.',
-        ) from error
+    rates = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            correct, total = int(row["correct"]), int(row["completions"])
+            if not 0 <= correct <= total or total < 1:
+                raise ValueError(f"{correct} of {total}")
+            rates[str(row["problem_id"])] = correct, total
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"line {number} of {path} is not a pass rate ({error!r})",
+                where="grpo.difficulty.file",
+                fix='A line is {"problem_id": "...", "correct": 3, "completions": 8}.',
+            ) from error
+    return rates
 
 
 # --- measuring pass rates ------------------------------------------------------------------------
@@ -318,7 +276,11 @@ def measure_pass_rates(
     done = len(items) - len(left)
     for start in range(0, len(left), CHUNK):
         chunk = left[start : start + CHUNK]
-        _append(wanted.path, _measure(wanted, chunk, sampler, grader))
+        lines = _measure(wanted, chunk, sampler, grader)
+        with refusing(wanted.path):
+            wanted.path.parent.mkdir(parents=True, exist_ok=True)
+            with wanted.path.open("a", encoding="utf-8") as file:
+                file.write("".join(lines))
         done += len(chunk)
         if progress is not None:
             progress(done, len(items))
@@ -328,6 +290,8 @@ def measure_pass_rates(
 def _measure(
     wanted: PassRates, items: Sequence[tuple[Problem, Prompt]], sampler: Sampler, grader: Grader
 ) -> list[str]:
+    """A line for each of these problems."""
+    samples = range(wanted.samples)
     requests = [
         SampleRequest(
             prompt=prompt,
@@ -335,13 +299,13 @@ def _measure(
             key=draw_seed(wanted.seed, "difficulty", problem.id, sample),
         )
         for problem, prompt in items
-        for sample in range(wanted.samples)
+        for sample in samples
     ]
-    references = [problem.answer for problem, _ in items for _ in range(wanted.samples)]
-    drawn, _ = draw_and_grade(requests, references, sampler=sampler, grader=grader)
+    references = [problem.answer for problem, _ in items for _ in samples]
+    drawn = iter(draw_and_grade(requests, references, sampler=sampler, grader=grader)[0])
     lines = []
-    for number, (problem, _) in enumerate(items):
-        own = drawn[number * wanted.samples : (number + 1) * wanted.samples]
+    for problem, _ in items:
+        own = list(islice(drawn, wanted.samples))
         record = {
             "problem_id": problem.id,
             "correct": sum(one.grade.correct for one in own),
@@ -349,7 +313,7 @@ def _measure(
             "truncated": sum(one.completion.truncated for one in own),
             "settings": wanted.settings,
         }
-        lines.append(json.dumps(record, ensure_ascii=False))
+        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
     return lines
 
 
@@ -361,7 +325,7 @@ def _known(wanted: PassRates) -> set[str]:
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         wanted.path.write_text(whole, encoding="utf-8")
-    found = read_pass_rates(wanted.path)
+    found = read_pass_rates(wanted.path).keys()
     others = {json.loads(line).get("settings") for line in whole.splitlines()} - {wanted.settings}
     if others:
         raise RunFolderError(
@@ -370,12 +334,3 @@ def _known(wanted: PassRates) -> set[str]:
             fix="Give another --output, or delete the file.",
         )
     return set(found)
-
-
-def _append(path: Path, lines: Sequence[str]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write("".join(f"{line}\n" for line in lines))
-    except OSError as error:
-        refused(error, path)

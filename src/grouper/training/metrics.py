@@ -12,7 +12,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,22 +33,17 @@ __all__ = [
     "wait_for_device",
 ]
 
-_WAIT: dict[str, Callable[[torch.device], None]] = {
-    "cuda": torch.cuda.synchronize,
-    "mps": lambda _: torch.mps.synchronize(),
-}
+# Rows of the largest matrix that is tried: it must fit beside a model that fills a GPU.
 _LARGEST = 4096
-"""Rows of the largest matrix that is tried: it must fit beside a model that fills a GPU."""
 _MEASURED_SECONDS = 0.1
+# Where configurations of a mixture of experts say how many there are.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Where configurations of a mixture of experts say how many there are."""
 
 
 def wait_for_device(device: torch.device) -> None:
     """Return once a device has done what it was given; the CPU always has."""
-    wait = _WAIT.get(device.type)
-    if wait is not None:
-        wait(device)
+    if device.type in ("cuda", "mps"):
+        torch.accelerator.synchronize(device)
 
 
 class StepClock:
@@ -97,16 +92,19 @@ class StepClock:
 
     def scored(self, batch: TrainBatch) -> None:
         """These rows went through a forward."""
-        self._flops["update"] += self._forward(*_tokens(batch))
+        scored = int(batch.completion_lengths.sum())
+        self._flops["update"] += self._forward(int(batch.prompt_lengths.sum()) + scored, scored)
 
     def trained(self, batch: TrainBatch) -> None:
         """These rows went through a forward and a backward."""
         self._tokens["update"] += batch.target_tokens
-        tokens, scored = _tokens(batch)
+        scored = int(batch.completion_lengths.sum())
+        tokens = int(batch.prompt_lengths.sum()) + scored
         trained = self._matrices.trained_body * tokens + self._matrices.trained_head * scored
         self._flops["update"] += 2 * self._forward(tokens, scored) + 2 * trained
 
     def _forward(self, tokens: int, scored: int) -> int:
+        """FLOPs of a forward over `tokens`, each prompt once, of which the head scores `scored`."""
         return 2 * (self._matrices.body * tokens + self._matrices.head * scored)
 
     def tallies(self) -> dict[str, Tally]:
@@ -117,32 +115,20 @@ class StepClock:
         """
         wait_for_device(self._device)
         whole = time.perf_counter() - self._started
-        split = {**self._seconds, "other": whole - math.fsum(self._seconds.values())}
-        names = {"sample": ("prefill", "decode"), "update": ("update",)}
-        parts = {
-            part: math.fsum(self._seconds[name] for name in split_into)
-            for part, split_into in names.items()
-            if split_into[0] in self._seconds
-        }
-        values = {**split, **parts, "step": whole, **self._speeds(parts, whole)}
+        seconds = {**self._seconds, "other": whole - math.fsum(self._seconds.values())}
+        if "prefill" in seconds:
+            seconds["sample"] = seconds["prefill"] + seconds["decode"]
+        values = {**seconds, "step": whole}
+        # Speeds and utilisations of what happened in this step at all.
+        done = [part for part in self._tokens if seconds.get(part) and self._tokens[part]]
+        for part in done:
+            name = {"sample": "sampled", "update": "trained"}[part]
+            values[f"{name}_tokens_per_second"] = self._tokens[part] / seconds[part]
+            if not self._is_mixture:
+                values[f"mfu_{part}"] = self._flops[part] / (seconds[part] * self._rate)
+        if done and not self._is_mixture:
+            values["mfu"] = sum(self._flops.values()) / (whole * self._rate)
         return {f"time.{name}": Tally.of([value]) for name, value in values.items()}
-
-    def _speeds(self, parts: Mapping[str, float], whole: float) -> dict[str, float]:
-        """Tokens a second and utilisations of what happened in this step at all."""
-        names = {"sample": "sampled_tokens_per_second", "update": "trained_tokens_per_second"}
-        done = {part: s for part, s in parts.items() if s > 0 and self._tokens[part]}
-        found = {names[part]: self._tokens[part] / seconds for part, seconds in done.items()}
-        if self._is_mixture or not done:
-            return found
-        for part, seconds in done.items():
-            found[f"mfu_{part}"] = self._flops[part] / (seconds * self._rate)
-        return {**found, "mfu": sum(self._flops.values()) / (whole * self._rate)}
-
-
-def _tokens(batch: TrainBatch) -> tuple[int, int]:
-    """Tokens of the rows, each prompt once, and those of them that the head scores."""
-    scored = int(batch.completion_lengths.sum())
-    return int(batch.prompt_lengths.sum()) + scored, scored
 
 
 class Matrices(NamedTuple):
@@ -229,7 +215,12 @@ def rollout_tallies(
     completions = [rollout.completion for rollout in rollouts]
     solved = [(group.solved, len(group.rollouts)) for group in groups]
     totals = [r.reward.total for r in rollouts]
-    open_groups = [g for g, (s, n) in zip(groups, solved, strict=True) if s < n]
+    # How different a group's completions are: 0 where all are the same, 1 where no two are.
+    unique = [
+        (len({r.completion.token_ids for r in group.rollouts}) - 1) / (n - 1) if n > 1 else 1.0
+        for group, (s, n) in zip(groups, solved, strict=True)
+        if s < n
+    ]
     tallies = {
         "reward/total": Tally.of([t for t in totals if t is not None]),
         "solve_rate": Tally.of([r.grade.correct for r in rollouts]),
@@ -240,7 +231,7 @@ def rollout_tallies(
         "completion/tokens": Tally.of([len(r.completion.token_ids) for r in rollouts]),
         "completion/truncated": Tally.of([r.completion.truncated for r in rollouts]),
         "completion/repetition": Tally.of([repetition(r.completion.token_ids) for r in rollouts]),
-        "completion/unique": Tally.of([_unique(group) for group in open_groups]),
+        "completion/unique": Tally.of(unique),
         "policy/entropy": Tally.of([h for c in completions for h in c.entropies]),
         "policy/logprob": Tally.of([value for c in completions for value in c.logprobs]),
         "advantage/abs": Tally.of([abs(a) for values in advantages for a in values]),
@@ -264,12 +255,6 @@ def repetition(token_ids: Sequence[int], n: int = 4) -> float:
     # A set of tuples: several times as fast as sorting rows, which is felt in a small model's step.
     distinct = len(set(zip(*(token_ids[start:] for start in range(n)), strict=False)))
     return 1 - distinct / (len(token_ids) - n + 1)
-
-
-def _unique(group: RolloutGroup) -> float:
-    """How different a group's completions are: 0 where all are the same, 1 where no two are."""
-    distinct, count = len({r.completion.token_ids for r in group.rollouts}), len(group.rollouts)
-    return (distinct - 1) / (count - 1) if count > 1 else 1.0
 
 
 def status_of(groups: Sequence[RolloutGroup], *, applied: bool, any_advantage: bool) -> str:

@@ -22,7 +22,7 @@ __all__ = ["LAST_METRICS", "write_nan_dump"]
 # Steps whose metrics are kept.
 LAST_METRICS = 20
 
-README = """# {title}
+README = """# Stopped at {phase} step {step}
 
 {what}
 
@@ -85,8 +85,8 @@ def write_nan_dump(
         for name, source in sources.items():
             if source.exists():
                 shutil.copyfile(source, folder / name)
-        title = f"Stopped at {last.phase} step {last.step}"
-        text = README.format(title=title, what=what, count=min(len(reports), LAST_METRICS))
+        count = min(len(reports), LAST_METRICS)
+        text = README.format(phase=last.phase, step=last.step, what=what, count=count)
         (folder / "README.md").write_text(text, encoding="utf-8")
     return target
 

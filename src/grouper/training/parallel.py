@@ -6,10 +6,10 @@ step. PyTorch's engines average, so each process multiplies its loss by their nu
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -17,6 +17,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.errors import GrouperError
@@ -24,16 +27,11 @@ from grouper.models.policy import Policy, TokenOutputs
 from grouper.models.process_group import ProcessGroup, SingleProcess
 
 __all__ = [
-    "PARALLEL_POLICIES",
-    "DataParallel",
-    "FullySharded",
     "ParallelPolicy",
     "Slice",
-    "TorchProcessGroup",
     "join_processes",
     "leave_processes",
     "make_parallel",
-    "started_by_torchrun",
 ]
 
 
@@ -60,39 +58,34 @@ class TorchProcessGroup:
         return values
 
     def on_rank0(self, work: Callable[[], Value]) -> Value:
-        box: list[Any] = [None, None]
+        box: list[Any] = [None, None]  # what it returns, and what it raises
         if self.rank == 0:
             try:
                 box[0] = work()
             except GrouperError as error:
                 box[1] = error
-        # What the user can put right is told to all, so that none is left waiting for a word.
+        # What the user can put right is raised by all, so that none is left waiting for a word.
         dist.broadcast_object_list(box, src=0)
-        if box[1] is not None:
-            raise box[1]
-        result: Value = box[0]
+        result: Value
+        result, problem = box
+        if problem is not None:
+            raise problem
         return result
 
 
-def started_by_torchrun() -> bool:
-    """Whether this process is one of several that torchrun (or a cluster) started."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def join_processes(*, minutes: float = 30.0) -> ProcessGroup:
+def join_processes() -> ProcessGroup:
     """Meet the other processes that torchrun started, or work alone where it did not.
 
-    Args:
-        minutes: how long one process waits for another before it gives up.
+    One process waits for another for half an hour before it gives up.
     """
-    if not started_by_torchrun():
+    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         return SingleProcess()
     if not dist.is_initialized():
         backend = "gloo"
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
             backend = "cpu:gloo,cuda:nccl"
-        dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
+        dist.init_process_group(backend, timeout=timedelta(minutes=30))
     return TorchProcessGroup()
 
 
@@ -147,11 +140,10 @@ class ParallelPolicy:
         outputs: TokenOutputs = self._module(batch, entropy_gradient=entropy_gradient)
         return outputs
 
-    @contextlib.contextmanager
-    def accumulating(self, *, last: bool) -> Iterator[None]:
+    def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
         """Around one forward and backward; gradients are brought together in the last one."""
         del last
-        yield
+        return nullcontext()
 
     def token_budget(self, batch: TrainBatch, budget: int) -> int:
         """Tokens in one slice, small enough that every process gets a part of the step."""
@@ -194,11 +186,12 @@ class ParallelPolicy:
 
     def whole(self, tensor: Tensor) -> Tensor:
         """A weight or gradient in one piece; every process takes part."""
-        return tensor
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def clip_grad_norm(self, bound: float) -> float:
         """Scale the whole gradient down to a 2-norm of at most `bound`; returns what it was."""
-        return float(nn.utils.clip_grad_norm_(self.policy.trainable().values(), bound))
+        norm = nn.utils.clip_grad_norm_(self.policy.trainable().values(), bound)
+        return float(self.whole(norm))
 
 
 class DataParallel(ParallelPolicy):
@@ -206,8 +199,6 @@ class DataParallel(ParallelPolicy):
 
     def __init__(self, policy: Policy, processes: ProcessGroup | None = None) -> None:
         super().__init__(policy, processes)
-        from torch.nn.parallel import DistributedDataParallel
-
         with warnings.catch_warnings():
             # The newest torch renames the option, the oldest supported one lacks the new name.
             warnings.simplefilter("ignore", FutureWarning)
@@ -215,10 +206,8 @@ class DataParallel(ParallelPolicy):
             self._ddp = DistributedDataParallel(policy, broadcast_buffers=False)
         self._module = self._ddp
 
-    @contextlib.contextmanager
-    def accumulating(self, *, last: bool) -> Iterator[None]:
-        with contextlib.nullcontext() if last else self._ddp.no_sync():
-            yield
+    def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if last else self._ddp.no_sync()
 
 
 class FullySharded(ParallelPolicy):
@@ -229,36 +218,29 @@ class FullySharded(ParallelPolicy):
 
     def __init__(self, policy: Policy, processes: ProcessGroup | None = None) -> None:
         super().__init__(policy, processes)
-        from torch.distributed.fsdp import fully_shard
-
-        for layer in _blocks(policy):
-            fully_shard(layer)
-        fully_shard(policy)
+        # The decoder layers are gathered one after the other.
+        layers = getattr(policy.model, "_no_split_modules", None) or ()
+        for module in [m for m in policy.modules() if type(m).__name__ in layers]:
+            fully_shard(module)
+        self._sharded = fully_shard(policy)
         self.split = True
 
-    @contextlib.contextmanager
-    def accumulating(self, *, last: bool) -> Iterator[None]:
-        module: Any = self.policy
-        module.set_requires_gradient_sync(last)
-        yield
-
-    def clip_grad_norm(self, bound: float) -> float:
-        norm: Any = nn.utils.clip_grad_norm_(self.policy.trainable().values(), bound)
-        return float(norm.full_tensor())
+    def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
+        self._sharded.set_requires_gradient_sync(last)
+        return nullcontext()
 
     @torch.no_grad()
     def score(self, batch: TrainBatch) -> TokenOutputs:
         outputs = self(batch)
         # The root keeps what it gathered until a backward that does not come here.
-        module: Any = self.policy
-        module.reshard()
+        self._sharded.reshard()
         return outputs
 
     @torch.no_grad()
     def reference_logprobs(self, weights: dict[str, Tensor], batch: TrainBatch) -> Tensor:
         # The engine gathers what its parameters hold, so the values go there and exactly back.
+        own = self.policy.snapshot()
         parameters = self.policy.trainable()
-        own = {name: p.detach().clone() for name, p in parameters.items()}
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
         try:
@@ -268,8 +250,6 @@ class FullySharded(ParallelPolicy):
                 parameter.copy_(own[name])
 
     def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        from torch.distributed.tensor import distribute_tensor
-
         parameters: dict[str, Any] = dict(self.policy.trainable())
         return {
             name: distribute_tensor(
@@ -291,23 +271,6 @@ class FullySharded(ParallelPolicy):
                 weights[name] = value.cpu()
         return weights
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        from torch.distributed.tensor import DTensor
-
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _blocks(policy: Policy) -> list[nn.Module]:
-    """The decoder layers: the units that are gathered one after the other."""
-    names = set(getattr(policy.model, "_no_split_modules", None) or ())
-    return [m for m in policy.modules() if type(m).__name__ in names]
-
-
-PARALLEL_POLICIES: dict[str, Callable[[Policy, ProcessGroup], ParallelPolicy]] = {
-    "ddp": DataParallel,
-    "fsdp": FullySharded,
-}
-
 
 def make_parallel(policy: Policy, processes: ProcessGroup, parallel: str) -> ParallelPolicy:
     """The policy as this group of processes runs it.
@@ -315,7 +278,8 @@ def make_parallel(policy: Policy, processes: ProcessGroup, parallel: str) -> Par
     Args:
         policy: loaded with equal weights on every process.
         processes: the processes.
-        parallel: a name of `PARALLEL_POLICIES`; of no meaning to a single process.
+        parallel: `ddp` or `fsdp`; of no meaning to a single process.
     """
-    make = ParallelPolicy if processes.size == 1 else PARALLEL_POLICIES[parallel]
-    return make(policy, processes)
+    if processes.size == 1:
+        return ParallelPolicy(policy, processes)
+    return {"ddp": DataParallel, "fsdp": FullySharded}[parallel](policy, processes)

@@ -21,7 +21,7 @@ from grouper.training.checkpoint import (
     check_save_path,
     export_to_save_path,
     read_state,
-    save_final,
+    save_checkpoint,
 )
 from grouper.training.grpo import grpo_step
 from grouper.training.loop import Hook, run_phase, tidy
@@ -123,11 +123,6 @@ def _check_room(run: Run, state: TrainState) -> None:
 def _finish(run: Run, state: TrainState) -> None:
     # First: whoever finds the final folder looks at nothing else of the phase any more.
     tidy(run, state)
-    path = save_final(
-        run.path,
-        state,
-        run.prepared.tokenizer,
-        recipe_hash=run.hash,
-        total=state.total,
-    )
+    tokenizer = run.prepared.tokenizer
+    path = save_checkpoint(run.path, state, tokenizer, recipe_hash=run.hash, final=True)
     run.display.say(f"{state.phase} is finished: {path}")

@@ -26,8 +26,10 @@ def sft_step(run: Run, state: TrainState) -> StepReport:
     """
     config, clock, step = run.recipe.sft, state.clock, state.step
     clock.begin()
+    before = step * config.batch_size  # place in the problem stream
+    indices, after = state.stream.take(before, config.batch_size)
     batch = demonstration_batch(
-        [run.prepared.demonstrations[i] for i in state.stream.at(step)],
+        [run.prepared.demonstrations[i] for i in indices],
         WEIGHTINGS[config.weighting],
         weighting_constant=config.weighting_constant or 0.0,
     )
@@ -48,7 +50,7 @@ def sft_step(run: Run, state: TrainState) -> StepReport:
             replica=state.replica,
         )
     state.step += 1
-    state.epoch_ended = state.stream.epoch_after(step) > state.stream.epoch_after(step - 1)
+    state.epoch_ended = state.stream.epoch(after) > state.stream.epoch(before)
     state.count_update(applied=result.applied, batch=result.batch)
     return StepReport(
         phase="sft",
