@@ -17,7 +17,7 @@ import pytest
 from codebase import SOURCE, TOP, modules
 
 # Lines of code of the whole package. It only falls: raise it with a reason in the commit.
-BUDGET = 27_573
+BUDGET = 26_964
 
 FILES_PER_ROOM = 14
 # Rooms that have not been put in order yet, with the files they have; these only fall, too.
@@ -29,7 +29,7 @@ LARGER_ROOMS = {
     "kernels": 22,
     "rewards": 20,
     "sampling": 19,
-    "tracking": 20,
+    "tracking": 19,
     "training": 18,
 }
 
