@@ -60,9 +60,9 @@ def test_a_new_model_is_counted_exactly(demo: RunPlan) -> None:
 def test_a_new_model_is_planned_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare, files = run_plan.prepare, set[str]()
 
-    def watched(*args: Any, model: str) -> Any:
+    def watched(*args: Any, model: str, quiet: bool) -> Any:
         files.update(path.name for path in Path(model).iterdir())
-        return prepare(*args, model=model)
+        return prepare(*args, model=model, quiet=quiet)
 
     monkeypatch.setattr(run_plan, "prepare", watched)
     assert plan("skip_sft=true").notes == ()
