@@ -38,7 +38,7 @@ def test_look(tiny, here, monkeypatch, capsys):
     run("look.py", tiny, monkeypatch)
     shown = capsys.readouterr().out
     assert "demo: sft then grpo of a new random qwen3 model" in shown
-    assert "4 samples a problem" in shown
+    assert "4 samples per problem" in shown
     assert "'correctness': 1.0" in shown
     assert not (here / "outputs").exists()
 

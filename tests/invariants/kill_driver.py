@@ -28,7 +28,8 @@ from grouper.config.loading import load_recipe
 from grouper.tracking import evaluation_files, run_folder
 from grouper.tracking.live import Progress
 from grouper.tracking.metrics_file import MetricsFile
-from grouper.training import checkpoint, open_run
+from grouper.training import checkpoint
+from grouper.training import run as open_run
 from grouper.training.optimizers import Optimizer
 from grouper.training.run import Run
 from grouper.types import StepReport

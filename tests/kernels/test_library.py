@@ -14,10 +14,11 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
+from grouper.algorithms.batching import unweighted_rows
 from grouper.kernels import library as building
 from grouper.kernels.library import kernels_in_use, library
 from grouper.kernels.switch import switched_off
-from grouper.models.policy import Policy, _probe_batch
+from grouper.models.policy import Policy
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -129,7 +130,8 @@ def test_without_a_compiler_everything_runs(
     assert library() is None
     assert "No C++ compiler" in caplog.text
     assert not fresh.exists()
-    policy, batch = Policy(tiny_model("qwen3")), _probe_batch(torch.arange(24).view(4, 6))
+    policy = Policy(tiny_model("qwen3"))
+    batch = unweighted_rows([[4, 3, 2, 1], [7, 6]], [[1, 2, 3, 4, 5, 6], [8, 9]], [0, 1])
     found = policy(batch).logprobs
     with switched_off():
         assert torch.equal(policy(batch).logprobs, found)

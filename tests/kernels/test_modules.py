@@ -11,11 +11,12 @@ from tiny_models import FAMILIES, tiny_model
 from torch import nn
 from transformers.models.qwen3 import modeling_qwen3
 
+from grouper.algorithms.batching import unweighted_rows
 from grouper.kernels import modules
 from grouper.kernels.calls import listened
 from grouper.kernels.library import library
 from grouper.kernels.switch import running, switched_off
-from grouper.models.policy import Policy, _probe_batch
+from grouper.models.policy import Policy
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or kernels are off")
 
@@ -45,8 +46,11 @@ def calls() -> Iterator[set[str]]:
 
 def gradients(policy: Policy) -> tuple[torch.Tensor, list[torch.Tensor]]:
     policy.zero_grad()
-    ids = (torch.arange(24).view(4, 6) * 7 + 3) % 97
-    logprobs = policy(_probe_batch(ids)).logprobs
+    ids = ((torch.arange(24).view(4, 6) * 7 + 3) % 97).tolist()
+    # Two prompts and four completions, of different lengths.
+    completions = [ids[0], ids[1][:1], ids[2][:4], ids[3][:3]]
+    batch = unweighted_rows([ids[0][:5], ids[1][:3]], completions, [0, 1, 0, 1])
+    logprobs = policy(batch).logprobs
     logprobs.sum().backward()
     return logprobs.detach(), [p.grad.clone() for p in policy.parameters() if p.grad is not None]
 

@@ -344,7 +344,7 @@ def grader(record: Record) -> Iterator[Finding]:
 
 
 def alarms(record: Record) -> Iterator[Finding]:
-    """What rang, or would have rung, while the run went on; each kind once."""
+    """What rang, or would have new, while the run went on; each kind once."""
     limits = record.recipe.alarms
     flat = any(no_signal(record))
     seen: set[str] = set()
@@ -954,7 +954,7 @@ def watch(
             first[metric].append(value)
         else:
             recent[metric] = [*recent.get(metric, []), value][-(REMEMBERED + window) :]
-    rung = []
+    new = []
     for check in rows:
         values, name = recent.get(check.metric, []), check.alarm or check.name
         found: list[Finding] = []
@@ -963,16 +963,16 @@ def watch(
             found = check.findings(seen)
         if found and name not in ringing:
             ringing.append(name)
-            rung += [(name, finding) for finding in found]
+            new += [(name, finding) for finding in found]
         elif not found and name in ringing:
             ringing.remove(name)
-    return rung
+    return new
 
 
 def replay(
     reports: Iterable[StepReport], limits: AlarmsConfig
 ) -> Iterator[tuple[int, str, Finding]]:
-    """(step, name, finding) of all that would have rung over recorded steps of one phase."""
+    """(step, name, finding) of all that would have new over recorded steps of one phase."""
     memory: dict[str, Any] = {}
     for report in reports:
         for name, finding in watch(report, limits, memory):

@@ -41,10 +41,10 @@ class LiveChecks(Hook):
     """Says while a run goes on what goes wrong, and ends it where `alarms.on_alarm` is `stop`."""
 
     def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
-        rung = watch(report, run.recipe.alarms, state.alarms)
-        if not rung:
+        raised = watch(report, run.recipe.alarms, state.alarms)
+        if not raised:
             return Asked()
-        texts = tuple(f"alarm {name}: {finding}" for name, finding in rung)
+        texts = tuple(f"alarm {name}: {finding}" for name, finding in raised)
         return Asked(events=texts, error=self._reason_to_stop(run, state, texts))
 
     def _reason_to_stop(
