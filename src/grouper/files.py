@@ -17,21 +17,6 @@ from typing import Any, NoReturn
 
 from grouper.errors import RunFolderError
 
-__all__ = [
-    "delete",
-    "dumps",
-    "read_json",
-    "read_lines",
-    "refused",
-    "refusing",
-    "remove_folder",
-    "sweep",
-    "sync",
-    "whole_folder",
-    "write_atomic",
-    "write_lines",
-]
-
 # Another disk is the way out of all of these.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 

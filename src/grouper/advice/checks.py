@@ -32,25 +32,6 @@ from grouper.types import Rollout, RolloutGroup, StepReport
 if TYPE_CHECKING:
     from grouper.training.prepare import Prepared
 
-__all__ = [
-    "CHECKS",
-    "Assumed",
-    "Check",
-    "Finding",
-    "Record",
-    "SampleSummary",
-    "Samples",
-    "Window",
-    "find",
-    "members",
-    "read_record",
-    "replay",
-    "slope",
-    "sources",
-    "tags_in",
-    "watch",
-]
-
 # A share of the steps, ratios or completions above which something is the rule.
 MOST = 0.5
 # A share of the rollouts, of an entropy, or points of a rate, that are worth a word.

@@ -25,8 +25,6 @@ from grouper.training.problem_sets import (
 if TYPE_CHECKING:
     from grouper.training.prepare import Prepared
 
-__all__ = ["Plan", "make_plan"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

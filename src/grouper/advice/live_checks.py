@@ -18,8 +18,6 @@ from grouper.training.run import Run
 from grouper.training.user_hooks import UserHook
 from grouper.types import StepReport
 
-__all__ = ["LiveChecks", "Preflight", "usual_hooks"]
-
 log = logging.getLogger(__name__)
 
 # The pre-flight samples up to this many times the budget, to see how long answers want to be.

@@ -31,8 +31,6 @@ from grouper.training.rehearsal import Rehearsal
 from grouper.training.run import Run
 from grouper.types import StepReport
 
-__all__ = ["Bench", "bench"]
-
 # What would falsify the figures is taken out; such a learning rate moves no weight by anything that
 # a sum would notice.
 AS_MEASURED: dict[str, Any] = {

@@ -23,8 +23,6 @@ from grouper.models.policy import Policy
 from grouper.models.token_scores import chunk_rows
 from grouper.training.optimizers import state_bytes
 
-__all__ = ["Memory", "ModelMemory"]
-
 GIB = 2**30
 
 # Bytes of an NF4 weight: half a byte, a byte of scale for 64 of them, a float for 256 scales.

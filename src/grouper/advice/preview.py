@@ -14,8 +14,6 @@ from grouper.models.policy import Policy
 from grouper.training.grpo import advantages_of, collect
 from grouper.training.prepare import Items, Prepared
 
-__all__ = ["preview"]
-
 
 def preview(
     prepared: Prepared,

@@ -16,8 +16,6 @@ from grouper.errors import ConfigError, GrouperError, did_you_mean, raise_all
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
 
-__all__ = ["check_recipe", "collected"]
-
 
 @contextmanager
 def collected(problems: list[GrouperError]) -> Iterator[None]:

@@ -25,8 +25,6 @@ from grouper.training.prepare import Prepared, prepare
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 from grouper.training.rehearsal import worst_slices
 
-__all__ = ["PhasePlan", "RunPlan", "plan_run"]
-
 # GiB of common cards.
 CARDS = (24, 40, 80, 141)
 

@@ -26,8 +26,6 @@ from grouper.models import attention
 from grouper.models.attention import SharedPrompts
 from grouper.models.policy import Policy
 
-__all__ = ["Tracer"]
-
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Bytes of all storages that are alive, and their peak."""

@@ -13,16 +13,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = [
-    "ADVANTAGES",
-    "batch_standardised",
-    "centred",
-    "decoupled",
-    "leave_one_out",
-    "raw",
-    "standardised",
-]
-
 # (rewards [rows], group_ids [rows]) -> advantages [rows]; those with a standard deviation also
 # take `eps`.
 AdvantageFunction = Callable[..., Tensor]

@@ -20,17 +20,6 @@ from torch.nn.utils.rnn import pad_sequence
 from grouper.algorithms.weighting import WeightingFunction
 from grouper.types import Demonstration, RolloutGroup
 
-__all__ = [
-    "TrainBatch",
-    "broken_tensors",
-    "demonstration_batch",
-    "micro_batches",
-    "rollout_rows",
-    "step_batches",
-    "unweighted_rows",
-    "with_gradient",
-]
-
 # Fields of a batch: one value per row, and one per token of a row.
 _LOGPROBS = ("sampler_logprobs", "old_logprobs", "reference_logprobs")
 _PER_TOKEN = ("completion_ids", "mask", "weights", *_LOGPROBS, "selection")

@@ -12,25 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = [
-    "IMPORTANCE_WEIGHTS",
-    "KL_ESTIMATORS",
-    "LOG_RATIOS",
-    "SURROGATES",
-    "Bounds",
-    "cispo",
-    "clipped",
-    "kl_k1",
-    "kl_k2",
-    "kl_k3",
-    "log_ratio",
-    "masked_importance",
-    "nll",
-    "policy_gradient",
-    "sequence_log_ratio",
-    "truncated_importance",
-]
-
 # Log-ratios are clamped to this before `exp`, which overflows float32 at 88.
 MAX_LOG_RATIO = 20.0
 

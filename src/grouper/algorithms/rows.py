@@ -8,8 +8,6 @@ import torch
 
 from grouper.algorithms.batching import TrainBatch, unweighted_rows
 
-__all__ = ["Rows", "worst_rows"]
-
 # Completions this many times shorter than allowed are looked at, too: many short rows on a shared
 # prompt copy its keys and values more often than a few long ones.
 SHORT = 8

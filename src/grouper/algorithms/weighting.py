@@ -12,8 +12,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-__all__ = ["WEIGHTINGS", "WeightingFunction", "constant", "sequence_mean", "token_mean"]
-
 WeightingFunction = Callable[[Tensor, float], Tensor]
 
 

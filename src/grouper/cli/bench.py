@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from grouper.advice.measuring import Bench
 
-__all__ = ["bench_command"]
-
 EXAMPLES = """\b
 Examples:
   grouper bench demo

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from grouper.data import Overlap, ProblemSet, Source
     from grouper.data.audit import Audit
 
-__all__ = ["data_command"]
-
 EXAMPLES = """\b
 Examples:
   grouper data list

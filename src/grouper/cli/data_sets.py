@@ -15,8 +15,6 @@ from grouper.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from grouper.data import ProblemSet
 
-__all__ = ["Loaded", "load_sets", "source_arguments"]
-
 Loaded = dict[str, "tuple[SourceConfig, ProblemSet]"]
 """Part or split -> how it was read, and what."""
 

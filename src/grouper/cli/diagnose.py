@@ -14,8 +14,6 @@ import click
 if TYPE_CHECKING:
     from grouper.advice.checks import Finding
 
-__all__ = ["diagnose_command"]
-
 EXAMPLES = """\b
 Examples:
   grouper diagnose outputs/demo

@@ -10,8 +10,6 @@ from grouper.cli.options import open_recipe, quiet_option, recipe_arguments, run
 from grouper.config.schema import Recipe
 from grouper.models.folders import trained_model
 
-__all__ = ["difficulty_command"]
-
 EXAMPLES = """\b
 Examples:
   grouper data difficulty demo --model outputs/demo/sft/final --samples 8

@@ -35,8 +35,6 @@ from grouper.tracking.run_folder import RunFolder
 if TYPE_CHECKING:
     from grouper.tracking.live import Progress
 
-__all__ = ["eval_command"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:

@@ -8,8 +8,6 @@ import click
 
 from grouper.models.folders import model_in
 
-__all__ = ["export_command"]
-
 EXAMPLES = """\b
 Examples:
   grouper export outputs/demo ./demo-model              what the run has trained

@@ -15,8 +15,6 @@ from importlib.util import find_spec
 from grouper.config.loading import is_shipped
 from grouper.config.schema import Recipe
 
-__all__ = ["fallbacks"]
-
 
 def fallbacks(name: str, recipe: Recipe, overrides: Sequence[str]) -> list[tuple[str, str]]:
     """(override, warning) for each default that cannot be had here.

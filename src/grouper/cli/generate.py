@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from grouper.api import Generator
     from grouper.tracking.live import Progress
 
-__all__ = ["generate_command"]
-
 log = logging.getLogger(__name__)
 
 QUESTION_COLUMNS = ("question", "problem", "prompt")

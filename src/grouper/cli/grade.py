@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from grouper.grading.agreement import Agreement
     from grouper.types import AnswerContract, Grade
 
-__all__ = ["grade_agreement_command", "grade_command"]
-
 EXAMPLES = """\b
 Examples:
   grouper grade 'so \\boxed{0.5}' --answer '\\frac12'

@@ -6,8 +6,6 @@ import click
 
 from grouper.errors import did_you_mean
 
-__all__ = ["NamingGroup"]
-
 
 class NamingGroup(click.Group):
     """A click group whose complaint about an unknown command helps."""

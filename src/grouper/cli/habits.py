@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-__all__ = ["TrainingCommand"]
-
 LISTS = ("--rewards", "--reward-funcs", "--tracker", "--report-to")
 """Flags that take several names: with commas between them, or blanks."""
 

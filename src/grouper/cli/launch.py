@@ -11,14 +11,6 @@ import time
 import uuid
 from collections.abc import Sequence
 
-__all__ = [
-    "is_follower",
-    "launch",
-    "let_the_first_speak",
-    "stop_with_the_launcher",
-    "without_nproc",
-]
-
 PR_SET_PDEATHSIG = 1
 """Linux: the signal a process gets when its parent dies."""
 

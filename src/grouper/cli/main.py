@@ -20,8 +20,6 @@ from grouper.cli.launch import let_the_first_speak
 from grouper.errors import GrouperError, Interrupted, ModelError
 from grouper.models.allocator import prefer_expandable_segments
 
-__all__ = ["cli", "main"]
-
 COMMANDS = {
     "run": ("grouper.cli.train", "Train and evaluate by a recipe: base, SFT, GRPO, comparison."),
     "sft": ("grouper.cli.train", "Only the SFT phase of a recipe."),

@@ -11,8 +11,6 @@ from grouper.cli.options import open_recipe
 from grouper.config.schema import NewModelConfig
 from grouper.config.validation import validate_json
 
-__all__ = ["new_model_command"]
-
 EXAMPLES = """\b
 Examples:
   grouper new-model demo ./tiny

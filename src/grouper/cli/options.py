@@ -19,23 +19,6 @@ from grouper.models.folders import RECIPE_FILE, is_model, local_model
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "chosen_model",
-    "dry_run_option",
-    "model_option",
-    "models_not_here",
-    "open_recipe",
-    "output_console",
-    "quiet_option",
-    "read_recipe",
-    "recipe_arguments",
-    "run_folder_of",
-    "run_of",
-    "show_plan",
-    "start_of_grpo",
-    "warn",
-]
-
 Command = Callable[..., Any]
 
 dry_run_option = click.option(

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from grouper.advice.run_plan import PhasePlan, RunPlan
 
-__all__ = ["plan_command"]
-
 EXAMPLES = """\b
 Examples:
   grouper plan demo

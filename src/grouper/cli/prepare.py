@@ -8,8 +8,6 @@ import click
 
 from grouper.cli.data_sets import load_sets, source_arguments
 
-__all__ = ["prepare_command"]
-
 EXAMPLES = """\b
 Examples:
   grouper data prepare gsm8k --split train --split test

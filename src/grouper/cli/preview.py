@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from grouper.prompts import PromptFormat
     from grouper.types import Rollout, SamplingParams
 
-__all__ = ["preview_command"]
-
 EXAMPLES = """\b
 Examples:
   grouper preview outputs/demo                        what its GRPO starts from

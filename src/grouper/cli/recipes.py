@@ -16,9 +16,6 @@ from grouper.cli.groups import NamingGroup
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, did_you_mean
 
-__all__ = ["recipes_command"]
-
-
 EXAMPLES = """\b
 Examples:
   grouper recipes show demo > mine.yaml && grouper run ./mine.yaml

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from grouper.prompts import PromptFormat
     from grouper.rewards import RewardStack
 
-__all__ = ["regrade_command"]
-
 EXAMPLES = """\b
 Examples:
   grouper regrade outputs/demo                              after an update of the grader

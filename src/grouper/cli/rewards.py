@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from grouper.prompts import PromptFormat
     from grouper.rewards import ProbeResult
 
-__all__ = ["rewards_command"]
-
 EXAMPLES = """\b
 Examples:
   grouper rewards show dapo_answer               what it pays, its parameters, its source

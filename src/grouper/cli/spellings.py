@@ -14,8 +14,6 @@ import click
 
 from grouper.config.schema import Recipe
 
-__all__ = ["FLAGS", "Flag", "add_flags", "phase_note", "spelled_out"]
-
 Command = Callable[..., Any]
 Phases = Sequence[str]
 Spelling = Callable[[Any, Callable[[], Recipe], Phases], list[str]]

@@ -30,9 +30,6 @@ from grouper.models.folders import RECIPE_FILE
 if TYPE_CHECKING:
     from grouper.training.pipeline import RunResult
 
-__all__ = ["grpo_command", "run_command", "sft_command"]
-
-
 RUNS = str(Recipe.model_fields["output_dir"].default)
 """Where runs lie unless the recipe or the user says otherwise."""
 

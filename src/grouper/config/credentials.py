@@ -14,8 +14,6 @@ from typing import Any
 
 from grouper.errors import GrouperError, hide
 
-__all__ = ["expanded", "refuse_literal_secrets"]
-
 _REFERENCE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRET_WORDS = frozenset(

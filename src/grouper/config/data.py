@@ -8,15 +8,6 @@ from pydantic import Field, model_validator
 
 from grouper.config.section import NonNegative, Positive, PositiveFloat, Section
 
-__all__ = [
-    "DataConfig",
-    "MixedConfig",
-    "PromptConfig",
-    "RowsConfig",
-    "SourceConfig",
-    "TagsConfig",
-]
-
 
 class RowsConfig(Section):
     """Where one set of problems lies, and which of its rows are used.

@@ -6,8 +6,6 @@ from importlib.util import find_spec
 
 from grouper.errors import ConfigError
 
-__all__ = ["require_extra"]
-
 
 def require_extra(package: str, extra: str, *, where: str, instead: str = "") -> None:
     """Make sure that `package` can be imported.

@@ -21,13 +21,6 @@ from grouper.config.schema import Recipe
 from grouper.config.validation import validate_json
 from grouper.errors import ConfigError, did_you_mean
 
-__all__ = [
-    "list_recipes",
-    "load_recipe",
-    "recipe_hash",
-    "resolved_yaml",
-]
-
 # What may differ between two runs of the same experiment.
 NOT_THE_EXPERIMENT = (
     "output_dir",

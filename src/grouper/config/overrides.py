@@ -19,8 +19,6 @@ from grouper.config.presets import PRESETS
 from grouper.config.stacks import expand_stacks
 from grouper.errors import ConfigError
 
-__all__ = ["apply", "as_json", "changed", "parse_yaml"]
-
 
 class _Loader(yaml.SafeLoader):
     """`yaml.safe_load` that reads 5e-6 as a number and refuses a key written twice."""

@@ -16,8 +16,6 @@ from grouper.config.section import (
     Section,
 )
 
-__all__ = ["DifficultyConfig", "GRPOConfig", "OptimizerConfig", "PhaseConfig", "SFTConfig"]
-
 AlgorithmName = Literal[
     "grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "reinforce++"
 ]

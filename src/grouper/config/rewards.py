@@ -9,8 +9,6 @@ from pydantic import AfterValidator, Field
 from grouper.config.credentials import refuse_literal_secrets
 from grouper.config.section import Fraction, PositiveFloat, Section
 
-__all__ = ["LARGEST", "RewardConfig"]
-
 LARGEST = 1e15
 """What a value, a weight and their product may be at most: a float64 still tells totals 0.1 apart,
 and the square of a gradient is finite in float32."""

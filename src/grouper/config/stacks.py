@@ -13,8 +13,6 @@ from typing import Any
 from grouper.config.rewards import RewardConfig
 from grouper.errors import RewardError, did_you_mean
 
-__all__ = ["PREFIX", "STACKS", "Stack", "expand_stacks", "stack"]
-
 PREFIX = "stack:"
 
 

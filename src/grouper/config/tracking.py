@@ -12,14 +12,6 @@ from grouper.config.section import Positive, Section
 from grouper.config.user_code import load_user_object
 from grouper.errors import ConfigError, did_you_mean, raise_all
 
-__all__ = [
-    "TRACKER_PACKAGES",
-    "TrackerConfig",
-    "TrackingConfig",
-    "check_trackers",
-    "tracker_params",
-]
-
 TRACKER_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 """Built-in tracker -> the package it needs, which is also the name of the optional extra."""
 

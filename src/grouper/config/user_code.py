@@ -16,8 +16,6 @@ from typing import Any
 
 from grouper.errors import ConfigError, GrouperError, did_you_mean
 
-__all__ = ["code_fingerprints", "line_of_users", "load_hook", "load_user_object"]
-
 _OURS = f"{Path(__file__).parents[1]}/"
 _INSTALLED = tuple(
     sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")

@@ -10,8 +10,6 @@ from pydantic import BaseModel, ValidationError
 
 from grouper.errors import ConfigError, did_you_mean, raise_all
 
-__all__ = ["raise_as_config_error", "validate_json"]
-
 Model = TypeVar("Model", bound=BaseModel)
 
 

@@ -27,8 +27,6 @@ from grouper.config.validation import validate_json
 from grouper.errors import ConfigError, DataError, did_you_mean
 from grouper.types import Problem
 
-__all__ = ["SPLITS", "ArithmeticOptions", "arithmetic_options", "generate", "kinds", "split_of"]
-
 SPLITS = ("train", "sft", "validation", "test")
 OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 # Draws in a row without a new question before the space counts as used up.

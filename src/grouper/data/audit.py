@@ -21,8 +21,6 @@ from grouper.grading.numerals import read_number
 from grouper.grading.structure import Kind, readings
 from grouper.types import AnswerContract, AnswerKind, Problem
 
-__all__ = ["Audit", "Repeated", "answer_type", "audit", "quarantine_rows"]
-
 _TAG = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
 LENGTHS = (10, 20, 40, 80, 160, 320)
 """Upper edges of the histogram of words."""

@@ -10,8 +10,6 @@ from grouper.data.rows import Row
 from grouper.data.sources import FIELDS, Fields, Source
 from grouper.errors import DataError, did_you_mean, raise_all
 
-__all__ = ["Columns", "choose_columns", "read_fields"]
-
 Columns = Mapping[str, tuple[str, ...]]
 """Our field -> the set's columns; the first that is not empty in a row counts."""
 

@@ -18,8 +18,6 @@ from grouper.rewards.format import format_holds
 from grouper.rewards.numeric import whole_number_text
 from grouper.types import AnswerContract, AnswerKind, Problem
 
-__all__ = ["apply_filters", "grade_shown", "is_numeric"]
-
 _BOXED = AnswerContract(kind=AnswerKind.BOXED)
 
 

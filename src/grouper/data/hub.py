@@ -11,8 +11,6 @@ from grouper.data.rows import Row
 from grouper.data.sources import SOURCES
 from grouper.errors import DataError
 
-__all__ = ["read_hub", "stream_hub"]
-
 
 def read_hub(name: str, *, split: str, subset: str | None) -> list[Row]:
     """All rows of one split of a set on the Hub, or of a local folder that has its layout.

@@ -32,8 +32,6 @@ from grouper.errors import ConfigError, DataError, did_you_mean, raise_all
 from grouper.prompts.formats import PromptFormat
 from grouper.types import Problem
 
-__all__ = ["check_source", "load_problems"]
-
 Item = TypeVar("Item")
 
 _DEFAULTS = {name: field.default for name, field in RowsConfig.model_fields.items()}

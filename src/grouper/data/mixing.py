@@ -16,8 +16,6 @@ from grouper.data.problem_set import (
 from grouper.errors import DataError
 from grouper.types import Problem
 
-__all__ = ["mix"]
-
 
 def mix(members: Sequence[tuple[ProblemSet, float]], *, seed: int) -> ProblemSet:
     """As many problems as the weights allow without using one twice, in a seeded order.

@@ -7,8 +7,6 @@ from typing import Any
 
 from grouper.data.sources import SOURCES
 
-__all__ = ["source_named"]
-
 
 def source_named(name: str) -> dict[str, Any]:
     """The settings of a source, as a recipe would have them.

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from grouper.types import Problem
 
-__all__ = ["Overlap", "find_overlap", "question_words"]
-
 RUN_LENGTH = 13
 """Words in a row that two independent questions hardly share; the usual choice for this check."""
 

@@ -25,15 +25,6 @@ from grouper.data.rows import Row
 from grouper.errors import DataError, did_you_mean
 from grouper.types import Problem
 
-__all__ = [
-    "CHOICES",
-    "PreparedSplit",
-    "find_prepared",
-    "problem_of",
-    "read_manifest",
-    "write_prepared",
-]
-
 MANIFEST = "manifest.json"
 FORMAT = 1
 CHOICES = ("shuffle", "offset", "limit", "numeric_only", "only_correct", "unique", "unique_by")

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from grouper.errors import DataError
 from grouper.types import Problem
 
-__all__ = ["ProblemSet", "Quarantined", "fingerprint_of", "require_distinct_ids", "subset_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantined:

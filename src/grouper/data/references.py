@@ -29,8 +29,6 @@ from grouper.grading.normalise import tidy
 from grouper.grading.numerals import read_number
 from grouper.types import AnswerContract, AnswerKind
 
-__all__ = ["check_references"]
-
 log = logging.getLogger(__name__)
 
 PER_WORKER = 500

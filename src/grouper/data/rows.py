@@ -10,8 +10,6 @@ from typing import Any
 
 from grouper.errors import DataError, did_you_mean
 
-__all__ = ["Row", "UnreadableRow", "find_file", "iterate_files", "read_files"]
-
 Row = Mapping[str, Any]
 
 

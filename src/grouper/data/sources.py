@@ -16,8 +16,6 @@ from grouper.grading.normalise import tidy
 from grouper.grading.numerals import read_number
 from grouper.types import AnswerContract, AnswerKind
 
-__all__ = ["FIELDS", "SOURCES", "Fields", "Source"]
-
 FIELDS = ("question", "answer", "solution", "response", "subject", "level", "id")
 Fields = dict[str, str | None]
 """Our fields of one row, each as text or None."""

@@ -9,8 +9,6 @@ from grouper.data.overlap import question_words
 from grouper.data.problem_set import ProblemSet, subset_of
 from grouper.errors import DataError
 
-__all__ = ["hold_out", "without"]
-
 
 def hold_out(whole: ProblemSet, share: float, *, seed: int) -> tuple[ProblemSet, ProblemSet]:
     """(train, validation): about `share` of the problems held out, the same for equal seeds.

@@ -15,8 +15,6 @@ from typing import TypeVar
 
 import numpy as np
 
-__all__ = ["shuffled", "window"]
-
 Item = TypeVar("Item")
 
 

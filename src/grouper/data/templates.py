@@ -13,8 +13,6 @@ from functools import cache
 from grouper.prompts.formats import FORMATS, PromptFormat
 from grouper.types import AnswerContract
 
-__all__ = ["RESPONSE_CONTRACT", "read_prompt", "read_response"]
-
 _TEMPLATES: tuple[PromptFormat, ...] = (FORMATS["r1-zero"],)
 """Formats whose plain text is published as whole prompts."""
 

@@ -16,16 +16,6 @@ from grouper.errors import DataError
 from grouper.evaluation.result import Accuracy, EvaluationResult, Outcome
 from grouper.evaluation.statistics import PairedComparison, paired_comparison
 
-__all__ = [
-    "Comparison",
-    "Difference",
-    "compare",
-    "label",
-    "render_parts",
-    "render_plain",
-    "render_table",
-]
-
 _LABELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
 _MANY_PARTS = 40
 """Subjects and levels beyond this are no longer a table to read."""

@@ -25,18 +25,6 @@ from grouper.types import AnswerKind, Problem, Prompt, RewardLayout
 if TYPE_CHECKING:
     from grouper.sampling.graded import Drawn  # which loads torch, and reading a result must not
 
-__all__ = [
-    "Behaviour",
-    "Metrics",
-    "Observed",
-    "metrics_line",
-    "metrics_of",
-    "reasoning_of",
-    "render_metrics",
-    "render_rewards_by_subject",
-    "rewards_by_subject",
-]
-
 log = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from grouper.evaluation.statistics import Interval, mean_interval, pass_at_k
 from grouper.grading import TEXT_ALONE
 from grouper.types import FinishReason, Verdict
 
-__all__ = ["OUTCOMES", "Accuracy", "EvaluationItem", "EvaluationResult", "Outcome"]
-
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "timeout", "crash", "not_scored"]
 
 OUTCOMES: tuple[Outcome, ...] = (

@@ -15,17 +15,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Interval",
-    "PairedComparison",
-    "mcnemar_p_value",
-    "mean_interval",
-    "paired_comparison",
-    "pass_at_k",
-    "sign_flip_p_value",
-    "wilson_interval",
-]
-
 Verdict = Literal["better", "worse", "no evidence"]
 Array = npt.NDArray[np.float64]
 

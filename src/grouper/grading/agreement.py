@@ -18,8 +18,6 @@ from grouper.grading.pool import WorkerPool
 from grouper.grading.worker import Answer, serve
 from grouper.types import AnswerContract, Grade, Verdict
 
-__all__ = ["Agreement", "Compared", "compare_with_math_verify"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:

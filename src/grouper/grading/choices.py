@@ -10,8 +10,6 @@ import re
 
 from grouper.grading.numerals import read_number
 
-__all__ = ["chosen_value", "is_choice", "value_of_choice"]
-
 _LETTER = re.compile(r"\(?([A-J])\)?", re.ASCII)
 _CHOSEN = re.compile(r"(?:\(?([A-Ja-j])\)|([A-J])[.:])(?: ?([ A-Za-z].*))?", re.ASCII)
 _ANOTHER_CHOICE = re.compile(

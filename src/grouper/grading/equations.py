@@ -15,8 +15,6 @@ from grouper.grading.extraction import closing_brace
 from grouper.grading.normalise import canonical
 from grouper.grading.numerals import read_number, split_unit
 
-__all__ = ["Chain", "SideTest", "chain_of", "compare_chains", "has_variable", "is_label"]
-
 SideTest = Callable[[str, str], tuple[bool | None, str]]
 """(side of the answer, side of the reference) -> equal, not equal or not decided here; why."""
 EquationTest = Callable[["Chain", "Chain"], tuple[bool | None, str]]

@@ -31,14 +31,6 @@ from grouper.grading.wording import (
 )
 from grouper.types import Verdict
 
-__all__ = [
-    "Equivalence",
-    "equivalent",
-    "exact",
-    "same_atoms",
-    "unreadable",
-]
-
 _MAX_BRACKETS = 200
 _MAX_NESTING = 16
 """Brackets in brackets; parsing time grows with the depth, and no answer needs as many."""

@@ -21,8 +21,6 @@ from math_verify.grader import should_treat_as_complex
 
 from grouper.grading.normalise import braced
 
-__all__ = ["UnreadError", "expression_of", "latex_of", "require_grammar"]
-
 # Removal of units is off: it takes the b of `a + b + c` and the t of `8t` for units. So is the
 # folding of variables to lower case: `R` and `r` are two radii.
 _SPELLING = NormalizationConfig(

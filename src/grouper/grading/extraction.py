@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from grouper.types import AnswerContract, AnswerKind
 
-__all__ = ["Extraction", "closing_brace", "extract", "first_turn"]
-
 
 class Extraction(NamedTuple):
     """The answer as written, or None and why there is none.

@@ -25,15 +25,6 @@ from grouper.grading.numerals import read_number
 from grouper.grading.pool import WorkerPool
 from grouper.types import AnswerContract, AnswerKind, Grade, Verdict
 
-__all__ = [
-    "TEXT_ALONE",
-    "Grader",
-    "by_text_alone",
-    "check_reference",
-    "grade",
-    "require_symbolic",
-]
-
 _REMEMBERED = 65_536
 _OFFENDERS = 50
 _RUNG_OFF = Equivalence(

@@ -21,8 +21,6 @@ from collections.abc import Callable
 from grouper.grading.extraction import Extraction, extract, first_turn
 from grouper.types import AnswerContract, AnswerKind
 
-__all__ = ["extract_lenient"]
-
 
 def extract_lenient(text: str, contract: AnswerContract) -> Extraction:
     r"""The answer by any known contract, before the first turn marker, and how it was found.

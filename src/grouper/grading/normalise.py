@@ -10,8 +10,6 @@ import re
 
 from grouper.grading.extraction import closing_brace
 
-__all__ = ["canonical", "tidy", "tidy_reference"]
-
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
 _VULGAR = {

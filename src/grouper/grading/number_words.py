@@ -10,8 +10,6 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-__all__ = ["CARDINALS", "SCALES", "read_words", "spoken_sign"]
-
 _ONES = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
 fifteen sixteen seventeen eighteen nineteen"""
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"

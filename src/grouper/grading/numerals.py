@@ -20,8 +20,6 @@ from grouper.grading.quantities import read_compound
 from grouper.grading.rational import Rational, evaluate
 from grouper.grading.units import Unit, find_unit, is_unit_phrase, matched, powered
 
-__all__ = ["ROUNDED_FROM", "Number", "read_number", "same_number", "split_unit"]
-
 
 class Number(NamedTuple):
     """One exact number as written."""

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import sympy
 
-__all__ = ["POINTS", "RELATIVE", "TINY", "Rounding", "agree", "points", "value_at"]
-
 _DIGITS = 30
 _CONFIRMING = 110
 _SPARE = 30

@@ -25,8 +25,6 @@ from grouper.config.schema import GradingConfig
 from grouper.grading.equivalence import Equivalence
 from grouper.types import Verdict
 
-__all__ = ["WorkerPool"]
-
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 120.0

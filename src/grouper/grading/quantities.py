@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from grouper.grading.units import Unit, find_unit
 
-__all__ = ["Compound", "read_compound"]
-
 
 class Compound(NamedTuple):
     """An amount in the unit that was said first."""

@@ -12,8 +12,6 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-__all__ = ["Rational", "TooLargeError", "evaluate"]
-
 _MAX_BITS = 40_000
 _MAX_FACTORIAL = 3_000
 _MAX_DEPTH = 40

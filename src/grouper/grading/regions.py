@@ -16,8 +16,6 @@ from grouper.grading.expressions import expression_of
 from grouper.grading.numerical import agree
 from grouper.grading.structure import without_builder
 
-__all__ = ["is_region", "same_regions"]
-
 _MEMBER = re.compile(r"^[A-Za-z] *\\in(?![A-Za-z])", re.ASCII)
 _OR = re.compile(r",? or (?=\S)|\\cup(?![A-Za-z])")
 _AND = re.compile(r",? and (?=\S)|\\cap(?![A-Za-z])")

@@ -16,8 +16,6 @@ from typing import NamedTuple
 from grouper.grading.number_words import read_words
 from grouper.grading.quantities import read_compound
 
-__all__ = ["AtomTest", "Kind", "Node", "compare", "paired_readings", "readings", "without_builder"]
-
 AtomTest = Callable[[str, str], bool | None]
 """(prediction, reference) -> equal, not equal, or not decided here."""
 

@@ -28,8 +28,6 @@ from grouper.grading.structure import Kind, Node, compare, paired_readings, read
 from grouper.grading.units import Unit, matched
 from grouper.types import Verdict
 
-__all__ = ["judge", "why_unreadable"]
-
 
 def judge(prediction: str, reference: str) -> Equivalence:
     r"""The verdict on a pair that the exact rungs passed on.

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from grouper.grading.number_words import CARDINALS, SCALES
 
-__all__ = ["Unit", "find_unit", "is_unit_phrase", "matched", "powered"]
-
 
 class Unit(NamedTuple):
     """What is measured, and how a value becomes one in base units."""

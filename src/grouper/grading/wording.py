@@ -6,8 +6,6 @@ import re
 
 from grouper.grading.numerals import read_number
 
-__all__ = ["is_words", "same_ratio", "same_words"]
-
 WORDS_DIFFER = "other words"
 WORDS_FOR_NUMBER = "words where a number is expected"
 _WORDY = re.compile(r"[A-Za-z][A-Za-z' .-]*", re.ASCII)

@@ -21,8 +21,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
-__all__ = ["Answer", "main", "serve"]
-
 Answer = Callable[[dict[str, Any]], dict[str, str | None]]
 """From a request to its reply."""
 

@@ -18,8 +18,6 @@ from torch import Tensor
 from grouper.kernels.ops import attention_backward, attention_serves
 from grouper.kernels.switch import is_running
 
-__all__ = ["FLASH", "Sight", "attend", "serves"]
-
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - no public name
 """What `scaled_dot_product_attention` runs on the CPU, which keeps the log-sum-exp to itself."""
 

@@ -17,8 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensor  # torch's own shape engine
 
 from grouper.kernels.library import library
 
-__all__ = ["Listener", "call", "function", "letters", "listened", "packed", "threads_for"]
-
 _LETTERS = {torch.float32: "f", torch.bfloat16: "b"}
 DTYPES = frozenset(_LETTERS)
 _SMALL = 1 << 15

@@ -29,8 +29,6 @@ from pathlib import Path
 
 from grouper.config.user_cache import cache_folder
 
-__all__ = ["OFF", "kernels_in_use", "library"]
-
 log = logging.getLogger(__name__)
 
 OFF = "GROUPER_KERNELS"

@@ -22,8 +22,6 @@ from grouper.kernels import gpu, ops
 from grouper.kernels.packing import current
 from grouper.kernels.switch import is_running, swap_while_running
 
-__all__ = ["attach"]
-
 ROTARY = "apply_rotary_pos_emb"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,

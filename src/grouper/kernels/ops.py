@@ -15,22 +15,6 @@ from torch import Tensor
 from grouper.kernels.calls import DTYPES, call, letters, threads_for
 from grouper.kernels.library import library
 
-__all__ = [
-    "attention_backward",
-    "attention_serves",
-    "decode",
-    "decode_serves",
-    "draw",
-    "draw_serves",
-    "gated",
-    "gated_halves",
-    "gated_serves",
-    "norm_serves",
-    "rms_norm",
-    "rotate",
-    "rotate_serves",
-]
-
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 

@@ -22,8 +22,6 @@ from grouper.kernels.library import library
 from grouper.kernels.ops import gated_halves
 from grouper.kernels.products import PanelLayout, has_matrix_unit
 
-__all__ = ["LARGEST", "Packed", "current", "pack", "packed_bytes"]
-
 LARGEST = 256 << 20
 """Bytes of weights that are held a second time at most."""
 FEWEST = 32

@@ -18,8 +18,6 @@ from grouper.kernels.calls import call, function
 from grouper.kernels.library import library
 from grouper.kernels.ops import CURVES
 
-__all__ = ["PanelLayout", "Panels", "has_matrix_unit"]
-
 SIDE = 16
 """Columns of a tile of the matrix unit; a panel is two of them."""
 DEPTH = 32

@@ -9,8 +9,6 @@ from threading import Lock
 from types import ModuleType
 from typing import Any
 
-__all__ = ["is_running", "running", "swap_while_running", "switched_off"]
-
 _RUNNING: ContextVar[bool] = ContextVar("running", default=False)
 _OFF: ContextVar[bool] = ContextVar("off", default=False)
 

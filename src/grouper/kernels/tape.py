@@ -29,8 +29,6 @@ from torch.utils._pytree import tree_map
 from grouper.kernels.calls import DTYPES, function, letters, listened, packed, threads_for
 from grouper.kernels.library import library
 
-__all__ = ["record"]
-
 ALIGNMENT = 64
 """Bytes of a cache line."""
 

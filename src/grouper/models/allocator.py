@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
-__all__ = ["prefer_expandable_segments"]
-
 
 def prefer_expandable_segments(environment: MutableMapping[str, str] = os.environ) -> None:
     """Let the allocator grow its segments, so that rows of changing length fragment less.

@@ -32,8 +32,6 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.errors import ModelError
 from grouper.kernels import attention as fused
 
-__all__ = ["NAME", "AttentionSpec", "Layout", "SharedPrompts", "as_on", "attend", "gather_heads"]
-
 NAME = "grouper"
 
 _PLANNED: ContextVar[str | None] = ContextVar("planned", default=None)

@@ -9,8 +9,6 @@ import torch
 
 from grouper.errors import ConfigError
 
-__all__ = ["find_device"]
-
 # What knows whether a device is there; the CPU always is.
 _BACKENDS: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.backends.mps}
 

@@ -16,8 +16,6 @@ from grouper.models.folders import read_adapter, require_model_folder
 from grouper.models.loading import DTYPES, load_policy, load_tokenizer, save_policy
 from grouper.models.policy import Policy
 
-__all__ = ["export_model"]
-
 # How far log-probs may be from the source's: merging adds two products in another order, and
 # bfloat16 rounds every weight to 8 bits.
 BOUNDS = {"float32": 1e-3, "bfloat16": 0.5}

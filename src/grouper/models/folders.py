@@ -12,22 +12,6 @@ from grouper.config.schema import DataConfig, ModelConfig, PromptConfig, Recipe,
 from grouper.errors import ConfigError, ModelError, did_you_mean
 from grouper.prompts import FORMATS
 
-__all__ = [
-    "ADAPTER_FILE",
-    "RECIPE_FILE",
-    "base_of",
-    "is_model",
-    "local_model",
-    "looks_local",
-    "model_in",
-    "on_this_machine",
-    "read_adapter",
-    "recipe_for",
-    "require_model_folder",
-    "trained_model",
-    "with_sampling",
-]
-
 # What a run folder, and a model exported by it, keep the resolved recipe in, so that the model is
 # asked as it was trained.
 RECIPE_FILE = "recipe.yaml"

@@ -23,20 +23,6 @@ from grouper.errors import ModelError, did_you_mean
 from grouper.models.folders import base_of, looks_local, read_adapter, require_model_folder
 from grouper.models.policy import Policy
 
-__all__ = [
-    "DTYPES",
-    "check_adapter",
-    "check_lora_targets",
-    "context_length",
-    "load_policy",
-    "load_tokenizer",
-    "quiet",
-    "save_policy",
-    "shape_of",
-    "stop_ids_of",
-    "weightless_policy",
-]
-
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

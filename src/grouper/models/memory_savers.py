@@ -21,8 +21,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grouper.errors import ModelError
 
-__all__ = ["checkpoint_layers", "offloaded_activations"]
-
 Context = Callable[[], AbstractContextManager[Any]]
 
 

@@ -26,13 +26,6 @@ from grouper.models.loading import quiet
 from grouper.prompts import PromptFormat
 from grouper.types import Problem
 
-__all__ = [
-    "fit_tokenizer",
-    "make_new_model",
-    "new_model_config",
-    "save_new_model",
-]
-
 END, PAD = "<|end|>", "<|pad|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 

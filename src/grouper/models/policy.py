@@ -25,8 +25,6 @@ from grouper.models import attention
 from grouper.models.memory_savers import checkpoint_layers, offloaded_activations
 from grouper.models.token_scores import LinearHead, LogitScaling, plain_token_scores
 
-__all__ = ["Policy", "TokenOutputs"]
-
 log = logging.getLogger(__name__)
 
 

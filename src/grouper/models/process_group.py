@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:  # a dry run loads no torch
     from torch import Tensor
 
-__all__ = ["ProcessGroup", "SingleProcess", "share_of"]
-
 Value = TypeVar("Value")
 
 

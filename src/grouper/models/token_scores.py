@@ -15,8 +15,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["LinearHead", "LogitScaling", "chunk_rows", "plain_token_scores"]
-
 # Logits held at a time: 128 MiB in float32. The backward holds three such chunks at most.
 CHUNK_ELEMENTS = 2**25
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-__all__ = ["own_chat_template"]
-
 
 def own_chat_template(system: str, prefix: str) -> str:
     """A Jinja chat template: instruction, turns, and the opened tag as the generation prompt.

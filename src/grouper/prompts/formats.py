@@ -25,8 +25,6 @@ from grouper.types import (
     RewardLayout,
 )
 
-__all__ = ["FORMATS", "PromptFormat", "make_format", "warn_about_system"]
-
 # Text with which models go on to invent the next turn of the conversation.
 TURN_MARKERS = (
     "\nUser:",

@@ -12,14 +12,6 @@ from grouper.prompts.formats import PromptFormat
 from grouper.prompts.tokenizer import Tokenizer
 from grouper.types import Demonstration, Problem, Prompt
 
-__all__ = [
-    "Dropped",
-    "PreparedDemonstrations",
-    "PreparedPrompts",
-    "prepare_demonstrations",
-    "prepare_prompts",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:

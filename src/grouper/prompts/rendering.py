@@ -9,8 +9,6 @@ from grouper.errors import PromptError
 from grouper.prompts.tokenizer import Tokenizer
 from grouper.types import Message
 
-__all__ = ["apply_template", "encode_completion", "encode_prompt", "render_chat"]
-
 # Some templates open (or open and close) a thinking block in the generation prompt. Whether
 # there is one is the format's decision, never the template's.
 OPENED_THINKING = re.compile(r"<think>\s*(?:</think>\s*)?\Z")

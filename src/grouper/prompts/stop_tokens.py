@@ -11,8 +11,6 @@ from grouper.prompts.rendering import apply_template
 from grouper.prompts.tokenizer import Tokenizer
 from grouper.types import Message
 
-__all__ = ["StopTokens", "find_stop_tokens"]
-
 _ANSWER = "the assistant's answer"
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-__all__ = ["Tokenizer"]
-
 
 class Tokenizer(Protocol):
     """Text <-> token ids, and the chat template of the model."""

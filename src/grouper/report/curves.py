@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_curves"]
-
 _HIGH = 22
 """Points above the panels of the first row, where some have a line of words under the title."""
 SFT_SHARE = 0.36

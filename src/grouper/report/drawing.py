@@ -20,22 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "BLUE",
-    "GREEN",
-    "GREY",
-    "NICE",
-    "ORANGE",
-    "PURPLE",
-    "RED",
-    "SKY",
-    "Series",
-    "compose",
-    "count_steps",
-    "draw_line",
-    "save",
-]
-
 Array = npt.NDArray[np.float64]
 
 # Okabe and Ito's palette: told apart with every common kind of colour blindness.

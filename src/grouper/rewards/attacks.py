@@ -15,8 +15,6 @@ from grouper.types import AnswerKind, Problem
 if TYPE_CHECKING:
     from grouper.prompts import PromptFormat
 
-__all__ = ["PROBES", "Case", "Probe"]
-
 RIGHT, WRONG = "310", "527"
 """Far enough apart that no ladder of closeness pays the wrong one."""
 

@@ -13,8 +13,6 @@ from collections.abc import Awaitable
 from functools import cache
 from typing import Any
 
-__all__ = ["StoppedError", "awaited"]
-
 GRACE_SECONDS = 1.0
 """What a function that is being stopped has for its `finally` blocks."""
 

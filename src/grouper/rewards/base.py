@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 from grouper.types import Message
 
-__all__ = ["Content", "RewardBuilder", "RewardFunction", "texts_of"]
-
 Content = str | Sequence[Message]
 """A prompt or completion: messages in chat recipes, a string in plain-text ones."""
 

@@ -14,26 +14,6 @@ from grouper.grading import Grader, extract
 from grouper.rewards.base import Content, RewardBuilder, RewardFunction, texts_of
 from grouper.types import AnswerContract, AnswerKind, Grade, RewardLayout
 
-__all__ = [
-    "UNITS",
-    "Batch",
-    "BuiltReward",
-    "Tags",
-    "check_unit",
-    "check_variant",
-    "grades_of",
-    "nothing_or",
-    "per_answer",
-    "per_batch",
-    "per_completion",
-    "per_grade",
-    "per_text",
-    "references_of",
-    "reward_builder",
-    "tags_of",
-    "units_of",
-]
-
 Tags = tuple[str, str, str, str]
 
 

@@ -23,8 +23,6 @@ from grouper.rewards.building import BuiltReward
 from grouper.rewards.onlooking import WHOLE, Notes
 from grouper.types import Completion, Grade, Message, Problem, Prompt
 
-__all__ = ["DEFAULT_SECONDS", "arguments_of", "call", "one_by_one", "shown"]
-
 logger = logging.getLogger(__name__)
 
 DEFAULT_SECONDS = float(RewardConfig.model_fields["timeout_seconds"].default)

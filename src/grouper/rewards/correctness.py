@@ -6,8 +6,6 @@ from grouper.rewards.base import RewardBuilder, RewardFunction
 from grouper.rewards.building import check_variant, nothing_or, per_grade, reward_builder
 from grouper.types import Grade, RewardLayout, Verdict
 
-__all__ = ["CORRECTNESS", "accuracy", "correctness"]
-
 
 @reward_builder
 def correctness(

@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["FailureRate"]
-
 WINDOW = 100
 """How many groups back the rate looks."""
 START = 20

@@ -23,18 +23,6 @@ from grouper.rewards.building import (
 )
 from grouper.types import AnswerContract, AnswerKind, RewardLayout
 
-__all__ = [
-    "FORMAT",
-    "boxed_format",
-    "format_holds",
-    "soft_format",
-    "strict_format",
-    "tag_count",
-    "tags_are_exact",
-    "tags_are_in_order",
-    "think_format",
-]
-
 
 def format_holds(text: str, layout: RewardLayout) -> bool:
     """Whether a completion holds an answer where its prompt's format wants it, after its reasoning.

@@ -17,8 +17,6 @@ from grouper.rewards.building import (
 from grouper.rewards.numeric import python_number, whole_number_text
 from grouper.types import AnswerContract, AnswerKind, RewardLayout
 
-__all__ = ["GSM8K_LITE", "lite_correctness", "lite_numeric", "lite_tags_present"]
-
 
 @reward_builder
 def lite_correctness(

@@ -23,15 +23,6 @@ from grouper.rewards.building import (
 from grouper.rewards.format import tags_are_exact, tags_are_in_order
 from grouper.types import RewardLayout
 
-__all__ = [
-    "GSM8K_XML",
-    "xml_correctness",
-    "xml_integer",
-    "xml_soft_format",
-    "xml_strict_format",
-    "xml_tag_count",
-]
-
 
 @reward_builder
 def xml_correctness(

@@ -17,8 +17,6 @@ from grouper.rewards.building import (
 )
 from grouper.types import Grade, RewardLayout, Verdict
 
-__all__ = ["LENGTH", "cosine", "length", "soft_overlong"]
-
 
 @reward_builder
 def cosine(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = ["first_number", "python_number", "whole_number_text", "within"]
-
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 _MAX_CHARACTERS = 300
 """A longer literal is no answer, and above this a float overflows."""

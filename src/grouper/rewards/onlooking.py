@@ -10,8 +10,6 @@ from typing import Any
 
 from grouper.types import Tally
 
-__all__ = ["WHOLE", "Notes", "TrainerState"]
-
 logger = logging.getLogger(__name__)
 
 WHOLE = ("trainer_state", "log_metric", "log_extra")

@@ -26,14 +26,6 @@ from grouper.rewards.building import (
 from grouper.rewards.numeric import first_number, python_number, whole_number_text, within
 from grouper.types import RewardLayout
 
-__all__ = [
-    "OPENMATH_DAPO",
-    "dapo_answer",
-    "dapo_approximate_format",
-    "dapo_exact_format",
-    "dapo_number",
-]
-
 
 @reward_builder
 def dapo_exact_format(

@@ -26,8 +26,6 @@ from grouper.types import (
 if TYPE_CHECKING:
     from grouper.prompts import PromptFormat
 
-__all__ = ["ProbeResult", "probe", "score_text"]
-
 
 class _Grades(Protocol):
     def grade(self, texts: Sequence[str], references: Sequence[str]) -> list[Grade]: ...

@@ -18,8 +18,6 @@ from grouper.rewards.building import (
 from grouper.rewards.format import format_holds
 from grouper.types import Grade, RewardLayout, Verdict
 
-__all__ = ["R1_ZERO", "r1_zero_answer", "r1_zero_format"]
-
 
 @reward_builder
 def r1_zero_format(layout: RewardLayout, *, variant: str = "default") -> RewardFunction:

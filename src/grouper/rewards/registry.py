@@ -24,8 +24,6 @@ from grouper.rewards.r1_zero import R1_ZERO
 from grouper.rewards.style import STYLE
 from grouper.types import RewardLayout
 
-__all__ = ["REWARDS", "find_reward", "reward_label"]
-
 REWARDS: dict[str, RewardBuilder] = {
     **CORRECTNESS,
     **FORMAT,

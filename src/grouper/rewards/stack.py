@@ -26,8 +26,6 @@ from grouper.types import (
     Verdict,
 )
 
-__all__ = ["RewardStack", "build_rewards"]
-
 DEFAULT_LIMIT = float(RewardConfig.model_fields["max_failure_rate"].default)
 
 

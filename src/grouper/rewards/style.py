@@ -20,8 +20,6 @@ from grouper.rewards.building import (
 )
 from grouper.types import RewardLayout
 
-__all__ = ["STYLE", "reasoning_steps", "repetition_penalty"]
-
 _STEP = re.compile(
     r"\bStep \d+:|^[ \t]*\d+[.)][ \t]|^[ \t]*[-*•][ \t]|\b(?:First|Second|Next|Finally)\b",
     re.MULTILINE | re.ASCII,

@@ -9,8 +9,6 @@ from typing import Protocol, runtime_checkable
 
 from grouper.types import Completion, Prompt, SamplingParams
 
-__all__ = ["SampleRequest", "Sampler", "draw_seed"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:

@@ -11,8 +11,6 @@ from grouper.kernels.library import library
 from grouper.models.attention import AttentionSpec
 from grouper.sampling.decode_kernel import Cache, DecodeState, Pair, plain_decode
 
-__all__ = ["compiled_decode", "has_compiled"]
-
 
 def has_compiled(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there are compiled kernels for this device and type."""

@@ -20,8 +20,6 @@ from torch import Tensor
 from grouper.models.attention import AttentionSpec
 from grouper.sampling.decode_programs import AVAILABLE, merge, own_part, prompt_part
 
-__all__ = ["DecodeState", "has_kernel", "kernel_decode", "plain_decode"]
-
 PROGRAMS_PER_PROCESSOR = 4
 """Programs a multiprocessor that keys are divided for; an estimate, not measured."""
 

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from grouper.types import SamplingParams
 
-__all__ = ["DrawSettings", "draw", "uniforms"]
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from grouper.kernels.language import AVAILABLE, jit, tl
 
-__all__ = ["draws_here", "kernel_draw"]
-
 BLOCK = 2048
 
 

@@ -16,8 +16,6 @@ from grouper.sampling.layouts import Decode, Groups, Prefill
 from grouper.sampling.slots import SlotCache
 from grouper.sampling.writing import Block, Rows
 
-__all__ = ["Engine", "PlainEngine", "SlotEngine"]
-
 COMPACT_SHARE = 0.125
 """Finished slots are closed once they are this share of all: moving a cache costs, too."""
 

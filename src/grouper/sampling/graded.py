@@ -12,8 +12,6 @@ from grouper.models.process_group import ProcessGroup, SingleProcess, share_of
 from grouper.sampling.base import Sampler, SampleRequest
 from grouper.types import Completion, Grade, Verdict
 
-__all__ = ["Drawn", "Grader", "draw_and_grade"]
-
 
 class Grader(Protocol):
     """What drawing needs of a grader; grading goes on while the next one is sampled."""

@@ -21,8 +21,6 @@ from grouper.sampling.replay import OpByOp, Replay
 from grouper.sampling.slots import SlotCache
 from grouper.sampling.writing import Block, Rows
 
-__all__ = ["StaticEngine"]
-
 FIRST_WIDTH = 512
 """Columns of the ring to begin with. Columns that nobody has written cost memory and no time."""
 

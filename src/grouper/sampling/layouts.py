@@ -16,8 +16,6 @@ from grouper.kernels.switch import is_running
 from grouper.models.attention import AttentionSpec, attend, gather_heads
 from grouper.sampling.slots import Layer, SlotCache
 
-__all__ = ["Decode", "Groups", "Prefill"]
-
 HALVES = frozenset({torch.bfloat16, torch.float16})
 """Scores of these dtypes come fastest on the CPU with the keys on the left, in float32 with the
 queries there: up to twice, at 64 to 128 keys."""

@@ -28,8 +28,6 @@ from grouper.sampling.weights import SamplingWeights
 from grouper.sampling.writing import Block, Journal, Rows, Written
 from grouper.types import Completion, FinishReason, SamplingParams
 
-__all__ = ["NativeSampler"]
-
 STRETCH = {"cuda": 8}
 """Tokens between two looks of the host at what was drawn, by type of device; elsewhere one."""
 

@@ -10,8 +10,6 @@ import torch
 
 from grouper.kernels import tape
 
-__all__ = ["CudaGraphs", "OpByOp", "Replay", "Tapes", "allows_replay"]
-
 log = logging.getLogger(__name__)
 
 SIZED_BY_LENGTH = frozenset({"dynamic", "longrope"})

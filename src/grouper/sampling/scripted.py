@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from grouper.sampling.base import SampleRequest
 from grouper.types import Completion, FinishReason
 
-__all__ = ["ScriptedSampler"]
-
 
 def _code_points(text: str) -> list[int]:
     return [ord(character) for character in text]

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Layer", "SlotCache"]
-
 GROWTH = 32
 """The width of a ring is a multiple of this, and an eighth more than is needed."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["StopStrings"]
-
 
 class Decoder(Protocol):
     """The part of a tokenizer this file needs."""

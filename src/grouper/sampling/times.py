@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["SampleTimes"]
-
 
 class SampleTimes:
     """Seconds of prefill since they were last taken.

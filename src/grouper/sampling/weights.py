@@ -13,8 +13,6 @@ from grouper.models.policy import Policy
 if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
     from grouper.config.schema import ModelConfig, SamplingConfig
 
-__all__ = ["SamplingWeights", "copy_dtype"]
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

@@ -21,8 +21,6 @@ from grouper.sampling.draw_kernel import draws_here, kernel_draw
 from grouper.sampling.stops import StopStrings
 from grouper.types import FinishReason
 
-__all__ = ["Block", "Journal", "Rows", "Written"]
-
 Block = tuple[Tensor, Tensor, Tensor]
 """Tokens [steps, rows] int64, their log-probs and the entropies [steps, rows] in nats."""
 

@@ -12,8 +12,6 @@ from grouper.evaluation.result import EvaluationResult
 from grouper.files import delete, dumps, read_json, read_lines, write_atomic, write_lines
 from grouper.tracking import records
 
-__all__ = ["EvaluationFiles"]
-
 _DAMAGED = "the summary of the evaluation is damaged"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

@@ -13,22 +13,6 @@ import yaml
 from grouper.config.loading import NOT_THE_EXPERIMENT
 from grouper.errors import RunFolderError
 
-__all__ = [
-    "CONTENTS",
-    "LENGTHS",
-    "Changes",
-    "content_changes",
-    "describe_changes",
-    "entries_of_change",
-    "flat_settings",
-    "host",
-    "numbers_in_words",
-    "only_prolongs",
-    "recipe_changes",
-    "refuse_changed_contents",
-    "that_differ",
-]
-
 Changes = dict[str, list[Any]]
 """Dotted key -> [before, now]."""
 

@@ -27,8 +27,6 @@ from grouper.errors import hidden
 from grouper.files import refused
 from grouper.types import StepReport
 
-__all__ = ["TIME_PARTS", "Progress", "Task", "format_step", "setup_logging"]
-
 logger = logging.getLogger(__name__)
 
 PLAIN_SECONDS = 15.0

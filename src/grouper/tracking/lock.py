@@ -13,8 +13,6 @@ from pathlib import Path
 from grouper.errors import RunFolderError
 from grouper.files import refused
 
-__all__ = ["LOCK_FILE", "RunLock"]
-
 LOCK_FILE = ".lock"
 
 _UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL, errno.EBADF}

@@ -12,8 +12,6 @@ from grouper.files import dumps, refused, sync, write_atomic
 from grouper.tracking import records
 from grouper.types import StepReport
 
-__all__ = ["MetricsFile"]
-
 
 class MetricsFile:
     """The metrics of a run; a file that is missing has none.

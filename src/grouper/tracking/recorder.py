@@ -18,8 +18,6 @@ from grouper.tracking.sinks.base import Sink, Step
 from grouper.tracking.sinks.registry import find_trackers
 from grouper.types import Rollout, RolloutGroup, StepReport
 
-__all__ = ["Recorder"]
-
 Parameters = ParamSpec("Parameters")
 Value = TypeVar("Value")
 

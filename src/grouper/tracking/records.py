@@ -11,15 +11,6 @@ from grouper.evaluation.metrics import metrics_of, rewards_by_subject
 from grouper.evaluation.result import Accuracy, EvaluationItem, EvaluationResult
 from grouper.types import FinishReason, Rollout, RolloutGroup, StepReport, Tally, Verdict
 
-__all__ = [
-    "evaluation_from_json",
-    "evaluation_items_to_json",
-    "evaluation_to_json",
-    "report_from_json",
-    "report_to_json",
-    "rollouts_to_json",
-]
-
 
 def report_to_json(report: StepReport) -> dict[str, Any]:
     """One line of `metrics.jsonl`."""

@@ -9,8 +9,6 @@ from grouper.errors import RunFolderError
 from grouper.tracking.identity import describe_changes, recipe_changes
 from grouper.tracking.lock import LOCK_FILE
 
-__all__ = ["refuse_another_recipe", "refuse_the_run", "refuse_unless_ours"]
-
 _LEFTOVERS = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
 """What a run leaves without a `run.json`, where it was killed in its first moment or a model was
 measured before anything was trained."""

@@ -54,8 +54,6 @@ from grouper.tracking.metrics_file import MetricsFile
 from grouper.tracking.refusals import refuse_another_recipe, refuse_the_run, refuse_unless_ours
 from grouper.types import RolloutGroup, StepReport
 
-__all__ = ["OUR_FOLDERS", "PHASES", "RunFolder"]
-
 logger = logging.getLogger(__name__)
 
 PHASES = ("base", "sft", "grpo")

@@ -6,8 +6,6 @@ import re
 
 from grouper.types import RolloutGroup
 
-__all__ = ["format_sample", "printable"]
-
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

@@ -29,8 +29,6 @@ from grouper.training.optimizers import make_optimizer
 from grouper.training.run import Run, describe_versions
 from grouper.types import StepReport
 
-__all__ = ["banner_lines", "begin", "fresh_state", "phase_is_finished"]
-
 log = logging.getLogger(__name__)
 
 

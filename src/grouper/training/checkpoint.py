@@ -50,24 +50,6 @@ from grouper.training.optimizers import Optimizer, state_bytes
 from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import is_out_of_memory
 
-__all__ = [
-    "OPTIMIZER_FOLDER",
-    "STATE_FILE",
-    "BestScore",
-    "TrainState",
-    "check_room_for_run",
-    "check_save_path",
-    "export_to_save_path",
-    "is_complete",
-    "is_finished",
-    "last_good",
-    "latest_checkpoint",
-    "load_optimizer",
-    "read_state",
-    "rotate",
-    "save_checkpoint",
-]
-
 log = logging.getLogger(__name__)
 
 # Written last: its presence says that a folder is complete.

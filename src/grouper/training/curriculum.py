@@ -25,18 +25,6 @@ from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import Grader, draw_and_grade
 from grouper.types import Problem, Prompt, RolloutGroup, SamplingParams
 
-__all__ = [
-    "DifficultyBand",
-    "PassRates",
-    "ProblemStream",
-    "evaluation_is_due",
-    "first_met",
-    "measure_pass_rates",
-    "read_pass_rates",
-    "total_steps",
-]
-
-
 # --- the order of problems, and the lengths of phases --------------------------------------------
 
 

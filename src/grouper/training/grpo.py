@@ -42,18 +42,6 @@ from grouper.types import (
     merge_tallies,
 )
 
-__all__ = [
-    "Assembled",
-    "RolloutBatch",
-    "advantages_of",
-    "assemble",
-    "collect",
-    "dynamically",
-    "grpo_step",
-    "shuffle_rewards",
-    "top_entropy_selection",
-]
-
 _BROKEN_GRADERS = (Verdict.TIMEOUT, Verdict.CRASH)
 
 

@@ -22,8 +22,6 @@ from grouper.training.nan_dump import write_nan_dump
 from grouper.training.run import Run
 from grouper.types import StepReport
 
-__all__ = ["WORDS", "Asked", "Hook", "phase_config", "run_phase", "tidy"]
-
 log = logging.getLogger(__name__)
 
 # What a hook may ask for: measure the policy, save a checkpoint, end the phase.

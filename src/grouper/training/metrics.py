@@ -22,17 +22,6 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.models.policy import Policy
 from grouper.types import Rollout, RolloutGroup, Tally, Verdict
 
-__all__ = [
-    "Matrices",
-    "StepClock",
-    "matrices_of",
-    "matrix_rate",
-    "repetition",
-    "rollout_tallies",
-    "status_of",
-    "wait_for_device",
-]
-
 # Rows of the largest matrix that is tried: it must fit beside a model that fills a GPU.
 _LARGEST = 4096
 _MEASURED_SECONDS = 0.1

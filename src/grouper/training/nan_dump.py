@@ -17,8 +17,6 @@ from grouper.files import dumps, whole_folder
 from grouper.tracking.records import report_to_json
 from grouper.types import StepReport
 
-__all__ = ["LAST_METRICS", "write_nan_dump"]
-
 # Steps whose metrics are kept.
 LAST_METRICS = 20
 

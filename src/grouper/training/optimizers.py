@@ -16,8 +16,6 @@ from grouper.models.policy import Policy
 if TYPE_CHECKING:
     from grouper.config.schema import OptimizerConfig
 
-__all__ = ["OPTIMIZERS", "SCHEDULES", "Optimizer", "make_optimizer", "schedule", "state_bytes"]
-
 
 class Optimizer:
     """One or more torch optimizers that step together.

@@ -26,15 +26,6 @@ from grouper.errors import GrouperError
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.models.process_group import ProcessGroup, SingleProcess
 
-__all__ = [
-    "ParallelPolicy",
-    "Slice",
-    "join_processes",
-    "leave_processes",
-    "make_parallel",
-]
-
-
 # --- the processes that torchrun started ---------------------------------------------------------
 
 

@@ -28,8 +28,6 @@ from grouper.training.loop import Hook, run_phase, tidy
 from grouper.training.run import Run
 from grouper.training.sft import sft_step
 
-__all__ = ["RunResult", "train"]
-
 log = logging.getLogger(__name__)
 
 

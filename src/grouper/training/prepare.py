@@ -57,8 +57,6 @@ from grouper.types import (
     SamplingParams,
 )
 
-__all__ = ["Items", "Prepared", "make_base", "named_base", "prepare"]
-
 log = logging.getLogger(__name__)
 
 # Problems with their prompts.

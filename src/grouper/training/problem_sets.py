@@ -16,19 +16,6 @@ from grouper.prompts import make_format
 from grouper.training.curriculum import total_steps
 from grouper.types import Problem
 
-__all__ = [
-    "MEASURED",
-    "PARTS",
-    "Leak",
-    "ProblemSets",
-    "find_leaks",
-    "load_part",
-    "load_problem_sets",
-    "opening_lines",
-    "phase_lines",
-    "quarantine_lines",
-]
-
 log = logging.getLogger(__name__)
 
 # Training refuses data of which more than this cannot be read.

@@ -22,8 +22,6 @@ from grouper.training.optimizers import Optimizer, state_bytes
 from grouper.training.run import Run
 from grouper.training.update import accumulate_gradient, rehearsal_objective
 
-__all__ = ["Rehearsal", "worst_slices"]
-
 
 class Rehearsal(Hook):
     """Tries the largest slice of a phase, where the recipe wants it."""

@@ -45,8 +45,6 @@ from grouper.training.problem_sets import (
 )
 from grouper.training.update import grpo_objective, validation_loss
 
-__all__ = ["Run", "Watchdog", "check_models", "describe_versions"]
-
 log = logging.getLogger(__name__)
 
 

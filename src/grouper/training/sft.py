@@ -11,8 +11,6 @@ from grouper.training.run import Run
 from grouper.training.update import sft_objective, update
 from grouper.types import StepReport, Tally
 
-__all__ = ["sft_step"]
-
 
 def sft_step(run: Run, state: TrainState) -> StepReport:
     """One optimizer step on exactly the completion and stop token of each demonstration.

@@ -43,19 +43,6 @@ from grouper.types import Demonstration, Tally, merge_tallies
 if TYPE_CHECKING:
     from grouper.config.schema import GRPOConfig
 
-__all__ = [
-    "Objective",
-    "Scorer",
-    "UpdateResult",
-    "accumulate_gradient",
-    "grpo_objective",
-    "is_out_of_memory",
-    "rehearsal_objective",
-    "sft_objective",
-    "update",
-    "validation_loss",
-]
-
 log = logging.getLogger(__name__)
 
 # What allocators without an exception of their own say.

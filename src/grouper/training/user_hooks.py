@@ -11,8 +11,6 @@ from grouper.training.loop import WORDS, Asked, Hook
 from grouper.training.run import Run
 from grouper.types import StepReport
 
-__all__ = ["UserHook"]
-
 
 class UserHook(Hook):
     """Calls a function with the report of each step, on rank 0; every process hears the answer.

@@ -18,8 +18,6 @@ from grouper.data.naming import source_named
 from grouper.rewards import REWARDS
 from grouper.trl_import.settings import Phase, Settings, phase_of, read_file
 
-__all__ = ["ImportedRecipe", "import_trl"]
-
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 DATA = "gsm8k"
 """Where the file names none: TRL takes both from the script."""

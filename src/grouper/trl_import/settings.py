@@ -13,8 +13,6 @@ from typing import Any, Literal
 from grouper.config.overrides import parse_yaml
 from grouper.errors import ConfigError, did_you_mean
 
-__all__ = ["Settings", "TRLFile", "names", "others", "phase_of", "read_file"]
-
 Phase = Literal["sft", "grpo"]
 
 

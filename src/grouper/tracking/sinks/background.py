@@ -12,8 +12,6 @@ from typing import TypeVar
 from grouper.evaluation.result import EvaluationResult
 from grouper.tracking.sinks.base import Sink, Step
 
-__all__ = ["CAPACITY", "CLOSING_SECONDS", "Background", "close_all"]
-
 log = logging.getLogger(__name__)
 
 CAPACITY = 1000

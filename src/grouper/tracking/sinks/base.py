@@ -12,16 +12,6 @@ from grouper.evaluation.metrics import metrics_of
 from grouper.evaluation.result import EvaluationResult
 from grouper.types import StepReport
 
-__all__ = [
-    "LoggedRun",
-    "Sink",
-    "Step",
-    "TrackedRun",
-    "evaluation_numbers",
-    "frozen",
-    "step_numbers",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:

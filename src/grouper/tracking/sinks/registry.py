@@ -17,8 +17,6 @@ from grouper.errors import ConfigError
 from grouper.tracking.sinks.base import Sink, TrackedRun, frozen
 from grouper.tracking.sinks.users import UsersSink
 
-__all__ = ["SINKS", "find_trackers"]
-
 SINKS = {
     "tensorboard": ("grouper.tracking.sinks.tensorboard", "TensorBoardSink"),
     "wandb": ("grouper.tracking.sinks.wandb", "WandbSink"),

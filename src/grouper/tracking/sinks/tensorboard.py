@@ -11,8 +11,6 @@ from typing import Any
 from grouper.evaluation.result import EvaluationResult
 from grouper.tracking.sinks.base import Step, TrackedRun, evaluation_numbers, step_numbers
 
-__all__ = ["TensorBoardSink"]
-
 FLUSH_SECONDS = 10
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from grouper.tracking.sinks.base import LoggedRun, TrackedRun
 
-__all__ = ["TrackioSink"]
-
 log = logging.getLogger(__name__)
 
 ELSEWHERE = ("space_id", "server_url", "bucket_id", "dataset_id", "webhook_url")

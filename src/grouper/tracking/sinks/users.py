@@ -10,8 +10,6 @@ from typing import Any
 from grouper.evaluation.result import EvaluationResult
 from grouper.tracking.sinks.base import Step, TrackedRun, frozen
 
-__all__ = ["UsersSink"]
-
 
 class UsersSink:
     """Calls what the user named with each `StepReport` and `EvaluationResult`.

@@ -9,8 +9,6 @@ from typing import Any
 from grouper.tracking.sinks.background import CLOSING_SECONDS
 from grouper.tracking.sinks.base import LoggedRun, TrackedRun
 
-__all__ = ["WandbSink"]
-
 log = logging.getLogger(__name__)
 
 INIT_SECONDS = 30.0
