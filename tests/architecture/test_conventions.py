@@ -139,6 +139,13 @@ def test_public_names_are_listed_once() -> None:
     needless = []
     for module in modules():
         defined = {
+            name.id
+            for node in module.tree.body
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for name in ast.walk(node)
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+        }
+        defined |= {
             n.name for n in module.tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)
         }
         listed = _listed(module.tree)

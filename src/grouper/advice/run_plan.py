@@ -170,7 +170,9 @@ class _Planner:
         if not recipe.skip_grpo:
             self.slices["grpo"] = worst_slices(recipe.grpo, max(self.prompts), self.completion)
         measured = recipe.evaluation.base or recipe.data.test or recipe.data.has_validation
-        self.sampled = ["grpo sample"] * (not recipe.skip_grpo) + ["evaluation"] * bool(measured)
+        self.sampled = [] if recipe.skip_grpo else ["grpo sample"]
+        if measured:
+            self.sampled.append("evaluation")
 
     def _prepare(self, path: str) -> Prepared:
         """The preparation of the run; a new model's folder gets everything but weights."""
@@ -210,7 +212,7 @@ class _Planner:
         return [limit], [(1, max(1, min(limit + new, recipe.sft.max_tokens) - 1))], new
 
     def phase(self, name: str, speed: float | None, seconds: float | None) -> PhasePlan:
-        """A phase at `speed` tokens a second, or `seconds` per step, where one is known."""
+        """A phase at `speed` tokens per second, or `seconds` per step, where one is known."""
         config, grpo = getattr(self.recipe, name), self.recipe.grpo
         if name == "sft":
             part, per_step = self.sets.sft, self.recipe.sft.batch_size

@@ -152,7 +152,7 @@ class Run:
         return self.folder.path
 
     def load(self, path: str) -> Policy:
-        """As `Prepared.load`, shown to whoever watches."""
+        """As `Prepared.load`, with its progress displayed."""
         with self.display.track(f"loading {path}"):
             return self.prepared.load(path)
 
@@ -256,8 +256,8 @@ class Run:
 
         Args:
             what: is being done.
-            together: all processes have arrived here. Elsewhere each is at a place
-                of its own and none may leave the others waiting.
+            together: all processes have arrived here. Elsewhere each is at a place of its own, and
+                none may leave the others waiting.
         """
         stop = self._stop_requested
         self.watchdog.alive(what)
@@ -307,7 +307,7 @@ class Run:
 
 
 def _named_by(recipe: Recipe) -> list[str]:
-    """The rewards, trackers and hooks of a recipe, among them those of the user's own."""
+    """The rewards, trackers and hooks of a recipe, the user's own among them."""
     rewards, trackers = recipe.rewards, recipe.tracking.trackers
     return [*(r.name for r in rewards), *(t.name for t in trackers), *recipe.hooks]
 
