@@ -75,7 +75,8 @@ def fork_all(size: int, job: Callable[[], Any]) -> list[Any]:
                 "MASTER_PORT": str(port),
             }
             code = 1
-            # Where a process waits for ever, its stack is worth more than a time-out.
+            # Where a process crashes or waits for ever, its stack says why.
+            faulthandler.enable()
             faulthandler.dump_traceback_later(PATIENCE, exit=True)
             try:
                 with os.fdopen(writing, "w") as pipe:

@@ -64,6 +64,7 @@ def gang(job: str, size: int, *arguments: str, cwd: Path | None = None) -> Any:
         cwd=cwd,
         timeout=280,
     )
+    print(done.stderr)  # pytest shows it with the test that fails
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert "Timeout (0:01:40)" not in done.stderr, done.stderr

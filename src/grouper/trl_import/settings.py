@@ -22,7 +22,7 @@ SHORT = 6
 
 @cache
 def _tables() -> dict[str, Any]:
-    file = importlib.resources.files("grouper") / "trl_import" / "names.json"
+    file = importlib.resources.files("grouper.config") / "aliases.json"
     tables: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return tables
 
