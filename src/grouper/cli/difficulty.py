@@ -43,7 +43,7 @@ def difficulty_command(
     quiet: bool,
 ) -> None:
     """Sample each training problem of RECIPE several times, as GRPO would, and write how often it
-    is solved. A stopped measurement goes on where it was; `grpo.difficulty.file` reads the file.
+    is solved. A stopped measurement goes on where it was; `grpo.difficulty.path` reads the file.
     """
     from grouper.models.folders import require_model_folder
 

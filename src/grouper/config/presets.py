@@ -17,16 +17,16 @@ PRESETS: dict[str, dict[str, Any]] = {
         "clip_high": 0.2,
         "beta": 0.04,
         "kl": "k3",
-        "shaping_needs_a_correct": False,
+        "require_correct_in_group": False,
     },
     # Understanding R1-Zero-like training, arXiv 2503.20783: neither the division by the standard
     # deviation nor the one by the length.
     "dr-grpo": {
-        "advantage": "centred",
+        "advantage": "mean",
         "weighting": "constant",
         "clip_low": 0.2,
         "clip_high": 0.2,
-        "shaping_needs_a_correct": False,
+        "require_correct_in_group": False,
     },
     # DAPO, arXiv 2503.14476: token mean, a higher upper bound, groups without signal replaced.
     # Its soft overlong punishment is the reward `soft_overlong`.
@@ -35,8 +35,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "weighting": "token_mean",
         "clip_low": 0.2,
         "clip_high": 0.28,
-        "max_resample_rounds": 3,
-        "shaping_needs_a_correct": False,
+        "dynamic_sampling_rounds": 3,
+        "require_correct_in_group": False,
     },
     # Group sequence policy optimisation, arXiv 2507.18071: one ratio a sequence with its narrow
     # bounds, four updates on each rollout batch.
@@ -47,7 +47,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "clip_low": 3e-4,
         "clip_high": 4e-4,
         "updates_per_batch": 4,
-        "shaping_needs_a_correct": False,
+        "require_correct_in_group": False,
     },
     # MiniMax-M1, arXiv 2506.13585: the ratio weighs tokens and is bounded above only; the paper
     # does not give the bound, 5 is what users settled on.
@@ -58,7 +58,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "clip_low": 1.0,
         "clip_high": 5.0,
         "updates_per_batch": 2,
-        "shaping_needs_a_correct": False,
+        "require_correct_in_group": False,
     },
     # Back to basics, arXiv 2402.14740: leave-one-out baseline, KL in the reward, no ratio.
     "rloo": {
@@ -68,14 +68,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "beta": 0.05,
         "kl": "k1",
         "kl_in_reward": True,
-        "shaping_needs_a_correct": False,
+        "require_correct_in_group": False,
     },
     # Williams, 1992: the reward itself, no baseline.
     "reinforce": {
-        "advantage": "raw",
+        "advantage": "none",
         "weighting": "constant",
         "surrogate": "policy_gradient",
-        "shaping_needs_a_correct": False,
+        "require_correct_in_group": False,
     },
     # REINFORCE++, arXiv 2501.03262: standardised over the batch, KL in the reward, clipped.
     "reinforce++": {
@@ -86,6 +86,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "beta": 0.01,
         "kl": "k1",
         "kl_in_reward": True,
-        "shaping_needs_a_correct": False,
+        "require_correct_in_group": False,
     },
 }

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grouper.config.rewards import RewardConfig
 from grouper.errors import RewardError, did_you_mean
 
 PREFIX = "stack:"
+Rows = tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +26,13 @@ class Stack:
     description: str
     format: str
     """The prompt format it is made for and probed with."""
-    rewards: tuple[RewardConfig, ...]
+    rewards: Rows
     fails: tuple[str, ...] = ()
     """The probes (`grouper.rewards.probes`) that it pays more than an honest wrong answer."""
 
 
-def _all(*names: str) -> tuple[RewardConfig, ...]:
-    return tuple(RewardConfig(name=name) for name in names)
+def _all(*names: str) -> Rows:
+    return tuple({"name": name} for name in names)
 
 
 STACKS: dict[str, Stack] = {
@@ -40,9 +40,9 @@ STACKS: dict[str, Stack] = {
         description="Grouper's own: correctness, with a little for the format",
         format="xml",
         rewards=(
-            RewardConfig(name="correctness"),
-            RewardConfig(name="format", weight=0.1),
-            RewardConfig(name="tag_count", weight=0.1),
+            {"name": "correctness"},
+            {"name": "format", "weight": 0.1},
+            {"name": "tag_count", "weight": 0.1},
         ),
     ),
     "gsm8k-xml": Stack(
@@ -60,8 +60,8 @@ STACKS: dict[str, Stack] = {
         description="system B: the answer where the format holds; the format is only recorded",
         format="r1-zero",
         rewards=(
-            RewardConfig(name="r1_zero_answer"),
-            RewardConfig(name="r1_zero_format", weight=0.0),
+            {"name": "r1_zero_answer"},
+            {"name": "r1_zero_format", "weight": 0.0},
         ),
     ),
     "gsm8k-lite": Stack(
@@ -94,20 +94,17 @@ STACKS: dict[str, Stack] = {
 """By name. Only compatibility stacks may have probes that they fail."""
 
 
-def stack(name: str) -> tuple[RewardConfig, ...]:
-    """The rewards of a named stack.
+def named_stack(name: str) -> Stack:
+    """The stack of that name.
 
     Raises:
-        RewardError: there is none of that name.
-
-    >>> [(r.name, r.weight) for r in stack("default")]
-    [('correctness', 1.0), ('format', 0.1), ('tag_count', 0.1)]
+        RewardError: there is none.
     """
     if name not in STACKS:
         raise RewardError(
             f"there is no stack {name!r}", where="rewards", fix=did_you_mean(name, STACKS)
         )
-    return STACKS[name].rewards
+    return STACKS[name]
 
 
 def expand_stacks(entries: Any) -> Any:
@@ -137,8 +134,5 @@ def _expanded(entry: Any) -> Sequence[Any]:
             where="rewards",
             fix=f"`grouper rewards show {name}` prints its entries: copy and change those.",
         )
-    rows = []
-    for reward in stack(name.removeprefix(PREFIX)):
-        row = reward.model_dump(mode="json", exclude_defaults=True)
-        rows.append({**row, "weight": weight * reward.weight})
-    return rows
+    rows = named_stack(name.removeprefix(PREFIX)).rewards
+    return [{**row, "weight": weight * row.get("weight", 1.0)} for row in rows]
