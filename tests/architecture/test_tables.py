@@ -16,7 +16,7 @@ from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.cli.main import COMMANDS, cli
 from grouper.config import schema
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
-from grouper.config.presets import PRESETS
+from grouper.config.named import PRESETS
 from grouper.training.optimizers import OPTIMIZERS, SCHEDULES
 
 TABLES: list[tuple[Any, dict[str, Any]]] = [

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from grouper.cli.main import COMMANDS
+from grouper.config.named import STACKS
 from grouper.config.schema import stack
-from grouper.config.stacks import STACKS
 from grouper.rewards import REWARDS
 
 GOOD = "<reasoning>a</reasoning><answer>{}</answer>"

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from grouper.config.loading import load_recipe, resolved_yaml
-from grouper.config.presets import PRESETS
+from grouper.config.named import PRESETS
 from grouper.config.schema import (
     DataConfig,
     DifficultyConfig,

@@ -20,8 +20,8 @@ from datasets import Dataset
 
 from grouper.api import train
 from grouper.config.loading import load_recipe
+from grouper.config.named import STACKS
 from grouper.config.schema import NewModelConfig, PromptConfig, RewardConfig, stack
-from grouper.config.stacks import STACKS
 from grouper.data import load_problems
 from grouper.grading import Grader
 from grouper.models.new_model import make_new_model

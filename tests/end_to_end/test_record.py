@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grouper.api import train
 from grouper.config.loading import load_recipe
-from grouper.config.presets import PRESETS
+from grouper.config.named import PRESETS
 from grouper.errors import ConfigError, ModelError, PreflightError, RunFolderError
 from grouper.tracking.live import Progress
 from grouper.tracking.run_folder import RunFolder

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from grouper.config.loading import load_recipe
+from grouper.config.named import STACKS
 from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig, stack
-from grouper.config.stacks import STACKS
 from grouper.errors import RewardError
 from grouper.grading import Grader
 from grouper.prompts import PromptFormat, make_format

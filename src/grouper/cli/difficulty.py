@@ -14,7 +14,7 @@ EXAMPLES = """\b
 Examples:
   grouper data difficulty demo --model outputs/demo/sft/final --samples 8
   grouper run demo name=in-band \\
-      "grpo.difficulty={file: outputs/demo/pass_rates.jsonl, low: 0.1, high: 0.9}"
+      "grpo.difficulty={path: outputs/demo/pass_rates.jsonl, band: [0.1, 0.9]}"
 """
 
 

@@ -39,7 +39,7 @@ def rewards_command() -> None:
 @rewards_command.command("list")
 def list_command() -> None:
     """List the built-in rewards and the named stacks."""
-    from grouper.config.stacks import STACKS
+    from grouper.config.named import STACKS
     from grouper.rewards import REWARDS
 
     _columns(
@@ -66,7 +66,7 @@ def show_command(name: str) -> None:
 
     NAME is a reward (`dapo_answer`) or a stack (`gsm8k-xml`).
     """
-    from grouper.config.stacks import STACKS
+    from grouper.config.named import STACKS
     from grouper.rewards import REWARDS
 
     key = name.removeprefix("stack:")
@@ -102,8 +102,8 @@ def _doc(builder: object) -> str:
 def _show_stack(name: str) -> None:
     import yaml
 
+    from grouper.config.named import STACKS
     from grouper.config.schema import stack
-    from grouper.config.stacks import STACKS
     from grouper.prompts import make_format
     from grouper.rewards import build_rewards
 
@@ -215,8 +215,8 @@ def _open(
     name: str, overrides: Sequence[str]
 ) -> tuple[PromptFormat, tuple[RewardConfig, ...], GradingConfig]:
     """Format, rewards and grading of a recipe, or of a stack in the format it is made for."""
+    from grouper.config.named import PREFIX, STACKS
     from grouper.config.schema import stack
-    from grouper.config.stacks import PREFIX, STACKS
     from grouper.prompts import make_format
 
     if not name.startswith(PREFIX):

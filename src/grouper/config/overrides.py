@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from grouper.config.presets import PRESETS
-from grouper.config.stacks import expand_stacks
+from grouper.config.named import PRESETS, expand_stacks
 from grouper.errors import ConfigError
 
 
