@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import DataConfig, PromptConfig, SamplingConfig, SourceConfig
-from grouper.config.validation import validate_json
 from grouper.errors import ConfigError
 
 

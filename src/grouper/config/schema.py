@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from grouper.config.checks import validate_json
 from grouper.config.data import DataConfig, PromptConfig, SourceConfig, TagsConfig
 from grouper.config.phases import (
     DifficultyConfig,
@@ -29,7 +30,6 @@ from grouper.config.section import (
     Section,
 )
 from grouper.config.tracking import TrackerConfig, TrackingConfig
-from grouper.config.validation import validate_json
 
 __all__ = [
     "AlarmsConfig",

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from grouper.config.checks import validate_json
 from grouper.config.schema import Recipe
-from grouper.config.validation import validate_json
 from grouper.errors import ConfigError
 
 
