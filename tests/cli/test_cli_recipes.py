@@ -7,9 +7,16 @@ import re
 import pytest
 
 from grouper.config.loading import load_recipe
+from grouper.config.schema import GRPOConfig
 from grouper.data import SOURCES
 from grouper.prompts import FORMATS
 from grouper.rewards import REWARDS
+
+GROUPS_REPLACED = next(
+    f"grpo.{name}"
+    for name in ("max_resample_rounds", "dynamic_sampling_rounds")
+    if name in GRPOConfig.model_fields
+)
 
 
 def test_the_list_names_every_shipped_recipe(grouper):
@@ -33,8 +40,34 @@ def test_fields_of_a_section_have_type_default_and_meaning(grouper):
     assert "sft." not in text
 
 
-def test_an_unknown_section_names_the_nearest(grouper):
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        ("grpo.group_size", ["grpo.group_size"]),
+        ("sampling.min_p", ["sampling.min_p"]),
+        ("min_p", ["sampling.min_p"]),
+        ("GDPO", ["grpo.decouple_rewards"]),
+        ("Baseline needs two", ["grpo.group_size"]),
+        ("learning rate decay", ["sft.optimizer.final_ratio", "grpo.optimizer.final_ratio"]),
+        ("num_generations", ["grpo.group_size"]),
+        ("num-generations", ["grpo.group_size"]),
+        ("num generations", ["grpo.group_size"]),
+        ("lora_r", ["model.lora.rank"]),
+        ("max_resample_rounds", [GROUPS_REPLACED]),
+    ],
+)
+def test_fields_are_found_by_name_meaning_and_what_others_call_them(grouper, words, keys):
+    """U10."""
+    called = grouper("recipes", "fields", *words.split())
+    assert called.code == 0, called.err
+    assert re.findall(r"^(\S+)", called.out, re.MULTILINE) == keys
+
+
+def test_a_word_of_no_setting_is_one_sentence(grouper):
     grouper("recipes", "fields", "grop").refused("Did you mean 'grpo'?")
+    grouper("recipes", "fields", "use_vllm").refused("Grouper samples with its own engine")
+    grouper("recipes", "fields", "zzz", "yyy").refused("no setting has 'zzz yyy' in its name")
+    assert "Pydantic" not in grouper("recipes", "fields").out
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from grouper.cli.groups import NamingGroup
@@ -171,15 +170,14 @@ def _table(rows: list[tuple[str, str]]) -> None:
 
 
 def _describe(field: FieldInfo) -> str:
-    default = "required" if field.is_required() else f"default {_default(field.get_default())}"
+    value = field.get_default(call_default_factory=True)
+    default = "required" if field.is_required() else f"default {_default(value)}"
     meaning = f": {field.description}" if field.description else ""
     return f"({_kind(field.annotation)}, {default}){meaning}"
 
 
 def _default(value: Any) -> str:
-    if isinstance(value, BaseModel) or value is None:
-        return "none" if value is None else "as listed"
-    return repr(list(value) if isinstance(value, tuple) else value)
+    return "none" if value is None else repr(list(value) if isinstance(value, tuple) else value)
 
 
 def _kind(annotation: Any) -> str:
