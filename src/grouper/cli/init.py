@@ -26,7 +26,7 @@ from grouper.tracking.samples import printable
 
 EXAMPLES = """\b
 Examples:
-  grouper init                                   asks for what it needs
+  grouper init FILE                              asks for what it needs
   grouper init first.yaml --model ./my-model --data mine.jsonl --memory 24
   grouper init second.yaml --model ./my-model --data arithmetic --full
 """

@@ -48,7 +48,7 @@ Start here:
   grouper eval outputs/demo        measure what it learned again
   grouper generate outputs/demo/grpo/final
   grouper recipes                  what else there is
-  grouper init                     a recipe for your own model and problems
+  grouper init FILE                a recipe for your own model and problems
   grouper COMMAND --help           more, with examples
 """
 
