@@ -20,7 +20,7 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
     (["--eval-steps", "0"], {"grpo.evaluate_every": 0}),
     (["--eval-steps", "epoch"], {"sft.evaluate_every": "epoch", "grpo.evaluate_every": "epoch"}),
     (["--eval_steps=off"], {"sft.evaluate_every": 0, "grpo.evaluate_every": 0}),
-    (["--logging-steps", "10"], {"tracking.show_every": 10}),
+    (["--logging-steps", "10"], {"tracking.log_every": 10}),
     (
         ["--rewards", "tag_count, correctness"],
         {"rewards.0.name": "tag_count", "rewards.0.weight": 0.1},

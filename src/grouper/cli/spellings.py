@@ -107,7 +107,7 @@ def _model(value: str, _recipe: Callable[[], Recipe], _phases: Phases) -> list[s
 def _bf16(value: bool, _recipe: Callable[[], Recipe], _phases: Phases) -> list[str]:
     if value:
         return ["model.compute_dtype=bfloat16"]
-    return ["model.dtype=float32", "model.compute_dtype=null"]
+    return ["model.dtype=float32", "model.compute_dtype=float32"]
 
 
 def _system_file(value: str, _recipe: Callable[[], Recipe], _phases: Phases) -> list[str]:
@@ -231,7 +231,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         names=("--logging-steps",),
-        spell=_sets("tracking.show_every"),
+        spell=_sets("tracking.log_every"),
         help="Steps between lines in training.log.",
         options=_COUNT,
     ),

@@ -21,8 +21,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from grouper.config.schema import GradingConfig
-from grouper.config.user_cache import cache_folder
 from grouper.errors import GradingError
+from grouper.files import cache_folder
 from grouper.grading import Grader, require_symbolic
 from grouper.grading.equivalence import unreadable
 from grouper.grading.normalise import tidy
@@ -75,7 +75,7 @@ def _has_symbolic() -> bool:
 def _ask(answers: list[str]) -> Verdicts:
     workers = max(1, min(os.cpu_count() or 1, len(answers) // PER_WORKER))
     with (
-        Grader(AnswerContract(kind=AnswerKind.BOXED), GradingConfig(workers=workers)) as grader,
+        Grader(AnswerContract(kind=AnswerKind.BOXED), GradingConfig(), workers=workers) as grader,
         ThreadPoolExecutor(workers) as threads,
     ):
         return dict(zip(answers, threads.map(grader.read_reference, answers), strict=True))
