@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe, resolved_yaml
@@ -17,6 +18,7 @@ from grouper.config.schema import (
     GRPOConfig,
     OptimizerConfig,
     PromptConfig,
+    Recipe,
     SamplingConfig,
     SFTConfig,
     SourceConfig,
@@ -162,3 +164,24 @@ def test_a_resolved_recipe_with_all_of_it_reads_back(tmp_path):
     path = tmp_path / "copy.yaml"
     path.write_text(resolved_yaml(recipe))
     assert load_recipe(path) == recipe
+
+
+# Distinct names of settings and sections in a recipe. It only falls.
+MOST_NAMES = 150
+
+
+def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """A section and those inside it."""
+    yield model
+    for field in model.model_fields.values():
+        waiting: list[Any] = [field.annotation]
+        while waiting:
+            kind = waiting.pop()
+            waiting += get_args(kind)
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from sections(kind)
+
+
+def test_a_recipe_has_few_names() -> None:
+    names = {name for section in sections(Recipe) for name in section.model_fields}
+    assert len(names) <= MOST_NAMES
