@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from grouper.cli.groups import NamingGroup
 from grouper.config.aliases import aliases
-from grouper.config.checks import meant, nearest, settings
+from grouper.config.checks import meant, nearest, renamed, settings
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 
@@ -85,12 +85,14 @@ def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
         or all(word.lower() in f"{key} {field.description}".lower() for word in words)
     ]
     if not found:
-        reason = f"another trainer's setting without a counterpart: {row.get('why')}"
+        name = words[-1].rpartition(".")[2]
+        gone = next((v for k, v in renamed().items() if k.rpartition(".")[2] == name), "")
+        foreign = f"It is another trainer's, without a counterpart: {row['why']}." if row else ""
         parts = {part for key in fields for part in key.replace("[]", "").split(".")}
-        near = nearest(words[-1], {*parts, *aliases()})
+        near = nearest(name, {*parts, *aliases()})
         raise ConfigError(
             f"no setting has {' '.join(words)!r} in its name or meaning",
-            fix=f"It is {reason}." if row else f"Did you mean {near!r}?" if near else "",
+            fix=gone or foreign or (f"Did you mean {near!r}?" if near else ""),
         )
     return found
 

@@ -123,7 +123,8 @@ def _closeness(key: str, section: str) -> int:
 def renamed() -> dict[str, str]:
     """`key` or `key=value` of an older version -> what to write now.
 
-    A key keeps the value that it is given. A sentence says why a setting is gone, and what to do.
+    A key without a dot stands for that name in any section. A new key keeps the value that the old
+    one was given; a sentence says why a setting is gone, and what to do.
     """
     file = importlib.resources.files("grouper.config") / "renamed.json"
     table: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
@@ -178,7 +179,7 @@ def _explain(kind: str, message: str, value: Any, location: Location) -> tuple[s
     if kind == "value_error":
         return message.removeprefix("Value error, "), ""
     text = repr(value) if not isinstance(value, dict | list) else type(value).__name__
-    fix = _new_name(f"{_dotted(location)}={value}", value)
+    fix = _new_name(f"{_dotted(location)}{_equals(value)}", value)
     return f"{message.removeprefix('Input ').strip()} (got {text})", fix
 
 
@@ -200,8 +201,10 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Location, Any]]:
-    """Every setting in a section that is not there, each with its own location and value."""
-    if isinstance(value, dict) and value and meant(str(location[-1]), fields) == ({}, []):
+    """Every setting in a section that was never there, each with its own location and value."""
+    name = str(location[-1])
+    known = name in renamed() or meant(name, fields) != ({}, [])
+    if isinstance(value, dict) and value and not known:
         for name, inner in value.items():
             yield from _opened((*location, name), inner, fields)
     else:
@@ -210,9 +213,9 @@ def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Lo
 
 def _advice(location: Location, value: Any, fields: Fields) -> str:
     """What to write instead of a key that is not there."""
-    if sentence := _new_name(_dotted(location), value):
-        return sentence
     name, above = str(location[-1]), _dotted(location[:-1])
+    if sentence := _new_name(_dotted(location), value) or _new_name(name, value):
+        return sentence
     section = re.sub(r"\.\d+", "[]", above)
     start = f"{section}." if section else ""
     inside = [key.removeprefix(start) for key in fields if key.startswith(start)]
