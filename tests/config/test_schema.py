@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.named import PRESETS
 from grouper.config.schema import (
@@ -22,7 +23,6 @@ from grouper.config.schema import (
     SFTConfig,
     SourceConfig,
 )
-from grouper.config.validation import validate_json
 from grouper.errors import ConfigError
 
 
@@ -110,13 +110,13 @@ def source(**settings: object) -> SourceConfig:
         ({"source": "gsm8k", "mixture": [{"source": "math"}]}, "give either one `source`"),
         ({"mixture": [{"source": "mixture"}]}, "not mixtures"),
         ({"mixture": [{"source": "gsm8k", "weight": 0}]}, "weight"),
-        ({"mixture": [{"source": "gsm8k", "wieght": 1}]}, "Did you mean 'weight'"),
+        ({"mixture": [{"source": "gsm8k", "wieght": 1}]}, "Did you mean mixture.0.weight=1"),
         ({"mixture": [{"source": "gsm8k"}], "path": "x", "split": "train"}, "path, split: set it"),
         ({"source": "gsm8k", "streaming": True}, "streaming keeps `limit` rows"),
         ({"source": "gsm8k", "unique": 0}, "unique"),
         ({"source": "gsm8k", "unique": "some"}, "unique"),
         ({"source": "gsm8k", "unique_by": "prompt"}, "unique_by"),
-        ({"source": "gsm8k", "numeric_onl": True}, "Did you mean 'numeric_only'"),
+        ({"source": "gsm8k", "numeric_onl": True}, "Did you mean numeric_only=true"),
     ],
 )
 def test_settings_of_a_source_that_cannot_be_right(settings, message):
