@@ -22,7 +22,6 @@ LAYER_1 = (
     "errors",
     "config",
     "models.allocator",
-    "trl_import",
     "models.folders",
     "data",
     "prompts",
