@@ -155,7 +155,7 @@ def _read_python(path: Path, phase: Phase | None) -> tuple[dict[Any, Any], dict[
             continue
         given = data.setdefault(call, dict(table[call].get("adds", {})))
         for key, argument in [*enumerate(node.args), *((k.arg, k.value) for k in node.keywords)]:
-            name = str(table[call]["names"].get(key, key))
+            name = str(table[call]["names"].get(key, key or f"**{ast.unparse(argument)}"))
             if name not in aliases() and not call.endswith("Config"):
                 continue  # an argument of a trainer or a loader, and no setting
             value = _constant(argument, tree)
@@ -169,7 +169,7 @@ def _read_python(path: Path, phase: Phase | None) -> tuple[dict[Any, Any], dict[
                     unread[name] = f"{call} is called more than once"
             except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
                 unread[name] = f"not a literal: {text[:60]}"
-    return data, unread
+    return {call: given for call, given in data.items() if given}, unread
 
 
 def _constant(node: ast.expr, tree: ast.Module) -> ast.expr:
@@ -249,7 +249,7 @@ class _Settings:
         """Set dotted keys of the recipe; `{phase}` in one is the phase."""
         for key, value in keys.items():
             *path, last = key.format(phase=self.phase).split(".")
-            node = self.recipe
+            node: Any = self.recipe
             for part in path:
                 node = node.setdefault(part, {})
             node[int(last) if isinstance(node, list) else last] = value
@@ -516,6 +516,8 @@ def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
     if unknown:
         why = f"no reward here (`grouper rewards` lists them): {', '.join(unknown)}"
         s.leave_out("reward_funcs", why)
+    if any(row["name"].startswith(f"{s.where}:") for row in rows):
+        s.notes.append("Its rewards are loaded by running the file: train in it only as __main__.")
     if not rows:
         s.notes.append("No reward_funcs: the reward is correctness. TRL's are given in the script.")
     boxed = all(row["name"] != "format" for row in rows)
