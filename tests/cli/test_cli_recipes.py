@@ -69,3 +69,9 @@ def test_a_trl_file_becomes_a_recipe_that_can_be_run(grouper, tmp_path):
     assert ours.read_text() == before
     theirs.write_text("num_generations: 1\n")
     grouper("recipes", "from", theirs).refused("num_generations is 1", "8 is usual")
+
+
+def test_the_old_name_of_the_importer_says_the_new_one(grouper):
+    called = grouper("recipes", "from-trl", "grpo.yaml", "-o", "mine.yaml")
+    called.refused("grouper recipes from grpo.yaml -o mine.yaml")
+    assert "from-trl" not in grouper("recipes", "--help").out

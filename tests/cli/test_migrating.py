@@ -45,6 +45,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouper) -> Path:
     for name in ("mine.yaml", "sft.yaml"):
         Path(name).write_text(grouper("recipes", "show", "demo").out)
     Path("grpo.yaml").write_text("num_generations: 8\nepsilon: 0.2\n")
+    Path("train.py").write_text("GRPOConfig(num_generations=8)\n")
+    Path("unique_256.yaml").write_text("sft_data_path: data/math/sft.jsonl\n")
+    Path("my_config.yaml").write_text("grpo_training: {max_steps: 200}\n")
     Path("sft.json").write_text('{"learning_rate": 1e-5}')
     for name in TRACKER_PACKAGES:
         monkeypatch.setitem(TRACKER_PACKAGES, name, "json")

@@ -259,6 +259,7 @@ def test_a_whole_file_becomes_the_same_run(imported, name):
     assert of(found.recipe, settings) == settings
     assert found.left_out.keys() == left_out
     assert all(f"#   {name}: " in found.text for name in left_out)
+    assert ("loaded by running the file" in found.text) == (name == "trl_gsm8k.py")
     if name != "trl_gsm8k.py":  # a check loads its functions, which runs it
         check_recipe(found.recipe, runs_here=False)
 
@@ -328,7 +329,7 @@ def test_bad_input_is_one_paragraph(imported, text, name, message):
 def test_running_such_a_file_offers_the_import(name):
     with pytest.raises(ConfigError, match=r"a file for .*grouper recipes from .* -o mine\.yaml"):
         load_recipe(FILES / name)
-    with pytest.raises(ConfigError, match="this is Python.*grouper recipes from train.py"):
+    with pytest.raises(ConfigError, match=r"this is Python.*grouper recipes from train\.py"):
         load_recipe("train.py")
 
 

@@ -116,7 +116,9 @@ def from_command(
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def from_trl_command(words: tuple[str, ...]) -> None:
     """Say what this command is called now."""
-    raise click.UsageError(f"This is now: grouper recipes from {' '.join(words)}".rstrip())
+    raise ConfigError(
+        "`recipes from-trl` has another name", fix=f"Type `grouper recipes from {' '.join(words)}`."
+    )
 
 
 @recipes_command.command("formats")

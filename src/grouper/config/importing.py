@@ -516,7 +516,7 @@ def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
     if unknown:
         why = f"no reward here (`grouper rewards` lists them): {', '.join(unknown)}"
         s.leave_out("reward_funcs", why)
-    if any(row["name"].startswith(f"{s.where}:") for row in rows):
+    if any(row["name"].startswith(f"{os.path.relpath(s.where)}:") for row in rows):
         s.notes.append("Its rewards are loaded by running the file: train in it only as __main__.")
     if not rows:
         s.notes.append("No reward_funcs: the reward is correctness. TRL's are given in the script.")

@@ -24,6 +24,7 @@ model_name = "Qwen/Qwen2.5-1.5B-Instruct"
 
 if "Llama" in model_name:
     output_dir = "outputs/Llama-1B-GRPO"
+    print("gated on the Hub")
 else:
     output_dir = "outputs/Qwen-1.5B-GRPO"
 
