@@ -99,6 +99,16 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ({"top_p": 0.95}, {"sampling.top_p": 0.95, "sampling.allow_truncated": True}),
         ({"warmup_ratio": 0.1}, {"grpo.optimizer.warmup_ratio": 0.1}),
         ({"warmup_steps": 5}, {"grpo.optimizer.warmup_steps": 5}),
+        ({"warmup_steps": 0.1}, {"grpo.optimizer.warmup_ratio": 0.1}),
+        (
+            {"warmup_steps": 5, "warmup_ratio": 0.1},
+            {"grpo.optimizer.warmup_steps": 5, "grpo.optimizer.warmup_ratio": 0.0},
+        ),
+        ({"eval_strategy": "steps", "logging_steps": 7}, {"grpo.evaluate_every": 7}),
+        (
+            {"lr_scheduler_kwargs": {"min_lr": 2.5e-6}},
+            {"grpo.optimizer.final_ratio": 0.5},
+        ),
         ({"max_grad_norm": 0}, {"grpo.optimizer.max_grad_norm": None}),
         (
             {
@@ -226,6 +236,7 @@ def test_trls_own_defaults_are_not_worth_a_word(imported):
         ({"dtype": "float32", "torch_dtype": "bfloat16"}, "dtype is set twice"),
         ({"temperature": 0.0}, r"sampling\.temperature"),
         ({"learning_rate": "fast"}, r"grpo\.optimizer\.learning_rate"),
+        ({"max_steps": float("inf")}, "max_steps is inf, not a number"),
     ],
     ids=str,
 )

@@ -32,6 +32,8 @@ Phase = Literal["sft", "grpo"]
 
 # Letters of a name for which no other one is proposed.
 _SHORT = 6
+# Above it a number is no count and no rate; nor is what is infinite or none.
+_LARGEST = 1e15
 _DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 _READABLE = (
     "What can be read: YAML, JSON or Python with TRL's GRPOConfig or SFTConfig, and the YAML of "
@@ -237,7 +239,7 @@ class _Settings:
         """
         value = self.get(name)
         fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        if not fits or (whole and value < 1):
+        if not fits or not (1 if whole else -_LARGEST) <= value <= _LARGEST:
             wanted = "a whole number of 1 or more" if whole else "a number"
             raise self.refused(f"{self.spelled.get(name, name)} is {value!r}, not {wanted}")
         return value
@@ -275,20 +277,18 @@ class _Settings:
         key = row.get("to", "").format(phase=self.phase)
         if word in values or "*" in values:
             value = values.get(word, values.get("*"))
+            self.put(value if isinstance(value, dict) else {key: value})
         elif values and row.get("otherwise") != "same":
             known = ", ".join(sorted(set(map(str, values))))
             self.leave_out(name, f"{value!r} has no counterpart, {key} keeps its default ({known})")
-            return
-        elif row.get("unit") == "updates" and 0 < self.number(name) < 1:
-            key = row.get("share")
-        elif row.get("unit") == "updates":
-            value = math.ceil(value / self.updates)
-        elif "per" in row:
-            value = self.number(name) / self.number(row["per"])
-        if values and isinstance(value, dict):
-            self.put(value)
-        elif key:
+        elif row.get("unit") != "updates":
+            rate = self.number(row["per"]) if "per" in row else None
+            value = self.number(name) / rate if rate else value
             self.put({key: value, **row.get("also", {})})
+        elif not 0 < self.number(name) < 1:
+            self.put({key: math.ceil(value / self.updates), **row.get("also", {})})
+        elif "share" in row:
+            self.put({key: None, row["share"]: value})
         else:
             self.leave_out(name, "a share of the steps has no counterpart: give their number")
 
@@ -477,8 +477,8 @@ def _trackers(s: _Settings) -> None:
         s.notes.append("Trackers stay offline unless their mode is online (--online).")
 
 
-def _listed(value: Any) -> list[Any]:
-    return [value] if isinstance(value, str) else list(value or [])
+def _listed(value: Any) -> list[str]:
+    return [str(v) for v in (value if isinstance(value, list) else [value] if value else [])]
 
 
 def _clip(s: _Settings) -> None:
@@ -496,7 +496,7 @@ def _clip(s: _Settings) -> None:
 
 def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
     """The functions of `reward_funcs`; those in files are named from the working directory."""
-    asked = [str(name).removeprefix("trl.rewards.") for name in _listed(s.get("reward_funcs"))]
+    asked = [name.removeprefix("trl.rewards.") for name in _listed(s.get("reward_funcs"))]
     weights = s.get("reward_weights") or [1.0] * len(asked)
     if not isinstance(weights, list) or len(weights) != len(asked):
         raise s.refused(f"reward_weights has not one weight for each of {len(asked)} reward_funcs")
@@ -542,7 +542,7 @@ def _both_phases(s: _Settings, source_named: Callable[[str], dict[str, Any]]) ->
     length = s.number("model.max_seq_length", whole=True)
     percentile = s.number("data.max_length_percentile")
     share = s.number("grpo_training.train_validation_split")
-    folder = Path(s.get("grpo_training.output_dir"))
+    folder = Path(str(s.get("grpo_training.output_dir")))
     s.put(
         {
             "sft.max_tokens": int(length * s.number("data.truncate_ratio")),
@@ -557,7 +557,7 @@ def _both_phases(s: _Settings, source_named: Callable[[str], dict[str, Any]]) ->
     if template := s.get("prompt.system_prompt_template"):
         for name in ("reasoning_start", "reasoning_end", "solution_start", "solution_end"):
             tag = s.row(f"prompt.{name}")["to"].rpartition(".")[2]
-            template = template.replace(f"{{{name}}}", s.recipe["prompt"]["tags"][tag])
+            template = str(template).replace(f"{{{name}}}", s.recipe["prompt"]["tags"][tag])
         s.put({"prompt.system": template})
     rows = s.dialect["rows"].items()
     off = {row["reward"] for name, row in rows if "reward" in row and s.get(name) is False}
