@@ -338,6 +338,11 @@ def test_running_such_a_file_offers_the_import(name):
         load_recipe("train.py")
 
 
+def test_as_is_for_files_that_do_not_say_it(imported):
+    with pytest.raises(ConfigError, match="says itself what it trains"):
+        imported("sft_data_path: a", phase="grpo")
+
+
 def test_a_misplaced_key_of_a_recipe_does_not(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("name: a\nmodel: {path: b}\ndata: {train: {source: c}}\nlearning_rate: 1\n")

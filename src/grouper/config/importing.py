@@ -81,6 +81,12 @@ def import_recipe(
         what = "its names are of no trainer known here" if dialect is None else "it is a recipe"
         names = ", ".join(map(str, list(data)[:5]))
         raise ConfigError(f"nothing to import, {what} ({names})", where=str(path), fix=_READABLE)
+    if phase and dialect["recipe"]:
+        raise ConfigError(
+            f"a file for {dialect['label']} says itself what it trains",
+            where="--as",
+            fix="Leave it out: it is for TRL's files.",
+        )
     parts = _parts(data, dialect, phase, path)
     last = parts[-1]
     for s in parts:
@@ -389,11 +395,9 @@ def _phase_of(names: set[str]) -> Phase | None:
     """Whose settings the names are, or None where they would do for both phases."""
     rows = [aliases().get(aliases().get(name, {}).get("now", name), {}) for name in names]
     only = {tuple(row["default"]) for row in rows if "default" in row}
-    if "SFTConfig" in names:
-        return "sft"
-    if "GRPOConfig" in names or ("grpo",) in only:
-        return "grpo"
-    return "sft" if ("sft",) in only else None
+    phases: list[Phase] = ["grpo", "sft"]
+    called = [phase for phase in phases if f"{phase.upper()}Config" in names]
+    return next(iter([*called, *(phase for phase in phases if (phase,) in only)]), None)
 
 
 def _as_meant(name: str, value: Any, row: Row) -> Any:
@@ -466,9 +470,9 @@ def _trackers(s: _Settings) -> None:
     asked = _listed(s.get("report_to"))
     for name in {*asked} - {*TRACKER_PACKAGES, "none"}:
         s.leave_out("report_to", f"there is no {name!r}: {', '.join(TRACKER_PACKAGES)}")
-    about = {"project": "project", "run_name": "run_name", "wandb_entity": "entity"}
-    about = {ours: s.get(name) for name, ours in about.items() if s.given.get(name)}
-    rows = [{"name": name, **about} for name in asked if name in TRACKER_PACKAGES]
+    fields = {"project": "project", "run_name": "run_name", "wandb_entity": "entity"}
+    about = {ours: s.get(name) for name, ours in fields.items() if s.given.get(name)}
+    rows = [about | {"name": name} for name in asked if name in TRACKER_PACKAGES]
     for row in rows:
         if row["name"] == "trackio" and (space := s.get("trackio_space_id")):
             row |= {"mode": "online", "params": {"space_id": space}}

@@ -66,7 +66,9 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         )
     unknown = {key: value for key, value in data.items() if key not in Recipe.model_fields}
     if unknown and "name" not in data and (dialect := dialect_of(unknown)):
-        raise _foreign(f"a file for {dialect['label']} ({', '.join(map(str, unknown))})", where)
+        raise _foreign(
+            f"a file for {dialect['label']} ({', '.join(map(str, [*unknown][:5]))})", where
+        )
     return validate_json(Recipe, as_json(data, overrides, where=where), where=where)
 
 
