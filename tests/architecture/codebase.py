@@ -23,7 +23,6 @@ LAYER_1 = (
     "files",
     "config",
     "models.allocator",
-    "trl_import",
     "models.folders",
     "data",
     "prompts",

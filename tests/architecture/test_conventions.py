@@ -23,6 +23,7 @@ FOLDERS_OF_THEIR_OWN = (
 """Tests of something larger than one source file."""
 
 OTHER_NAMES = {
+    "test_importing_systems.py": "importing.py",
     "test_step_metrics.py": "metrics.py",
     "test_objectives.py": "update.py",
     "test_watchdog.py": "run.py",

@@ -86,13 +86,19 @@ def test_every_command_a_field_refers_to_exists(grouper):
 def test_a_trl_file_becomes_a_recipe_that_can_be_run(grouper, tmp_path):
     theirs, ours = tmp_path / "theirs.yaml", tmp_path / "ours.yaml"
     theirs.write_text("num_generations: 4\nper_device_train_batch_size: 8\nuse_vllm: true\n")
-    called = grouper("recipes", "from-trl", theirs, "-o", ours)
+    called = grouper("recipes", "from", theirs, "-o", ours)
     assert called.code == 0, called.err
     assert "use_vllm: Grouper samples with its own engine" in called.err
     assert grouper("recipes", "show", ours).code == 0
     before = ours.read_text()
-    assert grouper("recipes", "from-trl", theirs).out == before
-    grouper("recipes", "from-trl", theirs, "-o", ours).refused(str(ours), "exists already")
+    assert grouper("recipes", "from", theirs).out == before
+    grouper("recipes", "from", theirs, "-o", ours).refused(str(ours), "exists already")
     assert ours.read_text() == before
     theirs.write_text("num_generations: 1\n")
-    grouper("recipes", "from-trl", theirs).refused("num_generations is 1", "8 is usual")
+    grouper("recipes", "from", theirs).refused("num_generations is 1", "8 is usual")
+
+
+def test_the_old_name_of_the_importer_says_the_new_one(grouper):
+    called = grouper("recipes", "from-trl", "grpo.yaml", "-o", "mine.yaml")
+    called.refused("grouper recipes from grpo.yaml -o mine.yaml")
+    assert "from-trl" not in grouper("recipes", "--help").out

@@ -145,7 +145,7 @@ def test_samples_are_printed_every_so_many_grpo_steps(
 
 
 def test_what_a_reward_beside_the_work_logs_is_a_metric(grouper, small, tmp_path, monkeypatch):
-    """U11: a module, as `recipes from-trl` names it. S12: log_metric and trainer_state."""
+    """U11: a module, as `recipes from` names it. S12: log_metric and trainer_state."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [entry for entry in sys.path if entry])
     (tmp_path / "rewards_beside_the_work.py").write_text(

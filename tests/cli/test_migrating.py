@@ -13,10 +13,10 @@ import yaml
 import grouper as grouper_package
 from grouper import errors
 from grouper.cli.main import cli
+from grouper.config.aliases import aliases
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.rewards import REWARDS
-from grouper.trl_import.settings import names, others
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -45,6 +45,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouper) -> Path:
     for name in ("mine.yaml", "sft.yaml"):
         Path(name).write_text(grouper("recipes", "show", "demo").out)
     Path("grpo.yaml").write_text("num_generations: 8\nepsilon: 0.2\n")
+    Path("train.py").write_text("GRPOConfig(num_generations=8)\n")
+    Path("unique_256.yaml").write_text("sft_data_path: data/math/sft.jsonl\n")
+    Path("my_config.yaml").write_text("grpo_training: {max_steps: 200}\n")
     Path("sft.json").write_text('{"learning_rate": 1e-5}')
     monkeypatch.setattr(errors, "find_spec", lambda name: True)
     monkeypatch.setattr("grouper.cli.train._dry_run", lambda recipe, _: print(recipe.name))
@@ -64,7 +67,7 @@ def test_a_command_is_understood(place, grouper, command):
     words = shlex.split(command)[1:]
     if words[0] in TRAINING:
         called = grouper(*words, *([] if "--dry-run" in words else ["--dry-run"]))
-    elif words[:2] == ["recipes", "from-trl"]:
+    elif words[:2] == ["recipes", "from"]:
         Path("mine.yaml").unlink()  # it writes over nothing
         called = grouper(*words)
     else:
@@ -77,9 +80,9 @@ def test_a_command_is_understood(place, grouper, command):
     assert called.code == 0, called.err
 
 
-def test_what_from_trl_wrote_can_be_run(place, grouper):
+def test_what_from_wrote_can_be_run(place, grouper):
     Path("mine.yaml").unlink()
-    assert grouper("recipes", "from-trl", "grpo.yaml", "--output", "mine.yaml").code == 0
+    assert grouper("recipes", "from", "grpo.yaml", "--output", "mine.yaml").code == 0
     assert grouper("run", "--config", "mine.yaml", "--dry-run").code == 0
 
 
@@ -117,9 +120,8 @@ def test_trls_names_are_trls():
     table = TEXT.split("## gsm8k-xml")[0]
     left = [row[0] for row in re.findall(r"^\| (`.+) \| (.+) \|$", table, re.MULTILINE)]
     words = {w for cell in left for w in re.findall(r"`([a-z_]+\w*)`", cell)}
-    known = {**names(), **others()}
     # What else stands there in code: the values of loss_type.
-    assert [w for w in sorted(words) if w not in known and w not in ("dapo", "dr_grpo")] == []
+    assert [w for w in sorted(words) if w not in aliases() and w not in ("dapo", "dr_grpo")] == []
 
 
 def test_what_is_named_of_the_package_is_public():

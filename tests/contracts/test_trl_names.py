@@ -17,8 +17,10 @@ pytestmark = pytest.mark.slow
 from trl import rewards
 from trl.scripts.grpo import GRPOScriptArguments
 
-from grouper.trl_import.converting import REWARD_NAMES
-from grouper.trl_import.settings import names
+from grouper.config.aliases import aliases, dialects
+
+NAMES = {name: row for name, row in aliases().items() if "default" in row}
+REWARD_NAMES = dialects()[-1]["rewards"]
 
 CLASSES = {
     "grpo": (trl.GRPOConfig, trl.ModelConfig, GRPOScriptArguments),
@@ -39,13 +41,13 @@ def default_of(field: Any) -> Any:
 
 @pytest.mark.parametrize("phase", CLASSES)
 def test_the_table_has_exactly_trls_names(phase: str) -> None:
-    ours = {name for name, row in names().items() if phase in row["default"]}
+    ours = {name for name, row in NAMES.items() if phase in row["default"]}
     assert ours == set(fields(phase))
 
 
 @pytest.mark.parametrize("phase", CLASSES)
 def test_the_defaults_are_trls(phase: str) -> None:
-    ours = {name: row["default"][phase] for name, row in names().items() if phase in row["default"]}
+    ours = {name: row["default"][phase] for name, row in NAMES.items() if phase in row["default"]}
     theirs = {name: default_of(field) for name, field in fields(phase).items()}
     assert ours == theirs
 

@@ -263,13 +263,11 @@ REWARDS = (
 
 def trl(name: str, content: object, options: str = "", file: str = "grpo.yaml") -> Row:
     written = content if isinstance(content, str | bytes) else json.dumps(content)
-    return Row(
-        name=f"trl/{name}", command=f"recipes from-trl {file} {options}", files={file: written}
-    )
+    return Row(name=f"trl/{name}", command=f"recipes from {file} {options}", files={file: written})
 
 
 TRL = (
-    Row(name="trl/missing", command="recipes from-trl nowhere.yaml"),
+    Row(name="trl/missing", command="recipes from nowhere.yaml"),
     trl("not-utf8", b"beta: \xff\n"),
     trl("no-names", "- 3\n"),
     trl("not-json", '{"beta": }', file="grpo.json"),

@@ -82,12 +82,11 @@ def _switched(args: Sequence[str]) -> Iterator[str]:
 
 def _counterpart(option: str, command: str) -> str | None:
     """What stands here for an argument that has its name from TRL, or None."""
-    from grouper.trl_import.settings import names, others
+    from grouper.config.aliases import aliases
 
-    table = {**names(), **others()}
     name = option.lstrip("-").replace("-", "_")
-    row = table.get(name, {})
-    row = table.get(row.get("now", name), {})
+    row = aliases().get(name, {})
+    row = aliases().get(row.get("now", name), {})
     if "why" in row:
         return f"There is nothing like TRL's {name} here: {row['why']}."
     keys = str(row.get("to") or row.get("computed") or "")

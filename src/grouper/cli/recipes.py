@@ -24,7 +24,7 @@ Examples:
   grouper recipes fields grpo                    every setting of one section
   grouper recipes fields learning rate           settings by name or meaning
   grouper recipes fields num_generations         what another trainer's setting is called here
-  grouper recipes from-trl grpo.yaml -o mine.yaml
+  grouper recipes from trl.yaml -o mine.yaml     a file of another trainer's
 """
 
 
@@ -97,27 +97,32 @@ def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
     return found
 
 
-@recipes_command.command("from-trl", short_help="Turn a TRL file into a recipe.")
+@recipes_command.command("from", short_help="Turn another trainer's file into a recipe.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Write it there.")
-@click.option("--as", "phase", type=click.Choice(["sft", "grpo"]), help="Whose settings they are.")
+@click.option(
+    "--as", "phase", type=click.Choice(["sft", "grpo"]), help="Whose settings a TRL file holds."
+)
 @click.option(
     "--nproc",
     type=click.IntRange(min=1),
     default=1,
-    help="Processes the file was written for; TRL's batch sizes are those of one.",
+    help="Processes the file was written for; its batch sizes are those of one.",
 )
-def from_trl_command(
+def from_command(
     file: Path, output: Path | None, phase: Literal["sft", "grpo"] | None, nproc: int
 ) -> None:
-    """Print a recipe for FILE, a YAML or JSON of TRL's GRPOConfig or SFTConfig.
+    """Print a recipe for FILE, which another trainer reads.
 
-    Names of ModelConfig and ScriptArguments may stand in FILE, too. What has no counterpart is
-    listed at the top of the recipe with the reason; what FILE leaves out gets TRL's default. What
+    FILE is YAML, JSON or Python with TRL's GRPOConfig or SFTConfig (Python is read, not run), or
+    the YAML of the set-ups that math-r1-zero and openmath-dapo follow. What has no counterpart is
+    listed at the top of the recipe with the reason; what FILE leaves out is as it is there. What
     cannot be trained (num_generations 1) is refused.
     """
+    from grouper.config.importing import import_recipe
+    from grouper.data.naming import source_named
     from grouper.files import write_atomic
-    from grouper.trl_import import import_trl
+    from grouper.rewards import REWARDS
 
     if output is not None and output.exists():
         raise ConfigError(
@@ -125,7 +130,9 @@ def from_trl_command(
             where="--output",
             fix="Name another file, or move this one away.",
         )
-    imported = import_trl(file, phase=phase, nproc=nproc)
+    imported = import_recipe(
+        file, source_named=source_named, rewards=REWARDS, phase=phase, nproc=nproc
+    )
     if output is None:
         click.echo(imported.text, nl=False)
         return
@@ -134,6 +141,15 @@ def from_trl_command(
         click.echo(f"{name}: {why}", err=True)
     shown = f"./{output}" if "/" not in str(output) else str(output)
     click.echo(f"Written to {output}: grouper run {shown} --dry-run", err=True)
+
+
+@recipes_command.command("from-trl", hidden=True, context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def from_trl_command(words: tuple[str, ...]) -> None:
+    """Say what this command is called now."""
+    raise ConfigError(
+        "`recipes from-trl` has another name", fix=f"Type `grouper recipes from {' '.join(words)}`."
+    )
 
 
 @recipes_command.command("formats")

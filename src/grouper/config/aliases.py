@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
+
+import yaml
 
 Row = dict[str, Any]
 
@@ -41,3 +44,28 @@ def keys_of(row: Row, phase: str) -> list[str]:
     """The keys of the recipe that a row leads to; none where it has no counterpart."""
     keys = str(row.get("to") or row.get("computed") or "").format(phase=phase)
     return keys.split(", ") if keys else []
+
+
+@cache
+def dialects() -> tuple[Row, ...]:
+    """What files of other trainers are read by: one of `dialects/` each, TRL's last.
+
+    A name that has no row in it has TRL's.
+    """
+    folder = importlib.resources.files("grouper.config") / "dialects"
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
+    *systems, trl = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
+    for name, row in trl["rows"].items():
+        row.setdefault("default", aliases().get(name, {}).get("default", {}))
+    for table, shared in [(trl, aliases()), *((system, trl["rows"]) for system in systems)]:
+        table["rows"] |= {name: row for name, row in shared.items() if name not in table["rows"]}
+    return (*systems, trl)
+
+
+def dialect_of(data: Mapping[Any, Any]) -> Row | None:
+    """The dialect of a file, by its names and those below its headings; None where it has none."""
+    levels = [data, *(value for value in data.values() if isinstance(value, Mapping))]
+    names = {str(name) for level in levels for name in level}
+    *systems, trl = dialects()
+    found = (dialect for dialect in systems if names & {*dialect["marks"]})
+    return next(found, trl if any(map(alias, names)) else None)

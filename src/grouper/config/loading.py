@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from grouper.config.aliases import dialect_of
 from grouper.config.checks import validate_json
 from grouper.config.overrides import as_json, parse_yaml
 from grouper.config.schema import Recipe
@@ -45,8 +46,8 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     """The recipe of that name or file, with `section.key=value` overrides applied.
 
     Args:
-        name_or_path: a shipped name (`demo`), or a path: anything that ends in `.yaml` or
-            `.yml`, or holds a `/`.
+        name_or_path: a shipped name (`demo`), or a path: anything that ends in `.yaml`, `.yml`
+            or `.json`, or holds a `/`.
         overrides: dotted key and YAML value (`grpo.steps=20`, `model.lora={rank: 8}`,
             `rewards.0.weight=2`); later ones win.
 
@@ -62,7 +63,17 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
             where=where,
             fix="Write it as `name: ...`, `model: ...`, `data: ...`.",
         )
+    unknown = {key: value for key, value in data.items() if key not in Recipe.model_fields}
+    if unknown and "name" not in data and (dialect := dialect_of(unknown)):
+        raise _foreign(
+            f"a file for {dialect['label']} ({', '.join(map(str, [*unknown][:5]))})", where
+        )
     return validate_json(Recipe, as_json(data, overrides, where=where), where=where)
+
+
+def _foreign(what: str, where: str) -> ConfigError:
+    fix = f"`grouper recipes from {where} -o mine.yaml` makes one of it."
+    return ConfigError(f"this is {what}, not a recipe", where=where, fix=fix)
 
 
 def is_shipped(name: str) -> bool:
@@ -108,14 +119,16 @@ def _shipped() -> list[str]:
 
 def _read(name_or_path: str | Path) -> tuple[str, str]:
     name = str(name_or_path)
-    if isinstance(name_or_path, Path) or name.endswith((".yaml", ".yml")) or "/" in name:
+    if name.endswith(".py"):
+        raise _foreign("Python", name)
+    if isinstance(name_or_path, Path) or name.endswith((".yaml", ".yml", ".json")) or "/" in name:
         path = Path(name).expanduser()
         if not path.is_file():
             near = [str(p) for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
             raise ConfigError(
                 "there is no recipe file of this name", where=name, fix=did_you_mean(name, near)
             )
-        return _decode(path), name
+        return read_text(path), name
     shipped = _shipped()
     if name not in shipped:
         raise ConfigError(
@@ -127,7 +140,12 @@ def _read(name_or_path: str | Path) -> tuple[str, str]:
     return resource.read_text(encoding="utf-8"), f"recipe {name}"
 
 
-def _decode(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

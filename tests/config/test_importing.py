@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
+from grouper.config.importing import ImportedRecipe, import_recipe
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
+from grouper.data.naming import source_named
 from grouper.errors import ConfigError
-from grouper.trl_import import ImportedRecipe, import_trl
+from grouper.rewards import REWARDS
+
+
+def import_file(path: Path, **options: Any) -> ImportedRecipe:
+    return import_recipe(path, source_named=source_named, rewards=REWARDS, **options)
+
 
 # As somebody's own, whose batch is 4 prompts x 16 completions.
 GRPO: dict[str, Any] = {
@@ -35,7 +42,7 @@ def imported(tmp_path: Path) -> Any:
     def call(settings: dict[str, Any], **options: Any) -> ImportedRecipe:
         path = tmp_path / "trl.yaml"
         path.write_text(yaml.safe_dump(settings).replace("LEARNING_RATE", "5e-6"))
-        found = import_trl(path, **options)
+        found = import_file(path, **options)
         copy = tmp_path / "ours.yaml"
         copy.write_text(found.text)
         assert load_recipe(copy) == found.recipe
@@ -92,6 +99,16 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ({"top_p": 0.95}, {"sampling.top_p": 0.95, "sampling.allow_truncated": True}),
         ({"warmup_ratio": 0.1}, {"grpo.optimizer.warmup_ratio": 0.1}),
         ({"warmup_steps": 5}, {"grpo.optimizer.warmup_steps": 5}),
+        ({"warmup_steps": 0.1}, {"grpo.optimizer.warmup_ratio": 0.1}),
+        (
+            {"warmup_steps": 5, "warmup_ratio": 0.1},
+            {"grpo.optimizer.warmup_steps": 5, "grpo.optimizer.warmup_ratio": 0.0},
+        ),
+        ({"eval_strategy": "steps", "logging_steps": 7}, {"grpo.evaluate_every": 7}),
+        (
+            {"lr_scheduler_kwargs": {"min_lr": 2.5e-6}},
+            {"grpo.optimizer.final_ratio": 0.5},
+        ),
         ({"max_grad_norm": 0}, {"grpo.optimizer.max_grad_norm": None}),
         (
             {
@@ -175,7 +192,7 @@ def test_an_sft_file(imported):
 def test_a_json_file_is_read_as_well(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(changed(learning_rate=1e-6), indent="\t"))
-    assert import_trl(path).recipe.grpo.optimizer.learning_rate == 1e-6
+    assert import_file(path).recipe.grpo.optimizer.learning_rate == 1e-6
 
 
 @pytest.mark.parametrize(
@@ -184,7 +201,7 @@ def test_a_json_file_is_read_as_well(tmp_path):
         ({"num_generatoins": 8}, "num_generatoins", "Did you mean 'num_generations'"),
         ({"packing": True}, "packing", "a setting of SFTConfig"),
         ({"use_vllm": True}, "use_vllm", "its own engine"),
-        ({"loss_type": "sapo"}, "loss_type", "there is no sapo"),
+        ({"loss_type": "sapo"}, "loss_type", "there is no such loss"),
         ({"scale_rewards": "batch"}, "scale_rewards", "keeps its default"),
         ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type", "keeps its default"),
         ({"report_to": "mlflow"}, "report_to", "there is no 'mlflow'"),
@@ -219,6 +236,7 @@ def test_trls_own_defaults_are_not_worth_a_word(imported):
         ({"dtype": "float32", "torch_dtype": "bfloat16"}, "dtype is set twice"),
         ({"temperature": 0.0}, r"sampling\.temperature"),
         ({"learning_rate": "fast"}, r"grpo\.optimizer\.learning_rate"),
+        ({"max_steps": float("inf")}, "max_steps is inf, not a number"),
     ],
     ids=str,
 )
@@ -232,7 +250,10 @@ def test_headings_are_told_of(imported):
 
 
 def test_a_file_of_another_trainer_is_refused(imported):
-    with pytest.raises(ConfigError, match="none of its names is TRL's: actor, data"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no trainer known here \(actor, data\)\. What can be read: .*math-r1-zero",
+    ):
         imported({"actor": {"rollout": {"n": 8}}, "data": {"files": "x"}})
 
 
@@ -241,9 +262,9 @@ def test_a_file_without_settings_is_one_sentence(tmp_path, text):
     path = tmp_path / "trl.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"trl\.yaml"):
-        import_trl(path)
+        import_file(path)
     with pytest.raises(ConfigError, match="cannot be read"):
-        import_trl(tmp_path / "none.yaml")
+        import_file(tmp_path / "none.yaml")
     (tmp_path / "trl.json").write_text("{")
     with pytest.raises(ConfigError, match="not valid JSON"):
-        import_trl(tmp_path / "trl.json")
+        import_file(tmp_path / "trl.json")

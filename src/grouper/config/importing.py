@@ -1,0 +1,567 @@
+"""Files of other trainers become recipes of the same run.
+
+A dialect is a file of `dialects/`: how such a file is recognised, the recipe that it stands on, and
+a row for each of its names; TRL's names are shared by all. What takes arithmetic, or more than one
+name, is here.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from grouper.config.aliases import Row, aliases, dialect_of, dialects
+from grouper.config.checks import validate_json
+from grouper.config.loading import load_recipe, read_text
+from grouper.config.overrides import as_json, parse_yaml
+from grouper.config.schema import TRACKERS, Recipe
+from grouper.errors import ConfigError, did_you_mean
+
+Phase = Literal["sft", "grpo"]
+
+# Letters of a name for which no other one is proposed.
+_SHORT = 6
+# Above it a number is no count and no rate; nor is what is infinite or none.
+_LARGEST = 1e15
+_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
+_READABLE = (
+    "What can be read: YAML, JSON or Python with TRL's GRPOConfig or SFTConfig, and the YAML of "
+    "the set-ups that the recipes math-r1-zero and openmath-dapo follow (docs/migrating.md)."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedRecipe:
+    """What a file became."""
+
+    recipe: Recipe
+    text: str
+    """The recipe as YAML, with notes and what was left out as comments."""
+    left_out: dict[str, str]
+    """Name in the file -> why it has no counterpart."""
+
+
+def import_recipe(
+    path: str | Path,
+    *,
+    source_named: Callable[[str], dict[str, Any]],
+    rewards: Container[str],
+    phase: Phase | None = None,
+    nproc: int = 1,
+) -> ImportedRecipe:
+    """A recipe from a file of another trainer; its names say which trainer's.
+
+    What the file leaves out has that trainer's default in the recipe, so that the run is the same.
+
+    Args:
+        path: YAML or JSON; or Python, which is read and never executed.
+        source_named: a data set's name -> the settings of `data.train`.
+        rewards: the names of built-in rewards.
+        phase: whose settings a TRL file holds; found out by their names where left out.
+        nproc: processes the file was written for: its batch sizes are those of one.
+
+    Raises:
+        ConfigError: it cannot be read, is of no trainer known here, or says what cannot be trained.
+    """
+    path = Path(path).expanduser()
+    data, unread = _read_python(path, phase) if path.suffix == ".py" else (_read(path), {})
+    dialect = dialect_of(data)
+    if dialect is None or {"name", "model", "data"} <= data.keys():
+        what = "its names are of no trainer known here" if dialect is None else "it is a recipe"
+        names = ", ".join(map(str, list(data)[:5]))
+        raise ConfigError(f"nothing to import, {what} ({names})", where=str(path), fix=_READABLE)
+    if phase and dialect["recipe"]:
+        raise ConfigError(
+            f"a file for {dialect['label']} says itself what it trains",
+            where="--as",
+            fix="Leave it out: it is for TRL's files.",
+        )
+    parts = _parts(data, dialect, phase, path)
+    last = parts[-1]
+    for s in parts:
+        s.updates = _batch(s, nproc)
+        s.move_rows()
+        _trackers(s)
+    _run(last, path)
+    if dialect["recipe"] is None:
+        _data(last, source_named)
+        if last.phase == "grpo":
+            _clip(last)
+            _rewards(last, path.parent, rewards)
+    elif dialect["recipe"] == "openmath-dapo":
+        _both_phases(last, source_named)
+    for s in parts:
+        s.account()
+    given = {s.spelled[name]: value for s in parts for name, value in s.given.items()}
+    left_out = {**{n: why for n, why in unread.items() if n not in given}, **last.left_out}
+    recipe = validate_json(Recipe, as_json(last.recipe, (), where=str(path)), where=str(path))
+    head = dialect["head"].format(file=path.name, config=f"{last.phase.upper()}Config")
+    lines = [*head.splitlines(), *([""] if last.notes else []), *(f"- {n}" for n in last.notes)]
+    lines += ["", "Without a counterpart:"] if left_out else []
+    for name, why in left_out.items():
+        lines.append(f"  {name}: {given[name]!r} - {why}" if name in given else f"  {name}: {why}")
+    settings = recipe.model_dump(mode="json", exclude_unset=True)
+    body = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
+    text = "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + body
+    return ImportedRecipe(recipe=recipe, text=text, left_out=left_out)
+
+
+def _read(path: Path) -> dict[Any, Any]:
+    text = read_text(path)
+    try:
+        data = json.loads(text) if path.suffix == ".json" else parse_yaml(text, str(path))
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"this is not valid JSON: {error.msg}",
+            where=f"{path}, line {error.lineno}",
+            fix="JSON has no comments, and no comma before a closing bracket.",
+        ) from error
+    if not isinstance(data, dict) or not data:
+        raise ConfigError("this holds no settings with names", where=str(path), fix=_READABLE)
+    return data
+
+
+def _read_python(path: Path, phase: Phase | None) -> tuple[dict[Any, Any], dict[str, str]]:
+    """What is called -> TRL's name of an argument -> its value; and why others have none."""
+    try:
+        tree = ast.parse(read_text(path))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"this is not valid Python: {error}", where=str(path)) from error
+    table = dialects()[-1]["calls"]
+    calls = [
+        (name, node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for name in table
+        if ast.unparse(node.func).endswith(name)
+    ]
+    called = [name for name, _ in calls]
+    wanted = [f"{p.upper()}Config" for p in ("grpo", "sft") if phase in (None, p)]
+    chosen = [name for name in called if name in wanted]
+    if len(chosen) != 1:
+        raise ConfigError(
+            f"one {' or '.join(wanted)} says what is trained, and here are {len(chosen)}",
+            where=str(path),
+            fix="Leave one in a copy of the file; of one of each, --as says which.",
+        )
+    others = "SFT" if chosen == ["GRPOConfig"] else "GRPO"
+    data: dict[Any, dict[str, Any]] = {}
+    unread: dict[str, str] = {}
+    for call, node in calls:
+        if call.startswith(others):
+            continue
+        given = data.setdefault(call, dict(table[call].get("adds", {})))
+        for key, argument in [*enumerate(node.args), *((k.arg, k.value) for k in node.keywords)]:
+            name = str(table[call]["names"].get(key, key or f"**{ast.unparse(argument)}"))
+            if name not in aliases() and not call.endswith("Config"):
+                continue  # an argument of a trainer or a loader, and no setting
+            value = _constant(argument, tree)
+            text = ast.unparse(value)
+            try:
+                if name == "reward_funcs":
+                    given[name] = _functions(value, tree, path)
+                elif called.count(call) == 1:
+                    given[name] = text if text in _DTYPES else ast.literal_eval(value)
+                else:
+                    unread[name] = f"{call} is called more than once"
+            except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+                unread[name] = f"not a literal: {text[:60]}"
+    return {call: given for call, given in data.items() if given}, unread
+
+
+def _constant(node: ast.expr, tree: ast.Module) -> ast.expr:
+    """What a name stands for, where one line of the file's top level sets it and no other does."""
+    name = node.id if isinstance(node, ast.Name) else None
+    names = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name]
+    stored = [n for n in names if isinstance(n.ctx, ast.Store)]
+    lines = (n for n in tree.body if isinstance(n, ast.Assign) and n.targets == stored)
+    return next((n.value for n in lines), node)
+
+
+def _functions(node: ast.expr, tree: ast.Module, path: Path) -> list[str]:
+    """Reward functions by what they can be loaded from; a string is a name already."""
+    imported = {
+        alias.asname or alias.name: f"{n.module}.{alias.name}"
+        for n in ast.walk(tree)
+        if isinstance(n, ast.ImportFrom)
+        for alias in n.names
+    }
+    defined = {n.name: f"{path}:{n.name}" for n in tree.body if isinstance(n, ast.FunctionDef)}
+    nodes = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+    names = [n.value if isinstance(n, ast.Constant) else ast.unparse(n) for n in nodes]
+    return [{**imported, **defined}.get(str(name), str(name)) for name in names]
+
+
+@dataclass(kw_only=True)
+class _Settings:
+    """What a file says of one phase; those of all phases fill one recipe."""
+
+    phase: Phase
+    dialect: Row
+    where: str
+    recipe: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    # Name in the file -> why nothing was made of it.
+    left_out: dict[str, str] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
+    # Name -> as it is in the file.
+    spelled: dict[str, str] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    # Optimizer steps of one rollout batch, which is a step of ours.
+    updates: int = 1
+
+    def row(self, name: str) -> Row:
+        row: Row = self.dialect["rows"].get(name, {})
+        return row
+
+    def default(self, name: str) -> Any:
+        if self.dialect["recipe"] is None:
+            return self.row(name).get("default", {}).get(self.phase)
+        return self.dialect["defaults"].get(self.phase, {}).get(name)
+
+    def get(self, name: str) -> Any:
+        """What the file says, else the trainer's default, else None."""
+        self.used.add(name)
+        value = self.given.get(name, self.default(name))
+        same = self.row(name).get("same_as")
+        return self.get(same) if same and value is None else value
+
+    def number(self, name: str, *, whole: bool = False) -> Any:
+        """A number; where `whole`, one without a fraction and above 0.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        value = self.get(name)
+        fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        if not fits or not (1 if whole else -_LARGEST) <= value <= _LARGEST:
+            wanted = "a whole number of 1 or more" if whole else "a number"
+            raise self.refused(f"{self.spelled.get(name, name)} is {value!r}, not {wanted}")
+        return value
+
+    def refused(self, what: str, fix: str = "") -> ConfigError:
+        return ConfigError(what, where=self.where, fix=fix)
+
+    def put(self, keys: dict[str, Any]) -> None:
+        """Set dotted keys of the recipe; `{phase}` in one is the phase."""
+        for key, value in keys.items():
+            *path, last = key.format(phase=self.phase).split(".")
+            node: Any = self.recipe
+            for part in path:
+                node = node.setdefault(part, {})
+            node[int(last) if isinstance(node, list) else last] = value
+
+    def leave_out(self, name: str, why: str) -> None:
+        if name in self.given:
+            self.left_out[self.spelled[name]] = why
+
+    def move_rows(self) -> None:
+        """Everything that has a key of its own."""
+        for name, row in self.dialect["rows"].items():
+            default = row.get("default")
+            unset = self.dialect["recipe"] is None and default and row.get("unset") != "ours"
+            fits = not default or self.phase in default
+            needed = all(map(_is_on, map(self.get, row.get("needs", ()))))
+            if row.keys() & {"to", "values"} and fits and needed and (unset or name in self.given):
+                self._move(name, row, self.get(name))
+
+    def _move(self, name: str, row: Row, value: Any) -> None:
+        word, values, notes = _word(value), row.get("values", {}), row.get("notes", {})
+        if note := notes.get(word, "" if word in values else notes.get("*")):
+            self.notes.append(note)
+        key = row.get("to", "").format(phase=self.phase)
+        if word in values or "*" in values:
+            value = values.get(word, values.get("*"))
+            self.put(value if isinstance(value, dict) else {key: value})
+        elif values and row.get("otherwise") != "same":
+            known = ", ".join(sorted(set(map(str, values))))
+            self.leave_out(name, f"{value!r} has no counterpart, {key} keeps its default ({known})")
+        elif row.get("unit") != "updates":
+            rate = self.number(row["per"]) if "per" in row else None
+            value = self.number(name) / rate if rate else value
+            self.put({key: value, **row.get("also", {})})
+        elif not 0 < self.number(name) < 1:
+            self.put({key: math.ceil(value / self.updates), **row.get("also", {})})
+        elif "share" in row:
+            self.put({key: None, row["share"]: value})
+        else:
+            self.leave_out(name, "a share of the steps has no counterpart: give their number")
+
+    def account(self) -> None:
+        """List what nothing was made of, with the reason."""
+        rows = self.dialect["rows"]
+        for name, value in self.given.items():
+            row = self.row(name)
+            why = row.get("why")
+            off = [other for other in row.get("needs", {}) if not _is_on(self.get(other))]
+            if name not in rows:
+                near = did_you_mean(name, rows) if len(name) > _SHORT else ""
+                near = f" ({near})" if near.startswith("Did") else ""
+                self.leave_out(name, f"no name of {self.dialect['names']}{near}")
+            elif row.get("default") and self.phase not in row["default"]:
+                other = "SFTConfig" if self.phase == "grpo" else "GRPOConfig"
+                self.leave_out(name, f"a setting of {other}, which this file is not")
+            elif value == self.default(name):
+                continue
+            elif off:
+                self.leave_out(name, row["needs"][off[0]])
+            elif why and _word(value) not in row.get("values", {}):
+                self.leave_out(name, why)
+            elif "computed" in row and name not in self.used:
+                keys = row["computed"].format(phase=self.phase)
+                self.leave_out(name, f"not read from such a file: set {keys} in the recipe")
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _is_on(value: Any) -> bool:
+    return bool(value) and value not in ("no", "none", ["none"])
+
+
+def _plain(name: Any) -> str:
+    return str(name).removeprefix("--").replace("-", "_")
+
+
+def _parts(data: dict[Any, Any], dialect: Row, phase: Phase | None, path: Path) -> list[_Settings]:
+    """What the file says, by phase.
+
+    Raises:
+        ConfigError: a name is set twice, to different values.
+    """
+    rows, headings = _flat(data, dialect)
+    notes, recipe, sections = [], {}, dialect["sections"]
+    if headings and path.suffix != ".py":
+        notes.append(f"Headings of the file were left away: {', '.join(headings)}.")
+    if dialect["recipe"] is not None:
+        recipe = load_recipe(dialect["recipe"]).model_dump(mode="json", exclude_unset=True)
+    else:
+        phase = phase or _phase_of({*headings, *(name for _, name, _ in rows)})
+        sections = {"": phase or "grpo"}
+        if phase is None:
+            notes.append("Nothing in the file tells GRPO from SFT: it was read as GRPO (--as sft).")
+    shared = _Settings(
+        phase=[*sections.values()][-1], dialect=dialect, where=str(path), recipe=recipe, notes=notes
+    )
+    parts = {
+        p: replace(shared, phase=p, given={}, spelled={}, used=set()) for p in sections.values()
+    }
+    for s in parts.values():
+        s.put(copy.deepcopy(dialect["start"].get(s.phase, {})))
+    for section, name, value in rows:
+        s = parts[sections.get(section, shared.phase)]
+        full = f"{section}.{name}" if section else name
+        key = name if section in sections and full not in dialect["rows"] else full
+        row = s.row(key)
+        meant = row.get("values", {}).get(_word(value), value) if "now" in row else value
+        key = row.get("now", key)
+        meant = _as_meant(key, meant, s.row(key))
+        if s.given.setdefault(key, meant) != meant:
+            raise s.refused(f"{key} is set twice, to different values")
+        s.spelled.setdefault(key, full)
+    return list(parts.values())
+
+
+def _flat(data: dict[Any, Any], dialect: Row) -> tuple[list[tuple[str, str, Any]], list[str]]:
+    """(section, name, value) of every setting; and the headings that are no sections."""
+    rows, headings, known = [], [], dialect["rows"]
+    sections = {name.partition(".")[0] for name in known if "." in name}
+    for heading, value in data.items():
+        plain = _plain(heading)
+        inside = {_plain(n): v for n, v in value.items()} if isinstance(value, dict) else {}
+        if plain in sections and isinstance(value, dict | None):
+            rows += [(plain, n, v) for n, v in inside.items()]
+        elif "" in dialect["sections"] and plain not in known and inside.keys() & known.keys():
+            headings.append(str(heading))
+            rows += [("", n, v) for n, v in inside.items()]
+        else:
+            rows.append(("", plain, value))
+    return rows, headings
+
+
+def _phase_of(names: set[str]) -> Phase | None:
+    """Whose settings the names are, or None where they would do for both phases."""
+    rows = [aliases().get(aliases().get(name, {}).get("now", name), {}) for name in names]
+    only = {tuple(row["default"]) for row in rows if "default" in row}
+    phases: list[Phase] = ["grpo", "sft"]
+    called = [phase for phase in phases if f"{phase.upper()}Config" in names]
+    return next(iter([*called, *(phase for phase in phases if (phase,) in only)]), None)
+
+
+def _as_meant(name: str, value: Any, row: Row) -> Any:
+    """A number in quotes, where TRL has one; and a strategy `no`, which YAML reads as false."""
+    if value is False and name.endswith("_strategy"):
+        return "no"
+    numeric = any(type(default) in (int, float) for default in row.get("default", {}).values())
+    return parse_yaml(value, name) if numeric and isinstance(value, str) else value
+
+
+def _run(s: _Settings, path: Path) -> None:
+    output = s.get("output_dir")
+    folder = Path(str(output or path.stem))
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or "imported"
+    s.put({"name": name, "description": f"From {path.name}, a file for {s.dialect['label']}"})
+    s.put({"output_dir": str(folder.parent) if output else "outputs"})
+
+
+def _data(s: _Settings, source_named: Callable[[str], dict[str, Any]]) -> None:
+    moved = s.recipe["data"]["train"]
+    source = moved | source_named(str(moved["source"]))
+    # A source of ours knows which split is for training, where the file does not say.
+    named = source["source"] in ("hub", "file") or "dataset_train_split" in s.given
+    s.put({"data.train": source | ({"split": s.get("dataset_train_split")} if named else {})})
+    if s.get("eval_strategy") in ("steps", "epoch"):
+        s.put({"data.validation": source | {"split": s.get("dataset_test_split")}})
+
+
+def _batch(s: _Settings, nproc: int) -> int:
+    """Sets how much a step samples; returns the optimizer steps of one rollout batch."""
+    device = s.number("per_device_train_batch_size", whole=True) * nproc
+    a_step = device * s.number("gradient_accumulation_steps", whole=True)
+    if s.phase == "sft":
+        s.put({"sft.batch_size": a_step})
+        return 1
+    group = s.number("num_generations", whole=True)
+    if group == 1:
+        raise s.refused(
+            "num_generations is 1: a completion is compared with the others of its group, and "
+            "there is none, so that nothing would be learned",
+            "Use 2 or more; 8 is usual.",
+        )
+    if s.get("generation_batch_size") and s.get("steps_per_generation"):
+        what = "generation_batch_size and steps_per_generation say the same"
+        raise s.refused(what, "Give only one.")
+    sampled = a_step
+    if s.get("steps_per_generation"):
+        sampled = device * s.number("steps_per_generation", whole=True)
+    elif s.get("generation_batch_size"):
+        sampled = s.number("generation_batch_size", whole=True)
+    # Sampling several times before one optimizer step is sampling once: the policy is the same.
+    batch = max(sampled, a_step)
+    if batch % group or batch % a_step or batch % sampled:
+        raise s.refused(
+            f"{batch} completions at a time for {nproc} process(es) cannot be cut into groups of "
+            f"num_generations {group} and optimizer steps of {a_step}",
+            "TRL refuses it, too. Was the file written for more processes? Say so with --nproc.",
+        )
+    prompts, updates = batch // group, batch // a_step
+    s.put({"grpo.group_size": group, "grpo.prompts_per_step": prompts})
+    s.put({"grpo.updates_per_batch": updates})
+    s.notes.append(
+        f"For {nproc} process(es): {prompts} prompts x {group} = {batch} completions per step, cut "
+        f"into {updates} optimizer step(s)."
+    )
+    return int(updates * s.number("num_iterations", whole=True))
+
+
+def _trackers(s: _Settings) -> None:
+    asked = _listed(s.get("report_to"))
+    for name in {*asked} - {*TRACKERS, "none"}:
+        s.leave_out("report_to", f"there is no {name!r}: {', '.join(TRACKERS)}")
+    fields = {"project": "project", "run_name": "run_name", "wandb_entity": "entity"}
+    about = {ours: s.get(name) for name, ours in fields.items() if s.given.get(name)}
+    rows = [about | {"name": name} for name in asked if name in TRACKERS]
+    for row in rows:
+        if row["name"] == "trackio" and (space := s.get("trackio_space_id")):
+            row |= {"mode": "online", "params": {"space_id": space}}
+    if rows:
+        s.put({"tracking.trackers": rows})
+        s.notes.append("Trackers stay offline unless their mode is online (--online).")
+
+
+def _listed(value: Any) -> list[str]:
+    return [str(v) for v in (value if isinstance(value, list) else [value] if value else [])]
+
+
+def _clip(s: _Settings) -> None:
+    low, high = s.number("epsilon"), s.get("epsilon_high")
+    high = low if high is None else s.number("epsilon_high")
+    if s.get("loss_type") == "cispo":  # TRL bounds the ratio itself, above only
+        low, high = 1.0, high - 1.0
+    if high < 0:
+        raise s.refused(
+            f"cispo with epsilon_high {high + 1:g} bounds every ratio below 1",
+            "It is the bound itself, not its distance from 1: 5 is usual.",
+        )
+    s.put({"grpo.clip_low": low, "grpo.clip_high": high})
+
+
+def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
+    """The functions of `reward_funcs`; those in files are named from the working directory."""
+    asked = [name.removeprefix("trl.rewards.") for name in _listed(s.get("reward_funcs"))]
+    weights = s.get("reward_weights") or [1.0] * len(asked)
+    if not isinstance(weights, list) or len(weights) != len(asked):
+        raise s.refused(f"reward_weights has not one weight for each of {len(asked)} reward_funcs")
+    rows, unknown = [], []
+    for name, weight in zip(asked, weights, strict=True):
+        ours = name if name in known else _importable(name, folder)
+        row = {"name": ours, **s.dialect["rewards"].get(name, {}), "weight": weight}
+        if row["name"] is None:
+            unknown.append(name)
+            continue
+        # A script of TRL's users says a reward's parameters after its first word.
+        for theirs in s.given:
+            key = s.row(theirs).get("computed", "")
+            if key.startswith("rewards[].params.") and theirs[:6] == row["name"][:6]:
+                row.setdefault("params", {})[key.rpartition(".")[2]] = s.get(theirs)
+        rows.append(row)
+    if unknown:
+        why = f"no reward here (`grouper rewards` lists them): {', '.join(unknown)}"
+        s.leave_out("reward_funcs", why)
+    if any(row["name"].startswith(f"{os.path.relpath(s.where)}:") for row in rows):
+        s.notes.append("Its rewards are loaded by running the file: train in it only as __main__.")
+    if not rows:
+        s.notes.append("No reward_funcs: the reward is correctness. TRL's are given in the script.")
+    boxed = all(row["name"] != "format" for row in rows)
+    if boxed:
+        s.notes.append("Answers are read from \\boxed{} (prompt.format), as TRL's accuracy_reward.")
+    s.put({"rewards": rows or [{"name": "correctness"}]})
+    s.put({"prompt.format": "boxed" if boxed else "think"})
+
+
+def _importable(name: str, folder: Path) -> str | None:
+    """`path/to/file.py:name` where that file is there, else `module:name`; None: it is neither."""
+    place, _, function = name.rpartition(":" if ":" in name else ".")
+    if not place or ("/" in place and not place.endswith(".py")):
+        return None
+    file = place if place.endswith(".py") else f"{place.replace('.', '/')}.py"
+    found = [base / file for base in (folder, Path()) if (base / file).is_file()]
+    return f"{os.path.relpath(found[0]) if found else place}:{function}"
+
+
+def _both_phases(s: _Settings, source_named: Callable[[str], dict[str, Any]]) -> None:
+    """What takes arithmetic in the YAML of openmath-dapo's set-up."""
+    length = s.number("model.max_seq_length", whole=True)
+    percentile = s.number("data.max_length_percentile")
+    share = s.number("grpo_training.train_validation_split")
+    folder = Path(str(s.get("grpo_training.output_dir")))
+    s.put(
+        {
+            "sft.max_tokens": int(length * s.number("data.truncate_ratio")),
+            "prompt.max_percentile": percentile if percentile > 1 else 100 * percentile,
+            "data.validation_share": round(min(share, 1 - share), 6),
+            "output_dir": str(folder.parent if folder.name == "grpo" else folder),
+        }
+    )
+    for name, key in (("data.sft_dataset_name", "sft"), ("data.grpo_dataset_name", "train")):
+        if dataset := s.get(name):
+            s.put({f"data.{key}.{part}": v for part, v in source_named(str(dataset)).items()})
+    if template := s.get("prompt.system_prompt_template"):
+        for name in ("reasoning_start", "reasoning_end", "solution_start", "solution_end"):
+            tag = s.row(f"prompt.{name}")["to"].rpartition(".")[2]
+            template = str(template).replace(f"{{{name}}}", s.recipe["prompt"]["tags"][tag])
+        s.put({"prompt.system": template})
+    rows = s.dialect["rows"].items()
+    off = {row["reward"] for name, row in rows if "reward" in row and s.get(name) is False}
+    s.put({"rewards": [reward for reward in s.recipe["rewards"] if reward["name"] not in off]})

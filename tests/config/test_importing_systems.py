@@ -1,0 +1,379 @@
+"""Whole files as people have them, of each dialect, and files that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grouper.advice.recipe_checks import check_recipe
+from grouper.config.aliases import dialects
+from grouper.config.importing import ImportedRecipe, import_recipe
+from grouper.config.loading import load_recipe
+from grouper.config.schema import Recipe
+from grouper.data.naming import source_named
+from grouper.errors import ConfigError
+from grouper.rewards import REWARDS
+
+FILES = Path(__file__).parent / "files"
+
+
+def text_of(name: str) -> str:
+    """A script has another ending, so that no tool takes it for one."""
+    return (FILES / f"{name}.txt" if name.endswith(".py") else FILES / name).read_text()
+
+
+@pytest.fixture
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a text from a folder of its own, and checks that what it became can be loaded."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(text: str, name: str = "theirs.yaml", **options: Any) -> ImportedRecipe:
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+        found = import_recipe(name, source_named=source_named, rewards=REWARDS, **options)
+        Path("ours.yaml").write_text(found.text)
+        assert load_recipe("ours.yaml") == found.recipe
+        return found
+
+    return call
+
+
+def of(recipe: Recipe, keys: dict[str, Any]) -> dict[str, Any]:
+    """What a recipe has for each dotted key."""
+    data = recipe.model_dump(mode="json")
+    found = {}
+    for key in keys:
+        node: Any = data
+        for part in key.split("."):
+            node = node[int(part)] if isinstance(node, list) else node[part]
+        found[key] = node
+    return found
+
+
+LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj"]
+
+GSM8K = {
+    "name": "Qwen-1.5B-GRPO",
+    "output_dir": "outputs",
+    "skip_sft": True,
+    "model.path": "Qwen/Qwen2.5-1.5B-Instruct",
+    "model.dtype": "bfloat16",
+    "model.compute_dtype": "bfloat16",
+    "model.attention": "flash_attention_2",
+    "model.lora": {"rank": 16, "alpha": 64.0, "dropout": 0.05, "target_modules": LAYERS},
+    "data.train.source": "gsm8k",
+    "data.train.subset": "main",
+    "grpo.prompts_per_step": 4,
+    "grpo.group_size": 16,
+    "grpo.epochs": 1.0,
+    "grpo.checkpoint_every": 100,
+    "grpo.optimizer.learning_rate": 5e-6,
+    "grpo.optimizer.betas": [0.9, 0.99],
+    "grpo.optimizer.weight_decay": 0.1,
+    "grpo.optimizer.schedule": "cosine",
+    "grpo.optimizer.warmup_ratio": 0.1,
+    "grpo.optimizer.max_grad_norm": 0.1,
+    "prompt.max_prompt_tokens": 256,
+    "sampling.max_new_tokens": 786,
+    "tracking.trackers.0.name": "wandb",
+    "tracking.trackers.0.run_name": "Qwen-1.5B-GRPO-gsm8k",
+    "rewards.0.weight": 1.0,
+}
+DAPO = {
+    "seed": 3407,
+    "output_dir": "outputs",
+    "save_path": "outputs/final",
+    "model.path": "unsloth/Qwen3-4B-Base",
+    "model.gradient_checkpointing": True,
+    "model.lora.rank": 32,
+    "model.lora.alpha": 64.0,
+    "model.quantization": None,
+    "data.sft.source": "openmath-mini",
+    "data.sft.split": "cot",
+    "data.sft.numeric_only": True,
+    "data.train.source": "dapo-math",
+    "data.train.subset": "en",
+    "data.validation_share": 0.1,
+    "data.test.limit": 5,
+    "prompt.max_percentile": 90.0,
+    "prompt.system": "You are given a problem. Think about it between <start_working_out> and "
+    "<end_working_out>.\nThen give your solution between <SOLUTION></SOLUTION>.",
+    "sft.batch_size": 1,
+    "sft.epochs": 2.0,
+    "sft.max_tokens": 1024,
+    "sft.checkpoint_every": 50,
+    "sft.optimizer.learning_rate": 2e-4,
+    "sft.optimizer.warmup_steps": 5,
+    "sft.optimizer.name": "adamw_8bit",
+    "sft.optimizer.weight_decay": 0.001,
+    "grpo.prompts_per_step": 1,
+    "grpo.group_size": 2,
+    "grpo.steps": 100,
+    "grpo.checkpoint_every": 20,
+    "grpo.evaluate_every": 20,
+    "grpo.optimizer.learning_rate": 5e-6,
+    "grpo.optimizer.warmup_ratio": 0.1,
+    "sampling.temperature": 1.2,
+    "sampling.top_p": 0.95,
+    "sampling.top_k": 0,
+    "sampling.min_p": 0.05,
+    "sampling.max_total_tokens": 2048,
+    "evaluation.max_new_tokens": 2048,
+    "tracking.print_every_steps": 5,
+}
+
+# File -> the settings that it becomes, and what is left out.
+WHOLE: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "trl_gsm8k.yaml": ({**GSM8K, "rewards.2.name": "my_rewards.py:brevity"}, {"use_vllm"}),
+    "trl_gsm8k.py": (
+        {
+            **GSM8K,
+            "name": "trl_gsm8k",
+            "rewards.0.name": "trl_gsm8k.py:xmlcount_reward_func",
+            "rewards.1.name": "my_rewards.py:brevity",
+            "rewards.2.name": "accuracy",
+        },
+        {"output_dir", "log_on_each_node"},
+    ),
+    "trl_sft.yaml": (
+        {
+            "skip_grpo": True,
+            "model.path": "Qwen/Qwen2.5-0.5B",
+            "sft.batch_size": 16,
+            "sft.max_tokens": 2048,
+            "sft.evaluate_every": 50,
+            "sft.optimizer.learning_rate": 2e-4,
+            "sft.optimizer.warmup_ratio": 0.03,
+            "sft.optimizer.schedule": "cosine",
+            "data.train.path": "trl-lib/Capybara",
+            "data.train.split": "train",
+            "data.validation.split": "test",
+        },
+        {"packing"},
+    ),
+    "trl_sft.py": (
+        {"name": "capybara", "model.path": "Qwen/Qwen2.5-0.5B", "sft.max_tokens": 2048},
+        {"learning_rate", "**more", "dataset_name", "dataset_train_split"},
+    ),
+    "trl_launched.yaml": (
+        {"parallel": "fsdp", "grpo.weighting": "constant", "grpo.prompts_per_step": 1},
+        {"num_processes", "mixed_precision", "zero_optimization"},
+    ),
+    "math_sft_256.yaml": (
+        {
+            "name": "math_sft_256",
+            "seed": 42,
+            "skip_grpo": True,
+            "model.path": ".models/Qwen2.5-Math-1.5B",
+            "data.sft.path": "data/math/sft.jsonl",
+            "data.sft.unique": 256,
+            "data.sft.unique_by": "row",
+            "sft.batch_size": 128,
+            "sft.epochs": 1.0,
+            "sft.evaluate_every": 5,
+            "sft.optimizer.learning_rate": 5e-5,
+            "sft.optimizer.betas": [0.9, 0.999],
+            "sft.optimizer.max_grad_norm": 1.0,
+            "sft.optimizer.schedule": "cosine",
+        },
+        set(),
+    ),
+    "math_sft_all.yaml": (
+        {
+            "name": "unique_all",
+            "output_dir": "runs",
+            "seed": 7,
+            "data.sft.unique": "all",
+            "data.sft.only_correct": True,
+            "data.validation.path": "data/math/val",
+            "data.validation.limit": 500,
+            "sft.batch_size": 32,
+            "sft.epochs": 2.0,
+            "sft.weighting": "constant",
+            "sft.weighting_constant": 1024.0,
+            "sft.evaluate_every": 10,
+            "sft.optimizer.learning_rate": 2e-5,
+            "sft.optimizer.betas": [0.9, 0.98],
+            "sft.optimizer.weight_decay": 0.01,
+            "sft.optimizer.max_grad_norm": 0.5,
+            "evaluation.max_new_tokens": 512,
+            "tracking.trackers.0.entity": "us",
+            "tracking.trackers.0.project": "math-sft",
+        },
+        set(),
+    ),
+    "math_sft_devices.yaml": (
+        {"model.path": ".models/Qwen2.5-Math-1.5B", "data.sft.unique": 128},
+        {"num_warmup", "train_device", "vllm_device", "gpu_memory_utilization"},
+    ),
+    "dapo_default.yaml": (
+        DAPO,
+        {"sft_training.logging_steps", "evaluation.top_k", "evaluation.test_problems"},
+    ),
+    "dapo_longer.yaml": (
+        {
+            "output_dir": "/data",
+            "model.lora.rank": 16,
+            "model.quantization": "4bit",
+            "model.gradient_checkpointing": False,
+            "data.sft.path": "us/ours",
+            "data.train.source": "file",
+            "data.validation_share": 0.05,
+            "prompt.max_percentile": 95.0,
+            "prompt.tags.reasoning_open": "<think>",
+            "sft.batch_size": 8,
+            "sft.max_tokens": 1024,
+            "sft.optimizer.warmup_steps": None,
+            "sft.optimizer.warmup_ratio": 0.03,
+            "grpo.prompts_per_step": 2,
+            "grpo.steps": None,
+            "grpo.epochs": 1.0,
+            "grpo.evaluate_every": 0,
+            "grpo.beta": 0.04,
+            "grpo.optimizer.warmup_steps": 10,
+            "grpo.optimizer.warmup_ratio": 0.0,
+            "rewards.1.name": "dapo_answer",
+            "sampling.max_total_tokens": 4096,
+            "tracking.print_every_steps": None,
+            "tracking.trackers.0.run_name": "longer",
+        },
+        {"sft_training.output_dir", "grpo_training.epsilon"},
+    ),
+    "dapo_grpo_only.yaml": (
+        {
+            "skip_sft": True,
+            "grpo.steps": 200,
+            "grpo.group_size": 4,
+            "grpo.optimizer.learning_rate": 1e-5,
+            "sft.optimizer.learning_rate": 2e-4,
+        },
+        {"unknown_section"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_whole_file_becomes_the_same_run(imported, name):
+    settings, left_out = WHOLE[name]
+    Path(".models/Qwen2.5-Math-1.5B").mkdir(parents=True)
+    Path(".models/Qwen2.5-Math-1.5B/config.json").write_text("{}")
+    Path("my_rewards.py").write_text("def brevity(completions, **kwargs): return [0.0]\n")
+    found = imported(text_of(name), name)
+    assert of(found.recipe, settings) == settings
+    assert found.left_out.keys() == left_out
+    assert all(f"#   {name}: " in found.text for name in left_out)
+    assert ("loaded by running the file" in found.text) == (name == "trl_gsm8k.py")
+    if name != "trl_gsm8k.py":  # a check loads its functions, which runs it
+        check_recipe(found.recipe, runs_here=False)
+
+
+@pytest.mark.parametrize(("phase", "name"), [("sft", "sft"), ("grpo", "grpo")])
+def test_of_a_script_with_both_phases_one_is_chosen(imported, phase, name):
+    text = text_of("trl_both.py")
+    with pytest.raises(ConfigError, match=r"here are 2.*--as"):
+        imported(text, "both.py")
+    recipe = imported(text, "both.py", phase=phase).recipe
+    assert recipe.name == name
+    assert recipe.grpo.steps == (60 if phase == "grpo" else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "shipped"),
+    [("sft_data_path: data/math/sft.jsonl", "math-r1-zero"), ("grpo_training:", "openmath-dapo")],
+)
+def test_what_a_file_leaves_out_is_as_in_the_shipped_recipe(imported, text, shipped):
+    ours = imported(text).recipe.model_dump()
+    for key, value in load_recipe(shipped).model_dump().items():
+        if key not in ("name", "description", "skip_grpo"):
+            assert ours[key] == value, key
+
+
+@pytest.mark.parametrize(
+    "name", ["my_rewards.brevity", "my_rewards:brevity", "my_rewards.py:brevity"]
+)
+def test_a_reward_beside_the_file_is_named_from_here(imported, name):
+    Path("theirs").mkdir()
+    Path("theirs/my_rewards.py").write_text("def brevity(completions, **kwargs): return [0.0]\n")
+    rewards = imported(f"reward_funcs: [{name}]", "theirs/trl.yaml").recipe.rewards
+    assert [r.name for r in rewards] == ["theirs/my_rewards.py:brevity"]
+
+
+def test_a_module_that_is_not_here_keeps_its_name(imported):
+    rewards = imported("reward_funcs: [pack.age.brevity, 'a:b']").recipe.rewards
+    assert [r.name for r in rewards] == ["pack.age:brevity", "a:b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("", "a.yaml", "holds no settings with names"),
+        ("", "a.py", r"here are 0"),
+        ("GRPOConfig(", "a.py", "not valid Python"),
+        ("GRPOConfig(beta=1)\nGRPOConfig(beta=0)", "a.py", r"here are 2"),
+        ("actor: {lr: 1}\ncritic: {}", "a.yaml", r"\(actor, critic\)\. What can be read"),
+        ("compute_environment: x\nnum_machines: 1", "a.yaml", "no trainer known here"),
+        ("zero_optimization: {stage: 3}", "a.json", "not valid JSON"),
+        ("sft_data_path: a\nmodel_name: a\nmodel_path: b", "a.yaml", "model_name is set twice"),
+        ("sft_data_path: a\nbatch_size: 1.5", "a.yaml", "batch_size is 1.5, not a whole number"),
+        ("sft_data_path: a\nunique_train_examples: few", "a.yaml", "data.sft.unique"),
+        ("grpo_training: {num_generations: 1}", "a.yaml", "compared with the others"),
+        ("grpo_training: {num_generations: 4}", "a.yaml", "--nproc"),
+        ("grpo_training: {}\ndata: {truncate_ratio: half}", "a.yaml", "'half', not a number"),
+        ("name: a\nmodel: {path: b}\ndata: {train: {source: c}}\nseed: 1", "a.yaml", "a recipe"),
+    ],
+)
+def test_bad_input_is_one_paragraph(imported, text, name, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        imported(text, name)
+    assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("name", ["trl_gsm8k.yaml", "math_sft_256.yaml", "dapo_default.yaml"])
+def test_running_such_a_file_offers_the_import(name):
+    with pytest.raises(ConfigError, match=r"a file for .*grouper recipes from .* -o mine\.yaml"):
+        load_recipe(FILES / name)
+    with pytest.raises(ConfigError, match=r"this is Python.*grouper recipes from train\.py"):
+        load_recipe("train.py")
+
+
+def test_as_is_for_files_that_do_not_say_it(imported):
+    with pytest.raises(ConfigError, match="says itself what it trains"):
+        imported("sft_data_path: a", phase="grpo")
+
+
+def test_a_misplaced_key_of_a_recipe_does_not(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: a\nmodel: {path: b}\ndata: {train: {source: c}}\nlearning_rate: 1\n")
+    with pytest.raises(ConfigError, match="there is no setting 'learning_rate' here"):
+        load_recipe(path)
+
+
+NAMES = {
+    "model": "model_name max_seq_length lora_rank lora_alpha load_in_4bit fast_inference "
+    "gpu_memory_utilization target_modules use_gradient_checkpointing random_state",
+    "data": "sft_dataset_name sft_dataset_split grpo_dataset_name grpo_dataset_split "
+    "grpo_dataset_config max_length_percentile truncate_ratio filter_numeric_only",
+    "prompt": "reasoning_start reasoning_end solution_start solution_end system_prompt_template",
+    "sft_training": "per_device_train_batch_size gradient_accumulation_steps warmup_steps "
+    "num_train_epochs learning_rate logging_steps optim weight_decay lr_scheduler_type seed "
+    "output_dir save_steps report_to",
+    "grpo_training": "per_device_train_batch_size gradient_accumulation_steps warmup_steps "
+    "num_train_epochs learning_rate logging_steps optim weight_decay lr_scheduler_type seed "
+    "output_dir save_steps report_to num_generations max_steps warmup_ratio eval_strategy "
+    "eval_steps train_validation_split",
+    "vllm_sampling": "temperature top_p top_k min_p seed include_stop_str_in_output",
+    "reward": "use_format_exact use_format_approximate use_answer_check use_number_check "
+    "print_every_steps",
+    "evaluation": "num_test_problems temperature top_k max_new_tokens test_problems",
+}
+
+
+def test_every_name_that_such_files_have_has_a_row():
+    _, dapo, trl = dialects()
+    for section, names in NAMES.items():
+        for name in names.split():
+            shared = section in dapo["sections"] and name in trl["rows"]
+            assert f"{section}.{name}" in dapo["rows"] or shared, (section, name)
+    assert {"skip_sft", "skip_grpo", "save_path"} <= dapo["rows"].keys()
