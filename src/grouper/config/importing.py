@@ -95,6 +95,9 @@ def import_recipe(
     _run(last, path)
     if dialect["recipe"] is None:
         _data(last, source_named)
+        model = last.recipe["model"]
+        if last.get("bf16") is False or last.get("fp16"):
+            model["compute_dtype"] = model["dtype"]
         if last.phase == "grpo":
             _clip(last)
             _rewards(last, path.parent, rewards)
