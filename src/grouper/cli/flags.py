@@ -104,12 +104,10 @@ def _ends_a_list(word: str) -> bool:
 
 def _hint(option: str, args: Sequence[str], *, phase: str) -> str | None:
     """What to type for an option that there is not; None where nothing has a name like it."""
-    typed, value = next(
-        (name, value or "".join(args[place + 1 : place + 2]))
-        for place, word in enumerate(args)
-        for name, _, value in [word.partition("=")]
-        if flag_named(name.lstrip("-")) == flag_named(option.lstrip("-"))
-    )
+    flags_typed = [flag_named(word.partition("=")[0].lstrip("-")) for word in args]
+    place = flags_typed.index(flag_named(option.lstrip("-")))
+    typed, _, value = args[place].partition("=")
+    value = value or "".join(args[place + 1 : place + 2])
     found = alias(typed)
     if found and "why" in found[1]:
         return f"There is no option {typed} here: {found[1]['why']}."
@@ -118,8 +116,8 @@ def _hint(option: str, args: Sequence[str], *, phase: str) -> str | None:
         return None
     value = value if len(keys) == 1 and value and not value.startswith("--") else "..."
     settings = " or ".join(f"{key}={value}" for key in keys).replace("[]", ".N")
-    place = " (N is the place in the list, from 0)" if ".N." in settings else ""
-    return f"There is no option {typed}. It is a setting here, without dashes: {settings}{place}."
+    settings += " (N is the place in the list, from 0)" if ".N." in settings else ""
+    return f"There is no option {typed}. It is a setting here, without dashes: {settings}."
 
 
 def _settings_called(option: str, phase: str) -> list[str]:
@@ -208,10 +206,10 @@ def spelled_out(
 
 
 def _as_overrides(settings: Settings) -> list[str]:
-    texts = {
-        key: json.dumps(value, ensure_ascii=False, default=str) for key, value in settings.items()
-    }
-    return [f"{key}={text}" for key, text in texts.items()]
+    return [
+        f"{key}={json.dumps(value, ensure_ascii=False, default=str)}"
+        for key, value in settings.items()
+    ]
 
 
 def _only_value(flag: str, typed: Sequence[str]) -> str:
@@ -350,8 +348,7 @@ def _trackers(values: Mapping[str, str], line: CommandLine) -> Settings:
 
 def _batch(values: Mapping[str, str], line: CommandLine) -> tuple[Settings, str]:
     """What batch sizes as other trainers count them come to, and that in words."""
-    typed = {flag: values[flag] for flag in (DEVICE_BATCH, ACCUMULATION) if flag in values}
-    if not typed:
+    if not {DEVICE_BATCH, ACCUMULATION} & values.keys():
         return {}, ""
     phase = line.running[-1]
     system = line.name if is_shipped(line.name) else line.recipe.name
