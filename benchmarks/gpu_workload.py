@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from grouper.algorithms.batching import TrainBatch, rollout_rows, step_batches
-from grouper.algorithms.losses import Bounds, clipped
+from grouper.algorithms.losses import Bounds, ppo_clip
 from grouper.algorithms.weighting import token_mean
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.sampling.base import SampleRequest
@@ -168,7 +168,7 @@ def _on_policy(outputs: TokenOutputs, batch: TrainBatch, _: dict[str, Tally]) ->
     """GRPO's clipped surrogate where old log-probs are the current ones."""
     ratios = outputs.logprobs - outputs.logprobs.detach()
     bounds = Bounds(low=0.2, high=0.2)
-    return -clipped(ratios, outputs.logprobs, batch.advantages[:, None], bounds)
+    return -ppo_clip(ratios, outputs.logprobs, batch.advantages[:, None], bounds)
 
 
 class Ours:

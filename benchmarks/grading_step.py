@@ -105,7 +105,7 @@ class Steps:
         self._sampler = NativeSampler(SamplingWeights(self._policy), Letters(), stop_token_ids=[2])
         self._optimizer = make_optimizer(self._policy, OptimizerConfig(learning_rate=1e-6))
         self._params = SamplingParams(max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS)
-        self._config = GRPOConfig(shaping_needs_a_correct=False)
+        self._config = GRPOConfig(require_correct_in_group=False)
         self._ids = torch.randint(6, 500, (PROMPTS, PROMPT_TOKENS))
 
     def take(self, number: int, grader: Any) -> tuple[float, float]:

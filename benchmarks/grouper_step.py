@@ -77,7 +77,7 @@ def _write_recipe(case: Case, model: Path, folder: Path, *, budget: int, threads
             "prompts_per_step": case.prompts,
             "group_size": case.group,
             "preflight_prompts": 0,
-            "shaping_needs_a_correct": False,
+            "require_correct_in_group": False,
             "tokens_per_micro_batch": budget,
         },
     }

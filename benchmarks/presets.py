@@ -24,7 +24,7 @@ from matplotlib import pyplot as plt
 
 from grouper.api import train
 from grouper.config.loading import load_recipe
-from grouper.config.presets import PRESETS
+from grouper.config.named import PRESETS
 from grouper.tracking.live import Progress
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.run import Run

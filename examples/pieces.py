@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from grouper.algorithms.advantages import centred, standardised
-from grouper.algorithms.losses import Bounds, clipped, log_ratio, nll, policy_gradient
+from grouper.algorithms.advantages import mean_baseline, standardised
+from grouper.algorithms.losses import Bounds, log_ratio, nll, policy_gradient, ppo_clip
 
 __all__ = [
     "LossType",
@@ -201,7 +201,7 @@ def group_normalized_rewards(
     scores = [reward(*pair) for pair in zip(responses, ground_truths, strict=True)]
     raw = torch.tensor([score["reward"] for score in scores], dtype=torch.float32)
     groups = torch.arange(len(raw)) // group_size
-    advantages = standardised(raw, groups, eps) if divide_by_std else centred(raw, groups)
+    advantages = standardised(raw, groups, eps) if divide_by_std else mean_baseline(raw, groups)
     metadata = {name: sum(s[name] for s in scores) / len(scores) for name in scores[0]}
     metadata |= {
         "reward_mean": float(raw.mean()),
@@ -257,7 +257,7 @@ def grpo_clip_loss(
     _check_column(advantages, log_probs)
     ratios = log_ratio(log_probs, old_log_probs)
     bounds = Bounds(low=clip_range, high=clip_range)
-    loss = clipped(ratios, log_probs, advantages, bounds)
+    loss = ppo_clip(ratios, log_probs, advantages, bounds)
     free = -ratios.exp() * advantages
     return loss, {"clipped": loss > free}
 

@@ -9,7 +9,7 @@
     |-- GradingError             the grader cannot be started (never: a bad model answer)
     |-- RunFolderError           the output folder: another experiment, not writable, full
     |-- CheckpointError          a checkpoint that is missing, broken, or of another recipe
-    |-- AlarmError               an alarm rang and alarms.on_alarm is stop
+    |-- AlarmError               an alarm rang and on_finding is stop
     |-- PreflightError           the run would not learn (everything truncated, no stop token)
     `-- Interrupted              exit code 130: Ctrl-C, SIGTERM or SIGHUP, after saving
 

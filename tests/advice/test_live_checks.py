@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from grouper.advice import checks
 from grouper.advice.checks import CHECKS, REMEMBERED, Window, replay, slope, watch
 from grouper.config.loading import load_recipe
-from grouper.config.schema import AlarmsConfig, Recipe
-from grouper.config.section import Section
+from grouper.config.schema import Recipe, Section
 from grouper.types import StepReport, Tally
 
-CONFIG = AlarmsConfig(window=5)
+WINDOW = 5
 STEPS = 40
 
 HEALTHY: dict[str, Callable[[int], float]] = {
@@ -41,6 +41,11 @@ BROKEN: list[tuple[str, str, Callable[[int], float]]] = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def short_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "WINDOW", WINDOW)
+
+
 def reports(**changes: Callable[[int], float]) -> list[StepReport]:
     curves = {**HEALTHY, **changes}
     return [
@@ -55,7 +60,7 @@ def reports(**changes: Callable[[int], float]) -> list[StepReport]:
 
 
 def rung(steps: list[StepReport]) -> list[tuple[int, str]]:
-    return [(step, name) for step, name, _ in replay(steps, CONFIG)]
+    return [(step, name) for step, name, _ in replay(steps)]
 
 
 def test_a_healthy_run_is_silent() -> None:
@@ -72,7 +77,7 @@ def test_each_rings_once_and_soon(name: str, metric: str, curve: Callable[[int],
     ((step, found),) = rung(reports(**{metric: curve}))
     assert found == name
     # Within two windows of the step at which it went wrong.
-    assert 15 < step <= 15 + 2 * CONFIG.window
+    assert 15 < step <= 15 + 2 * WINDOW
 
 
 def test_it_can_ring_again_after_it_has_ended() -> None:
@@ -109,12 +114,12 @@ def test_what_is_no_number_is_left_out() -> None:
 def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened(cut: int) -> None:
     steps = reports(**{metric: curve for _, metric, curve in BROKEN})
     whole: dict[str, Any] = {}
-    expected = [watch(report, CONFIG, whole) for report in steps]
+    expected = [watch(report, whole) for report in steps]
     assert any(expected)
     memory: dict[str, Any] = {}
-    found = [watch(report, CONFIG, memory) for report in steps[:cut]]
+    found = [watch(report, memory) for report in steps[:cut]]
     memory = json.loads(json.dumps(memory))
-    found += [watch(report, CONFIG, memory) for report in steps[cut:]]
+    found += [watch(report, memory) for report in steps[cut:]]
     assert found == expected
     assert memory == whole
 
@@ -122,10 +127,10 @@ def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened(cut: int) -> Non
 def test_of_each_metric_no_more_is_remembered_than_medians_are_taken_over() -> None:
     memory: dict[str, Any] = {}
     report = StepReport(phase="grpo", step=1, status="", tallies={"policy/kl": Tally.of([0.0])})
-    for _ in range(REMEMBERED + 3 * CONFIG.window):
-        watch(report, CONFIG, memory)
-    assert len(memory["first"]["policy/kl"]) == CONFIG.window
-    assert len(memory["recent"]["policy/kl"]) == REMEMBERED + CONFIG.window
+    for _ in range(REMEMBERED + 3 * WINDOW):
+        watch(report, memory)
+    assert len(memory["first"]["policy/kl"]) == WINDOW
+    assert len(memory["recent"]["policy/kl"]) == REMEMBERED + WINDOW
 
 
 def settings() -> set[str]:
@@ -149,8 +154,8 @@ def settings() -> set[str]:
 def test_the_advice_names_settings_that_there_are(
     name: str, metric: str, curve: Callable[[int], float]
 ) -> None:
-    ((_, _, finding),) = replay(reports(**{metric: curve}), CONFIG)
-    named = set(re.findall(r"\b(?:grpo|sampling|data|alarms)\.[a-z_.]+[a-z_]", finding.fix))
+    ((_, _, finding),) = replay(reports(**{metric: curve}))
+    named = set(re.findall(r"\b(?:grpo|sampling|data|on_finding)\.[a-z_.]+[a-z_]", finding.fix))
     assert named, f"{name}: {finding.fix}"
     assert named <= settings()
 

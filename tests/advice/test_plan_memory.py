@@ -76,11 +76,11 @@ def test_optimizer_states_are_those_that_are_made(name: Any) -> None:
     assert state_bytes(config, policy) == pytest.approx(made, rel=1e-3)
 
 
-@pytest.mark.parametrize("compute", [None, "bfloat16"])
+@pytest.mark.parametrize("compute", ["auto", "bfloat16"])
 @torch.no_grad()
 def test_the_cache_is_the_one_that_is_made(compute: Any) -> None:
     model = tiny_model("qwen3", num_key_value_heads=2, head_dim=8)
-    dtype = None if compute is None else torch.bfloat16
+    dtype = None if compute == "auto" else torch.bfloat16
     engine = SlotEngine(Policy(model, compute_dtype=dtype), slots=3, prompt=7, completion=10)
     engine.prefill([make_prompt(0).token_ids, make_prompt(1).token_ids], [0, 1, 2], [0, 0, 1])
     engine.decode(torch.tensor([1, 1, 1]), torch.tensor([5, 5, 5]))

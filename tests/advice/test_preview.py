@@ -141,8 +141,8 @@ def test_a_difference_that_teaches_nothing_is_none():
     seen = looked_at(texts, rewards=("correctness", "format"))
     assert seen.reward_variance > 0
     assert named(seen) == ["equal rewards"]
-    assert "shaping_needs_a_correct" in find(seen)[0].what
-    free = GRPOConfig(shaping_needs_a_correct=False)
+    assert "require_correct_in_group" in find(seen)[0].what
+    free = GRPOConfig(require_correct_in_group=False)
     assert named(looked_at(texts, rewards=("correctness", "format"), config=free)) == []
 
 

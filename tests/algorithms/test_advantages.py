@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from grouper.algorithms.advantages import (
     ADVANTAGES,
     batch_standardised,
-    centred,
     decoupled,
-    raw,
+    mean_baseline,
+    no_baseline,
     standardised,
 )
 
-BASELINES = sorted(set(ADVANTAGES) - {"raw"})
-GROUP_BASELINES = sorted(set(ADVANTAGES) - {"raw", "batch_standardised"})
+BASELINES = sorted(set(ADVANTAGES) - {"none"})
+GROUP_BASELINES = sorted(set(ADVANTAGES) - {"none", "batch_standardised"})
 REWARDS = st.lists(st.sampled_from([0.0, 0.1, 0.7, 1.0, 1.2, -6.5]), min_size=1, max_size=24)
 
 
@@ -66,9 +66,9 @@ def test_wrong_shapes_are_refused() -> None:
 
 
 def test_raw_rewards_have_no_baseline() -> None:
-    assert raw(torch.tensor([0.7, 0.7, -1.0]), torch.tensor([0, 0, 1])).tolist() == pytest.approx(
-        [0.7, 0.7, -1.0]
-    )
+    assert no_baseline(
+        torch.tensor([0.7, 0.7, -1.0]), torch.tensor([0, 0, 1])
+    ).tolist() == pytest.approx([0.7, 0.7, -1.0])
 
 
 def test_the_batch_is_one_group_to_reinforce_plus_plus() -> None:
@@ -117,8 +117,8 @@ def test_decoupling_centred_rewards_changes_nothing() -> None:
     """Without a scale of its own, the baseline of a sum is the sum of the baselines."""
     parts = torch.tensor([[1.0, 3.0], [0.0, 5.0], [0.5, -2.0]], dtype=torch.float64)
     ids = torch.zeros(3, dtype=torch.int64)
-    found = decoupled(parts, torch.tensor([2.0, 0.5], dtype=torch.float64), ids, centred)
-    whole = centred(parts @ torch.tensor([2.0, 0.5], dtype=torch.float64), ids)
+    found = decoupled(parts, torch.tensor([2.0, 0.5], dtype=torch.float64), ids, mean_baseline)
+    whole = mean_baseline(parts @ torch.tensor([2.0, 0.5], dtype=torch.float64), ids)
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 

@@ -15,7 +15,6 @@ from grouper.algorithms.losses import (
     SURROGATES,
     Bounds,
     cispo,
-    clipped,
     kl_k1,
     kl_k2,
     kl_k3,
@@ -23,6 +22,7 @@ from grouper.algorithms.losses import (
     masked_importance,
     nll,
     policy_gradient,
+    ppo_clip,
     sequence_log_ratio,
     truncated_importance,
 )
@@ -42,7 +42,7 @@ from grouper.algorithms.losses import (
 )
 def test_clip_quadrants(ratio: float, advantage: float, loss: float, slope: float) -> None:
     logs = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
-    value = clipped(logs, logs, torch.tensor([advantage], dtype=torch.float64), Bounds())
+    value = ppo_clip(logs, logs, torch.tensor([advantage], dtype=torch.float64), Bounds())
     value.sum().backward()
     assert float(value) == pytest.approx(loss)
     # d loss / d log ratio = slope * ratio.
@@ -67,7 +67,7 @@ def test_k3_is_exactly_zero_where_both_agree() -> None:
 def test_a_log_ratio_of_a_hundred_stays_finite() -> None:
     far = torch.tensor([0.0]), torch.tensor([-100.0])
     assert float(log_ratio(*far)) == MAX_LOG_RATIO
-    assert torch.isfinite(clipped(log_ratio(*far), far[0], torch.tensor([-1.0]), Bounds())).all()
+    assert torch.isfinite(ppo_clip(log_ratio(*far), far[0], torch.tensor([-1.0]), Bounds())).all()
     assert torch.isfinite(kl_k3(far[1], far[0])).all()
 
 
@@ -78,8 +78,8 @@ _BOUNDS = Bounds(low=0.2, high=0.28, dual=3.0)
 
 GRADIENTS = {
     "nll": nll,
-    "clipped": lambda x: clipped(log_ratio(x, _OLD), x, _A, _BOUNDS),
-    "clipped sequence": lambda x: clipped(sequence_log_ratio(x, _OLD, _MASK), x, _A, _BOUNDS),
+    "ppo_clip": lambda x: ppo_clip(log_ratio(x, _OLD), x, _A, _BOUNDS),
+    "ppo_clip sequence": lambda x: ppo_clip(sequence_log_ratio(x, _OLD, _MASK), x, _A, _BOUNDS),
     # The ratio carries no gradient: what is differentiated is the log-prob alone.
     "cispo": lambda x: cispo(_OLD * 0.1, x, _A, _BOUNDS),
     "policy_gradient": lambda x: policy_gradient(_OLD, x, _A, _BOUNDS),
@@ -113,17 +113,17 @@ def test_the_dual_clip_ends_the_gradient_of_a_hopeless_token() -> None:
     """T21: where A < 0 and the ratio is far above, the plain loss pushes without end."""
     logs = torch.tensor([math.log(10.0)], dtype=torch.float64, requires_grad=True)
     bad = torch.tensor([-2.0], dtype=torch.float64)
-    plain = clipped(logs, logs, bad, Bounds())
+    plain = ppo_clip(logs, logs, bad, Bounds())
     assert float(plain) == pytest.approx(20.0)
-    dual = clipped(logs, logs, bad, Bounds(dual=3.0))
+    dual = ppo_clip(logs, logs, bad, Bounds(dual=3.0))
     assert float(dual) == pytest.approx(6.0)
     (gradient,) = torch.autograd.grad(dual.sum(), logs)
     assert float(gradient) == 0.0
     # Below the bound, and where A > 0, it changes nothing.
     near = torch.tensor([math.log(2.0)], dtype=torch.float64)
     for advantage in (bad, -bad):
-        same = clipped(near, near, advantage, Bounds(dual=3.0))
-        assert same.equal(clipped(near, near, advantage, Bounds()))
+        same = ppo_clip(near, near, advantage, Bounds(dual=3.0))
+        assert same.equal(ppo_clip(near, near, advantage, Bounds()))
 
 
 def test_cispo_never_silences_a_token() -> None:
@@ -133,7 +133,7 @@ def test_cispo_never_silences_a_token() -> None:
     loss = cispo(ratios, logprobs, torch.tensor([2.0]).double(), Bounds(low=1.0, high=4.0))
     (gradient,) = torch.autograd.grad(loss.sum(), logprobs, retain_graph=True)
     assert float(gradient) == pytest.approx(-5.0 * 2.0)
-    silent = clipped(ratios, logprobs, torch.tensor([2.0]).double(), Bounds(high=4.0))
+    silent = ppo_clip(ratios, logprobs, torch.tensor([2.0]).double(), Bounds(high=4.0))
     assert float(torch.autograd.grad(silent.sum(), logprobs)[0]) == 0.0
 
 

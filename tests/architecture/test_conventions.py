@@ -235,7 +235,7 @@ def _holds_a_string(side: ast.expr) -> bool:
 @pytest.mark.parametrize(
     ("condition", "asks"),
     [
-        ("config.advantage == 'centred'", True),
+        ("config.advantage == 'mean'", True),
         ("name in ('a', 'b')", True),
         ("policy.device.type != kind", True),
         ("run.folder.read_evaluation('sft') is None", False),

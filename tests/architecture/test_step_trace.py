@@ -29,7 +29,7 @@ FILES = [
     "algorithms/batching.py",
     "algorithms/losses.py",
     "algorithms/weighting.py",
-    "config/phases.py",
+    "config/schema.py",
     "models/attention.py",
     "models/policy.py",
     "models/process_group.py",

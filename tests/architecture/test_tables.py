@@ -14,21 +14,21 @@ from grouper.algorithms.advantages import ADVANTAGES
 from grouper.algorithms.losses import IMPORTANCE_WEIGHTS, KL_ESTIMATORS, LOG_RATIOS, SURROGATES
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.cli.main import COMMANDS, cli
-from grouper.config import phases
+from grouper.config import schema
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
-from grouper.config.presets import PRESETS
+from grouper.config.named import PRESETS
 from grouper.training.optimizers import OPTIMIZERS, SCHEDULES
 
 TABLES: list[tuple[Any, dict[str, Any]]] = [
-    (phases.AlgorithmName, PRESETS),
-    (phases.AdvantageName, ADVANTAGES),
-    (phases.RatioName, LOG_RATIOS),
-    (phases.SurrogateName, SURROGATES),
-    (phases.KLName, KL_ESTIMATORS),
-    (phases.ImportanceName, {"none": None, **IMPORTANCE_WEIGHTS}),
-    (phases.WeightingName, WEIGHTINGS),
-    (phases.OptimizerName, OPTIMIZERS),
-    (phases.ScheduleName, SCHEDULES),
+    (schema.AlgorithmName, PRESETS),
+    (schema.AdvantageName, ADVANTAGES),
+    (schema.RatioName, LOG_RATIOS),
+    (schema.SurrogateName, SURROGATES),
+    (schema.KLName, KL_ESTIMATORS),
+    (schema.ImportanceName, {"none": None, **IMPORTANCE_WEIGHTS}),
+    (schema.WeightingName, WEIGHTINGS),
+    (schema.OptimizerName, OPTIMIZERS),
+    (schema.ScheduleName, SCHEDULES),
 ]
 
 RECIPES = sorted(

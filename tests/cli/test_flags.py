@@ -23,7 +23,7 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
     (["--eval-steps", "0"], {"grpo.evaluate_every": 0}),
     (["--eval-steps", "epoch"], {"sft.evaluate_every": "epoch", "grpo.evaluate_every": "epoch"}),
     (["--eval_steps=off"], {"sft.evaluate_every": 0, "grpo.evaluate_every": 0}),
-    (["--logging-steps", "10"], {"tracking.show_every": 10}),
+    (["--logging-steps", "10"], {"tracking.log_every": 10}),
     (
         ["--rewards", "tag_count, correctness"],
         {"rewards.0.name": "tag_count", "rewards.0.weight": 0.1},
@@ -34,7 +34,7 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
     (["--dataset", "svamp"], {"data.train.source": "svamp", "data.sft.source": "arithmetic"}),
     (["--save-path", "adapter"], {"save_path": "adapter"}),
     (["--bf16"], {"model.compute_dtype": "bfloat16"}),
-    (["--no-bf16"], {"model.compute_dtype": None, "model.dtype": "float32"}),
+    (["--no-bf16"], {"model.compute_dtype": "float32", "model.dtype": "float32"}),
     (["--attn_implementation", "flash_attention_2"], {"model.attention": "flash_attention_2"}),
     (["--gradient-checkpointing"], {"model.gradient_checkpointing": True}),
     (["--seed", "3", "--run-name", "x"], {"seed": 3, "name": "x"}),
@@ -71,7 +71,7 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
     (["--system-prompt", "a: b"], {"prompt.system": "a: b"}),
     (["--max-seq-length", "99"], {"sft.max_tokens": 99}),
     (["--optim", "adamw_torch_fused"], {"grpo.optimizer.name": "adamw"}),
-    (["--scale_rewards", "False"], {"grpo.advantage": "centred"}),
+    (["--scale_rewards", "False"], {"grpo.advantage": "mean"}),
     (["--max-grad-norm", "0"], {"grpo.optimizer.max_grad_norm": None}),
     (["--model_revision", "main", "--model", "a/b"], {"model.revision": None}),
     (["--model_revision", "12e5", "--model", "a/b"], {"model.revision": "12e5"}),
@@ -163,11 +163,10 @@ def test_unique_examples_are_those_of_what_runs(resolved):
 
 def test_a_system_prompt_from_a_file_replaces_the_recipes(resolved, grouper, tmp_path):
     file, mine = tmp_path / "system.txt", tmp_path / "mine.yaml"
-    file.write_text("Answer in <reasoning> and <answer> tags.")
+    file.write_text("Answer in <reasoning> and <answer> tags.\n")
     mine.write_text(grouper("recipes", "show", "demo", "prompt.system=Hello").out)
     recipe = resolved("run", str(mine), "--system_prompt_path", str(file))
-    assert recipe["prompt"]["system_file"] == str(file)
-    assert recipe["prompt"]["system"] is None
+    assert recipe["prompt"]["system"] == "Answer in <reasoning> and <answer> tags."
 
 
 def test_a_model_beside_the_work_comes_before_the_hub(resolved, tmp_path, monkeypatch):
@@ -213,7 +212,7 @@ def test_config_names_the_recipe(resolved, grouper, tmp_path, monkeypatch):
         ),
         (["run", "demo", "--rewards", "corectness"], "Did you mean 'correctness'"),
         (["run", "demo", "--tracker", "wanbd"], "Did you mean 'wandb'"),
-        (["run", "demo", "--system-prompt-file", "nowhere.txt"], "nowhere.txt"),
+        (["run", "demo", "--system-prompt-file", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["run", "demo", "--bf16=maybe"], "--bf16 is true or false, not 'maybe'"),
         (["run", "demo", "--learning-rate", "fast"], "got 'fast'"),
         (["run", "demo", "--seed", "2026-01-01"], "got '2026-01-01'"),
@@ -247,7 +246,8 @@ def test_what_cannot_be_meant_is_told(grouper, arguments, text):
             "grpo.prompts_per_step=3 --per_device_train_batch_size 8",
             "--per-device-train-batch-size",
         ),
-        ("prompt.system=a --system-prompt-file b", "give only one of prompt.system and"),
+        ("prompt.system=a --system-prompt-file /dev/null", "and --system-prompt-file contradict"),
+        ("--system-prompt a --system_prompt_path /dev/null", "contradict each other"),
     ],
 )
 def test_contradictions_are_refused_in_one_paragraph(grouper, words, text):

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from grouper.cli.main import COMMANDS
-from grouper.config.stacks import STACKS, stack
+from grouper.config.named import STACKS
+from grouper.config.schema import stack
 from grouper.rewards import REWARDS
 
 GOOD = "<reasoning>a</reasoning><answer>{}</answer>"

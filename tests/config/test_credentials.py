@@ -11,13 +11,12 @@ import pytest
 from grouper import errors
 from grouper.config.credentials import expanded, refuse_literal_secrets
 from grouper.config.loading import load_recipe, resolved_yaml
-from grouper.config.tracking import check_trackers
 from grouper.errors import ConfigError, RewardError, hidden
 from grouper.grading.pool import _environment
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
 from grouper.tracking.live import setup_logging
-from grouper.tracking.sinks.registry import find_trackers
+from grouper.tracking.sinks.registry import check_trackers, find_trackers
 
 SECRET = "sk-live-0123456789"
 

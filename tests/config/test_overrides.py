@@ -8,8 +8,7 @@ import pytest
 
 from grouper.config.loading import load_recipe, recipe_hash
 from grouper.config.overrides import as_json, parse_yaml
-from grouper.config.schema import GRPOConfig, LoraConfig
-from grouper.config.stacks import stack
+from grouper.config.schema import GRPOConfig, LoraConfig, stack
 from grouper.errors import ConfigError
 
 
@@ -55,10 +54,10 @@ def test_every_mistake_is_told_at_once_with_the_nearest_name(demo):
 
 def test_another_algorithm_brings_its_own_parts(demo):
     dapo = demo.override("grpo.algorithm=dapo")
-    assert (dapo.grpo.clip_high, dapo.grpo.max_resample_rounds) == (0.28, 3)
+    assert (dapo.grpo.clip_high, dapo.grpo.dynamic_sampling_rounds) == (0.28, 3)
     gspo = dapo.override(grpo={"algorithm": "gspo", "clip_low": 0.1})
-    wanted = GRPOConfig.of("gspo", clip_low=0.1)
-    for name in ("ratio", "weighting", "clip_low", "clip_high", "max_resample_rounds"):
+    wanted = GRPOConfig(algorithm="gspo", clip_low=0.1)
+    for name in ("ratio", "weighting", "clip_low", "clip_high", "dynamic_sampling_rounds"):
         assert getattr(gspo.grpo, name) == getattr(wanted, name)
     # What was set beside the name stays.
     assert gspo.grpo.steps == demo.grpo.steps

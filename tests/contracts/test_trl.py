@@ -20,8 +20,8 @@ from datasets import Dataset
 
 from grouper.api import train
 from grouper.config.loading import load_recipe
-from grouper.config.schema import NewModelConfig, PromptConfig, RewardConfig
-from grouper.config.stacks import STACKS
+from grouper.config.named import STACKS
+from grouper.config.schema import NewModelConfig, PromptConfig, RewardConfig, stack
 from grouper.data import load_problems
 from grouper.grading import Grader
 from grouper.models.new_model import make_new_model
@@ -138,11 +138,10 @@ def test_not_scored_is_not_scored_there_too(fmt: PromptFormat, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", STACKS)
 def test_a_stack_goes_in_as_functions_and_weights(name: str, tmp_path: Path) -> None:
-    stack = STACKS[name]
-    fmt = make_format(PromptConfig(format=stack.format))
-    functions = [REWARDS[r.name](fmt.layout, **r.params) for r in stack.rewards]
+    fmt = make_format(PromptConfig(format=STACKS[name].format))
+    functions = [REWARDS[r.name](fmt.layout, **r.params) for r in stack(name)]
     trainer = trainer_of(functions, fmt, tmp_path, chat=False)
-    assert trainer.reward_func_names == [r.name for r in stack.rewards]
+    assert trainer.reward_func_names == [r.name for r in stack(name)]
 
 
 def test_rewards_of_trl_run_in_our_stack(fmt: PromptFormat) -> None:
@@ -189,7 +188,7 @@ def test_a_run_of_ours_learns_from_a_reward_of_trl(tmp_path: Path) -> None:
             "grpo.steps=1",
             "grpo.prompts_per_step=4",
             "grpo.preflight_prompts=0",
-            "grpo.shaping_needs_a_correct=false",
+            "grpo.require_correct_in_group=false",
             "data.sft.options.count=60",
             "data.train.options.count=60",
             "data.validation.options.count=4",

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from grouper.config.schema import SourceConfig
-from grouper.data import load_problems
+from grouper.data import load_problems, loading
 from grouper.data.streaming import shuffled, window
 from grouper.errors import DataError
 
@@ -41,10 +41,11 @@ def test_in_order_a_stream_gives_what_reading_everything_gives(path):
     assert streamed.problems[0].id == "a/7"
 
 
-def test_shuffling_is_seeded_and_keeps_row_numbers(path):
-    drawn = load(path, limit=50, shuffle=0, shuffle_buffer=100)
-    assert drawn == load(path, limit=50, shuffle=0, shuffle_buffer=100)
-    assert drawn.fingerprint != load(path, limit=50, shuffle=1, shuffle_buffer=100).fingerprint
+def test_shuffling_is_seeded_and_keeps_row_numbers(path, monkeypatch):
+    monkeypatch.setattr(loading, "SHUFFLE_BUFFER", 100)
+    drawn = load(path, limit=50, shuffle=0)
+    assert drawn == load(path, limit=50, shuffle=0)
+    assert drawn.fingerprint != load(path, limit=50, shuffle=1).fingerprint
     rows = [int(p.id.removeprefix("a/")) for p in drawn.problems]
     assert [f"q{row}" for row in rows] == [p.question for p in drawn.problems]
     assert len(set(rows)) == 50

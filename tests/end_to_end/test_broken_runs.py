@@ -69,7 +69,7 @@ BROKEN: dict[str, tuple[list[str], set[str]]] = {
     "pays-length": (
         [
             "rewards=[{name: 'ALWAYS/longer.py:longer'}]",
-            "grpo.shaping_needs_a_correct=false",
+            "grpo.require_correct_in_group=false",
             "grpo.weighting=sequence_mean",
             "grpo.optimizer.learning_rate=5e-3",
             "sampling.max_new_tokens=64",
@@ -105,7 +105,7 @@ def test_the_failure_is_named(place: Path, name: str) -> None:
             [
                 "grpo.steps=9",
                 "grpo.updates_per_batch=2",
-                "grpo.shaping_needs_a_correct=false",
+                "grpo.require_correct_in_group=false",
                 "grpo.optimizer.learning_rate=1e25",
             ],
         ),

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tiny_models import VOCABULARY, tiny_model
 
-from grouper.algorithms.advantages import centred, standardised
-from grouper.algorithms.losses import Bounds, clipped
+from grouper.algorithms.advantages import mean_baseline, standardised
+from grouper.algorithms.losses import Bounds, ppo_clip
 from grouper.algorithms.weighting import constant as constant_weights
 from grouper.algorithms.weighting import sequence_mean
 
@@ -116,7 +116,7 @@ def test_group_normalized_rewards_are_the_advantages_of_training():
     plain, raw, _ = pieces.group_normalized_rewards(
         _reward, RESPONSES, TRUTHS, 4, divide_by_std=False
     )
-    torch.testing.assert_close(plain.double(), centred(raw, ids))
+    torch.testing.assert_close(plain.double(), mean_baseline(raw, ids))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_grpo_clip_loss_by_hand():
 
 def test_the_clipped_loss_is_that_of_training():
     bounds = Bounds(low=0.2, high=0.2)
-    expected = clipped(LOG_PROBS - OLD, LOG_PROBS, ADVANTAGES, bounds)
+    expected = ppo_clip(LOG_PROBS - OLD, LOG_PROBS, ADVANTAGES, bounds)
     assert pieces.grpo_clip_loss(ADVANTAGES, LOG_PROBS, OLD)[0].equal(expected)
 
 
@@ -198,7 +198,7 @@ def test_micro_batches_add_up_to_the_step_of_training(divisor, weighting):
     """Two micro-batches of a row each have the gradient of the whole step under our weights."""
     whole, parts = LOG_PROBS.clone().requires_grad_(), LOG_PROBS.clone().requires_grad_()
     weights = weighting(MASK.bool(), divisor or 0.0).float()
-    per_token = clipped(whole - OLD, whole, ADVANTAGES, Bounds(low=0.2, high=0.2))
+    per_token = ppo_clip(whole - OLD, whole, ADVANTAGES, Bounds(low=0.2, high=0.2))
     (per_token * weights).sum().backward()
     for row in (slice(0, 1), slice(1, 2)):
         pieces.grpo_microbatch_step(

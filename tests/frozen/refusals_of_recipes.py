@@ -134,9 +134,7 @@ OVERRIDES = (
     recipe("warmup-twice", "grpo.optimizer.warmup_steps=3", "grpo.optimizer.warmup_ratio=0.1"),
     recipe("constant", "sft.weighting=constant"),
     recipe("constant-without", "sft.weighting_constant=3"),
-    recipe("target-unmeasured", "grpo.stop_at_accuracy=0.9", "grpo.evaluate_every=0"),
-    recipe("band", "grpo.difficulty={low: 0.9, high: 0.1, online: true}"),
-    recipe("band-without-rates", "grpo.difficulty={low: 0.1, high: 0.9, online: false}"),
+    recipe("band", "grpo.difficulty={band: [0.9, 0.1]}"),
     recipe("streaming", "data.train={source: gsm8k, streaming: true}"),
     recipe("mixture-and-source", "data.train.mixture=[{source: gsm8k}]"),
     recipe(

@@ -150,7 +150,7 @@ class _Opens:
 ASK = "generate ./model --format xml -Q 2+2? --quiet"
 FROM_ADAPTER = f"{START} '{FROM}' grpo.start_from=./adapter --skip-sft"
 GRPO = f"{START} '{FROM}' --skip-sft"
-RATED = f"{GRPO} 'grpo.difficulty={{file: rates.jsonl}}'"
+RATED = f"{GRPO} 'grpo.difficulty={{path: rates.jsonl}}'"
 MODEL = copied("tiny/base", "model")
 
 MODELS = (

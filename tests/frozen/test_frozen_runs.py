@@ -42,8 +42,11 @@ def with_new_names(recorded: dict[str, Any]) -> dict[str, Any]:
     settings, metrics = renames["settings"], renames["metrics"]
 
     def renamed(value: Any, path: str) -> Any:
-        if isinstance(value, str):
-            return with_new_texts(value)
+        values = renames["values"].get(path.removesuffix("."), {})
+        if value is None or isinstance(value, str):
+            return values.get(value or "null", value and with_new_texts(value))
+        if isinstance(value, list):
+            return [renamed(inner, path) for inner in value]
         if not isinstance(value, dict):
             return value
         new = {

@@ -37,7 +37,7 @@ TRACES: dict[str, dict[str, Any]] = {
     "sft": {},
     "grpo": {},
     "dr-grpo": {
-        "advantage": "centred",
+        "advantage": "mean",
         "weighting": "constant",
         "weighting_constant": 12.0,
     },
@@ -72,7 +72,7 @@ def fixed_policy() -> Policy:
 
 def trace(name: str) -> list[dict[str, float]]:
     policy = fixed_policy()
-    config = GRPOConfig(**{"shaping_needs_a_correct": False, **TRACES[name]})
+    config = GRPOConfig(**{"require_correct_in_group": False, **TRACES[name]})
     optimizer = make_optimizer(policy, SCHEDULE)
     reference = policy.snapshot()
     rows = []

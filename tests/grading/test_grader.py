@@ -20,7 +20,7 @@ import pytest
 
 from grouper.config.schema import GradingConfig
 from grouper.errors import GradingError
-from grouper.grading import Grader, check_reference, grade, require_symbolic
+from grouper.grading import Grader, check_reference, grade, pool, require_symbolic
 from grouper.grading import grader as grader_module
 from grouper.types import AnswerContract, AnswerKind, Grade, Verdict
 
@@ -113,8 +113,9 @@ def test_every_grade_says_how_long_it_took_and_equal_grades_stay_equal() -> None
         assert none.seconds > 0
 
 
-def test_memory_limit_is_a_crash() -> None:
-    with Grader(BOXED, GradingConfig(timeout_seconds=20, memory_mb=400)) as grader:
+def test_memory_limit_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "MEMORY_MB", 400)
+    with Grader(BOXED, GradingConfig(timeout_seconds=20)) as grader:
         (grade_,) = grader.grade([r"\boxed{\sum_{k=1}^{9} (x+y+z+w)^{999999}}"], ["5"])
         assert grade_.verdict in (
             Verdict.CRASH,
@@ -147,7 +148,7 @@ def test_identical_pairs_are_judged_once() -> None:
 
 
 def test_many_threads_and_the_first_one_ending() -> None:
-    with Grader(BOXED, GradingConfig(workers=2)) as grader:
+    with Grader(BOXED, GradingConfig(), workers=2) as grader:
         first = threading.Thread(target=grader.grade, args=([SYMBOLIC[0]], [SYMBOLIC[1]]))
         first.start()
         first.join()
@@ -370,7 +371,7 @@ def test_fuzzed_answers_never_raise_on_the_exact_rungs() -> None:
 
 @pytest.mark.slow
 def test_fuzzed_answers_never_pass_the_deadline() -> None:
-    with Grader(BOXED, GradingConfig(timeout_seconds=2, workers=2)) as grader:
+    with Grader(BOXED, GradingConfig(timeout_seconds=2), workers=2) as grader:
         texts = _fuzz(10_000, seed=1)
         grades = grader.grade([rf"\boxed{{{t}}}" for t in texts], [r"2\sqrt{3}"] * len(texts))
         assert len(grades) == len(texts)

@@ -54,7 +54,7 @@ from grouper.types import AnswerContract, AnswerKind, SamplingParams
 
 PATIENCE = 100.0
 """Seconds for one job of one process; the longest takes a tenth of it on an idle machine."""
-CONFIG = GRPOConfig(beta=0.1, shaping_needs_a_correct=False)
+CONFIG = GRPOConfig(beta=0.1, require_correct_in_group=False)
 
 
 def fork_all(size: int, job: Callable[[], Any]) -> list[Any]:

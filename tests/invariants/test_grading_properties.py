@@ -161,7 +161,7 @@ def test_lenient_extraction_finds_what_strict_finds(text: str, contract: AnswerC
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[Grader]:
-    with Grader(TAG, GradingConfig(timeout_seconds=DEADLINE, workers=2)) as grader:
+    with Grader(TAG, GradingConfig(timeout_seconds=DEADLINE), workers=2) as grader:
         yield grader
 
 

@@ -35,10 +35,10 @@ RECIPE = [
     "grpo.checkpoint_every=2",
     "grpo.keep_checkpoints=1",
     "grpo.updates_per_batch=2",
-    "grpo.passes_per_batch=2",
-    "grpo.max_resample_rounds=1",
+    "grpo.num_iterations=2",
+    "grpo.dynamic_sampling_rounds=1",
     "grpo.beta=0.05",
-    "grpo.difficulty={low: 0.2, high: 0.8, recheck_epochs: 1}",
+    "grpo.difficulty={band: [0.2, 0.8]}",
     "grpo.optimizer.learning_rate=5e-3",
     "alarms.window=2",
     # Rings whatever the run happens to learn: an alarm has a state that must survive, too.

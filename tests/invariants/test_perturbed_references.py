@@ -102,7 +102,7 @@ REWRITTEN: tuple[Change, ...] = (
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[Grader]:
-    with Grader(TAG, GradingConfig(timeout_seconds=20, workers=2)) as grader:
+    with Grader(TAG, GradingConfig(timeout_seconds=20), workers=2) as grader:
         yield grader
 
 

@@ -175,20 +175,11 @@ def test_question_only_is_the_question_and_nothing_else():
     [
         ({"format": "xlm"}, "Did you mean 'xml'"),
         ({"format": "xml", "tags": {}}, "has its own tags"),
-        ({"system_file": "no/such/file.txt"}, r"system_file.*cannot be read"),
     ],
 )
 def test_bad_settings_are_prompt_errors(config, message):
     with pytest.raises(PromptError, match=message):
         make_format(PromptConfig(**config))
-
-
-def test_the_instruction_can_come_from_a_file(tmp_path):
-    path = tmp_path / "system.txt"
-    path.write_text("Use <reasoning> </reasoning> <answer> </answer>.\n")
-    fmt = make_format(PromptConfig(format="xml", system_file=str(path)))
-    assert fmt.system == "Use <reasoning> </reasoning> <answer> </answer>."
-    assert warn_about_system(fmt) == []
 
 
 @pytest.mark.parametrize(

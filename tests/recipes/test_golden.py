@@ -85,7 +85,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
         "grpo.prompts_per_step": 32,
         "grpo.group_size": 8,
         "grpo.steps": 200,
-        "grpo.surrogate": "clipped",
+        "grpo.surrogate": "ppo_clip",
         "grpo.clip_low": 0.2,
         "grpo.clip_high": 0.2,
         "grpo.advantage": "standardised",
@@ -211,7 +211,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
         "grpo.optimizer.warmup_ratio": 0.1,
         "grpo.optimizer.weight_decay": 0.01,
         "sampling.max_new_tokens": 512,
-        "tracking.show_every": 10,
+        "tracking.log_every": 10,
     },
 }
 """What `reference-systems.md` says of each, what it marks as (c) included."""
@@ -335,7 +335,7 @@ def test_recipes_explain_themselves(name: str) -> None:
     assert recipe.sampling.allow_truncated == (name == "openmath-dapo")
     # Where the system trains whatever is cut off and rewards tags alone, its recipe does so.
     assert recipe.grpo.allow_truncation == (name in SYSTEMS)
-    assert recipe.grpo.shaping_needs_a_correct == (name in OURS)
+    assert recipe.grpo.require_correct_in_group == (name in OURS)
 
 
 @pytest.mark.parametrize(("name", "rate"), [("gsm8k", 1e-5), ("math", 1e-6)])

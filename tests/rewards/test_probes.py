@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from grouper.config.loading import load_recipe
-from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig
-from grouper.config.stacks import STACKS
+from grouper.config.named import STACKS
+from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig, stack
 from grouper.errors import RewardError
 from grouper.grading import Grader
 from grouper.prompts import PromptFormat, make_format
@@ -39,14 +39,14 @@ def test_our_recipes_pass(recipe: str) -> None:
 
 @pytest.mark.parametrize("name", ["xml", "compact", "think", "r1-zero", "tags"])
 def test_the_default_stack_passes_in_every_tagged_format(name: str) -> None:
-    results = attack(STACKS["default"].rewards, make_format(PromptConfig(format=name)))
+    results = attack(stack("default"), make_format(PromptConfig(format=name)))
     assert failed(results) == []
     assert STACKS["default"].fails == ()
 
 
 @pytest.mark.parametrize("name", [name for name in STACKS if name != "default"])
 def test_compatibility_stacks_fail_what_they_say(name: str) -> None:
-    results = attack(STACKS[name].rewards, make_format(PromptConfig(format=STACKS[name].format)))
+    results = attack(stack(name), make_format(PromptConfig(format=STACKS[name].format)))
     assert failed(results) == list(STACKS[name].fails)
 
 

@@ -11,12 +11,14 @@ import pytest
 from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper.api import train
+from grouper.config import extras
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
-from grouper.config.tracking import TRACKER_PACKAGES, TrackerConfig, TrackingConfig, check_trackers
+from grouper.config.schema import TrackerConfig, TrackingConfig
 from grouper.errors import ConfigError
 from grouper.tracking.identity import recipe_changes
 from grouper.tracking.run_folder import RunFolder
 from grouper.tracking.sinks.base import Step, TrackedRun
+from grouper.tracking.sinks.registry import check_trackers
 from grouper.tracking.sinks.wandb import WandbSink
 from grouper.training.run import Run
 from grouper.types import StepReport, Tally
@@ -222,6 +224,6 @@ def test_a_tracker_that_is_not_there_is_told_at_once(name, message):
 
 
 def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch):
-    monkeypatch.setitem(TRACKER_PACKAGES, "wandb", "no_such_package_here")
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'pip install "grouper-rl\[wandb\]"'):
         check_trackers(TrackingConfig(trackers=(TrackerConfig(name="wandb"),)))

@@ -87,7 +87,7 @@ def test_a_stream_in_which_nothing_is_wanted_does_not_end() -> None:
 # --- the difficulty band: who is left out, for how long, and what a checkpoint keeps of it
 
 
-BAND = DifficultyConfig(low=0.2, high=0.8, recheck_epochs=2)
+BAND = DifficultyConfig(band=(0.2, 0.8))
 
 
 def solved(number: int, correct: int, of: int = 4) -> RolloutGroup:
@@ -101,14 +101,15 @@ def test_what_is_never_or_always_solved_is_left_out_for_a_while() -> None:
     names = ["p/0", "p/1", "p/2", "p/unknown"]
     assert [band.allows(name, 1) for name in names] == [False, True, False, True]
     assert band.left_out(names, 1) == 2
-    # Tried again once more than two epochs have passed, and judged anew.
-    assert [band.allows(name, 3) for name in names] == [True] * 4
-    band.update([solved(0, 1)], epoch=3)
-    assert band.allows("p/0", 4)
+    # Tried again once more than three epochs have passed, and judged anew.
+    assert not band.allows("p/0", 3)
+    assert [band.allows(name, 4) for name in names] == [True] * 4
+    band.update([solved(0, 1)], epoch=4)
+    assert band.allows("p/0", 5)
 
 
 def test_the_borders_belong_to_the_band() -> None:
-    band = DifficultyBand(DifficultyConfig(low=0.25, high=0.75))
+    band = DifficultyBand(DifficultyConfig(band=(0.25, 0.75)))
     band.update([solved(0, 1), solved(1, 3)], epoch=0)
     assert band.allows("p/0", 1)
     assert band.allows("p/1", 1)
@@ -122,16 +123,17 @@ def write_rates(folder: Path, **solved: int) -> str:
     return str(file)
 
 
-def test_never_again_and_never_learned(tmp_path: Path) -> None:
-    never = DifficultyBand(DifficultyConfig(recheck_epochs=0, file=write_rates(tmp_path, p0=0)))
-    assert not never.allows("p/0", 1000)
-    fixed = DifficultyBand(DifficultyConfig(online=False, file=write_rates(tmp_path, p0=4)))
-    fixed.update([solved(0, 0)], epoch=0)
-    assert fixed.allows("p/0", 1)
+def test_rates_from_a_file_hold_until_the_run_has_its_own(tmp_path: Path) -> None:
+    band = DifficultyBand(DifficultyConfig(path=write_rates(tmp_path, p0=0, p1=4)))
+    assert not band.allows("p/0", 1)
+    assert band.allows("p/1", 1)
+    band.update([solved(0, 2), solved(1, 0)], epoch=1)
+    assert band.allows("p/0", 2)
+    assert not band.allows("p/1", 2)
 
 
 def test_the_state_survives_a_checkpoint(tmp_path: Path) -> None:
-    band = DifficultyBand(BAND.model_copy(update={"file": write_rates(tmp_path, p9=0)}))
+    band = DifficultyBand(BAND.model_copy(update={"path": write_rates(tmp_path, p9=0)}))
     band.update([solved(0, 0), solved(1, 4)], epoch=3)
     restored = DifficultyBand(BAND)
     restored.load_state_dict(json.loads(json.dumps(band.state_dict())))

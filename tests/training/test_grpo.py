@@ -64,7 +64,7 @@ class Noted:
 
 
 def config(**settings: Any) -> GRPOConfig:
-    return GRPOConfig(**{"shaping_needs_a_correct": False, **settings})
+    return GRPOConfig(**{"require_correct_in_group": False, **settings})
 
 
 def lengths_of(groups: Sequence[RolloutGroup]) -> list[int]:
@@ -98,7 +98,7 @@ def test_with_one_update_nothing_is_scored_and_the_ratio_is_exactly_one() -> Non
 def test_old_logprobs_are_those_before_the_first_update() -> None:
     """T19: one scoring of the rows that have a gradient, shared by all updates."""
     scores = Noted()
-    settings = config(updates_per_batch=2, passes_per_batch=3)
+    settings = config(updates_per_batch=2, num_iterations=3)
     orders = ([0, 1, 2, 3], [3, 2, 1, 0], [0, 1, 2, 3])
     assembled = assemble(some_groups(), settings, scores, max_new_tokens=8, orders=orders)
     assert [what for what, _ in scores.asked] == ["current"]
@@ -119,7 +119,7 @@ def test_every_rollout_is_used_exactly_once_a_pass(
     updates: int, passes: int, orders: list[int]
 ) -> None:
     """T20: an index trace."""
-    settings = config(updates_per_batch=updates, passes_per_batch=passes, beta=0.1)
+    settings = config(updates_per_batch=updates, num_iterations=passes, beta=0.1)
     steps = assemble(
         some_groups(), settings, Noted(), max_new_tokens=8, orders=[orders] * passes
     ).batches
@@ -174,7 +174,7 @@ def test_a_step_without_a_gradient_is_no_step() -> None:
 def test_a_masked_completion_counts_in_the_baseline_and_nowhere_else() -> None:
     """T8: masking equals leaving the row out of numerator and denominator."""
     group = make_group(0, [1.0, 0.0, 0.0], [3, 8, 4], truncated=[False, True, False])
-    settings = config(overlong="mask", advantage="centred")
+    settings = config(overlong="mask", advantage="mean")
     assembled = assemble([group], settings, Noted(), max_new_tokens=8)
     assert assembled.advantages == (pytest.approx((2 / 3, -1 / 3, -1 / 3)),)
     (step,) = assembled.batches
@@ -191,7 +191,7 @@ def test_a_batch_whose_every_row_is_masked_is_no_step(extra: dict[str, float]) -
 
 
 def test_the_constant_weighting_divides_by_the_completion_budget() -> None:
-    settings = GRPOConfig.of("dr-grpo")
+    settings = GRPOConfig(algorithm="dr-grpo")
     assembled = assemble(some_groups(), settings, Noted(), max_new_tokens=50)
     (step,) = assembled.batches
     assert step.weights[step.mask].tolist() == pytest.approx([1 / (16 * 50)] * step.target_tokens)
@@ -199,7 +199,7 @@ def test_the_constant_weighting_divides_by_the_completion_budget() -> None:
 
 def test_a_kl_in_the_reward_is_taken_off_before_the_baseline() -> None:
     group = make_group(0, [1.0, 1.0], [2, 3])
-    settings = config(beta=0.1, kl="k1", kl_in_reward=True, advantage="centred")
+    settings = config(beta=0.1, kl="k1", kl_in_reward=True, advantage="mean")
     scores = Noted()
     assembled = assemble([group], settings, scores, max_new_tokens=8)
     # Old log-probs are -1 and -2, the reference's -1: the second row has a KL of -1 a token.
@@ -245,7 +245,7 @@ def real(groups: Sequence[RolloutGroup], settings: GRPOConfig) -> tuple[Policy, 
 def test_the_first_inner_step_has_a_ratio_of_one(temperature: float) -> None:
     """T2, T18, T19: old log-probs come from other slices than the update's."""
     groups = [make_group(g, [1.0, 0.0, 0.5], [3, 5, 4], temperature=temperature) for g in range(3)]
-    settings = config(passes_per_batch=2)
+    settings = config(num_iterations=2)
     policy, (step, *_) = real(groups, settings)
     _, tallies = accumulate_gradient(policy, step, grpo_objective(settings), token_budget=25)
     assert tallies["policy/ratio"].min == pytest.approx(1.0, abs=2e-5)
@@ -464,7 +464,7 @@ def test_an_all_wrong_group_teaches_nothing_about_format() -> None:
     """T14: who was wrong in the nicer format earns no update, unless the recipe wants that."""
     group = make_group(0, [0.0, 0.1, 0.0], [3, 3, 3], correct=[False] * 3)
     assert advantages_of([group], GRPOConfig()) == ((0.0, 0.0, 0.0),)
-    shaped = advantages_of([group], GRPOConfig(shaping_needs_a_correct=False))
+    shaped = advantages_of([group], GRPOConfig(require_correct_in_group=False))
     assert shaped[0][1] > 0 > shaped[0][0]
 
 
@@ -485,7 +485,7 @@ def test_the_epsilon_beside_the_standard_deviation_can_be_set() -> None:
 def test_an_unscored_rollout_leaves_its_group_before_the_baseline() -> None:
     """T8, T29: None is not zero."""
     group = make_group(0, [1.0, None, 0.0], [3, 3, 3])
-    config = GRPOConfig(advantage="centred")
+    config = GRPOConfig(advantage="mean")
     assert advantages_of([group], config) == ((0.5, -0.5),)
     assert rollout_tallies([group], [(0.5, -0.5)])["rollouts/not_scored"].sum == 1
 

@@ -11,8 +11,9 @@ import pytest
 from tiny_models import make_batch
 from tiny_states import TinyPhase, TinyRun, tiny_state
 
+from grouper.advice import checks, live_checks
 from grouper.advice.live_checks import LiveChecks
-from grouper.config.schema import AlarmsConfig, GRPOConfig, SFTConfig
+from grouper.config.schema import GRPOConfig, SFTConfig
 from grouper.errors import AlarmError, Interrupted, ModelError, RunFolderError
 from grouper.training import checkpoint, loop
 from grouper.training.checkpoint import BEST_FILE, OPTIMIZER_FOLDER, TrainState, numbered
@@ -49,18 +50,6 @@ def test_the_best_policy_stays_and_the_newest_can_be_gone_on_from(tmp_path: Path
     )
     # Of equal accuracies the earlier one; weights alone, since no checkpoint was due at 1.
     assert saved(tmp_path) == {1: "b", 6: "o"}
-
-
-def test_without_keep_best_only_the_newest_stay(tmp_path: Path) -> None:
-    run(
-        tmp_path,
-        desk={"accuracies": {0: 0.0, 2: 0.5, 4: 0.1, 6: 0.0}},
-        evaluate_every=2,
-        checkpoint_every=2,
-        keep_checkpoints=1,
-        keep_best=False,
-    )
-    assert saved(tmp_path) == {6: "o"}
 
 
 def test_validation_by_epoch_and_off(tmp_path: Path) -> None:
@@ -140,15 +129,15 @@ class BrokenPhase(TinyPhase):
 def test_the_run_stops_after_so_many_updates_that_are_not_finite(tmp_path: Path) -> None:
     desk = TinyRun(tmp_path)
     (tmp_path / "recipe.yaml").write_text("name: demo")
-    config = GRPOConfig(checkpoint_every=2, max_skipped_updates=2)
+    config = GRPOConfig(checkpoint_every=2)
     phase = BrokenPhase(desk, tiny_state(), config, 9)
-    with pytest.raises(ModelError, match="nothing finite came out of 2 updates") as caught:
+    with pytest.raises(ModelError, match="nothing finite came out of 3 updates") as caught:
         run_phase(desk, phase.state, phase.step)  # type: ignore[arg-type]  # what it asks of a session
-    assert caught.value.where == "grpo step 4"
-    assert f"{tmp_path / 'grpo' / 'checkpoint-2'} is from before" in caught.value.fix
-    assert saved(tmp_path) == {2: "o"}
-    assert len(desk.folder.read_metrics()) == 4
-    folder = tmp_path / "incident" / "grpo-000004"
+    assert caught.value.where == "grpo step 5"
+    assert f"{tmp_path / 'grpo' / 'checkpoint-4'} is from before" in caught.value.fix
+    assert saved(tmp_path) == {2: "o", 4: "o"}
+    assert len(desk.folder.read_metrics()) == 5
+    folder = tmp_path / "incident" / "grpo-000005"
     assert {"README.md", "batch.safetensors", "texts.jsonl", "metrics.jsonl", "recipe.yaml"} <= {
         path.name for path in folder.iterdir()
     }
@@ -158,7 +147,7 @@ def test_where_there_is_no_checkpoint_none_is_promised(tmp_path: Path) -> None:
     """R10: the checkpoints that were named as being from before were not there."""
     desk = TinyRun(tmp_path)
     (tmp_path / "recipe.yaml").write_text("name: demo")
-    phase = BrokenPhase(desk, tiny_state(), GRPOConfig(max_skipped_updates=2), 9)
+    phase = BrokenPhase(desk, tiny_state(), GRPOConfig(), 9)
     with pytest.raises(ModelError, match="No checkpoint of grpo has been saved"):
         run_phase(desk, phase.state, phase.step)  # type: ignore[arg-type]  # what it asks of a session
 
@@ -170,14 +159,18 @@ class CutOffPhase(TinyPhase):
         return {"completion/truncated": Tally.of([float(step >= 10)])}
 
 
-@pytest.mark.parametrize("on_alarm", ["warn", "stop"])
+@pytest.mark.parametrize("on_finding", ["warn", "stop"])
 def test_an_alarm_is_told_recorded_and_heeded(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, on_alarm: str
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    on_finding: str,
 ) -> None:
-    config = AlarmsConfig(window=4, on_alarm=on_alarm)  # type: ignore[arg-type]  # one of two words
-    desk = TinyRun(tmp_path, recipe=SimpleNamespace(alarms=config))
+    for module in (checks, live_checks):
+        monkeypatch.setattr(module, "WINDOW", 4)
+    desk = TinyRun(tmp_path, recipe=SimpleNamespace(on_finding=on_finding))
     phase = CutOffPhase(desk, tiny_state(), GRPOConfig(checkpoint_every=3), 20)
-    if on_alarm == "warn":
+    if on_finding == "warn":
         run_phase(desk, phase.state, phase.step, [LiveChecks()])  # type: ignore[arg-type]  # what it asks of a session
         assert sorted(saved(tmp_path)) == [18, 20]
     else:

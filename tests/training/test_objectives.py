@@ -23,7 +23,7 @@ def outputs_of(batch: TrainBatch, seed: int = 0) -> TokenOutputs:
 
 
 def config(**settings: Any) -> GRPOConfig:
-    return GRPOConfig(**{"shaping_needs_a_correct": False, **settings})
+    return GRPOConfig(**{"require_correct_in_group": False, **settings})
 
 
 def test_nothing_off_the_mask_reaches_the_loss() -> None:

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from grouper.advice.recipe_checks import check_recipe
 from grouper.config.loading import load_recipe
 from grouper.data import find_overlap, load_problems
 from grouper.errors import DataError
@@ -75,11 +74,6 @@ def test_without_demonstrations_of_its_own_sft_has_the_rest():
     assert load_part(recipe, "sft") == sets.sft
     # ... and its notes are told once.
     assert len([line for line in phase_lines(recipe, sets) if "held out" in line]) == 2
-
-
-def test_a_target_can_be_measured_on_held_out_problems():
-    overrides = ["sft.stop_at_accuracy=0.5", "sft.evaluate_every=5"]
-    assert check_recipe(load_recipe("demo", [*HELD_OUT, *overrides])) == []
 
 
 def test_a_missing_part_is_none():

@@ -15,6 +15,7 @@ from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.models.policy import Policy
 from grouper.tracking.live import Progress
+from grouper.training.rehearsal import Rehearsal
 from grouper.training.run import Run
 
 SMALL = [
@@ -60,11 +61,20 @@ def run(folder: Path, *overrides: str, phase: str = "sft") -> dict[str, torch.Te
     return load_file(path / phase / "final" / "model.safetensors")
 
 
+def rehearse(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, phase: str = "sft"
+) -> dict[str, torch.Tensor]:
+    """A run that rehearses, as it would on a GPU."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Rehearsal, "devices", ("cpu",))
+        return run(folder, *overrides, phase=phase)
+
+
 def test_a_rehearsed_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forwards = Forwards(monkeypatch)
     plain = run(tmp_path / "plain")
     steps, forwards.tokens = forwards.tokens, []
-    rehearsed = run(tmp_path / "rehearsed", "sft.rehearse=true")
+    rehearsed = rehearse(monkeypatch, tmp_path / "rehearsed")
     first = len(forwards.tokens) - len(steps)
     assert forwards.tokens[first:] == steps
     # Two slices, the second of which meets a gradient, of the longest rows that fill the budget.
@@ -79,19 +89,16 @@ def test_what_does_not_fit_is_known_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forwards = Forwards(monkeypatch, limit=120)
-    run(tmp_path, "sft.rehearse=true", "sft.steps=1")
+    rehearse(monkeypatch, tmp_path, "sft.steps=1")
     failed = [number for number, tokens in enumerate(forwards.tokens) if tokens > 120]
     assert failed == [0]
 
 
-def test_on_the_cpu_nothing_is_rehearsed_unless_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_the_cpu_nothing_is_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from grouper.training import rehearsal
 
     monkeypatch.setattr(rehearsal, "accumulate_gradient", None)
-    run(tmp_path / "auto", "sft.steps=1", "device=cpu")
-    run(tmp_path / "off", "sft.steps=1", "sft.rehearse=false")
+    run(tmp_path, "sft.steps=1", "device=cpu")
 
 
 @pytest.mark.parametrize("bonus", [0.0, 0.01])
@@ -109,7 +116,7 @@ def test_it_asks_for_the_gradient_that_the_phase_asks_for(
 
     monkeypatch.setattr(Policy, "forward", forward)
     settings = ["skip_grpo=false", "skip_sft=true", f"grpo.entropy_bonus={bonus}"]
-    settings += ["grpo.rehearse=true", "grpo.steps=1", "grpo.prompts_per_step=2"]
-    run(tmp_path, *settings, "grpo.preflight_prompts=0", phase="grpo")
+    settings += ["grpo.steps=1", "grpo.prompts_per_step=2"]
+    rehearse(monkeypatch, tmp_path, *settings, "grpo.preflight_prompts=0", phase="grpo")
     assert asked
     assert set(asked) == {bonus > 0}

@@ -12,7 +12,7 @@ from grouper.training.run import EXIT_CODE, Watchdog
 
 
 def test_it_is_quiet_while_something_moves(capfd: pytest.CaptureFixture[str]) -> None:
-    with Watchdog(0.3 / 60) as dog:
+    with Watchdog(minutes=0.3 / 60) as dog:
         for step in range(6):
             dog.alive(f"step {step}")
             time.sleep(0.1)
@@ -21,7 +21,7 @@ def test_it_is_quiet_while_something_moves(capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_it_says_where_every_thread_stands(capfd: pytest.CaptureFixture[str]) -> None:
-    with Watchdog(0.05 / 60, rank=3) as dog:
+    with Watchdog(minutes=0.05 / 60, rank=3) as dog:
         dog.alive("sampling of grpo step 7")
         time.sleep(0.3)
     told = capfd.readouterr().err
@@ -31,7 +31,7 @@ def test_it_says_where_every_thread_stands(capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_it_can_be_switched_off(capfd: pytest.CaptureFixture[str]) -> None:
-    with Watchdog(0.0):
+    with Watchdog(minutes=0.0):
         time.sleep(0.05)
     assert capfd.readouterr().err == ""
 
@@ -40,7 +40,7 @@ def test_it_ends_a_process_that_others_wait_for() -> None:
     script = (
         "import time\n"
         "from grouper.training.run import Watchdog\n"
-        "with Watchdog(0.1 / 60, fatal=True) as dog:\n"
+        "with Watchdog(minutes=0.1 / 60, fatal=True) as dog:\n"
         "    dog.alive('an all-reduce')\n"
         "    time.sleep(60)\n"
     )

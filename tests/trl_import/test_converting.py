@@ -68,8 +68,8 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
     g = recipe.grpo
     assert (g.clip_low, g.clip_high, g.beta, g.weighting) == (0.2, 0.2, 0.0, "token_mean")
     assert (g.epochs, g.optimizer.schedule, recipe.seed) == (3.0, "linear", 42)
-    assert not g.shaping_needs_a_correct
-    assert recipe.tracking.show_every == 10
+    assert not g.require_correct_in_group
+    assert recipe.tracking.log_every == 10
     assert recipe.model.compute_dtype == "bfloat16"
 
 
@@ -77,7 +77,7 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
     ("settings", "expected"),
     [
         ({"loss_type": "grpo"}, {"grpo.weighting": "sequence_mean"}),
-        ({"loss_type": "dr_grpo", "scale_rewards": False}, {"grpo.advantage": "centred"}),
+        ({"loss_type": "dr_grpo", "scale_rewards": False}, {"grpo.advantage": "mean"}),
         (
             {"loss_type": "cispo", "epsilon_high": 5.0},
             {"grpo.surrogate": "cispo", "grpo.clip_high": 4.0, "grpo.clip_low": 1.0},
@@ -87,7 +87,7 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ({"steps_per_generation": 1}, {"grpo.prompts_per_step": 4, "grpo.updates_per_batch": 1}),
         (
             {"steps_per_generation": 8, "num_iterations": 2, "max_steps": 40, "save_steps": 8},
-            {"grpo.steps": 10, "grpo.checkpoint_every": 2, "grpo.passes_per_batch": 2},
+            {"grpo.steps": 10, "grpo.checkpoint_every": 2, "grpo.num_iterations": 2},
         ),
         ({"top_p": 0.95}, {"sampling.top_p": 0.95, "sampling.allow_truncated": True}),
         ({"warmup_ratio": 0.1}, {"grpo.optimizer.warmup_ratio": 0.1}),
@@ -115,7 +115,7 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ({"num_generations": "8", "learning_rate": "2e-6"}, {"grpo.optimizer.learning_rate": 2e-6}),
         (
             {"training": {"beta": 0.04, "seed": 7}, "logs": {"logging_steps": 5}},
-            {"grpo.beta": 0.04, "seed": 7, "tracking.show_every": 5},
+            {"grpo.beta": 0.04, "seed": 7, "tracking.log_every": 5},
         ),
         (
             {"report_to": ["wandb", "trackio"], "project": "p", "run_name": "r"},

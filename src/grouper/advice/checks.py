@@ -18,9 +18,8 @@ from pathlib import Path
 from statistics import fmean, linear_regression, median, median_low, pvariance, stdev
 from typing import TYPE_CHECKING, Any
 
-from grouper.config.data import RowsConfig
 from grouper.config.loading import load_recipe
-from grouper.config.schema import AlarmsConfig, Recipe, SourceConfig
+from grouper.config.schema import Recipe, RowsConfig, SourceConfig
 from grouper.data import SOURCES
 from grouper.errors import PromptError, RunFolderError
 from grouper.evaluation.result import EvaluationResult
@@ -55,6 +54,16 @@ ADAPTER_RATES = {"sft": 5e-5, "grpo": 5e-6}
 LOW_TEMPERATURE = 0.7
 # Steps of each metric that medians are taken over.
 REMEMBERED = 500
+# Steps over which a metric is averaged before it is compared.
+WINDOW = 10
+# Entropy and median length of completions, relative to the first window or the steps before.
+LEAST_ENTROPY = 0.1
+MOST_ENTROPY = 3.0
+LENGTH_GROWTH = 2.0
+# Nats per token within a window.
+KL_RISE = 0.1
+# Share of the groups that are all right.
+SATURATED = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +103,6 @@ class Window:
     """What lies before the last window, without the first one."""
     last: Sequence[float]
     """The last window."""
-    limits: AlarmsConfig
 
     @property
     def start(self) -> float:
@@ -118,7 +126,7 @@ def slope(values: Sequence[float]) -> float:
 
 def entropy_low(w: Window) -> Iterator[Finding]:
     """The policy has stopped exploring."""
-    if w.now < w.limits.entropy_low * w.start:
+    if w.now < LEAST_ENTROPY * w.start:
         yield Finding(
             what=f"the policy's entropy fell to {w.now:.3g} nats a token from {w.start:.3g} at the "
             "start",
@@ -129,7 +137,7 @@ def entropy_low(w: Window) -> Iterator[Finding]:
 
 def entropy_high(w: Window) -> Iterator[Finding]:
     """The policy has become noise."""
-    if w.now > w.limits.entropy_high * w.start:
+    if w.now > MOST_ENTROPY * w.start:
         yield Finding(
             what=f"the policy's entropy rose to {w.now:.3g} nats a token from {w.start:.3g} at the "
             "start",
@@ -141,7 +149,7 @@ def entropy_high(w: Window) -> Iterator[Finding]:
 def length(w: Window) -> Iterator[Finding]:
     """Completions have grown."""
     usual, now = median([*w.first, *w.earlier]), median(w.last)
-    if now > w.limits.length_growth * usual:
+    if now > LENGTH_GROWTH * usual:
         yield Finding(
             what=f"completions grew to {now:.0f} tokens; the median step had {usual:.0f}",
             fix="Look at the longest rollouts; a reward that pays length, or grpo.weighting: "
@@ -152,7 +160,7 @@ def length(w: Window) -> Iterator[Finding]:
 
 def repetition(w: Window) -> Iterator[Finding]:
     """Completions repeat themselves."""
-    if w.now > w.limits.repetition:
+    if w.now > MOST:
         yield Finding(
             what=f"{w.now:.0%} of what completions say repeats itself",
             fix="Read some rollouts; lower grpo.optimizer.learning_rate, set grpo.beta, or lower "
@@ -162,7 +170,7 @@ def repetition(w: Window) -> Iterator[Finding]:
 
 def sameness(w: Window) -> Iterator[Finding]:
     """The completions of a problem are all alike."""
-    if w.now < w.limits.unique:
+    if w.now < SOME:
         yield Finding(
             what=f"of the completions of a problem not yet solved only {w.now:.0%} differ from the "
             "first",
@@ -174,7 +182,7 @@ def sameness(w: Window) -> Iterator[Finding]:
 def kl(w: Window) -> Iterator[Finding]:
     """The policy leaves its reference."""
     rise = slope(w.last) * len(w.last)
-    if rise > w.limits.kl_rise:
+    if rise > KL_RISE:
         yield Finding(
             what=f"the KL to the reference rose by {rise:.3g} nats a token in {len(w.last)} steps",
             fix="Lower grpo.optimizer.learning_rate or raise grpo.beta.",
@@ -183,7 +191,7 @@ def kl(w: Window) -> Iterator[Finding]:
 
 def truncated(w: Window) -> Iterator[Finding]:
     """Most completions are cut off."""
-    if w.now > w.limits.truncated:
+    if w.now > MOST:
         yield Finding(
             what=f"{w.now:.0%} of the completions are cut off",
             fix="Raise sampling.max_new_tokens, or teach shorter answers by SFT first.",
@@ -192,11 +200,11 @@ def truncated(w: Window) -> Iterator[Finding]:
 
 def saturated(w: Window) -> Iterator[Finding]:
     """Nearly all groups are solved."""
-    if w.now > w.limits.saturated:
+    if w.now > SATURATED:
         yield Finding(
             what=f"{w.now:.0%} of the groups are all right and teach nothing",
             fix="The problems are too easy by now: set grpo.difficulty or "
-            "grpo.max_resample_rounds, use harder data.train, or stop here (grpo.steps).",
+            "grpo.dynamic_sampling_rounds, use harder data.train, or stop here (grpo.steps).",
         )
 
 
@@ -272,7 +280,7 @@ NO_SIGNAL = {
 NO_SIGNAL_FIXES = {
     "all-wrong": "Read some rollouts: is the answer where the format wants it? Then use easier "
     "data.train, more sft.steps, or a larger grpo.group_size.",
-    "all-right": "Use harder data.train, grpo.difficulty, or grpo.max_resample_rounds.",
+    "all-right": "Use harder data.train, grpo.difficulty, or grpo.dynamic_sampling_rounds.",
     "truncated": "Raise sampling.max_new_tokens, or teach the stop token first (sft.steps).",
     "grader-error": "Look at `reason` in the rollouts; raise grading.timeout_seconds, or audit "
     "data.train with `grouper data audit`.",
@@ -309,7 +317,7 @@ def no_signal(record: Record) -> Iterator[Finding]:
 def grader(record: Record) -> Iterator[Finding]:
     """Rollouts without a verdict: the grader was too slow, or a reward failed."""
     causes = {
-        "grader/timeouts": "Raise grading.timeout_seconds or grading.workers.",
+        "grader/timeouts": "Raise grading.timeout_seconds.",
         "rollouts/not_scored": "Read the warnings about rewards in training.log; a reward function "
         "fails, or data.train has answers that nobody can read (`grouper data audit`).",
     }
@@ -326,10 +334,9 @@ def grader(record: Record) -> Iterator[Finding]:
 
 def alarms(record: Record) -> Iterator[Finding]:
     """What rang, or would have new, while the run went on; each kind once."""
-    limits = record.recipe.alarms
     flat = any(no_signal(record))
     seen: set[str] = set()
-    for step, name, finding in replay(record.grpo, limits):
+    for step, name, finding in replay(record.grpo):
         # A run without any signal is explained by that already.
         if name in seen or (flat and name in ("truncated", "saturated")):
             continue
@@ -337,7 +344,7 @@ def alarms(record: Record) -> Iterator[Finding]:
         yield replace(
             finding,
             what=f"at step {step} {finding.what}",
-            steps=(max(1, step - limits.window + 1), step),
+            steps=(max(1, step - WINDOW + 1), step),
             evidence={"rang_at_step": step},
         )
 
@@ -391,7 +398,7 @@ def reward_without_correctness(record: Record) -> Iterator[Finding]:
             "solve_rate_after": after,
         },
         fix="Look at the components reward/* in metrics.jsonl; lower the weight of those that rose "
-        "(rewards), and keep grpo.shaping_needs_a_correct: true.",
+        "(rewards), and keep grpo.require_correct_in_group: true.",
     )
 
 
@@ -729,8 +736,8 @@ def equal_rewards(samples: Samples) -> Iterator[Finding]:
     if all(r.reward.total is None for r in rollouts):
         why, fix = "no reward could be computed", "Try the rewards with `grouper rewards try`."
     elif any(group.has_signal for group in samples.groups):
-        why = "none is right, and grpo.shaping_needs_a_correct lets no other reward teach"
-        fix = f"{more} easier ones, train SFT longer, or set grpo.shaping_needs_a_correct: false."
+        why = "none is right, and grpo.require_correct_in_group lets no other reward teach"
+        fix = f"{more} easier ones, train SFT longer, or set grpo.require_correct_in_group: false."
     elif all(r.grade.correct for r in rollouts):
         why = "every sample is right: too easy to learn from"
         fix = f"{more} harder ones, or set grpo.difficulty."
@@ -907,22 +914,18 @@ def find(data: object) -> list[Finding]:
     return [found for check in CHECKS if check.over is type(data) for found in check.findings(data)]
 
 
-def watch(
-    report: StepReport, limits: AlarmsConfig, memory: dict[str, Any]
-) -> list[tuple[str, Finding]]:
+def watch(report: StepReport, memory: dict[str, Any]) -> list[tuple[str, Finding]]:
     """Look at a step as it is done, at every metric over its last window.
 
     A check rings once when its condition begins to hold, and can ring again after that has ended.
 
     Args:
         report: of the step.
-        limits: window and thresholds.
         memory: what earlier calls have left here, as JSON values; kept up to date in place.
 
     Returns:
         (name, finding) of each check that begins to ring at this step.
     """
-    window = limits.window
     first: dict[str, list[float]] = memory.setdefault("first", {})
     recent: dict[str, list[float]] = memory.setdefault("recent", {})
     ringing: list[str] = memory.setdefault("ringing", [])
@@ -931,16 +934,16 @@ def watch(
         value = report.tallies[metric].mean
         if not math.isfinite(value):
             continue
-        if len(first.setdefault(metric, [])) < window:
+        if len(first.setdefault(metric, [])) < WINDOW:
             first[metric].append(value)
         else:
-            recent[metric] = [*recent.get(metric, []), value][-(REMEMBERED + window) :]
+            recent[metric] = [*recent.get(metric, []), value][-(REMEMBERED + WINDOW) :]
     new = []
     for check in rows:
         values, name = recent.get(check.metric, []), check.alarm or check.name
         found: list[Finding] = []
-        if len(values) >= window:  # there are two windows to compare
-            seen = Window(first[check.metric], values[:-window], values[-window:], limits)
+        if len(values) >= WINDOW:  # there are two windows to compare
+            seen = Window(first[check.metric], values[:-WINDOW], values[-WINDOW:])
             found = check.findings(seen)
         if found and name not in ringing:
             ringing.append(name)
@@ -950,11 +953,9 @@ def watch(
     return new
 
 
-def replay(
-    reports: Iterable[StepReport], limits: AlarmsConfig
-) -> Iterator[tuple[int, str, Finding]]:
+def replay(reports: Iterable[StepReport]) -> Iterator[tuple[int, str, Finding]]:
     """(step, name, finding) of all that would have new over recorded steps of one phase."""
     memory: dict[str, Any] = {}
     for report in reports:
-        for name, finding in watch(report, limits, memory):
+        for name, finding in watch(report, memory):
             yield report.step, name, finding

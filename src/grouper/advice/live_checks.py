@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from grouper.advice.checks import SampleSummary, find, watch
+from grouper.advice.checks import WINDOW, SampleSummary, find, watch
 from grouper.config.schema import Recipe
 from grouper.errors import AlarmError, PreflightError
 from grouper.models.loading import context_length
@@ -36,10 +36,10 @@ def usual_hooks(recipe: Recipe) -> tuple[Hook, ...]:
 
 
 class LiveChecks(Hook):
-    """Says while a run goes on what goes wrong, and ends it where `alarms.on_alarm` is `stop`."""
+    """Says while a run goes on what goes wrong, and ends it where `on_finding` is `stop`."""
 
     def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
-        raised = watch(report, run.recipe.alarms, state.alarms)
+        raised = watch(report, state.alarms)
         if not raised:
             return Asked()
         texts = tuple(f"alarm {name}: {finding}" for name, finding in raised)
@@ -49,10 +49,10 @@ class LiveChecks(Hook):
         self, run: Run, state: TrainState, texts: Sequence[str]
     ) -> AlarmError | None:
         """What to end the run with, or None where alarms are only reported."""
-        step, config = state.step, run.recipe.alarms
-        if config.on_alarm == "warn":
+        step = state.step
+        if run.recipe.on_finding == "warn":
             return None
-        before = step - config.window
+        before = step - WINDOW
         good = run.processes.on_rank0(lambda: last_good(run.path / state.phase, before))
         kept = "there is no checkpoint of this phase yet"
         if good is not None:
@@ -61,7 +61,7 @@ class LiveChecks(Hook):
         return AlarmError(
             "; ".join(text.rstrip(".") for text in texts),
             where=f"{state.phase} step {step}",
-            fix=f"alarms.on_alarm is stop: nothing of the last step was saved; {kept}. Go on with "
+            fix=f"on_finding is stop: nothing of the last step was saved; {kept}. Go on with "
             "--resume --allow-changes and another setting.",
         )
 

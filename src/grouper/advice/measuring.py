@@ -41,9 +41,9 @@ AS_MEASURED: dict[str, Any] = {
     "data": {"validation": None, "validation_share": 0.0, "test": None},
     "tracking": {"trackers": []},
     "grpo": {
-        "max_resample_rounds": 0,
+        "dynamic_sampling_rounds": 0,
         "difficulty": None,
-        "shaping_needs_a_correct": False,
+        "require_correct_in_group": False,
         "shuffle_rewards": False,
         "overlong": "keep",
         "start_from": None,

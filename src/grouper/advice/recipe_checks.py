@@ -8,9 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from grouper.advice.checks import find, members, sources
-from grouper.config.data import RowsConfig
 from grouper.config.extras import require_extra
-from grouper.config.schema import Recipe
+from grouper.config.schema import Recipe, RowsConfig
 from grouper.data import SOURCES, check_source
 from grouper.errors import ConfigError, GrouperError, did_you_mean, raise_all
 from grouper.prompts import make_format
@@ -91,14 +90,6 @@ def _contradictions(recipe: Recipe) -> Iterator[ConfigError]:
             where="sampling.dtype",
             fix="Use same.",
         )
-    for name in ("sft", "grpo"):
-        target = getattr(recipe, name).stop_at_accuracy
-        if target is not None and not recipe.data.has_validation:
-            yield ConfigError(
-                "there are no validation problems to reach it on",
-                where=f"{name}.stop_at_accuracy",
-                fix="Name some in data.validation, set data.validation_share, or leave it out.",
-            )
 
 
 def _can_have_solutions(source: RowsConfig) -> bool:

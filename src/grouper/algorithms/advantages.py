@@ -39,10 +39,10 @@ def _group_statistics(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tenso
     return values, mean[index], size[index], (low == high)[index]
 
 
-def centred(rewards: Tensor, group_ids: Tensor) -> Tensor:
+def mean_baseline(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """`A = r - mean(group)`: GRPO without the standard deviation (Dr. GRPO, arXiv 2503.20783).
 
-    >>> centred(torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1])).tolist()
+    >>> mean_baseline(torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1])).tolist()
     [0.5, -0.5, 0.0, 0.0]
     """
     values, mean, _, flat = _group_statistics(rewards, group_ids)
@@ -76,12 +76,12 @@ def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
     return torch.where(flat, 0.0, scale * (values - mean))
 
 
-def raw(rewards: Tensor, group_ids: Tensor) -> Tensor:
+def no_baseline(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """`A = r`: no baseline (REINFORCE, Williams, 1992).
 
     Equal rewards do not cancel: every rewarded rollout is pushed, however many there are.
 
-    >>> raw(torch.tensor([1.0, 0.0]), torch.tensor([0, 0])).tolist()
+    >>> no_baseline(torch.tensor([1.0, 0.0]), torch.tensor([0, 0])).tolist()
     [1.0, 0.0]
     """
     del group_ids
@@ -117,7 +117,7 @@ def decoupled(
 
     >>> parts = torch.tensor([[1.0, 8.0], [0.0, 8.0], [0.0, 32.0]])
     >>> ids = torch.zeros(3, dtype=torch.int64)
-    >>> decoupled(parts, torch.tensor([3.0, 0.125]), ids, centred).tolist()
+    >>> decoupled(parts, torch.tensor([3.0, 0.125]), ids, mean_baseline).tolist()
     [1.0, -2.0, 1.0]
     """
     columns = [function(column, group_ids) for column in components.unbind(1)]
@@ -126,8 +126,8 @@ def decoupled(
 
 ADVANTAGES: dict[str, AdvantageFunction] = {
     "standardised": standardised,
-    "centred": centred,
+    "mean": mean_baseline,
     "leave_one_out": leave_one_out,
-    "raw": raw,
+    "none": no_baseline,
     "batch_standardised": batch_standardised,
 }

@@ -68,7 +68,7 @@ def sequence_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> 
     return means.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).expand_as(logprobs)
 
 
-def clipped(log_ratios: Tensor, logprobs: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
+def ppo_clip(log_ratios: Tensor, logprobs: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
     """`-min(rho * A, clip(rho, 1 - low, 1 + high) * A)` with `rho = exp(log_ratios)`.
 
     PPO's surrogate (arXiv 1707.06347, eq. 7) with the separate bounds of DAPO (arXiv
@@ -77,10 +77,10 @@ def clipped(log_ratios: Tensor, logprobs: Tensor, advantages: Tensor, bounds: Bo
 
     >>> rho = torch.tensor([2.0, 2.0, 0.5, 0.5])
     >>> signs = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    >>> loss = clipped(rho.log(), rho.log(), signs, Bounds(low=0.2, high=0.28))
+    >>> loss = ppo_clip(rho.log(), rho.log(), signs, Bounds(low=0.2, high=0.28))
     >>> [round(value, 2) for value in loss.tolist()]
     [-1.28, 2.0, -0.5, 0.8]
-    >>> dual = clipped(torch.tensor([9.0]).log(), rho[:1], signs[1:2], Bounds(dual=3.0))
+    >>> dual = ppo_clip(torch.tensor([9.0]).log(), rho[:1], signs[1:2], Bounds(dual=3.0))
     >>> dual.tolist()
     [3.0]
     """
@@ -183,7 +183,7 @@ LOG_RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "sequence": sequence_log_ratio,
 }
 SURROGATES: dict[str, SurrogateFunction] = {
-    "clipped": clipped,
+    "ppo_clip": ppo_clip,
     "cispo": cispo,
     "policy_gradient": policy_gradient,
 }

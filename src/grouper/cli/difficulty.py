@@ -14,7 +14,7 @@ EXAMPLES = """\b
 Examples:
   grouper data difficulty demo --model outputs/demo/sft/final --samples 8
   grouper run demo name=in-band \\
-      "grpo.difficulty={file: outputs/demo/pass_rates.jsonl, low: 0.1, high: 0.9}"
+      "grpo.difficulty={path: outputs/demo/pass_rates.jsonl, band: [0.1, 0.9]}"
 """
 
 
@@ -43,7 +43,7 @@ def difficulty_command(
     quiet: bool,
 ) -> None:
     """Sample each training problem of RECIPE several times, as GRPO would, and write how often it
-    is solved. A stopped measurement goes on where it was; `grpo.difficulty.file` reads the file.
+    is solved. A stopped measurement goes on where it was; `grpo.difficulty.path` reads the file.
     """
     from grouper.models.folders import require_model_folder
 

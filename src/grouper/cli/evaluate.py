@@ -116,7 +116,7 @@ def eval_command(
         _dry_run(opened, subjects, problems, split)
         return
     fresh = _measure_all(opened, subjects, problems, split, quiet=quiet)
-    _show([*recorded, *fresh], opened.evaluation.confidence)
+    _show([*recorded, *fresh])
     for subject in subjects:
         click.echo(f"Items of {subject.label}: {subject.folder / 'evaluations'}")
 
@@ -259,7 +259,6 @@ def _measure(
                 params=prepared.evaluation_params(),
                 samples=recipe.evaluation.samples,
                 seed=recipe.seed,
-                confidence=recipe.evaluation.confidence,
                 progress=task,
                 behaviour=Behaviour.where_wanted(recipe, prepared.format.layout, prepared.rewards),
                 card={
@@ -282,7 +281,7 @@ def _training_of(model: str) -> tuple[str, int]:
     return str(state["phase"]), int(state["step"])
 
 
-def _show(results: Sequence[EvaluationResult], confidence: float) -> None:
+def _show(results: Sequence[EvaluationResult]) -> None:
     from grouper.evaluation.compare import compare, render_parts, render_table
     from grouper.evaluation.metrics import render_metrics, render_rewards_by_subject
 
@@ -290,7 +289,7 @@ def _show(results: Sequence[EvaluationResult], confidence: float) -> None:
     settings = [result.card.get("sampling") for result in results]
     if any(setting != settings[0] for setting in settings):
         warn("these models were not measured with the same sampling settings.")
-    console.print(render_table(compare(results, confidence=confidence)))
+    console.print(render_table(compare(results)))
     for result in results:
         if result.samples > 1:
             shown = ", ".join(f"{k}: {100 * value:.1f}" for k, value in result.pass_at_k.items())

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import click
@@ -299,6 +300,15 @@ def _dataset(_flag: str, value: str, line: CommandLine) -> Settings:
     return {f"data.{'sft' if only_sft else 'train'}": source_named(value)}
 
 
+def _system_prompt(_flag: str, value: str, _line: CommandLine) -> Settings:
+    try:
+        return {"prompt.system": Path(value).expanduser().read_text(encoding="utf-8").strip()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(
+            f"--system-prompt-file: {value} cannot be read ({error})."
+        ) from error
+
+
 def _names(value: str) -> list[str]:
     return [name.strip() for name in value.split(",") if name.strip()]
 
@@ -315,6 +325,7 @@ WORKED_OUT: dict[str, Callable[[str, str, CommandLine], Settings]] = {
     "unique-examples": _unique,
     "dataset": _dataset,
     "rewards": _rewards,
+    "system-prompt-file": _system_prompt,
 }
 
 

@@ -121,7 +121,6 @@ ANSWER_COLUMNS = ("answer", "reference", "ground_truth", "gold", "expected_answe
 @click.option("--text", "text_column", help="The column of completions.")
 @click.option("--answer", "answer_column", help="The column of references.")
 @click.option("--show", default=20, show_default=True, help="Disagreements to print.")
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(min=1))
 def grade_agreement_command(
     file: Path,
     *,
@@ -130,7 +129,6 @@ def grade_agreement_command(
     text_column: str | None,
     answer_column: str | None,
     show: int,
-    workers: int,
 ) -> None:
     """Grade the completions in FILE with our grader and with Math-Verify, and list where they
     differ.
@@ -145,7 +143,7 @@ def grade_agreement_command(
     texts = _column(rows, text_column, TEXT_COLUMNS, file)
     references = _column(rows, answer_column, ANSWER_COLUMNS, file)
     name = format_ or _looks_like(texts[0])
-    settings = GradingConfig(timeout_seconds=timeout, workers=workers)
+    settings = GradingConfig(timeout_seconds=timeout)
     _tell(compare_with_math_verify(texts, references, _contract(name), settings), name, show)
 
 

@@ -23,7 +23,6 @@ Examples:
 @click.argument("recipe", metavar="RECIPE")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[section.key=value]...")
-@click.option("--architecture", type=click.Choice(["qwen3", "llama"]))
 @click.option("--hidden-size", type=click.IntRange(min=8))
 @click.option("--layers", type=click.IntRange(min=1))
 @click.option("--heads", type=click.IntRange(min=1))
@@ -38,7 +37,7 @@ def new_model_command(
     *,
     seed: int | None,
     context: int | None,
-    **shape: int | str | None,
+    **shape: int | None,
 ) -> None:
     """Make a small random model in FOLDER, its tokenizer fitted to RECIPE's training data.
 
@@ -63,12 +62,10 @@ def new_model_command(
     )
     save_new_model(folder, model, tokenizer)
     count = sum(p.numel() for p in model.parameters())
-    click.echo(
-        f"{folder}: random {config.architecture}, {count:,} parameters, {len(tokenizer)} tokens."
-    )
+    click.echo(f"{folder}: random qwen3, {count:,} parameters, {len(tokenizer)} tokens.")
 
 
-def _resize(config: NewModelConfig, shape: dict[str, int | str | None]) -> NewModelConfig:
+def _resize(config: NewModelConfig, shape: dict[str, int | None]) -> NewModelConfig:
     """`config` with what was given; what hangs on the width follows it.
 
     Raises:

@@ -39,7 +39,7 @@ def rewards_command() -> None:
 @rewards_command.command("list")
 def list_command() -> None:
     """List the built-in rewards and the named stacks."""
-    from grouper.config.stacks import STACKS
+    from grouper.config.named import STACKS
     from grouper.rewards import REWARDS
 
     _columns(
@@ -66,7 +66,7 @@ def show_command(name: str) -> None:
 
     NAME is a reward (`dapo_answer`) or a stack (`gsm8k-xml`).
     """
-    from grouper.config.stacks import STACKS
+    from grouper.config.named import STACKS
     from grouper.rewards import REWARDS
 
     key = name.removeprefix("stack:")
@@ -102,19 +102,18 @@ def _doc(builder: object) -> str:
 def _show_stack(name: str) -> None:
     import yaml
 
-    from grouper.config.stacks import STACKS
+    from grouper.config.named import STACKS
+    from grouper.config.schema import stack
     from grouper.prompts import make_format
     from grouper.rewards import build_rewards
 
-    stack = STACKS[name]
-    bounds = build_rewards(
-        stack.rewards, make_format(PromptConfig(format=stack.format)).layout
-    ).bounds
+    shown, rewards = STACKS[name], stack(name)
+    bounds = build_rewards(rewards, make_format(PromptConfig(format=shown.format)).layout).bounds
     assert bounds is not None
-    click.echo(f"# {name}: {stack.description}")
-    click.echo(f"# Made for prompt.format: {stack.format}. Total: {bounds[0]:g} to {bounds[1]:g}.")
-    click.echo(f"# Probes it fails: {', '.join(stack.fails) or 'none'}.")
-    entries = [{**r.model_dump(mode="json", exclude_defaults=True)} for r in stack.rewards]
+    click.echo(f"# {name}: {shown.description}")
+    click.echo(f"# Made for prompt.format: {shown.format}. Total: {bounds[0]:g} to {bounds[1]:g}.")
+    click.echo(f"# Probes it fails: {', '.join(shown.fails) or 'none'}.")
+    entries = [r.model_dump(mode="json", exclude_defaults=True) for r in rewards]
     click.echo(yaml.safe_dump({"rewards": entries}, sort_keys=False), nl=False)
 
 
@@ -216,7 +215,8 @@ def _open(
     name: str, overrides: Sequence[str]
 ) -> tuple[PromptFormat, tuple[RewardConfig, ...], GradingConfig]:
     """Format, rewards and grading of a recipe, or of a stack in the format it is made for."""
-    from grouper.config.stacks import PREFIX, STACKS, stack
+    from grouper.config.named import PREFIX, STACKS
+    from grouper.config.schema import stack
     from grouper.prompts import make_format
 
     if not name.startswith(PREFIX):

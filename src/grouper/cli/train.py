@@ -22,9 +22,9 @@ from grouper.cli.options import (
 from grouper.config.aliases import flag_named
 from grouper.config.loading import is_shipped
 from grouper.config.schema import Recipe
-from grouper.config.tracking import check_trackers
 from grouper.config.user_code import load_hook
 from grouper.models.folders import RECIPE_FILE
+from grouper.tracking.sinks.registry import check_trackers
 
 if TYPE_CHECKING:
     from grouper.training.pipeline import RunResult
@@ -220,7 +220,7 @@ def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool) -> None:
     from grouper.training.run import Run
 
     stop_with_the_launcher()
-    progress = Progress(quiet=quiet or is_follower(), log_every=recipe.tracking.show_every)
+    progress = Progress(quiet=quiet or is_follower(), log_every=recipe.tracking.log_every)
     setup_logging(None, console=None if is_follower() else progress.console)
     with Run(recipe, progress, **intent) as run:
         result = train(run)
@@ -239,10 +239,10 @@ def _report(recipe: Recipe, result: RunResult) -> None:
             if len(getattr(result.results[0], f"by_{part}")) > 1:
                 console.print()
                 console.print(render_parts(result.results, by=part))
-    if recipe.reading and not (recipe.skip_sft or recipe.skip_grpo):
+    if recipe.note and not (recipe.skip_sft or recipe.skip_grpo):
         console.print()
         # One line a paragraph: the terminal knows better than the recipe where to break them.
-        for paragraph in recipe.reading.strip().split("\n\n"):
+        for paragraph in recipe.note.strip().split("\n\n"):
             console.print(" ".join(paragraph.split()), highlight=False, markup=False)
     console.print()
     console.print(f"Run folder: {result.path}", highlight=False, soft_wrap=True)

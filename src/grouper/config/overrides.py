@@ -6,7 +6,6 @@ file, on the command line and in Python.
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from grouper.config.presets import PRESETS
-from grouper.config.stacks import expand_stacks
+from grouper.config.named import PRESETS, expand_stacks
 from grouper.errors import ConfigError
 
 
@@ -100,7 +98,7 @@ def _unbounded(what: str, where: str) -> ConfigError:
 
 
 def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> str:
-    """The settings with overrides, every preset and stack of rewards written out; changes `data`.
+    """The settings with overrides, every stack of rewards written out; changes `data`.
 
     Args:
         data: the settings of a recipe, nested by section.
@@ -112,7 +110,6 @@ def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> st
     """
     for override in overrides:
         apply(data, override)
-    _fill_in_preset(data)
     if "rewards" in data:
         data["rewards"] = expand_stacks(data["rewards"])
     try:
@@ -138,29 +135,12 @@ def changed(
     Raises:
         ConfigError: as `as_json`.
     """
-    before = _algorithm(data)
-    tried = _with_changes(copy.deepcopy(data), overrides, sections)
-    if before in PRESETS and _algorithm(tried) != before:
-        # The parts that the old name stood for go: another name stands for others.
-        parts = PRESETS[before].items()
-        data["grpo"] = {k: v for k, v in data["grpo"].items() if (k, v) not in parts}
-        tried = _with_changes(data, overrides, sections)
-    return as_json(tried, (), where=where)
-
-
-def _with_changes(
-    data: dict[str, Any], overrides: Sequence[str], sections: Mapping[str, Any]
-) -> dict[str, Any]:
+    section = data.get("grpo", {})
+    # What the algorithm stands for is filled in again: another name stands for other parts.
+    parts = PRESETS.get(section.get("algorithm"), {}).items()
+    data["grpo"] = {key: value for key, value in section.items() if (key, value) not in parts}
     _merge(data, sections)
-    for override in overrides:
-        apply(data, override)
-    return data
-
-
-def _algorithm(data: Mapping[str, Any]) -> str | None:
-    section = data.get("grpo")
-    name = section.get("algorithm") if isinstance(section, dict) else None
-    return name if isinstance(name, str) else None
+    return as_json(data, overrides, where=where)
 
 
 def _merge(data: dict[str, Any], changes: Mapping[str, Any]) -> None:
@@ -181,13 +161,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     return value
-
-
-def _fill_in_preset(data: dict[str, Any]) -> None:
-    """The parts of `grpo.algorithm` that the recipe does not set; a wrong name is found later."""
-    name = _algorithm(data)
-    if name in PRESETS:
-        data["grpo"] = {**PRESETS[name], **data["grpo"]}
 
 
 def apply(data: dict[str, Any], override: str) -> None:

@@ -7,52 +7,33 @@ tables of data sources, formats or rewards are in `advice/recipe_checks.py`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from grouper.config.data import DataConfig, PromptConfig, SourceConfig, TagsConfig
-from grouper.config.phases import (
-    DifficultyConfig,
-    GRPOConfig,
-    OptimizerConfig,
-    PhaseConfig,
-    SFTConfig,
-)
-from grouper.config.rewards import RewardConfig
-from grouper.config.section import (
-    Fraction,
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    PositiveFloat,
-    Section,
-)
-from grouper.config.tracking import TrackerConfig, TrackingConfig
+from grouper.config.credentials import refuse_literal_secrets
+from grouper.config.named import PRESETS, named_stack
+from grouper.config.overrides import changed
 from grouper.config.validation import validate_json
 
-__all__ = [
-    "AlarmsConfig",
-    "DataConfig",
-    "DifficultyConfig",
-    "EvaluationConfig",
-    "GRPOConfig",
-    "GradingConfig",
-    "LoraConfig",
-    "ModelConfig",
-    "NewModelConfig",
-    "OptimizerConfig",
-    "PhaseConfig",
-    "PromptConfig",
-    "Recipe",
-    "RewardConfig",
-    "SFTConfig",
-    "SamplingConfig",
-    "SourceConfig",
-    "TagsConfig",
-    "TrackerConfig",
-    "TrackingConfig",
-]
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+# A list is how YAML and JSON write a tuple; what is in it is as strict as everything else.
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+Params = Annotated[dict[str, Any], AfterValidator(refuse_literal_secrets)]
+
+# What a reward's value, its weight and their product may be at most: a float64 still tells totals
+# 0.1 apart, and the square of a gradient is finite in float32.
+LARGEST = 1e15
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors and nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
 
 
 class LoraConfig(Section):
@@ -61,13 +42,12 @@ class LoraConfig(Section):
     rank: Positive = 32
     alpha: PositiveFloat = 64.0
     dropout: Fraction = Field(0.0, description="used in SFT only; GRPO always scores without")
-    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    target_modules: Literal["all-linear"] | Names = "all-linear"
 
 
 class NewModelConfig(Section):
     """A small random model, and a tokenizer fitted to the recipe's own data."""
 
-    architecture: Literal["qwen3", "llama"] = "qwen3"
     hidden_size: Positive = 128
     layers: Positive = 2
     heads: Positive = 4
@@ -76,8 +56,6 @@ class NewModelConfig(Section):
     intermediate_size: Positive = 384
     vocab_size: Positive = Field(512, description="upper limit of the fitted tokenizer")
     max_position_embeddings: Positive = 2048
-    tie_embeddings: bool = True
-    initializer_range: PositiveFloat = 0.02
 
     @model_validator(mode="after")
     def _heads_divide(self) -> NewModelConfig:
@@ -99,8 +77,10 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="dtype of the trainable weights and the optimizer state"
     )
-    compute_dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="dtype of matrix products (autocast); left out: as dtype"
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="dtype of matrix products (autocast); auto: bfloat16 on a CUDA device that has "
+        "it, else as dtype",
     )
     attention: Literal["native", "sdpa", "eager", "flash_attention_2"] = Field(
         "native", description="native runs each prompt once; the others pad rows"
@@ -127,6 +107,385 @@ class ModelConfig(Section):
         return self
 
 
+class RowsConfig(Section):
+    """Where one set of problems lies, and which of its rows are used.
+
+    In this order: `shuffle`, `offset` and `limit` choose rows; `numeric_only`, `only_correct` and
+    `unique` choose among the problems that the rows gave.
+    """
+
+    source: str = Field(description="a name from `grouper recipes sources`, for example gsm8k")
+    path: str | None = Field(None, description="a local file or folder; left out: the Hub")
+    split: str | None = Field(None, description="train, test, ...; left out: the source's own")
+    subset: str | None = Field(None, description="the Hub configuration name")
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="our field -> the file's column (question, answer, ...)"
+    )
+    streaming: bool = Field(
+        False, description="read row by row and stop at limit, for sets larger than memory"
+    )
+    shuffle: NonNegative | None = Field(
+        None, description="seed of a shuffle before offset and limit; left out: in order"
+    )
+    offset: NonNegative = Field(0, description="leave out this many rows at the start")
+    limit: Positive | None = Field(None, description="use at most this many rows")
+    numeric_only: bool = Field(
+        False, description="only problems whose answer is a plain decimal number"
+    )
+    only_correct: bool = Field(
+        False,
+        description="only worked solutions whose own answer grades as correct; whole responses "
+        "must also be in the prompt's format",
+    )
+    unique: Positive | Literal["all"] = Field(
+        "all", description="use this many that differ; all: every one, repeated or not"
+    )
+    unique_by: Literal["row", "problem"] = Field(
+        "row", description="problem: count questions, and keep every row of those that count"
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="the source's own settings")
+
+    @model_validator(mode="after")
+    def _stream_ends(self) -> RowsConfig:
+        if self.streaming and self.limit is None:
+            raise ValueError("streaming keeps `limit` rows in memory and reads no further: set it")
+        return self
+
+
+class MixedConfig(RowsConfig):
+    """One source of a mixture."""
+
+    weight: PositiveFloat = Field(1.0, description="its share, relative to the others'")
+
+
+_OF_ONE_SOURCE = ("path", "split", "subset", "columns", "streaming", "options")
+
+
+class SourceConfig(RowsConfig):
+    """One set of problems, or several in proportion (`mixture`)."""
+
+    source: str = Field(
+        "mixture", description="a name from `grouper recipes sources`; left out: see mixture"
+    )
+    mixture: tuple[MixedConfig, ...] = Field(
+        (),
+        strict=False,
+        description="several sources by weight instead of one; no problem is used twice",
+    )
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> SourceConfig:
+        if (self.source == "mixture") != bool(self.mixture):
+            raise ValueError("give either one `source` or the list `mixture` of several")
+        if not self.mixture:
+            return self
+        if any(member.source == "mixture" for member in self.mixture):
+            raise ValueError("a mixture holds sources, not mixtures: list them all at one level")
+        given = [name for name in _OF_ONE_SOURCE if getattr(self, name)]
+        if given:
+            raise ValueError(f"{', '.join(given)}: set it on the sources in `mixture`")
+        return self
+
+
+class DataConfig(Section):
+    """What each part of the run reads. `validation` chooses settings, `test` is used once."""
+
+    sft: SourceConfig | None = Field(None, description="worked solutions; left out: data.train")
+    train: SourceConfig
+    validation: SourceConfig | None = None
+    validation_share: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="instead of validation: this share of train, held out by run seed"
+    )
+    test: SourceConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_validation(self) -> DataConfig:
+        if self.validation is not None and self.validation_share:
+            raise ValueError("give only one of data.validation and data.validation_share")
+        return self
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there will be validation problems, from wherever."""
+        return self.validation is not None or self.validation_share > 0
+
+
+class TagsConfig(Section):
+    """The tags of the `tags` format."""
+
+    reasoning_open: str = "<start_working_out>"
+    reasoning_close: str = "<end_working_out>"
+    answer_open: str = "<SOLUTION>"
+    answer_close: str = "</SOLUTION>"
+
+
+class PromptConfig(Section):
+    """How a problem becomes tokens, and where the answer will stand."""
+
+    format: str = Field("xml", description="a name from `grouper recipes formats`")
+    system: str | None = Field(None, description="replaces the format's instruction; '' is none")
+    tags: TagsConfig | None = Field(None, description="only for format: tags")
+    template: Literal["auto", "chat", "plain", "install"] = Field(
+        "auto",
+        description="auto: the tokenizer's chat template where it has one; install: give it "
+        "another, which holds the instruction, opens the format's first tag, and is saved along",
+    )
+    max_prompt_tokens: Positive = Field(512, description="longer prompts are dropped and listed")
+    max_percentile: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None, description="of data.train: prompts above this percentile of length are dropped"
+    )
+
+
+AlgorithmName = Literal[
+    "grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "reinforce++"
+]
+AdvantageName = Literal["standardised", "mean", "leave_one_out", "none", "batch_standardised"]
+WeightingName = Literal["token_mean", "sequence_mean", "constant"]
+SurrogateName = Literal["ppo_clip", "cispo", "policy_gradient"]
+RatioName = Literal["token", "sequence"]
+KLName = Literal["k1", "k2", "k3"]
+ImportanceName = Literal["none", "truncate", "mask"]
+ScheduleName = Literal["constant", "linear", "cosine"]
+OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
+
+_NO_GROUP_BASELINE = ("none", "batch_standardised")
+
+
+class OptimizerConfig(Section):
+    """Optimizer and learning-rate schedule of one phase."""
+
+    name: OptimizerName = "adamw"
+    learning_rate: PositiveFloat = 1e-6
+    muon_learning_rate: PositiveFloat = Field(
+        0.02, description="only for muon: rate of the 2-D layer weights, AdamW takes the rest"
+    )
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat | None = 1.0
+    schedule: ScheduleName = "constant"
+    warmup_ratio: Fraction = Field(0.0, description="share of the steps")
+    warmup_steps: NonNegative | None = Field(None, description="steps, in place of warmup_ratio")
+    final_ratio: Fraction = Field(
+        0.0, description="learning rate that the decay ends at / highest one"
+    )
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> OptimizerConfig:
+        if self.warmup_steps is not None and self.warmup_ratio:
+            raise ValueError("give only one of warmup_steps and warmup_ratio")
+        return self
+
+
+class PhaseConfig(Section):
+    """What SFT and GRPO have in common."""
+
+    steps: Positive | None = Field(
+        None, description="optimizer steps (GRPO: rollout batches); left out: by epochs"
+    )
+    epochs: PositiveFloat = Field(
+        1.0,
+        description="passes over the data, where steps is not set (GRPO: at prompts_per_step; "
+        "resampling and a difficulty band meet problems faster)",
+    )
+    tokens_per_micro_batch: Positive = Field(
+        8192, description="tokens in one forward and backward; never changes the gradient"
+    )
+    weighting: WeightingName = "token_mean"
+    weighting_constant: PositiveFloat | None = Field(
+        None,
+        description="only for weighting: constant; what each sequence's sum is divided by "
+        "(GRPO, left out: sampling.max_new_tokens)",
+    )
+    evaluate_every: NonNegative | Literal["epoch"] = Field(
+        0, description="steps between looks at data.validation, or epoch; 0: never"
+    )
+    checkpoint_every: NonNegative = Field(0, description="steps; 0: by time only")
+    checkpoint_minutes: NonNegativeFloat = Field(
+        10.0, description="also save this long after the last checkpoint; 0: by steps only"
+    )
+    keep_checkpoints: Positive = Field(2, description="the newest ones, to go on from")
+
+    @model_validator(mode="after")
+    def _constant_has_a_use(self) -> PhaseConfig:
+        if self.weighting != "constant" and self.weighting_constant is not None:
+            raise ValueError("weighting_constant is only for weighting: constant")
+        return self
+
+
+class SFTConfig(PhaseConfig):
+    """Supervised fine-tuning: teaches the answer format."""
+
+    batch_size: Positive = Field(32, description="demonstrations per optimizer step")
+    max_tokens: Positive | None = Field(
+        None, description="longer demonstrations, prompt and stop token counted, are left out"
+    )
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5)
+
+    @model_validator(mode="after")
+    def _constant_has_a_value(self) -> SFTConfig:
+        if self.weighting == "constant" and self.weighting_constant is None:
+            raise ValueError("weighting: constant needs a weighting_constant")
+        return self
+
+
+class DifficultyConfig(Section):
+    """Which problems are worth sampling, by how often they are solved in the run's rollouts."""
+
+    band: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = Field(
+        (0.05, 0.95),
+        description="problems solved less or more often than this are left out, and tried again "
+        "after three epochs",
+    )
+    path: str | None = Field(
+        None, description="pass rates to begin with, from `grouper data difficulty`"
+    )
+
+    @model_validator(mode="after")
+    def _is_a_band(self) -> DifficultyConfig:
+        low, high = self.band
+        if low >= high:
+            raise ValueError(f"the band's lower end ({low:g}) must be below its upper ({high:g})")
+        return self
+
+
+class GRPOConfig(PhaseConfig):
+    """Group relative policy optimisation: raises what checks out."""
+
+    algorithm: AlgorithmName | None = Field(
+        None, description="a named choice of the parts below; what the recipe sets itself wins"
+    )
+    start_from: str | None = Field(None, description="a model folder or adapter to start from")
+    prompts_per_step: Positive = 16
+    group_size: Positive = Field(8, description="samples per prompt; a group baseline needs two")
+    advantage: AdvantageName = "standardised"
+    advantage_eps: PositiveFloat | None = Field(
+        None, description="added to the standard deviation of the rewards; left out: 1e-4"
+    )
+    decouple_rewards: bool = Field(
+        False, description="a baseline for each reward component, then their weighted sum (GDPO)"
+    )
+    ratio: RatioName = Field("token", description="sequence: one for all its tokens (GSPO)")
+    surrogate: SurrogateName = "ppo_clip"
+    clip_low: Fraction = 0.2
+    clip_high: NonNegativeFloat = 0.28
+    dual_clip: Annotated[float, Field(gt=1)] | None = Field(
+        None, description="only ppo_clip: bound on the ratio where the advantage is negative"
+    )
+    beta: NonNegativeFloat = Field(0.0, description="weight of the KL term")
+    kl: KLName = Field("k3", description="estimator of the KL; k1 only in the reward")
+    kl_in_reward: bool = Field(False, description="take the KL off the reward, not into the loss")
+    entropy_bonus: NonNegativeFloat = Field(0.0, description="weight of the entropy in the loss")
+    top_entropy: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="only this share of the tokens, the most uncertain ones, gets a gradient"
+    )
+    importance: ImportanceName = Field(
+        "none",
+        description="weights for sampler log-probs that differ from the trainer's, bounded by 2",
+    )
+    overlong: Literal["keep", "mask"] = Field(
+        "keep", description="mask: cut-off completions give no gradient, but count in the baseline"
+    )
+    updates_per_batch: Positive = Field(
+        1, description="optimizer steps that one pass over a rollout batch is cut into"
+    )
+    num_iterations: Positive = Field(1, description="passes over each rollout batch")
+    dynamic_sampling_rounds: NonNegative = Field(
+        0, description="times that groups all right or all wrong are replaced by other problems"
+    )
+    difficulty: DifficultyConfig | None = Field(
+        None, description="leave out problems that are too easy or too hard"
+    )
+    require_correct_in_group: bool = Field(
+        True, description="a group without one correct answer gives no update"
+    )
+    shuffle_rewards: bool = Field(
+        False, description="control experiment: rewards permuted over the step; must not learn"
+    )
+    preflight_prompts: NonNegative = Field(32, description="sampled before training; 0: none")
+    allow_truncation: bool = Field(
+        False, description="start although more than half of the preflight samples are cut off"
+    )
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, data: Any) -> Any:
+        """What the recipe sets itself wins over what its algorithm stands for."""
+        name = data.get("algorithm") if isinstance(data, dict) else None
+        return {**PRESETS[name], **data} if isinstance(name, str) and name in PRESETS else data
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        problems = [text for broken, text in _misfits(self) if broken]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def several_updates(self) -> bool:
+        """Whether a rollout batch is stepped on more than once."""
+        return self.updates_per_batch * self.num_iterations > 1
+
+    @property
+    def flat_rows_matter(self) -> bool:
+        """Whether a rollout with advantage 0 has a gradient anyway."""
+        return (self.beta > 0 and not self.kl_in_reward) or self.entropy_bonus > 0
+
+
+def _misfits(c: GRPOConfig) -> list[tuple[bool, str]]:
+    """Combinations that cannot work, and the nearest ones that do."""
+    return [
+        (
+            c.group_size == 1 and c.advantage not in _NO_GROUP_BASELINE,
+            (
+                f"group_size 1 leaves advantage: {c.advantage} nothing to compare with; use none "
+                "or batch_standardised, or a group_size of 2 or more"
+            ),
+        ),
+        (
+            c.prompts_per_step * c.group_size == 1 and c.advantage == "batch_standardised",
+            "one completion a step leaves advantage: batch_standardised nothing to compare with",
+        ),
+        (
+            c.beta > 0 and c.kl == "k1" and not c.kl_in_reward,
+            "kl: k1 has a gradient of expectation 0 in a loss; use k2 or k3, or kl_in_reward: true",
+        ),
+        (
+            c.advantage_eps is not None and not c.advantage.endswith("standardised"),
+            f"advantage_eps goes with a standard deviation, and {c.advantage} divides by none",
+        ),
+        (c.kl_in_reward and c.beta == 0, "kl_in_reward needs a beta above 0"),
+        (
+            c.dual_clip is not None and c.surrogate != "ppo_clip",
+            f"dual_clip is a bound of surrogate: ppo_clip, not of {c.surrogate}",
+        ),
+        (
+            c.dual_clip is not None and c.dual_clip <= 1 + c.clip_high,
+            "dual_clip must lie above 1 + clip_high",
+        ),
+        (
+            c.ratio == "sequence" and c.surrogate == "policy_gradient",
+            "surrogate: policy_gradient has no ratio; leave ratio at token",
+        ),
+        (
+            c.updates_per_batch > c.prompts_per_step * c.group_size,
+            (
+                f"updates_per_batch ({c.updates_per_batch}) is more than the "
+                f"{c.prompts_per_step * c.group_size} completions of a step"
+            ),
+        ),
+        (
+            c.dynamic_sampling_rounds > 0 and c.group_size == 1,
+            "dynamic_sampling_rounds replaces groups without a difference; a group of one has none",
+        ),
+        (
+            c.kl_in_reward and c.decouple_rewards,
+            "kl_in_reward changes the total and decouple_rewards its components; use one of them",
+        ),
+    ]
+
+
 _MAX_NEW_TOKENS = 512
 
 
@@ -144,7 +503,7 @@ class SamplingConfig(Section):
         description="prompt and completion together; max_new_tokens then follows from the "
         "longest prompt of data.train that is kept",
     )
-    stop: tuple[str, ...] | None = Field(None, description="left out: the format's own")
+    stop: Names | None = Field(None, description="left out: the format's own")
     include_stop: bool = True
     allow_truncated: bool = Field(
         False, description="train although top_p, top_k or min_p make the gradient biased"
@@ -177,8 +536,6 @@ class GradingConfig(Section):
     """How answers are compared."""
 
     timeout_seconds: PositiveFloat = 2.0
-    workers: Positive = 1
-    memory_mb: Positive = 2048
     symbolic: bool = Field(True, description="the Math-Verify rung; false: numbers and text only")
 
 
@@ -188,7 +545,6 @@ class EvaluationConfig(Section):
     samples: Positive = Field(1, description="completions per problem (k of pass@k)")
     temperature: Annotated[float, Field(ge=0)] = 0.0
     max_new_tokens: Positive | None = Field(None, description="left out: as in sampling")
-    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     base: bool = Field(True, description="also measure the model before training")
     rewards: bool = Field(
         True, description="also format, reasoning and `rewards` of each completion"
@@ -201,27 +557,86 @@ class EvaluationConfig(Section):
         return self
 
 
-class AlarmsConfig(Section):
-    """When GRPO says that it goes wrong. Each looks at the mean over the last `window` steps."""
+class RewardConfig(Section):
+    """One component of the reward."""
 
-    on_alarm: Literal["warn", "stop"] = Field(
-        "warn", description="stop: end the run; what was saved before stays"
+    name: str = Field(
+        description="a built-in name, `path/to/file.py:function`, or `stack:name` for several"
     )
-    window: Annotated[int, Field(ge=2)] = Field(10, description="steps")
-    entropy_low: Fraction = Field(0.1, description="share of the entropy in the first window")
-    entropy_high: Annotated[float, Field(gt=1)] = Field(
-        3.0, description="times the entropy in the first window"
+    weight: float = Field(1.0, ge=-LARGEST, le=LARGEST)
+    params: Params = Field(
+        default_factory=dict, description="its parameters; ${NAME} is read from the environment"
     )
-    length_growth: Annotated[float, Field(gt=1)] = Field(
-        2.0, description="times the median length before"
+    max_failure_rate: Fraction = Field(
+        0.1, description="share of the recent groups it may fail on before the run stops"
     )
-    repetition: Fraction = Field(0.5, description="share of 4-grams that were there before")
-    unique: Fraction = Field(
-        0.05, description="lowest difference within groups: 0 all the same, 1 no two the same"
+    deterministic: bool = Field(
+        True,
+        description="false: it may answer the same input differently (a model as a judge); a run "
+        "is then not repeatable",
     )
-    kl_rise: PositiveFloat = Field(0.1, description="nats per token within the window")
-    truncated: Fraction = Field(0.5, description="share of the completions")
-    saturated: Fraction = Field(0.9, description="share of the groups that are all right")
+    timeout_seconds: PositiveFloat = Field(
+        120.0, description="a group's time: an async function is stopped, another warned of"
+    )
+
+
+def stack(name: str) -> tuple[RewardConfig, ...]:
+    """The rewards of a named stack.
+
+    Raises:
+        RewardError: there is none of that name.
+
+    >>> [(r.name, r.weight) for r in stack("default")]
+    [('correctness', 1.0), ('format', 0.1), ('tag_count', 0.1)]
+    """
+    return tuple(RewardConfig(**row) for row in named_stack(name).rewards)
+
+
+# Built-in trackers, by the names of their packages, which are those of Grouper's extras, too.
+TRACKERS = ("tensorboard", "wandb", "trackio")
+
+
+class TrackerConfig(Section):
+    """Somebody else who is told of every step; it can neither stop a run nor slow it."""
+
+    name: str = Field(
+        description="tensorboard, wandb, trackio, or your own: `path/to/file.py:function`"
+    )
+    project: str | None = Field(None, description="left out: grouper")
+    entity: str | None = Field(None, description="only wandb: user or team; left out: your own")
+    run_name: str | None = Field(None, description="left out: the recipe's name")
+    tags: Names = ()
+    mode: Literal["offline", "online"] = Field(
+        "offline", description="online: send to its server while the run goes on"
+    )
+    params: Params = Field(
+        default_factory=dict,
+        description="further keywords: of wandb.init, trackio.init, or yours; ${NAME} is read from "
+        "the environment",
+    )
+
+
+class TrackingConfig(Section):
+    """What is written down beside the metrics."""
+
+    token_ids: bool = Field(False, description="keep ids and log-probs of every rollout")
+    log_every: Positive = Field(1, description="steps between lines in training.log")
+    print_every_steps: Positive | None = Field(
+        None, description="GRPO steps between samples shown on the console; left out: none"
+    )
+    trackers: tuple[TrackerConfig, ...] = Field(
+        (),
+        strict=False,
+        description="who else is told of each step; the run folder is written in any case",
+    )
+
+    @model_validator(mode="after")
+    def _trackers_are_named_once(self) -> TrackingConfig:
+        names = [tracker.name for tracker in self.trackers]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"the tracker {twice[0]!r} is listed twice")
+        return self
 
 
 class Recipe(Section):
@@ -229,7 +644,7 @@ class Recipe(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     description: str = ""
-    reading: str = Field("", description="printed at the end: what the result is and is not")
+    note: str = Field("", description="printed at the end: what the result is and is not")
     seed: NonNegative = 0
     output_dir: str = "outputs"
     save_path: str | None = Field(
@@ -240,8 +655,10 @@ class Recipe(Section):
     parallel: Literal["ddp", "fsdp"] = Field(
         "ddp", description="several processes: fsdp splits the weights over them, ddp copies them"
     )
-    watchdog_minutes: NonNegativeFloat = Field(
-        30.0, description="nothing moved for so long: show where every thread stands; 0: never"
+    on_finding: Literal["warn", "stop"] = Field(
+        "warn",
+        description="what GRPO does when a check finds that it goes wrong; stop: end the run, "
+        "what was saved before stays",
     )
     skip_sft: bool = False
     skip_grpo: bool = False
@@ -251,12 +668,13 @@ class Recipe(Section):
     sft: SFTConfig = SFTConfig()
     grpo: GRPOConfig = GRPOConfig()
     sampling: SamplingConfig = SamplingConfig()
-    rewards: tuple[RewardConfig, ...] = (RewardConfig(name="correctness"),)
+    rewards: Annotated[tuple[RewardConfig, ...], Field(strict=False)] = (
+        RewardConfig(name="correctness"),
+    )
     grading: GradingConfig = GradingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     tracking: TrackingConfig = TrackingConfig()
-    alarms: AlarmsConfig = AlarmsConfig()
-    hooks: tuple[str, ...] = Field(
+    hooks: Names = Field(
         (), description="your own `path/to/file.py:function`, called after each step"
     )
 
@@ -272,8 +690,6 @@ class Recipe(Section):
 
         Example: `recipe.override("grpo.steps=20", name="short", model={"lora": {"rank": 8}})`.
         """
-        from grouper.config.overrides import changed
-
         data = self.model_dump(mode="json", exclude_unset=True)
         text = changed(data, settings, sections, where=f"recipe {self.name}")
         return validate_json(Recipe, text, where=f"recipe {self.name}")

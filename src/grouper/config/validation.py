@@ -14,9 +14,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def validate_json(model: type[Model], text: str, *, where: str, place: Sequence[str] = ()) -> Model:
-    """`text` as a `model`, with strict types.
-
-    JSON is the strict mode in which a list is the right spelling of a tuple.
+    """`text` as a `model`.
 
     Args:
         model: the pydantic class to build.
@@ -28,7 +26,7 @@ def validate_json(model: type[Model], text: str, *, where: str, place: Sequence[
         ConfigError: with every problem found.
     """
     try:
-        return model.model_validate_json(text, strict=True)
+        return model.model_validate_json(text)
     except ValidationError as error:
         raise_as_config_error(error, model, where=where, place=place)
 

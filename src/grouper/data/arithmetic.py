@@ -69,10 +69,10 @@ def kinds() -> tuple[str, ...]:
 class ArithmeticOptions(BaseModel):
     """`options` of the source `arithmetic`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     count: Annotated[int, Field(ge=1)] = 1000
-    kinds: tuple[str, ...] = Field(default_factory=kinds)
+    kinds: tuple[str, ...] = Field(default_factory=kinds, strict=False)
     low: Annotated[int, Field(ge=1)] = 2
     """Smallest operand."""
     high: Annotated[int, Field(ge=1)] = 10

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from grouper.config.data import RowsConfig
+from grouper.config.schema import RowsConfig
 from grouper.data.overlap import question_words
 from grouper.data.problem_set import ProblemSet, subset_of
 from grouper.errors import DataError

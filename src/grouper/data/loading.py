@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from grouper.config.data import RowsConfig, SourceConfig
+from grouper.config.schema import RowsConfig, SourceConfig
 from grouper.data.arithmetic import arithmetic_options, generate
 from grouper.data.columns import choose_columns, read_fields
 from grouper.data.filters import apply_filters, is_numeric
@@ -27,7 +27,7 @@ from grouper.data.problem_set import (
 from grouper.data.references import check_references
 from grouper.data.rows import Row, UnreadableRow, find_file, iterate_files, read_files
 from grouper.data.sources import FIELDS, SOURCES, Source
-from grouper.data.streaming import window
+from grouper.data.streaming import SHUFFLE_BUFFER, window
 from grouper.errors import ConfigError, DataError, did_you_mean, raise_all
 from grouper.prompts.formats import PromptFormat
 from grouper.types import Problem
@@ -234,7 +234,7 @@ def _part(items: Iterable[Item], config: RowsConfig) -> Sequence[Item]:
             offset=config.offset,
             limit=config.limit,
             shuffle=config.shuffle,
-            buffer=config.shuffle_buffer,
+            buffer=SHUFFLE_BUFFER,
         )
     if config.shuffle is not None:
         order = np.random.default_rng(config.shuffle).permutation(len(items)).tolist()

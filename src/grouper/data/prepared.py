@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grouper.config.data import RowsConfig
+from grouper.config.schema import RowsConfig
 from grouper.data.problem_set import ProblemSet
 from grouper.data.rows import Row
 from grouper.errors import DataError, did_you_mean

@@ -75,7 +75,7 @@ def _has_symbolic() -> bool:
 def _ask(answers: list[str]) -> Verdicts:
     workers = max(1, min(os.cpu_count() or 1, len(answers) // PER_WORKER))
     with (
-        Grader(AnswerContract(kind=AnswerKind.BOXED), GradingConfig(workers=workers)) as grader,
+        Grader(AnswerContract(kind=AnswerKind.BOXED), GradingConfig(), workers=workers) as grader,
         ThreadPoolExecutor(workers) as threads,
     ):
         return dict(zip(answers, threads.map(grader.read_reference, answers), strict=True))

@@ -3,7 +3,7 @@ than needed.
 
 Exact: the ids (row numbers of the whole set), every problem that is kept, their fingerprint, and
 that equal settings choose equal rows. Not exact: the shuffle. A row can be drawn as soon as it is
-in the buffer, so only the first `offset + limit + shuffle_buffer` rows have a chance, and rows
+in the buffer, so only the first `offset + limit + SHUFFLE_BUFFER` rows have a chance, and rows
 stay roughly where they were.
 """
 
@@ -16,6 +16,10 @@ from typing import TypeVar
 import numpy as np
 
 Item = TypeVar("Item")
+
+
+# Rows of a stream that are held in memory to draw from when shuffling.
+SHUFFLE_BUFFER = 10_000
 
 
 def window(

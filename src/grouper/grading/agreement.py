@@ -66,7 +66,7 @@ def compare_with_math_verify(
         ValueError: not one reference a text.
         GradingError: Math-Verify is not installed.
     """
-    pool = WorkerPool(settings, "grouper.grading.agreement")
+    pool = WorkerPool(settings, 1, "grouper.grading.agreement")
     try:
         with Grader(contract, settings) as grader:
             grades = grader.grade(texts, references)

@@ -37,7 +37,8 @@ class Grader:
 
     Args:
         contract: where the answer stands.
-        settings: deadline, workers, memory, and whether the symbolic rung is on.
+        settings: deadline, and whether the symbolic rung is on.
+        workers: processes that compare at the same time; 0: one for every four processors.
 
     Raises:
         GradingError: the symbolic rung is on and Math-Verify is not installed.
@@ -51,10 +52,13 @@ class Grader:
     ['correct', 'no_answer']
     """
 
-    def __init__(self, contract: AnswerContract, settings: GradingConfig) -> None:
+    def __init__(
+        self, contract: AnswerContract, settings: GradingConfig, *, workers: int = 0
+    ) -> None:
         require_symbolic(settings)
         self.contract = contract
         self.settings = settings
+        self._workers = workers or max(1, (os.cpu_count() or 1) // 4)
         self.counts: Counter[Verdict] = Counter()
         """Verdicts handed out so far."""
         self.offenders: deque[tuple[str, str, Verdict]] = deque(maxlen=_OFFENDERS)
@@ -201,7 +205,7 @@ class Grader:
             if key in self._pending:
                 return self._pending[key]
             if self._pool is None:
-                self._pool = WorkerPool(self.settings)
+                self._pool = WorkerPool(self.settings, self._workers)
             future = self._pool.submit(answer, reference)
             self._pending[key] = future
         future.add_done_callback(lambda done: self._remember(key, done.result()))

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _START_SECONDS = 120.0
 _READ_SECONDS = 120.0
+# Of one worker.
+MEMORY_MB = 2048
 """For reading a reference, which is a matter of milliseconds, on any machine however busy."""
 _RUNG = "symbolic"
 _KILLED = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT})
@@ -47,16 +49,19 @@ class WorkerPool:
     """Threads, each with one worker process that is started at its first request.
 
     Args:
-        settings: number of workers, seconds a request, memory a worker.
+        settings: seconds per request.
+        workers: how many.
         module: what a worker runs; another one is another judge.
 
     `submit` may be called from any thread; `close` kills the workers at once.
     """
 
-    def __init__(self, settings: GradingConfig, module: str = "grouper.grading.worker") -> None:
+    def __init__(
+        self, settings: GradingConfig, workers: int, module: str = "grouper.grading.worker"
+    ) -> None:
         self._settings = settings
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._workers = [_Worker(settings, module) for _ in range(settings.workers)]
+        self._workers = [_Worker(settings, module) for _ in range(workers)]
         self._threads = [
             threading.Thread(target=self._serve, args=(worker,), name=f"grading-{i}", daemon=True)
             for i, worker in enumerate(self._workers)
@@ -171,7 +176,7 @@ class _Worker:
         self.kill()
         command = [sys.executable, "-P", "-m", self._module]
         process = subprocess.Popen(
-            [*command, str(os.getpid()), str(self._settings.memory_mb)],
+            [*command, str(os.getpid()), str(MEMORY_MB)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

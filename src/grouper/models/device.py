@@ -7,10 +7,25 @@ from typing import Any
 
 import torch
 
+from grouper.config.schema import ModelConfig
 from grouper.errors import ConfigError
 
 # What knows whether a device is there; the CPU always is.
 _BACKENDS: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.backends.mps}
+
+
+def on_device(config: ModelConfig, device: str) -> ModelConfig:
+    """The settings with `compute_dtype: auto` as what it is on such a device.
+
+    Args:
+        config: of the model.
+        device: `cpu`, `cuda` or `mps`; a CUDA device that is not here counts as one of today's.
+    """
+    if config.compute_dtype != "auto":
+        return config
+    here = torch.cuda.is_available()
+    low = device == "cuda" and (not here or torch.cuda.is_bf16_supported(including_emulation=False))
+    return config.model_copy(update={"compute_dtype": "bfloat16" if low else config.dtype})
 
 
 def find_device(name: str) -> torch.device:

@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from grouper.config.extras import require_extra
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ModelError, did_you_mean
+from grouper.models.device import on_device
 from grouper.models.folders import base_of, looks_local, read_adapter, require_model_folder
 from grouper.models.policy import Policy
 
@@ -160,6 +161,7 @@ def load_policy(
     """
     require_model_folder(path)
     check_adapter(config, path)
+    config = on_device(config, torch.device(device).type)
     base, saved, adapter = base_of(path), read_adapter(path), None
     model = _load_model(base, config, device)
     if saved is not None:
@@ -189,24 +191,26 @@ def weightless_policy(config: ModelConfig, shape: PretrainedConfig) -> Policy:
     Raises:
         ModelError: as in `load_policy`.
     """
+    config = on_device(config, "cpu")
     model = _weightless_model(config, shape)
     with torch.device("meta"), quiet():
         if config.quantization is not None:
             head = model.get_output_embeddings()
             for module in model.modules():
                 if isinstance(module, torch.nn.Linear) and module is not head:
-                    module.to(DTYPES[config.compute_dtype or config.dtype])
+                    module.to(DTYPES[config.compute_dtype])
         adapter = None if config.lora is None else _new_adapter(model, config.lora, "", seed=0)
         return _as_policy(model, adapter, config)
 
 
 def _as_policy(model: PreTrainedModel, adapter: Any, config: ModelConfig) -> Policy:
-    compute = config.compute_dtype
     return Policy(
         model,
         adapter=adapter,
         native=config.attention == "native",
-        compute_dtype=None if compute in (None, config.dtype) else DTYPES[compute],
+        compute_dtype=None
+        if config.compute_dtype == config.dtype
+        else DTYPES[config.compute_dtype],
         gradient_checkpointing=config.gradient_checkpointing,
         activation_offload=config.activation_offload,
     )
@@ -227,7 +231,7 @@ def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> P
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=DTYPES[config.compute_dtype or config.dtype],
+            bnb_4bit_compute_dtype=DTYPES[config.compute_dtype],
         )
         # Quantised on the way to the device, so that the whole model never stands on it.
         options["device_map"] = {"": str(device)}

@@ -119,7 +119,7 @@ def new_model_config(
         special: ids of special tokens; none by default.
     """
     return transformers.AutoConfig.for_model(
-        config.architecture,
+        "qwen3",
         vocab_size=vocabulary,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -128,8 +128,7 @@ def new_model_config(
         num_key_value_heads=config.kv_heads,
         head_dim=config.head_dim,
         max_position_embeddings=config.max_position_embeddings,
-        tie_word_embeddings=config.tie_embeddings,
-        initializer_range=config.initializer_range,
+        tie_word_embeddings=True,
         **{"eos_token_id": None, "pad_token_id": None, "bos_token_id": None, **special},
     )
 

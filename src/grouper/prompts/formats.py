@@ -7,7 +7,6 @@ asked for. `render` is the only renderer: SFT, rollouts, evaluation and `generat
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from grouper.config.schema import PromptConfig, TagsConfig
@@ -352,18 +351,10 @@ def make_format(config: PromptConfig) -> PromptFormat:
     """The format that a recipe's `prompt` section describes.
 
     Raises:
-        PromptError: unknown format, tags for a format that has its own, or an instruction file
-            that cannot be read.
+        PromptError: unknown format, or tags for a format that has its own.
     """
     fmt = _default_format(config)
     system = fmt.system if config.system is None else config.system
-    if config.system_file is not None:
-        try:
-            system = Path(config.system_file).expanduser().read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise PromptError(
-                f"{config.system_file} cannot be read ({error})", where="prompt.system_file"
-            ) from error
     return replace(fmt, system=system, template=config.template)
 
 

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from grouper.config.rewards import LARGEST
-from grouper.config.schema import RewardConfig
+from grouper.config.schema import LARGEST, RewardConfig
 from grouper.config.user_code import line_of_users
 from grouper.errors import RewardError
 from grouper.rewards.awaiting import StoppedError, awaited

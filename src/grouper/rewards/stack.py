@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from grouper.config.rewards import LARGEST
-from grouper.config.schema import RewardConfig
+from grouper.config.schema import LARGEST, RewardConfig
 from grouper.errors import GrouperError, RewardError, raise_all
 from grouper.rewards.base import RewardFunction
 from grouper.rewards.building import BuiltReward

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from grouper.models.device import on_device
 from grouper.models.policy import Policy
 
 if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
@@ -35,7 +36,7 @@ def copy_dtype(
         return DTYPES[sampling.dtype]
     mergeable = lora and model.quantization is None
     if sampling.dtype == "auto" and mergeable and device == "cpu":
-        return DTYPES[model.compute_dtype or model.dtype]
+        return DTYPES[on_device(model, device).compute_dtype]
     return None
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from grouper.errors import CheckpointError, RunFolderError
-from grouper.models.device import find_device
 from grouper.models.policy import Policy
 from grouper.tracking.identity import CONTENTS, LENGTHS, Changes, describe_changes, that_differ
 from grouper.training.checkpoint import (
@@ -177,7 +176,7 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
     for line in banner_lines(
         run.folder.read_info(),
         changes,
-        versions=describe_versions(find_device(run.recipe.device)),
+        versions=describe_versions(run.recipe),
         threads=torch.get_num_threads(),
         processes=run.processes.size,
         reports=[r for r in run.folder.read_metrics() if r.phase == phase],

@@ -685,7 +685,7 @@ def check_room_for_run(
     for phase in phases.values():
         # One more than is kept: the new one is whole before the oldest goes.
         number = phase.keep_checkpoints + 1
-        best = weights if phase.keep_best and phase.evaluate_every else 0
+        best = weights if phase.evaluate_every else 0
         wanted += number * (weights + state_bytes(phase.optimizer, policy)) + best + weights
     free = free_bytes(run)
     if free < wanted * MARGIN:

@@ -130,6 +130,8 @@ def evaluation_is_due(config: PhaseConfig, step: int, *, total: int, epoch_ended
 
 # The epoch of a pass rate that was read from a file.
 MEASURED_BEFORE = -1
+# A problem outside the band is tried again after so many epochs.
+RECHECKED = 3
 
 
 class DifficultyBand:
@@ -146,8 +148,8 @@ class DifficultyBand:
         self._config = config
         # Problem id -> correct, completions, epoch.
         self._seen: dict[str, Sequence[int]] = {}
-        if config.file is not None:
-            measured = read_pass_rates(Path(config.file).expanduser())
+        if config.path is not None:
+            measured = read_pass_rates(Path(config.path).expanduser())
             self._seen = {name: (*rate, MEASURED_BEFORE) for name, rate in measured.items()}
 
     def allows(self, problem_id: str, epoch: int) -> bool:
@@ -155,15 +157,13 @@ class DifficultyBand:
         if problem_id not in self._seen:
             return True
         correct, total, when = self._seen[problem_id]
-        if self._config.low <= correct / total <= self._config.high:
-            return True
-        return 0 < self._config.recheck_epochs < epoch - when
+        low, high = self._config.band
+        return low <= correct / total <= high or epoch - when > RECHECKED
 
     def update(self, groups: Sequence[RolloutGroup], epoch: int) -> None:
         """Remember how often each problem was solved this time."""
-        if self._config.online:
-            for group in groups:
-                self._seen[group.problem.id] = (group.solved, len(group.rollouts), epoch)
+        for group in groups:
+            self._seen[group.problem.id] = (group.solved, len(group.rollouts), epoch)
 
     def left_out(self, problem_ids: Sequence[str], epoch: int) -> int:
         """How many of these problems are outside the band now."""
@@ -187,7 +187,7 @@ def read_pass_rates(path: Path) -> dict[str, tuple[int, int]]:
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read ({error.strerror})",
-            where="grpo.difficulty.file",
+            where="grpo.difficulty.path",
             fix="Make it with `grouper data difficulty RECIPE`.",
         ) from error
     rates = {}
@@ -201,7 +201,7 @@ def read_pass_rates(path: Path) -> dict[str, tuple[int, int]]:
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"line {number} of {path} is not a pass rate ({error!r})",
-                where="grpo.difficulty.file",
+                where="grpo.difficulty.path",
                 fix='A line is {"problem_id": "...", "correct": 3, "completions": 8}.',
             ) from error
     return rates

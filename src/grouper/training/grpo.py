@@ -240,7 +240,9 @@ def _collect_step(run: Run, state: TrainState) -> RolloutBatch:
             )
         return replace(drawn, position=position)
 
-    rollouts = dynamically(draw, wanted=config.prompts_per_step, rounds=config.max_resample_rounds)
+    rollouts = dynamically(
+        draw, wanted=config.prompts_per_step, rounds=config.dynamic_sampling_rounds
+    )
     prefill = sampler.times.take()
     state.clock.sampled((*rollouts.groups, *rollouts.replaced))
     state.clock.took(
@@ -343,7 +345,7 @@ def advantages_of(
 ) -> tuple[tuple[float, ...], ...]:
     """Per group, the advantage of each scored rollout; rollouts without a reward are left out.
 
-    With `shaping_needs_a_correct`, a group without one correct answer gets zeros: nothing is
+    With `require_correct_in_group`, a group without one correct answer gets zeros: nothing is
     learned from who was wrong in the nicer format.
 
     Args:
@@ -369,7 +371,7 @@ def advantages_of(
     result = []
     for group in groups:
         part = tuple(next(flat) for _ in group.scored)
-        wasted = config.shaping_needs_a_correct and not group.solved
+        wasted = config.require_correct_in_group and not group.solved
         result.append(tuple(0.0 for _ in part) if wasted else part)
     return tuple(result)
 
@@ -466,7 +468,7 @@ def _orders(run: Run, state: TrainState, groups: int) -> list[list[int] | None]:
         return [None]
     keys = [
         draw_seed(run.recipe.seed, "deal", state.step, number)
-        for number in range(config.passes_per_batch)
+        for number in range(config.num_iterations)
     ]
     return [np.random.default_rng(key).permutation(groups).tolist() for key in keys]
 
@@ -540,7 +542,7 @@ def _report(
         **rollout_tallies(assembled.groups, assembled.advantages),
         **assembled.tallies,
     }
-    if config.max_resample_rounds:
+    if config.dynamic_sampling_rounds:
         tallies["groups/replaced"] = Tally.of([len(rollouts.replaced)])
         tallies["resample_rounds"] = Tally.of([rollouts.rounds])
     if state.difficulty is not None:

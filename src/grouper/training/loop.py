@@ -11,7 +11,6 @@ from pathlib import Path
 from grouper.config.schema import GRPOConfig, SFTConfig
 from grouper.errors import GrouperError, Interrupted, ModelError, RunFolderError
 from grouper.training.checkpoint import (
-    BestScore,
     TrainState,
     last_good,
     rotate,
@@ -23,6 +22,9 @@ from grouper.training.run import Run
 from grouper.types import StepReport
 
 log = logging.getLogger(__name__)
+
+# Updates in a row that are not finite and skipped before the run stops.
+MOST_SKIPPED = 3
 
 # What a hook may ask for: measure the policy, save a checkpoint, end the phase.
 WORDS = ("evaluate", "save", "stop")
@@ -144,18 +146,12 @@ def _evaluate_if_due(run: Run, state: TrainState) -> bool:
 
 
 def _has_ended(run: Run, state: TrainState) -> bool:
-    """Whether all steps are done, a hook has asked for the end, or the target is reached."""
-    target = phase_config(run, state).stop_at_accuracy
+    """Whether all steps are done, or a hook has asked for the end."""
     if state.step >= state.total:
         return True
     who = state.asked.get("stop")
     if who is not None:
         reason = f"{who} asks for it"
-    elif target is not None and state.best.accuracy >= target:
-        reason = (
-            f"validation accuracy {state.best.accuracy:.1%} has reached stop_at_accuracy "
-            f"{target:.1%}"
-        )
     else:
         return False
     run.display.say(f"{state.phase} ends at step {state.step}: {reason}.")
@@ -182,9 +178,9 @@ class _Saves:
         best evaluation so far is also saved, though without what training would need to go on
         from it.
         """
-        state, config = self._state, self._config
+        state = self._state
         due = state.step != self._saved and (last or self._is_due())
-        if not due and not (better and config.keep_best):
+        if not due and not better:
             return
         try:
             self._save(resumable=due)
@@ -231,13 +227,12 @@ class _Saves:
 def tidy(run: Run, state: TrainState) -> None:
     """Remove the checkpoints of a phase that are no longer wanted."""
     config = phase_config(run, state)
-    best = state.best if config.keep_best else BestScore()
     folder, step, keep = run.path / state.phase, state.step, config.keep_checkpoints
-    run.processes.on_rank0(lambda: rotate(folder, step=step, keep=keep, best=best))
+    run.processes.on_rank0(lambda: rotate(folder, step=step, keep=keep, best=state.best))
 
 
 def _stop_if_broken(run: Run, state: TrainState) -> None:
-    if state.skipped < phase_config(run, state).max_skipped_updates:
+    if state.skipped < MOST_SKIPPED:
         return
     what = f"nothing finite came out of {state.skipped} updates in a row"
     folder = run.processes.on_rank0(

@@ -68,7 +68,7 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
     results = tuple(r for name in names if (r := run.folder.read_evaluation(name)) is not None)
     comparison = None
     if len(results) > 1:
-        comparison = compare(results, confidence=recipe.evaluation.confidence)
+        comparison = compare(results)
     run.processes.on_rank0(lambda: (draw_curves(run.folder), draw_times(run.folder)))
     saved = run.processes.on_rank0(lambda: export_to_save_path(recipe, run.path))
     if saved is not None:

@@ -124,7 +124,7 @@ class Prepared:
 
     def __repr__(self) -> str:
         new = self.recipe.model.new
-        model = self.model_path if new is None else f"a new random {new.architecture} model"
+        model = self.model_path if new is None else "a new random qwen3 model"
         first = self.problems[0]
         rewards = ", ".join(f"{weight:g} {name}" for name, weight in self.rewards.weights.items())
         phases = [name for name in ("sft", "grpo") if not getattr(self.recipe, f"skip_{name}")]
@@ -517,4 +517,4 @@ def make_base(recipe: Recipe, sets: ProblemSets, target: Path) -> str:
     )
     save_new_model(target, model, tokenizer)
     count = sum(p.numel() for p in model.parameters())
-    return f"New random {new.architecture} model: {count:,} parameters, {len(tokenizer)} tokens."
+    return f"New random qwen3 model: {count:,} parameters, {len(tokenizer)} tokens."

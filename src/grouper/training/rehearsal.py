@@ -14,8 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from grouper.algorithms.rows import Rows, worst_rows
-from grouper.config.schema import GRPOConfig, PhaseConfig, SFTConfig
-from grouper.models.policy import Policy
+from grouper.config.schema import GRPOConfig, SFTConfig
 from grouper.training.checkpoint import TrainState
 from grouper.training.loop import Hook, phase_config
 from grouper.training.optimizers import Optimizer, state_bytes
@@ -24,7 +23,10 @@ from grouper.training.update import accumulate_gradient, rehearsal_objective
 
 
 class Rehearsal(Hook):
-    """Tries the largest slice of a phase, where the recipe wants it."""
+    """Tries the largest slice of a phase, on a GPU."""
+
+    # Host memory runs out by swapping and killing: a rehearsal could not catch it.
+    devices: tuple[str, ...] = ("cuda", "mps")
 
     def phase_begins(self, run: Run, state: TrainState) -> None:
         """Run one forward and backward of the rows that take the most memory.
@@ -33,7 +35,7 @@ class Rehearsal(Hook):
             ModelError: not even one row fits.
         """
         config, policy = phase_config(run, state), state.policy
-        if state.step >= state.total or not _wanted(config, policy):
+        if state.step >= state.total or policy.device.type not in self.devices:
             return
         vocabulary = int(policy.model.config.get_text_config().vocab_size)
         budget = config.tokens_per_micro_batch
@@ -58,12 +60,6 @@ class Rehearsal(Hook):
             f"Rehearsal of {state.phase}: the largest slice fits "
             f"({time.perf_counter() - started:.1f} s)."
         )
-
-
-def _wanted(config: PhaseConfig, policy: Policy) -> bool:
-    if config.rehearse == "auto":
-        return policy.device.type != "cpu"
-    return config.rehearse
 
 
 def _shapes(run: Run, config: SFTConfig | GRPOConfig) -> list[tuple[Rows, int]]:

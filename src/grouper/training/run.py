@@ -24,7 +24,7 @@ from grouper.errors import Interrupted, ModelError, PreflightError
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
 from grouper.evaluation.metrics import Behaviour, metrics_line
 from grouper.kernels.library import kernels_in_use
-from grouper.models.device import find_device
+from grouper.models.device import find_device, on_device
 from grouper.models.folders import on_this_machine, read_adapter, require_model_folder
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
@@ -72,7 +72,7 @@ class Run:
         allow_changes: bool = False,
     ) -> None:
         self.recipe = recipe
-        self.display = display = display or Progress(log_every=recipe.tracking.show_every)
+        self.display = display = display or Progress(log_every=recipe.tracking.log_every)
         self.processes = join_processes()
         self.hash = recipe_hash(recipe)
         path = Path(recipe.output_dir).expanduser() / recipe.name
@@ -86,7 +86,7 @@ class Run:
             recipe,
             self.processes,
             {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes},
-            versions=describe_versions(find_device(recipe.device)),
+            versions=describe_versions(recipe),
             fingerprints=sets.fingerprints,
             code=code_fingerprints(_named_by(recipe)),
             threads=recipe.threads or torch.get_num_threads(),
@@ -141,9 +141,7 @@ class Run:
             log.warning(text)
         self._sampler: tuple[Policy, NativeSampler] | None = None
         self._replica: ParallelPolicy | None = None
-        self.watchdog = Watchdog(
-            recipe.watchdog_minutes, rank=self.processes.rank, fatal=self.processes.size > 1
-        )
+        self.watchdog = Watchdog(rank=self.processes.rank, fatal=self.processes.size > 1)
         self._stop_requested = False
         self._previous: dict[int, Any] = {}
 
@@ -225,7 +223,6 @@ class Run:
                 params=self.prepared.evaluation_params(),
                 samples=self.recipe.evaluation.samples,
                 seed=self.recipe.seed,
-                confidence=self.recipe.evaluation.confidence,
                 phase=phase,
                 split=split,
                 progress=progress,
@@ -377,14 +374,17 @@ def _as_trained(prepared: Prepared) -> Text:
     )
 
 
-def describe_versions(device: torch.device) -> dict[str, str]:
+def describe_versions(recipe: Recipe) -> dict[str, str]:
     """Versions of what the numbers of a run on this device depend on."""
+    device = find_device(recipe.device)
     found = {"python": platform.python_version()}
     for package in ("grouper-rl", "torch", "transformers", "tokenizers", "peft", "math-verify"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
+    if recipe.model.compute_dtype == "auto":
+        found["compute dtype"] = on_device(recipe.model, device.type).compute_dtype
     if device.type == "cpu":
         found["kernels"] = kernels_in_use()
     return found
@@ -403,12 +403,12 @@ class Watchdog:
     which. Where others are waiting the process is ended, too, so that their launcher ends them all.
 
     Args:
-        minutes: how long; 0: never.
         rank: of this process.
         fatal: end the process, since others are waiting for it.
+        minutes: how long; 0: never.
     """
 
-    def __init__(self, minutes: float, *, rank: int = 0, fatal: bool = False) -> None:
+    def __init__(self, *, rank: int = 0, fatal: bool = False, minutes: float = 30.0) -> None:
         self._seconds = 60.0 * minutes
         self._rank = rank
         self._fatal = fatal

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # What allocators without an exception of their own say.
+# Bound on the importance weights of `grpo.importance`.
+IMPORTANCE_CAP = 2.0
 _OUT_OF_MEMORY = ("MPS backend out of memory", "DefaultCPUAllocator: can't allocate memory")
 
 
@@ -304,7 +306,7 @@ def _surrogate(config: GRPOConfig) -> Term:
             difference = log_ratio(old, batch.sampler_logprobs)
             tallies["sampler_logprob_diff"] = _tally(difference.abs(), mask)
             if importance is not None:
-                weights = importance(difference, config.importance_cap)
+                weights = importance(difference, IMPORTANCE_CAP)
                 tallies["policy/importance"] = _tally(weights, mask)
                 loss = weights * loss
         return loss

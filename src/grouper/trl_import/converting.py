@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from grouper.config.overrides import as_json
-from grouper.config.schema import Recipe
-from grouper.config.tracking import TRACKER_PACKAGES
+from grouper.config.schema import TRACKERS, Recipe
 from grouper.config.validation import validate_json
 from grouper.data.naming import source_named
 from grouper.rewards import REWARDS
@@ -202,7 +201,7 @@ def _grpo(s: Settings, nproc: int) -> int:
             )
     s.put("grpo.clip_low", low)
     s.put("grpo.clip_high", low if high is None else high)
-    s.put("grpo.shaping_needs_a_correct", value=False)
+    s.put("grpo.require_correct_in_group", value=False)
     s.put("grpo.allow_truncation", value=True)
     _truncation(s)
     _rewards(s)
@@ -302,7 +301,7 @@ def _times(s: Settings, updates: int) -> None:
         s.put("{phase}.optimizer.warmup_ratio", warmup)
     elif warmup:
         s.put("{phase}.optimizer.warmup_steps", _steps(s, "warmup_steps", updates))
-    s.put("tracking.show_every", _steps(s, "logging_steps", updates) or 1)
+    s.put("tracking.log_every", _steps(s, "logging_steps", updates) or 1)
     if s.get("save_strategy") == "steps":
         s.put("{phase}.checkpoint_every", _steps(s, "save_steps", updates) or 0)
     elif s.get("save_strategy") != "no":
@@ -329,10 +328,10 @@ def _tracking(s: Settings) -> None:
     asked = [asked] if isinstance(asked, str) else list(asked)
     rows: list[dict[str, Any]] = []
     for name in asked:
-        if name in TRACKER_PACKAGES:
+        if name in TRACKERS:
             rows.append({"name": name})
         elif name != "none":
-            s.leave_out("report_to", f"there is no {name!r}: {', '.join(TRACKER_PACKAGES)}")
+            s.leave_out("report_to", f"there is no {name!r}: {', '.join(TRACKERS)}")
     about = {"project": "project", "run_name": "run_name", "wandb_entity": "entity"}
     for row in rows:
         row |= {ours: s.given[theirs] for theirs, ours in about.items() if s.given.get(theirs)}

@@ -12,7 +12,7 @@ import pytest
 from gates import package
 
 from grouper.config.loading import load_recipe
-from grouper.config.tracking import TRACKER_PACKAGES
+from grouper.config.schema import TRACKERS
 from grouper.tracking.sinks.base import Sink, Step
 from grouper.tracking.sinks.registry import SINKS, find_trackers
 from grouper.types import StepReport, Tally
@@ -28,7 +28,7 @@ def made(name: str, folder: Path) -> Sink:
 
 
 def test_every_built_in_tracker_has_a_package():
-    assert SINKS.keys() == TRACKER_PACKAGES.keys()
+    assert tuple(SINKS) == TRACKERS
 
 
 def test_a_mark_is_that_of_the_folder_and_its_start(tmp_path):

@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grouper.config.schema import Recipe, TrackerConfig
-from grouper.config.tracking import tracker_params
+from grouper.config.credentials import expanded
+from grouper.config.extras import require_extra
+from grouper.config.schema import TRACKERS, Recipe, TrackerConfig, TrackingConfig
 from grouper.config.user_code import load_user_object
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, did_you_mean, raise_all
 from grouper.tracking.sinks.base import Sink, TrackedRun, frozen
 from grouper.tracking.sinks.users import UsersSink
 
@@ -23,6 +24,32 @@ SINKS = {
     "trackio": ("grouper.tracking.sinks.trackio", "TrackioSink"),
 }
 """Built-in trackers: name -> module and class, imported in the tracker's own thread."""
+
+
+def check_trackers(tracking: TrackingConfig) -> None:
+    """Make sure that every tracker is there, without opening any. Only training needs them.
+
+    Raises:
+        ConfigError: every problem at once: no tracker of that name, its package is not installed,
+            or the user's own cannot be loaded.
+    """
+    problems: list[ConfigError] = []
+    for tracker in tracking.trackers:
+        try:
+            _check_tracker(tracker)
+        except ConfigError as error:
+            problems.append(error)
+    raise_all(problems)
+
+
+def tracker_params(tracker: TrackerConfig) -> dict[str, Any]:
+    """What a tracker is made with: its `params`, secrets included.
+
+    Raises:
+        ConfigError: a variable that they refer to is not set.
+    """
+    params: dict[str, Any] = expanded(tracker.params, where="tracking.trackers", error=ConfigError)
+    return params
 
 
 def find_trackers(recipe: Recipe, folder: Path, *, started: str) -> dict[str, Callable[[], Sink]]:
@@ -81,3 +108,19 @@ def _builder(tracker: TrackerConfig, run: TrackedRun) -> Callable[[], Sink]:
 def _build(module: str, name: str, run: TrackedRun, params: dict[str, Any]) -> Sink:
     sink: Sink = getattr(importlib.import_module(module), name)(run, **params)
     return sink
+
+
+def _check_tracker(tracker: TrackerConfig) -> None:
+    where = "tracking.trackers"
+    tracker_params(tracker)
+    if ":" in tracker.name:
+        load_user_object(tracker.name, kind="tracker", where=where, error=ConfigError)
+    elif tracker.name in TRACKERS:
+        require_extra(tracker.name, tracker.name, where=where, instead="none (--no-trackers)")
+    else:
+        raise ConfigError(
+            f"there is no tracker {tracker.name!r}",
+            where=where,
+            fix=f"{did_you_mean(tracker.name, TRACKERS)} Your own is named "
+            "`path/to/file.py:function`.",
+        )

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
-from grouper.config.schema import PromptConfig, RewardConfig
-from grouper.config.stacks import STACKS, expand_stacks, stack
+from grouper.config.named import STACKS, expand_stacks
+from grouper.config.schema import PromptConfig, RewardConfig, stack
 from grouper.errors import GrouperError, RewardError
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards

@@ -1,0 +1,84 @@
+"""What a name in a recipe stands for: an algorithm, or the rewards of a whole system.
+
+`grpo.algorithm: dapo` is a row of `presets.yaml`, `{name: "stack:gsm8k-xml"}` among the rewards one
+of `stacks.yaml`. Both are written out when a recipe is read, so that the resolved recipe says every
+part. In Python: `GRPOConfig(algorithm="dapo")`, `stack("gsm8k-xml")`.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from grouper.errors import RewardError, did_you_mean
+
+PREFIX = "stack:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Rewards that belong together; see `stacks.yaml`."""
+
+    description: str
+    format: str
+    rewards: Sequence[dict[str, Any]]
+    fails: Sequence[str] = ()
+
+
+def _table(name: str) -> dict[str, dict[str, Any]]:
+    text = (importlib.resources.files("grouper.config") / name).read_text(encoding="utf-8")
+    table: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return table
+
+
+# Algorithm -> the settings of `grpo` that it stands for.
+PRESETS = _table("presets.yaml")
+STACKS = {name: Stack(**row) for name, row in _table("stacks.yaml").items()}
+
+
+def named_stack(name: str) -> Stack:
+    """The stack of that name.
+
+    Raises:
+        RewardError: there is none.
+    """
+    if name not in STACKS:
+        raise RewardError(
+            f"there is no stack {name!r}", where="rewards", fix=did_you_mean(name, STACKS)
+        )
+    return STACKS[name]
+
+
+def expand_stacks(entries: Any) -> Any:
+    """A recipe's raw `rewards` with every `stack:name` written out; its weight scales them all.
+
+    Anything that is no such entry is left as it is, for the schema to judge.
+
+    Raises:
+        RewardError: no such stack, or a setting other than `weight` beside it.
+
+    >>> expand_stacks([{"name": "stack:math-r1-zero", "weight": 2}])
+    [{'name': 'r1_zero_answer', 'weight': 2.0}, {'name': 'r1_zero_format', 'weight': 0.0}]
+    """
+    if not isinstance(entries, list):
+        return entries
+    return [row for entry in entries for row in _expanded(entry)]
+
+
+def _expanded(entry: Any) -> Sequence[Any]:
+    name = entry.get("name") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or not name.startswith(PREFIX):
+        return [entry]
+    weight = entry.get("weight", 1.0)
+    if entry.keys() - {"name", "weight"} or not isinstance(weight, int | float):
+        raise RewardError(
+            f"{name} takes a number as its weight and nothing else",
+            where="rewards",
+            fix=f"`grouper rewards show {name}` prints its entries: copy and change those.",
+        )
+    rows = named_stack(name.removeprefix(PREFIX)).rewards
+    return [{**row, "weight": weight * row.get("weight", 1.0)} for row in rows]

@@ -1,0 +1,164 @@
+"""The sections: presets fill in, what is written wins, what cannot work is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from grouper.config.loading import load_recipe, resolved_yaml
+from grouper.config.named import PRESETS
+from grouper.config.schema import (
+    DataConfig,
+    DifficultyConfig,
+    GRPOConfig,
+    OptimizerConfig,
+    PromptConfig,
+    SamplingConfig,
+    SFTConfig,
+    SourceConfig,
+)
+from grouper.config.validation import validate_json
+from grouper.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_fills_in_what_the_recipe_does_not_say(name: str) -> None:
+    recipe = load_recipe("demo", [f"grpo.algorithm={name}"])
+    for key, value in PRESETS[name].items():
+        assert getattr(recipe.grpo, key) == value
+    assert recipe.grpo.group_size == 8
+    assert GRPOConfig(algorithm=name).model_dump(include=set(PRESETS[name])) == PRESETS[name]
+
+
+def test_what_the_recipe_says_wins_over_the_preset(tmp_path: Any) -> None:
+    recipe = load_recipe("demo", ["grpo.algorithm=dapo", "grpo.clip_high=0.4"])
+    assert recipe.grpo.clip_high == 0.4
+    assert recipe.grpo.dynamic_sampling_rounds == 3
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(resolved_yaml(recipe))
+    assert load_recipe(copy) == recipe
+
+
+def test_an_unknown_algorithm_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"grpo\.algorithm.*'dapo'"):
+        load_recipe("demo", ["grpo.algorithm=dap"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"group_size": 1}, "group_size 1 leaves advantage: standardised nothing"),
+        ({"group_size": 1, "advantage": "leave_one_out"}, "none or batch_standardised"),
+        ({"beta": 0.1, "kl": "k1"}, "use k2 or k3, or kl_in_reward"),
+        ({"kl_in_reward": True}, "beta above 0"),
+        ({"surrogate": "cispo", "dual_clip": 3.0}, "a bound of surrogate: ppo_clip"),
+        ({"dual_clip": 1.2}, "above 1 \\+ clip_high"),
+        ({"surrogate": "policy_gradient", "ratio": "sequence"}, "has no ratio"),
+        ({"updates_per_batch": 129}, "more than the 128 completions"),
+        (
+            {"group_size": 1, "advantage": "none", "dynamic_sampling_rounds": 1},
+            "a group of one has none",
+        ),
+        (
+            {"beta": 0.1, "kl_in_reward": True, "decouple_rewards": True},
+            "use one of them",
+        ),
+        ({"weighting_constant": 3.0}, "only for weighting: constant"),
+        ({"advantage": "mean", "advantage_eps": 1e-6}, "mean divides by none"),
+        ({"top_entropy": 0.0}, "greater than 0"),
+    ],
+)
+def test_combinations_that_cannot_work(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        GRPOConfig(**settings)
+
+
+@pytest.mark.parametrize("advantage", ["none", "batch_standardised"])
+def test_a_group_of_one_needs_no_group_baseline(advantage: Any) -> None:
+    assert GRPOConfig(group_size=1, advantage=advantage).group_size == 1
+
+
+def test_sft_has_no_budget_to_divide_by() -> None:
+    with pytest.raises(ValidationError, match="needs a weighting_constant"):
+        SFTConfig(weighting="constant")
+    assert GRPOConfig(weighting="constant").weighting_constant is None
+
+
+def test_warm_up_is_told_once() -> None:
+    with pytest.raises(ValidationError, match="only one of warmup_steps and warmup_ratio"):
+        OptimizerConfig(warmup_steps=5, warmup_ratio=0.1)
+
+
+def test_a_band_has_two_ends() -> None:
+    with pytest.raises(ValidationError, match="must be below"):
+        DifficultyConfig(band=(0.5, 0.5))
+
+
+def source(**settings: object) -> SourceConfig:
+    return validate_json(SourceConfig, json.dumps(settings), where="here")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "give either one `source` or the list `mixture`"),
+        ({"source": "gsm8k", "mixture": [{"source": "math"}]}, "give either one `source`"),
+        ({"mixture": [{"source": "mixture"}]}, "not mixtures"),
+        ({"mixture": [{"source": "gsm8k", "weight": 0}]}, "weight"),
+        ({"mixture": [{"source": "gsm8k", "wieght": 1}]}, "Did you mean 'weight'"),
+        ({"mixture": [{"source": "gsm8k"}], "path": "x", "split": "train"}, "path, split: set it"),
+        ({"source": "gsm8k", "streaming": True}, "streaming keeps `limit` rows"),
+        ({"source": "gsm8k", "unique": 0}, "unique"),
+        ({"source": "gsm8k", "unique": "some"}, "unique"),
+        ({"source": "gsm8k", "unique_by": "prompt"}, "unique_by"),
+        ({"source": "gsm8k", "numeric_onl": True}, "Did you mean 'numeric_only'"),
+    ],
+)
+def test_settings_of_a_source_that_cannot_be_right(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        source(**settings)
+
+
+def test_one_validation_set():
+    train = SourceConfig(source="gsm8k")
+    with pytest.raises(ValueError, match=r"only one of data\.validation and"):
+        DataConfig(train=train, validation=train, validation_share=0.1)
+    assert not DataConfig(train=train).has_validation
+    assert DataConfig(train=train, validation_share=0.1).has_validation
+    for share in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="validation_share"):
+            DataConfig(train=train, validation_share=share)
+
+
+def test_the_budget_is_given_once():
+    with pytest.raises(ValueError, match="follows from max_total_tokens"):
+        SamplingConfig(max_total_tokens=2048, max_new_tokens=300)
+    with pytest.raises(ValueError, match="min_new_tokens is larger"):
+        SamplingConfig(max_total_tokens=600, min_new_tokens=601)
+    assert SamplingConfig(max_total_tokens=2048, min_new_tokens=600).max_total_tokens == 2048
+
+
+@pytest.mark.parametrize("percentile", [0, 101])
+def test_percentiles_are_of_a_hundred(percentile):
+    with pytest.raises(ValueError, match="max_percentile"):
+        PromptConfig(max_percentile=percentile)
+
+
+def test_a_resolved_recipe_with_all_of_it_reads_back(tmp_path):
+    recipe = load_recipe(
+        "demo",
+        [
+            "data.train={mixture: [{source: arithmetic, weight: 2}, {source: gsm8k, unique: 5}]}",
+            "data.validation=null",
+            "data.validation_share=0.1",
+            "sampling={max_total_tokens: 512}",
+            "prompt.max_percentile=90",
+            "sft.max_tokens=100",
+        ],
+    )
+    path = tmp_path / "copy.yaml"
+    path.write_text(resolved_yaml(recipe))
+    assert load_recipe(path) == recipe
