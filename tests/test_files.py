@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grouper.errors import RunFolderError
-from grouper.files import dumps, read_lines, sweep, write_atomic, write_lines
+from grouper.files import cache_folder, dumps, read_lines, sweep, write_atomic, write_lines
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypatch):
@@ -81,3 +81,14 @@ def test_what_a_kill_left_half_written_is_swept_up(tmp_path: Path) -> None:
     sweep(tmp_path)
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
     assert left == ["grpo", "grpo/final", "notes.tmp"]
+
+
+def test_the_first_that_is_set_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GROUPER_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+    monkeypatch.delenv("GROUPER_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "grouper"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "grouper"

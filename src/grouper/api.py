@@ -27,12 +27,12 @@ from grouper.advice.live_checks import usual_hooks
 from grouper.advice.recipe_checks import check_recipe
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
-from grouper.config.user_code import load_hook
 from grouper.errors import DataError
 from grouper.files import dumps, refusing
 from grouper.grading import extract
 from grouper.models.folders import model_in, recipe_for, require_model_folder, with_sampling
 from grouper.models.loading import context_length
+from grouper.rewards.user_code import load_hook
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.tracking.live import Progress
 from grouper.training import pipeline

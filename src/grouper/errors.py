@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 
 _SECRETS: dict[str, str] = {}
 # Characters: a shorter secret is found in text that has nothing to do with it.
@@ -144,3 +145,24 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f"Did you mean {near[0]!r}?"
     return f"Known names: {', '.join(names)}." if names else ""
+
+
+def require_extra(package: str, extra: str, *, where: str, instead: str = "") -> None:
+    """Make sure that `package` can be imported.
+
+    Args:
+        package: the name it is imported by.
+        extra: the optional dependencies of Grouper that it comes with.
+        where: the setting that needs it.
+        instead: the nearest setting that does without.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if find_spec(package) is None:
+        raise ConfigError(
+            f"this needs the package {package}, which is not installed",
+            where=where,
+            fix=f'Install it with: pip install "grouper-rl[{extra}]"'
+            + (f", or set {instead}." if instead else ""),
+        )

@@ -213,3 +213,14 @@ def delete(path: Path) -> None:
     """Delete a file, if it is there."""
     with refusing(path):
         path.unlink(missing_ok=True)
+
+
+def cache_folder() -> Path:
+    """Where things are kept that can be worked out again: `GROUPER_CACHE`, else the user's.
+
+    It need not be there yet.
+    """
+    if own := os.environ.get("GROUPER_CACHE"):
+        return Path(own).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "grouper"

@@ -20,6 +20,7 @@ TOP = "grouper"
 LAYER_1 = (
     "types",
     "errors",
+    "files",
     "config",
     "models.allocator",
     "trl_import",

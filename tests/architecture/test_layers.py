@@ -25,7 +25,6 @@ LAYER_2_MAY_IMPORT = {
 }
 
 MACHINERY = (
-    ("files",),  # how any file is written
     ("kernels",),
     ("models",),
     ("sampling",),

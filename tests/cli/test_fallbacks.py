@@ -26,7 +26,7 @@ def no_bitsandbytes(monkeypatch):
     real = fallbacks.find_spec
     without = lambda name: None if name == "bitsandbytes" else real(name)  # noqa: E731
     monkeypatch.setattr(fallbacks, "find_spec", without)
-    monkeypatch.setattr("grouper.config.extras.find_spec", without, raising=False)
+    monkeypatch.setattr("grouper.errors.find_spec", without, raising=False)
 
 
 def test_the_optimizer_of_a_shipped_recipe_needs_no_bitsandbytes(resolved, no_bitsandbytes):

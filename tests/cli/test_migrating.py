@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import grouper as grouper_package
+from grouper import errors
 from grouper.cli.main import cli
-from grouper.config import extras
 from grouper.config.aliases import flag_named, flags
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
@@ -47,7 +47,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouper) -> Path:
         Path(name).write_text(grouper("recipes", "show", "demo").out)
     Path("grpo.yaml").write_text("num_generations: 8\nepsilon: 0.2\n")
     Path("sft.json").write_text('{"learning_rate": 1e-5}')
-    monkeypatch.setattr(extras, "find_spec", lambda name: True)
+    monkeypatch.setattr(errors, "find_spec", lambda name: True)
     monkeypatch.setattr("grouper.cli.train._dry_run", lambda recipe, _: print(recipe.name))
     monkeypatch.setattr("grouper.advice.recipe_checks._require_flash_attention", lambda: None)
     monkeypatch.setattr("grouper.advice.recipe_checks.require_extra", lambda *_, **__: None)

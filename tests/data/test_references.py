@@ -8,10 +8,10 @@ from concurrent.futures import Future
 
 import pytest
 
-from grouper.config.user_cache import cache_folder
 from grouper.data import references
 from grouper.data.references import check_references
 from grouper.errors import GradingError
+from grouper.files import cache_folder
 from grouper.grading import Equivalence, Grader, check_reference
 from grouper.grading.pool import WorkerPool
 from grouper.types import Verdict

@@ -40,9 +40,6 @@ RECIPE = [
     "grpo.beta=0.05",
     "grpo.difficulty={band: [0.2, 0.8]}",
     "grpo.optimizer.learning_rate=5e-3",
-    "alarms.window=2",
-    # Rings whatever the run happens to learn: an alarm has a state that must survive, too.
-    "alarms.kl_rise=1.0e-6",
     "evaluation.samples=4",
     "evaluation.temperature=1.0",
 ]

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import AutoConfig
 
-from grouper.config import extras
+from grouper import errors
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ConfigError, ModelError
 from grouper.models.folders import require_model_folder
@@ -189,7 +189,7 @@ def test_quantised_weights_need_lora() -> None:
 
 
 def test_a_missing_library_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"bitsandbytes.*grouper-rl\[quantized\]"):
         load_policy(config(folder, **QLORA), str(folder), seed=0)
 

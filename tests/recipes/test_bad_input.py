@@ -10,10 +10,10 @@ import pytest
 from model_shapes import shape_folder, with_tokenizer
 from transformers import AutoTokenizer
 
+from grouper import errors
 from grouper.advice import recipe_checks
 from grouper.advice.dry_run import make_plan
 from grouper.advice.recipe_checks import check_recipe
-from grouper.config import extras
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError, DataError, GrouperError, PromptError
 
@@ -143,7 +143,7 @@ def test_a_set_without_a_usable_row(overrides: tuple[str, list[str]], tmp_path: 
 
 
 def test_without_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
     recipe = load_recipe("openmath-dapo")
     with pytest.raises(ConfigError) as caught:
         check_recipe(recipe)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tiny_runs import TINY_RUN, data_from, write_problems
 
+from grouper import errors
 from grouper.api import train
-from grouper.config import extras
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.config.schema import TrackerConfig, TrackingConfig
 from grouper.errors import ConfigError
@@ -224,6 +224,6 @@ def test_a_tracker_that_is_not_there_is_told_at_once(name, message):
 
 
 def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch):
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'pip install "grouper-rl\[wandb\]"'):
         check_trackers(TrackingConfig(trackers=(TrackerConfig(name="wandb"),)))

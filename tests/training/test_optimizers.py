@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_models import make_batch, tiny_model
 
-from grouper.config import extras
+from grouper import errors
 from grouper.config.schema import OptimizerConfig
 from grouper.errors import CheckpointError, ConfigError
 from grouper.models.policy import Policy
@@ -49,7 +49,7 @@ def config(name: Any) -> OptimizerConfig:
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"bitsandbytes.*grouper-rl\[quantized\]"):
         make_optimizer(wide_policy(), config("adamw_8bit"))
 

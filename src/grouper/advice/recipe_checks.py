@@ -8,10 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from grouper.advice.checks import find, members, sources
-from grouper.config.extras import require_extra
 from grouper.config.schema import Recipe, RowsConfig
 from grouper.data import SOURCES, check_source
-from grouper.errors import ConfigError, GrouperError, did_you_mean, raise_all
+from grouper.errors import ConfigError, GrouperError, did_you_mean, raise_all, require_extra
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
 

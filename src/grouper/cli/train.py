@@ -22,8 +22,8 @@ from grouper.cli.options import (
 from grouper.config.aliases import flag_named
 from grouper.config.loading import is_shipped
 from grouper.config.schema import Recipe
-from grouper.config.user_code import load_hook
 from grouper.models.folders import RECIPE_FILE
+from grouper.rewards.user_code import load_hook
 from grouper.tracking.sinks.registry import check_trackers
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from grouper.config.schema import GradingConfig
-from grouper.config.user_cache import cache_folder
 from grouper.errors import GradingError
+from grouper.files import cache_folder
 from grouper.grading import Grader, require_symbolic
 from grouper.grading.equivalence import unreadable
 from grouper.grading.normalise import tidy

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from grouper.config.user_cache import cache_folder
+from grouper.files import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,8 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from grouper.config.extras import require_extra
 from grouper.config.schema import LoraConfig, ModelConfig
-from grouper.errors import ModelError, did_you_mean
+from grouper.errors import ModelError, did_you_mean, require_extra
 from grouper.models.device import on_device
 from grouper.models.folders import base_of, looks_local, read_adapter, require_model_folder
 from grouper.models.policy import Policy

@@ -14,12 +14,12 @@ from functools import wraps
 from typing import Any
 
 from grouper.config.schema import LARGEST, RewardConfig
-from grouper.config.user_code import line_of_users
 from grouper.errors import RewardError
 from grouper.rewards.awaiting import StoppedError, awaited
 from grouper.rewards.base import Content, RewardFunction
 from grouper.rewards.building import BuiltReward
 from grouper.rewards.onlooking import WHOLE, Notes
+from grouper.rewards.user_code import line_of_users
 from grouper.types import Completion, Grade, Message, Problem, Prompt
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ from typing import Any
 
 from grouper.config.credentials import expanded
 from grouper.config.schema import RewardConfig
-from grouper.config.user_code import load_user_object
 from grouper.errors import RewardError, did_you_mean
 from grouper.rewards.base import RewardBuilder, RewardFunction
 from grouper.rewards.calling import one_by_one
@@ -22,6 +21,7 @@ from grouper.rewards.length import LENGTH
 from grouper.rewards.openmath_dapo import OPENMATH_DAPO
 from grouper.rewards.r1_zero import R1_ZERO
 from grouper.rewards.style import STYLE
+from grouper.rewards.user_code import load_user_object
 from grouper.types import RewardLayout
 
 REWARDS: dict[str, RewardBuilder] = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from grouper.config.extras import require_extra
+from grouper.errors import require_extra
 from grouper.models.policy import Policy
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from rich.text import Text
 
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
-from grouper.config.user_code import code_fingerprints, load_hook
 from grouper.errors import Interrupted, ModelError, PreflightError
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
 from grouper.evaluation.metrics import Behaviour, metrics_line
@@ -30,6 +29,7 @@ from grouper.models.loading import check_adapter, check_lora_targets, load_token
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
 from grouper.rewards import RewardStack
+from grouper.rewards.user_code import code_fingerprints, load_hook
 from grouper.sampling.native import NativeSampler
 from grouper.tracking.live import Progress, setup_logging
 from grouper.tracking.recorder import Recorder

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grouper.config.extras import require_extra
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, require_extra
 
 
 def test_what_is_installed_passes() -> None:
