@@ -212,7 +212,10 @@ def test_config_names_the_recipe(resolved, grouper, tmp_path, monkeypatch):
         ),
         (["run", "demo", "--rewards", "corectness"], "Did you mean 'correctness'"),
         (["run", "demo", "--tracker", "wanbd"], "Did you mean 'wandb'"),
-        (["run", "demo", "--system-prompt-file", "nowhere.txt"], "nowhere.txt cannot be read"),
+        (
+            ["run", "demo", "--system-prompt-file", "nowhere.txt"],
+            "-file nowhere.txt: cannot be read",
+        ),
         (["run", "demo", "--bf16=maybe"], "--bf16 is true or false, not 'maybe'"),
         (["run", "demo", "--learning-rate", "fast"], "got 'fast'"),
         (["run", "demo", "--seed", "2026-01-01"], "got '2026-01-01'"),
@@ -378,9 +381,10 @@ def test_the_keys_of_the_table_are_the_recipes():
     assert set(flags()["attention"]["metavar"].split("|")) == set(attentions)
 
 
-def test_what_nobody_knows_is_click_s_own_complaint():
+@pytest.mark.parametrize("word", ["--nonsense", "-z", "-qz", "-model"])
+def test_what_nobody_knows_is_click_s_own_complaint(word):
     with pytest.raises(click.NoSuchOption):
-        read("demo", "--nonsense")
+        read("demo", word)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from grouper.config.aliases import alias, batch_of, flag_named, flags, keys_of
 from grouper.config.loading import is_shipped
 from grouper.config.overrides import parse_yaml
 from grouper.config.schema import Recipe
+from grouper.errors import ConfigError
 
 Command = Callable[..., Any]
 Settings = dict[str, Any]
@@ -105,8 +106,10 @@ def _ends_a_list(word: str) -> bool:
 
 def _hint(option: str, args: Sequence[str], *, phase: str) -> str | None:
     """What to type for an option that there is not; None where nothing has a name like it."""
-    flags_typed = [flag_named(word.partition("=")[0].lstrip("-")) for word in args]
-    place = flags_typed.index(flag_named(option.lstrip("-")))
+    if not option.startswith("--"):
+        return None
+    names = [flag_named(word.partition("=")[0].removeprefix("--")) for word in args]
+    place = names.index(flag_named(option.removeprefix("--")))
     typed, _, value = args[place].partition("=")
     value = value or "".join(args[place + 1 : place + 2])
     found = alias(typed)
