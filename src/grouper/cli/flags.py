@@ -307,9 +307,8 @@ def _system_prompt(_flag: str, value: str, _line: CommandLine) -> Settings:
     try:
         return {"prompt.system": Path(value).expanduser().read_text(encoding="utf-8").strip()}
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(
-            f"--system-prompt-file: {value} cannot be read ({error})."
-        ) from error
+        where = f"--system-prompt-file {value}"
+        raise ConfigError(f"cannot be read ({error})", where=where) from error
 
 
 def _names(value: str) -> list[str]:
