@@ -36,6 +36,7 @@ OTHER_NAMES = {
     # Two tests of one name cannot be collected together.
     "test_plan_rows.py": "rows.py",
     "test_plan_memory.py": "memory.py",
+    "test_config_checks.py": "checks.py",
     "test_sink_registry.py": "registry.py",
     # A long subject has a file of tests for each part of it.
     "test_checkpoint_export.py": "checkpoint.py",

@@ -33,8 +33,35 @@ def test_fields_of_a_section_have_type_default_and_meaning(grouper):
     assert "sft." not in text
 
 
-def test_an_unknown_section_names_the_nearest(grouper):
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        ("grpo.group_size", ["grpo.group_size"]),
+        ("sampling.min_p", ["sampling.min_p"]),
+        ("min_p", ["sampling.min_p", "sampling.allow_truncated"]),
+        ("GDPO", ["grpo.decouple_rewards"]),
+        ("Baseline needs two", ["grpo.group_size"]),
+        ("learning rate decay", ["sft.optimizer.final_ratio", "grpo.optimizer.final_ratio"]),
+        ("num_generations", ["grpo.group_size"]),
+        ("num-generations", ["grpo.group_size"]),
+        ("num generations", ["grpo.group_size"]),
+        ("lora_r", ["model.lora.rank"]),
+        ("max_resample_rounds", ["grpo.dynamic_sampling_rounds"]),
+    ],
+)
+def test_fields_are_found_by_name_meaning_and_what_others_call_them(grouper, words, keys):
+    """U10."""
+    called = grouper("recipes", "fields", *words.split())
+    assert called.code == 0, called.err
+    assert re.findall(r"^(\S+)", called.out, re.MULTILINE) == keys
+
+
+def test_a_word_of_no_setting_is_one_sentence(grouper):
     grouper("recipes", "fields", "grop").refused("Did you mean 'grpo'?")
+    grouper("recipes", "fields", "use_vllm").refused("Grouper samples with its own engine")
+    grouper("recipes", "fields", "keep_best").refused("The best weights are always kept")
+    grouper("recipes", "fields", "zzz", "yyy").refused("no setting has 'zzz yyy' in its name")
+    assert "Pydantic" not in grouper("recipes", "fields").out
 
 
 @pytest.mark.parametrize(

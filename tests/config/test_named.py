@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_every_system_has_one() -> None:
     assert set(STACKS) == systems | {"default"}
 
 
-def recipe_file(folder: Path, rewards: list[dict[str, Any]]) -> Path:
+def recipe_file(folder: Path, rewards: Any) -> Path:
     data = yaml.safe_load(resolved_yaml(load_recipe("demo")))
     file = folder / "mine.yaml"
     file.write_text(yaml.safe_dump({**data, "rewards": rewards}))
@@ -88,11 +89,27 @@ def test_refusals(entry: dict[str, Any], message: str) -> None:
         expand_stacks([entry])
 
 
+@pytest.mark.parametrize(
+    ("raw", "names"),
+    [
+        (["accuracy", "format"], ["accuracy", "format"]),
+        ("accuracy", ["accuracy"]),
+        (["format", {"name": "accuracy"}], ["format", "accuracy"]),
+        ("stack:math-r1-zero", ["r1_zero_answer", "r1_zero_format"]),
+    ],
+)
+def test_rewards_may_be_names_alone(tmp_path: Path, raw: Any, names: list[str]) -> None:
+    """U14: in a file, and on the command line."""
+    in_file = load_recipe(recipe_file(tmp_path, raw))
+    assert [reward.name for reward in in_file.rewards] == names
+    assert in_file.rewards == load_recipe("demo", [f"rewards={json.dumps(raw)}"]).rewards
+
+
 def test_twice_the_same_reward_is_refused() -> None:
     with pytest.raises(GrouperError, match="listed twice"):
         load_recipe("demo", ["rewards=[{name: format}, {name: 'stack:default'}]"])
 
 
-@pytest.mark.parametrize("entries", [None, "x", {"name": "stack:default"}, [3, {"name": 4}, {}]])
+@pytest.mark.parametrize("entries", [None, 3, {"name": "stack:default"}, [3, {"name": 4}, {}]])
 def test_what_is_no_entry_is_left_to_the_schema(entries: Any) -> None:
     assert expand_stacks(entries) == entries

@@ -98,11 +98,17 @@ def test_yaml_that_no_recipe_is_takes_no_time_and_is_one_paragraph(text, what):
     assert "\n" not in caught.value.what
 
 
+def test_a_setting_of_a_reward_that_is_listed_by_name(demo):
+    """U17: it was a traceback."""
+    recipe = demo.override("rewards=[accuracy, format]", "rewards.1.weight=2")
+    assert [(reward.name, reward.weight) for reward in recipe.rewards] == [
+        ("accuracy", 1.0),
+        ("format", 2.0),
+    ]
+
+
 def test_a_setting_inside_a_name_is_one_paragraph():
-    """U17: rewards may be listed by name alone."""
-    with pytest.raises(
-        ConfigError, match=r"rewards\.0: holds 'correctness', which has no settings"
-    ):
-        as_json({"rewards": ["correctness"]}, ["rewards.0.weight=2"], where="x.yaml")
     with pytest.raises(ConfigError, match=r"name: holds 'x', which has no settings"):
         as_json({"name": "x"}, ["name.first=2"], where="x.yaml")
+    with pytest.raises(ConfigError, match=r"rewards: holds 'x', .* Set rewards itself"):
+        as_json({"rewards": "x"}, ["rewards.0.weight=2"], where="x.yaml")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.named import PRESETS
 from grouper.config.schema import (
@@ -16,11 +18,11 @@ from grouper.config.schema import (
     GRPOConfig,
     OptimizerConfig,
     PromptConfig,
+    Recipe,
     SamplingConfig,
     SFTConfig,
     SourceConfig,
 )
-from grouper.config.validation import validate_json
 from grouper.errors import ConfigError
 
 
@@ -108,13 +110,13 @@ def source(**settings: object) -> SourceConfig:
         ({"source": "gsm8k", "mixture": [{"source": "math"}]}, "give either one `source`"),
         ({"mixture": [{"source": "mixture"}]}, "not mixtures"),
         ({"mixture": [{"source": "gsm8k", "weight": 0}]}, "weight"),
-        ({"mixture": [{"source": "gsm8k", "wieght": 1}]}, "Did you mean 'weight'"),
+        ({"mixture": [{"source": "gsm8k", "wieght": 1}]}, "Did you mean mixture.0.weight=1"),
         ({"mixture": [{"source": "gsm8k"}], "path": "x", "split": "train"}, "path, split: set it"),
         ({"source": "gsm8k", "streaming": True}, "streaming keeps `limit` rows"),
         ({"source": "gsm8k", "unique": 0}, "unique"),
         ({"source": "gsm8k", "unique": "some"}, "unique"),
         ({"source": "gsm8k", "unique_by": "prompt"}, "unique_by"),
-        ({"source": "gsm8k", "numeric_onl": True}, "Did you mean 'numeric_only'"),
+        ({"source": "gsm8k", "numeric_onl": True}, "Did you mean numeric_only=true"),
     ],
 )
 def test_settings_of_a_source_that_cannot_be_right(settings, message):
@@ -162,3 +164,24 @@ def test_a_resolved_recipe_with_all_of_it_reads_back(tmp_path):
     path = tmp_path / "copy.yaml"
     path.write_text(resolved_yaml(recipe))
     assert load_recipe(path) == recipe
+
+
+# Distinct names of settings and sections in a recipe. It only falls.
+MOST_NAMES = 150
+
+
+def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """A section and those inside it."""
+    yield model
+    for field in model.model_fields.values():
+        waiting: list[Any] = [field.annotation]
+        while waiting:
+            kind = waiting.pop()
+            waiting += get_args(kind)
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from sections(kind)
+
+
+def test_a_recipe_has_few_names() -> None:
+    names = {name for section in sections(Recipe) for name in section.model_fields}
+    assert len(names) <= MOST_NAMES

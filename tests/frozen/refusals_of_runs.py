@@ -272,11 +272,8 @@ FOLDERS = (
     row("checkpoint/sft-behind-grpo", RESUME, UNFINISHED, deleted("tiny/sft"),
         replaced(f"{CHECKPOINTS[0]}/trainer_state.json", "sft/final", "base")),
     row("training/cut-off", f"{GRPO} grpo.allow_truncation=false"),
-    row("training/alarm", f"{GRPO} grpo.steps=4 'alarms={{on_alarm: stop, window: 2, "
-        "entropy_low: 0, entropy_high: 99, length_growth: 99, repetition: 1, unique: 0}'",
-        hide=(r"\d+(?=%)",)),
-    row("training/nothing-finite", f"{START} '{FROM}' sft.optimizer.learning_rate=1e30 "
-        "sft.max_skipped_updates=1"),
+    row("training/alarm", f"{GRPO} grpo.steps=24 on_finding=stop", hide=(r"\d+(?=%)",)),
+    row("training/nothing-finite", f"{START} '{FROM}' sft.optimizer.learning_rate=1e30"),
     row("training/reward-fails", f"{GRPO} \"rewards=[{{name: 'mine.py:f'}}]\"",
         files={"mine.py": FAILS_LATER}, hide=(r"(?<=the completion ).*(?= to )",)),
 )  # fmt: skip

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from grouper.config.loading import load_recipe
+from grouper.config.schema import ModelConfig
 from grouper.errors import ConfigError
-from grouper.models.device import find_device
+from grouper.models.device import find_device, on_device
+from grouper.training import run
 
 
 def test_the_cpu_is_always_there() -> None:
@@ -36,3 +39,44 @@ def test_a_device_that_is_not_there_is_refused(name: str, there: bool) -> None:
         return
     with pytest.raises(ConfigError, match=rf"device: .* finds no {name} device .* auto or cpu"):
         find_device(name)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "asked", "device", "low", "expected"),
+    [
+        ("float32", "auto", "cpu", True, "float32"),
+        ("float32", "auto", "mps", True, "float32"),
+        ("float32", "auto", "cuda", True, "bfloat16"),
+        ("float32", "auto", "cuda", False, "float32"),
+        ("bfloat16", "auto", "cuda", False, "bfloat16"),
+        ("float32", "float32", "cuda", True, "float32"),
+        ("float32", "bfloat16", "cpu", False, "bfloat16"),
+    ],
+)
+def test_auto_is_what_the_device_has(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    asked: str,
+    device: str,
+    low: bool,
+    expected: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: low)
+    config = ModelConfig(path="x", dtype=dtype, compute_dtype=asked)
+    assert on_device(config, device).compute_dtype == expected
+    assert config.compute_dtype == asked, "the recipe stays as it was written"
+
+
+def test_the_record_of_a_run_says_what_auto_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is among the versions that a resumed run compares."""
+    recipe = load_recipe("demo")
+    assert recipe.model.compute_dtype == "auto"
+    here = run.describe_versions(recipe)
+    assert here["compute dtype"] == "float32"
+    monkeypatch.setattr(run, "find_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    assert run.describe_versions(recipe)["compute dtype"] == "bfloat16"
+    asked = recipe.override("model.compute_dtype=float32")
+    assert "compute dtype" not in run.describe_versions(asked)

@@ -178,6 +178,6 @@ def _setting(text: str) -> tuple[str, Any]:
 def _config(settings: Mapping[str, Any]) -> SourceConfig:
     import json
 
-    from grouper.config.validation import validate_json
+    from grouper.config.checks import validate_json
 
     return validate_json(SourceConfig, json.dumps(settings, default=str), where="settings")

@@ -24,6 +24,7 @@ COMMANDS = {
     "run": ("grouper.cli.train", "Train and evaluate by a recipe: base, SFT, GRPO, comparison."),
     "sft": ("grouper.cli.train", "Only the SFT phase of a recipe."),
     "grpo": ("grouper.cli.train", "Only the GRPO phase of a recipe."),
+    "init": ("grouper.cli.init", "Write a recipe for your own model and problems."),
     "eval": ("grouper.cli.evaluate", "Measure a model on a recipe's problems."),
     "preview": ("grouper.cli.preview", "A few samples as GRPO draws them; why rewards are alike."),
     "generate": ("grouper.cli.generate", "Answer one question, a JSONL file, or a conversation."),
@@ -47,6 +48,7 @@ Start here:
   grouper eval outputs/demo        measure what it learned again
   grouper generate outputs/demo/grpo/final
   grouper recipes                  what else there is
+  grouper init FILE                a recipe for your own model and problems
   grouper COMMAND --help           more, with examples
 """
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from grouper.cli.options import open_recipe
+from grouper.config.checks import validate_json
 from grouper.config.schema import NewModelConfig
-from grouper.config.validation import validate_json
 
 EXAMPLES = """\b
 Examples:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import click
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from grouper.cli.groups import NamingGroup
+from grouper.config.aliases import aliases
+from grouper.config.checks import meant, nearest, renamed, settings
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, did_you_mean
+from grouper.errors import ConfigError
 
 EXAMPLES = """\b
 Examples:
   grouper recipes show demo > mine.yaml && grouper run ./mine.yaml
   grouper recipes show demo grpo.beta=0.01       with a setting changed
   grouper recipes fields grpo                    every setting of one section
+  grouper recipes fields learning rate           settings by name or meaning
+  grouper recipes fields num_generations         what another trainer's setting is called here
   grouper recipes from-trl grpo.yaml -o mine.yaml
 """
 
@@ -49,21 +52,49 @@ def show_command(recipe: str, overrides: tuple[str, ...]) -> None:
     click.echo(resolved_yaml(load_recipe(recipe, overrides)), nl=False)
 
 
-@recipes_command.command("fields", short_help="Print every setting with its meaning.")
-@click.argument("section", required=False)
-def fields_command(section: str | None) -> None:
-    """Print every setting with its type, default and meaning; SECTION prints one part, such as
-    grpo, data.train or grpo.steps.
+@recipes_command.command("fields", short_help="Print every setting with its meaning, or find one.")
+@click.argument("words", nargs=-1, metavar="[WORD]...")
+def fields_command(words: tuple[str, ...]) -> None:
+    """Print every setting with its type, default and meaning.
+
+    WORD is a section or setting, such as grpo, data.train or grpo.steps; else the settings are
+    printed whose names and meanings have every WORD in them, and those that stand for a name from
+    another trainer, such as num_generations.
     """
-    rows = list(_fields(Recipe, ""))
-    if section is not None:
-        sections = {row[0].rpartition(".")[0] or row[0] for row in rows}
-        rows = [row for row in rows if f"{row[0]}.".startswith(f"{section}.")]
-        if not rows:
-            raise ConfigError(
-                f"there is no section {section!r}", fix=did_you_mean(section, sections)
-            )
-    _table(rows)
+    fields = dict(settings(Recipe))
+    keys = [key for key in fields if _lies_in(key, ".".join(words))] or _search(words, fields)
+    _table([(key.replace("[]", ""), _describe(fields[key])) for key in keys])
+
+
+def _lies_in(key: str, section: str) -> bool:
+    """Whether a key is a setting or one of a section; all are in the empty one."""
+    return not section or f"{key}.".replace("[]", "").startswith(f"{section.replace('[]', '')}.")
+
+
+def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
+    """The keys of the settings that have every word in name or meaning, or that they stand for.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    row, counterparts = meant("_".join(words), fields)
+    found = [
+        key
+        for key, field in fields.items()
+        if any(_lies_in(key, counterpart) for counterpart in counterparts)
+        or all(word.lower() in f"{key} {field.description}".lower() for word in words)
+    ]
+    if not found:
+        name = words[-1].rpartition(".")[2]
+        gone = next((v for k, v in renamed().items() if k.rpartition(".")[2] == name), "")
+        foreign = f"It is another trainer's, without a counterpart: {row['why']}." if row else ""
+        parts = {part for key in fields for part in key.replace("[]", "").split(".")}
+        near = nearest(name, {*parts, *aliases()})
+        raise ConfigError(
+            f"no setting has {' '.join(words)!r} in its name or meaning",
+            fix=gone or foreign or (f"Did you mean {near!r}?" if near else ""),
+        )
+    return found
 
 
 @recipes_command.command("from-trl", short_help="Turn a TRL file into a recipe.")
@@ -140,37 +171,15 @@ def _table(rows: list[tuple[str, str]]) -> None:
     click.echo(formatter.getvalue(), nl=False)
 
 
-def _fields(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
-    """(dotted key, what it takes, default, meaning), sections opened in place."""
-    for name, field in model.model_fields.items():
-        section = _section(field.annotation)
-        if section is not None and not prefix.startswith(f"{name}."):
-            yield from _fields(section, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", _describe(field)
-
-
-def _section(annotation: Any) -> type[BaseModel] | None:
-    """The section class of an annotation such as `X`, `X | None` or `tuple[X, ...]`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for inner in typing.get_args(annotation):
-        found = _section(inner)
-        if found is not None:
-            return found
-    return None
-
-
 def _describe(field: FieldInfo) -> str:
-    default = "required" if field.is_required() else f"default {_default(field.get_default())}"
+    value = field.get_default(call_default_factory=True)
+    default = "required" if field.is_required() else f"default {_default(value)}"
     meaning = f": {field.description}" if field.description else ""
     return f"({_kind(field.annotation)}, {default}){meaning}"
 
 
 def _default(value: Any) -> str:
-    if isinstance(value, BaseModel) or value is None:
-        return "none" if value is None else "as listed"
-    return repr(list(value) if isinstance(value, tuple) else value)
+    return "none" if value is None else repr(list(value) if isinstance(value, tuple) else value)
 
 
 def _kind(annotation: Any) -> str:

@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
+from grouper.config.checks import validate_json
 from grouper.config.overrides import as_json, parse_yaml
 from grouper.config.schema import Recipe
-from grouper.config.validation import validate_json
 from grouper.errors import ConfigError, did_you_mean
 
 # What may differ between two runs of the same experiment.

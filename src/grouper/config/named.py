@@ -54,22 +54,29 @@ def named_stack(name: str) -> Stack:
 
 
 def expand_stacks(entries: Any) -> Any:
-    """A recipe's raw `rewards` with every `stack:name` written out; its weight scales them all.
+    """A recipe's raw `rewards` with every name and every `stack:name` written out.
 
-    Anything that is no such entry is left as it is, for the schema to judge.
+    A reward may be its name alone, and so may the whole list. The weight of a stack scales all of
+    its rewards. Anything else is left as it is, for the schema to judge.
 
     Raises:
         RewardError: no such stack, or a setting other than `weight` beside it.
 
     >>> expand_stacks([{"name": "stack:math-r1-zero", "weight": 2}])
     [{'name': 'r1_zero_answer', 'weight': 2.0}, {'name': 'r1_zero_format', 'weight': 0.0}]
+    >>> expand_stacks("accuracy")
+    [{'name': 'accuracy'}]
     """
+    if isinstance(entries, str):
+        entries = [entries]
     if not isinstance(entries, list):
         return entries
     return [row for entry in entries for row in _expanded(entry)]
 
 
 def _expanded(entry: Any) -> Sequence[Any]:
+    if isinstance(entry, str):
+        entry = {"name": entry}
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not name.startswith(PREFIX):
         return [entry]

@@ -185,13 +185,13 @@ def _step_into(node: Any, part: str, where: str) -> Any:
     child = node[_index(node, part, where)] if isinstance(node, list) else node.get(part)
     if child is None and isinstance(node, dict):
         child = node[part] = {}
+    if isinstance(child, str) and isinstance(node, list):  # a list of rewards by their names
+        child = node[int(part)] = {"name": child}
     if not isinstance(child, dict | list):
         raise ConfigError(
             f"holds {child!r}, which has no settings inside",
             where=where,
-            fix=f"Set the whole of it: {where}={{name: {child}, ...}}."
-            if isinstance(node, list)
-            else f"Set {where} itself.",
+            fix=f"Set {where} itself.",
         )
     return child
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from grouper.config.checks import validate_json
 from grouper.config.credentials import refuse_literal_secrets
 from grouper.config.named import PRESETS, named_stack
 from grouper.config.overrides import changed
-from grouper.config.validation import validate_json
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]

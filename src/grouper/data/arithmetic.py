@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from grouper.config.validation import validate_json
+from grouper.config.checks import validate_json
 from grouper.errors import ConfigError, DataError, did_you_mean
 from grouper.types import Problem
 

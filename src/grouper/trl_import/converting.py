@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
+from grouper.config.checks import validate_json
 from grouper.config.overrides import as_json
 from grouper.config.schema import TRACKERS, Recipe
-from grouper.config.validation import validate_json
 from grouper.data.naming import source_named
 from grouper.rewards import REWARDS
 from grouper.trl_import.settings import Phase, Settings, phase_of, read_file

@@ -1,0 +1,210 @@
+"""`grouper init`: a short recipe for a model and problems of one's own, from a look at both."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import os
+import re
+import shlex
+import sys
+import textwrap
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import click
+import yaml
+
+from grouper.cli.options import warn
+from grouper.config.checks import validate_json
+from grouper.config.schema import ModelConfig, OptimizerConfig, SourceConfig
+from grouper.errors import ConfigError, DataError, did_you_mean
+from grouper.files import write_atomic
+from grouper.models.folders import local_model, on_this_machine, require_model_folder
+from grouper.tracking.samples import printable
+
+EXAMPLES = """\b
+Examples:
+  grouper init FILE                              asks for what it needs
+  grouper init first.yaml --model ./my-model --data mine.jsonl --memory 24
+  grouper init second.yaml --model ./my-model --data arithmetic --full
+"""
+# Problems that are looked at; the share that is held out, and how many must be there for it.
+LOOKED_AT = 100
+HELD_OUT = 0.05
+ENOUGH = 40
+# Tokens of a completion at most, and of the prompt that an update is planned with.
+COMPLETION = 512
+PROMPT = 256
+# (gradient checkpointing, tokens of a micro-batch), the fastest first.
+UPDATES = ((False, 8192), (True, 8192), (True, 2048))
+# GB of a common card, and the share of a card that an update may take.
+CARD = 24.0
+SHARE = 0.9
+
+
+@click.command("init", epilog=EXAMPLES)
+@click.argument("file", type=click.Path(path_type=Path), default="mine.yaml")
+@click.option("--model", metavar="PATH", help="A model folder or Hub name.")
+@click.option("--data", metavar="SOURCE", help="A file, folder, Hub name, or `grouper data list`.")
+@click.option("--question", metavar="COLUMN", help="The column of the questions.")
+@click.option("--answer", metavar="COLUMN", help="The column of the answers.")
+@click.option("--lora/--full", default=None, help="Train an adapter, or all weights.")
+@click.option("--memory", type=click.FloatRange(min=1), metavar="GB", help="Memory of the card.")
+def init_command(
+    file: Path,
+    *,
+    model: str | None,
+    data: str | None,
+    lora: bool | None,
+    memory: float | None,
+    **columns: str | None,
+) -> None:
+    """Write a recipe for your own model and problems to FILE (mine.yaml unless you name one).
+
+    Looks at the first problems and at the model's config.json; loads no weights, downloads
+    nothing. What is not given is asked for; without a terminal it is an adapter on a card of 24 GB.
+    """
+    _require_free(file)
+    # Read by the libraries when they are imported.
+    os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
+    asks = sys.stdin.isatty()
+    if not asks and not (model and data):
+        raise click.UsageError("There is no terminal to ask in: give --model and --data.")
+    model = model or str(click.prompt("Model (a folder or a Hub name)"))
+    require_model_folder(model, where="--model")
+    data = data or str(click.prompt("Problems (a file, a folder, a Hub name or a source)"))
+    found = _look_at_data(data, {ours: name for ours, name in columns.items() if name})
+    if lora is None:
+        lora = not asks or click.confirm("Train an adapter (LoRA), not all weights?", default=True)
+    if memory is None:
+        memory = click.prompt("Memory of the card in GB", CARD, type=float) if asks else CARD
+    found |= _look_at_model(model, memory, lora=lora)
+    found["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("-._") or "mine"
+    found["prompts"] = 16 if memory >= 16 else 8
+    found["slots"] = 128 if memory >= 40 else 64
+    template = importlib.resources.files("grouper.config") / "new_recipe.yaml"
+    text = Template(template.read_text(encoding="utf-8")).substitute(found)
+    write_atomic(file, text.encode())
+    name = shlex.quote(str(file) if "/" in str(file) else f"./{file}")
+    click.echo(f"Written to {file}. Next:\n  grouper run {name} --dry-run")
+    click.echo(f"  grouper preview {name}\n  grouper run {name}")
+
+
+def _require_free(file: Path) -> None:
+    if file.exists():
+        raise ConfigError("this exists already", where=str(file), fix="Name another file.")
+    folder = next(folder for folder in file.absolute().parents if folder.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError("cannot write here", where=str(folder), fix="Name another folder.")
+
+
+def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
+    """What the recipe says of the problems; prints what they are like, where they are here.
+
+    Raises:
+        ConfigError: there is nothing of this name.
+        DataError: it holds no problems.
+    """
+    from grouper.data import SOURCES, load_problems
+    from grouper.data.filters import is_numeric
+    from grouper.data.naming import source_named
+    from grouper.data.rows import READERS
+
+    train = source_named(data)
+    if train["source"] == "hub" and (data.count("/") != 1 or Path(data).suffix in READERS):
+        here = (file.name for file in Path().iterdir() if file.suffix in READERS)
+        fix = did_you_mean(data, [*SOURCES, *here])
+        raise ConfigError(f"there is no file, folder or source {data!r}", where="--data", fix=fix)
+    train |= {"columns": columns} if columns else {}
+    text = json.dumps({**train, "limit": LOOKED_AT})
+    config = validate_json(SourceConfig, text, where="--data")
+    source = SOURCES[config.source]
+    has_test = "test" in source.splits
+    if config.path is not None:
+        has_test = any(Path(config.path).expanduser().glob("test[.-]*"))
+    parts: dict[str, Any] = {"train": train, "validation_share": HELD_OUT}
+    parts |= {"test": {**train, "split": "test"}} if has_test else {}
+    numeric = solved = False
+    try:
+        problems = load_problems(config, seed=0).problems
+    except DataError as error:
+        if source.hub is None and config.source != "hub":
+            hint = "Here, --question and --answer name them." if "column" in error.what else ""
+            raise DataError(error.what, where=error.where, fix=f"{error.fix} {hint}") from error
+        click.echo(f"Data: {data} was not looked at: {error.what}.")
+    else:
+        numbers = [problem for problem in problems if is_numeric(problem.answer)]
+        solved = any(problem.solution for problem in problems)
+        numeric = len(numbers) == len(problems)
+        click.echo(
+            f"Data: {data} ({', '.join(problems[0].columns) or 'made here'}). Of the first "
+            f"{len(problems)} answers, {len(numbers)} are plain numbers."
+        )
+        for noun, text in (("Question", problems[0].question), ("Answer", problems[0].answer)):
+            click.echo(f"  {noun}: {textwrap.shorten(printable(text), 200, placeholder='...')}")
+        if len(problems) < ENOUGH:
+            del parts["validation_share"]
+    return {
+        "solutions": "some" if solved else "none",
+        "data": "\n  ".join(f"{part}: {_flow(value)}" for part, value in parts.items()),
+        "format": "xml" if numeric else "boxed",
+        "reward": "format" if numeric else "boxed_format",
+        "every": 50 if "validation_share" in parts else 0,
+    }
+
+
+def _look_at_model(path: str, memory: float, *, lora: bool) -> dict[str, Any]:
+    """What the recipe says of the model, and of what fits; prints what was found.
+
+    Raises:
+        ModelError: its configuration cannot be read.
+    """
+    weights: dict[str, Any] = {"compute_dtype": "auto"}
+    if lora:
+        weights = {"dtype": "bfloat16", "lora": {"rank": 32, "alpha": 64.0}}
+    place, completion, (checkpointing, tokens) = local_model(path), COMPLETION, UPDATES[1]
+    if on_this_machine(place):
+        from grouper.advice.memory import GIB, ModelMemory
+        from grouper.algorithms.rows import Rows
+        from grouper.models.device import on_device
+        from grouper.models.loading import context_length, shape_of, weightless_policy
+
+        shape = shape_of(place, cached=True)
+        context = context_length(shape) or 2 * COMPLETION
+        completion = min(COMPLETION, context // 2)
+        row = Rows(prompt=min(PROMPT, completion), completion=completion, count=1)
+        for checkpointing, tokens in UPDATES:
+            config = ModelConfig(path=place, gradient_checkpointing=checkpointing, **weights)
+            config = on_device(config, "cuda")
+            model = ModelMemory(config, weightless_policy(config, shape), "cuda")
+            rows = row.times(max(1, tokens // row.tokens))
+            update = model.update("grpo", rows, OptimizerConfig(), accumulated=True)
+            if update.peak <= SHARE * memory * GIB:
+                break
+        else:
+            warn(f"an update does not fit into {memory:g} GB: take a smaller model, or --lora.")
+        click.echo(
+            f"Model: {place}, {model.parameters - (model.trainable if lora else 0):,} parameters, "
+            f"{context:,} tokens at most. An update takes {update.peak / GIB:.1f} GB of {memory:g}."
+        )
+    else:
+        click.echo(f"Model: {path} is not on this machine, and was not looked at.")
+    return {
+        "path": _flow(path),
+        "weights": "\n  ".join(f"{key}: {_flow(value)}" for key, value in weights.items()),
+        "trained": "An adapter; without `lora` all weights." if lora else "All weights.",
+        "checkpointing": str(checkpointing).lower(),
+        "tokens": tokens,
+        "rate": _flow(1e-5 if lora else 1e-6),
+        "completion": completion,
+    }
+
+
+def _flow(value: Any) -> str:
+    """YAML on one line."""
+    text = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10_000
+    )
+    return text.removesuffix("...\n").strip()

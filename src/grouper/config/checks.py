@@ -1,0 +1,285 @@
+"""Turn pydantic's complaints into ours: the key, what is wrong, and what to write instead.
+
+A key that is not there is looked for in this order: settings of older versions (`renamed.json`),
+settings of that name elsewhere, names of other trainers (`aliases`), and names spelt alike.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import json
+import re
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from grouper.config.aliases import Row, alias, aliases, keys_of
+from grouper.errors import ConfigError, did_you_mean, raise_all
+
+Model = TypeVar("Model", bound=BaseModel)
+Location = tuple[int | str, ...]
+Fields = Mapping[str, FieldInfo]
+
+# Values of other trainers that count something else than the setting they lead to.
+_OTHER_UNITS = {
+    "dataset_name",
+    "generation_batch_size",
+    "gradient_accumulation_steps",
+    "per_device_train_batch_size",
+    "steps_per_generation",
+}
+# Settings that one hint names, and characters of a value that it repeats.
+_MOST_PLACES = 4
+_LONGEST_VALUE = 60
+# Names of a section that are listed where no other hint is found.
+_FEW_NAMES = 20
+# Likeness of a name in another section; within its own, the usual 0.6.
+_ALIKE = 0.85
+
+
+def validate_json(model: type[Model], text: str, *, where: str, place: Sequence[str] = ()) -> Model:
+    """`text` as a `model`.
+
+    Args:
+        model: the pydantic class to build.
+        text: a JSON object.
+        where: the file or recipe named in errors.
+        place: keys that lead to this object in that file, put before its own keys.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        _raise_as_config_error(error, model, where=where, place=place)
+
+
+def settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """(dotted key, field) of every setting, sections opened; `rewards[].weight` is of each entry.
+
+    Args:
+        model: the class of a section.
+        prefix: the key of that section, with a dot behind it.
+    """
+    for name, field in model.model_fields.items():
+        section = next(_models_in(field.annotation), None)
+        if section is None:
+            yield f"{prefix}{name}", field
+        else:
+            entries = "[]" if typing.get_origin(field.annotation) is tuple else ""
+            yield from settings(section, f"{prefix}{name}{entries}.")
+
+
+def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]:
+    """The settings that a name stands for: those called so, else what another trainer calls so.
+
+    Args:
+        name: without its section.
+        fields: every setting there is, by dotted key.
+        section: where the name was written; of several settings, those closest to it count.
+
+    Returns:
+        The row of the table of aliases (empty for a name of ours), and the keys, short ones first.
+    """
+    own = f"{section}.{name}".lstrip(".")
+    if own in fields:
+        return {}, [own]
+    row: Row = {}
+    found = [key for key in fields if key.rpartition(".")[2] == name]
+    if not found:
+        _, row = alias(name) or (name, row)
+        keys = {key: None for phase in ("grpo", "sft") for key in keys_of(row, phase)}
+        keys |= {new: None for old, new in renamed().items() if old.rpartition(".")[2] == name}
+        found = [key for key in keys if any(_overlap(key, known) for known in fields)]
+    closeness = {key: _closeness(key, section) for key in found}
+    closest = [key for key in found if closeness[key] == max(closeness.values())]
+    return row, sorted(closest, key=lambda key: key.count("."))
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The name that is spelt most like it, or None where none is."""
+    return next(iter(difflib.get_close_matches(name, sorted(names), n=1, cutoff=cutoff)), None)
+
+
+def _overlap(key: str, known: str) -> bool:
+    """Whether a key is a setting, a section that holds it, or a key inside its mapping."""
+    return f"{known}.".startswith(f"{key}.") or key.startswith(f"{known}.")
+
+
+def _closeness(key: str, section: str) -> int:
+    """How many words of a section, right or not (`grpo_training`), name a section of the key."""
+    sections = key.replace("[]", "").split(".")[:-1]
+    words = re.split(r"[._]", section.replace("[]", ""))
+    return sum(nearest(word, sections) is not None for word in words)
+
+
+@cache
+def renamed() -> dict[str, str]:
+    """`key` or `key=value` of an older version -> what to write now.
+
+    A key without a dot stands for that name in any section. A new key keeps the value that the old
+    one was given; a sentence says why a setting is gone, and what to do.
+    """
+    file = importlib.resources.files("grouper.config") / "renamed.json"
+    table: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+    return table
+
+
+def _raise_as_config_error(
+    error: ValidationError, model: type[BaseModel], *, where: str, place: Sequence[str]
+) -> NoReturn:
+    """Raise one `ConfigError` that carries every problem of `error`."""
+    fields = dict(settings(model))
+    complaints: dict[str, list[tuple[str, str]]] = {}
+    for detail in error.errors(include_url=False):
+        location = tuple(part for part in detail["loc"] if not _is_union_tag(part))
+        value = detail.get("input")
+        if detail["type"] == "extra_forbidden":
+            noun = "section" if isinstance(value, dict) else "setting"
+            what = f"there is no {noun} {location[-1]!r} here"
+            opened = _opened(location, value, fields)
+            rows = [(inner, (what, _advice(inner, v, fields))) for inner, v in opened]
+        else:
+            rows = [(location, _explain(detail["type"], detail["msg"], value, location))]
+        for inner, complaint in rows:
+            complaints.setdefault(_dotted((*place, *inner)), []).append(complaint)
+    raise_all(
+        [
+            ConfigError(what, where=f"{where}: {key}" if key else where, fix=fix)
+            for key, of_key in complaints.items()
+            for what, fix in _as_one(of_key)
+        ]
+    )
+    raise AssertionError("a ValidationError has at least one problem")
+
+
+def _as_one(complaints: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+    """Each member of a union complains of the same value; that is one mistake.
+
+    >>> _as_one([("should be 1 or more (got 0)", ""), ("should be 'all' (got 0)", "")])
+    [("should be 1 or more, or 'all' (got 0)", '')]
+    """
+    cut = [(*what.rpartition(" (got "), fix) for what, fix in complaints]
+    wishes = [what.removeprefix("should be ") for what, *_ in cut]
+    same = len({got for _, _, got, _ in cut}) == 1
+    if not same or wishes == [what for what, *_ in cut]:
+        return complaints
+    return [(f"should be {', or '.join(dict.fromkeys(wishes))} (got {cut[0][2]}", cut[0][3])]
+
+
+def _explain(kind: str, message: str, value: Any, location: Location) -> tuple[str, str]:
+    if kind == "missing":
+        return "this setting is required", "Add it to the recipe."
+    if kind == "value_error":
+        return message.removeprefix("Value error, "), ""
+    text = repr(value) if not isinstance(value, dict | list) else type(value).__name__
+    fix = _new_name(f"{_dotted(location)}{_equals(value)}", value)
+    return f"{message.removeprefix('Input ').strip()} (got {text})", fix
+
+
+def _is_union_tag(part: int | str) -> bool:
+    # pydantic adds the union member's name to the location: 'literal[...]', 'constrained-int'.
+    if not isinstance(part, str):
+        return False
+    return "[" in part or part.startswith("constrained-") or part in ("bool", "int", "float", "str")
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models_in(argument)
+
+
+# --- what to write instead -----------------------------------------------------------------------
+
+
+def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Location, Any]]:
+    """Every setting in a section that was never there, each with its own location and value."""
+    name = str(location[-1])
+    known = name in renamed() or meant(name, fields) != ({}, [])
+    if isinstance(value, dict) and value and not known:
+        for name, inner in value.items():
+            yield from _opened((*location, name), inner, fields)
+    else:
+        yield location, value
+
+
+def _advice(location: Location, value: Any, fields: Fields) -> str:
+    """What to write instead of a key that is not there."""
+    name, above = str(location[-1]), _dotted(location[:-1])
+    if sentence := _new_name(_dotted(location), value) or _new_name(name, value):
+        return sentence
+    section = re.sub(r"\.\d+", "[]", above)
+    start = f"{section}." if section else ""
+    inside = [key.removeprefix(start) for key in fields if key.startswith(start)]
+    own = {re.split(r"[.\[]", key)[0] for key in inside}
+    names = {key.rpartition(".")[2] for key in fields}
+    entry = next(iter(re.findall(r"\.\d+", above)), ".0")
+    alike = nearest(name, own) or nearest(name, {*names, *aliases()}, _ALIKE) or name
+    joined = f"{section.rpartition('.')[2]}_{name}"  # wandb: {project: x}, lora: {r: 8}
+    for word in (joined, name, alike):
+        row, keys = meant(word, fields, section)
+        if word == alike and word in own:  # a section there is closer than a setting elsewhere
+            keys = [key for key in keys if key == f"{start}{alike}"]
+        if "why" in row:
+            return f"{word} has no counterpart: {row['why']}."
+        if keys:
+            values = [_translated(value, word, row, fields.get(key)) for key in keys]
+            texts = [key.replace("[]", entry) + v for key, v in zip(keys, values, strict=True)]
+            return _sentence(texts[:_MOST_PLACES], guessed=word not in (joined, name))
+    if 0 < len(own) <= _FEW_NAMES or alike in own:
+        return did_you_mean(name, own)
+    return "`grouper recipes fields WORD` finds settings by name and meaning."
+
+
+def _new_name(old: str, value: Any) -> str:
+    """What to write instead of a setting, or `key=value`, of an older version; empty for others."""
+    new = renamed().get(old, "")
+    if not new or " " in new:
+        return new
+    return f"It has another name now: write {new if '=' in new else new + _equals(value)}."
+
+
+def _translated(value: Any, name: str, row: Row, field: FieldInfo | None) -> str:
+    """`=value` as a setting takes it; empty where another trainer's value says nothing here."""
+    if "values" in row:
+        word = str(value).lower() if isinstance(value, bool | None) else str(value)
+        if word not in row["values"] and row.get("otherwise") != "same":
+            return ""
+        value = row["values"].get(word, value)
+    elif "computed" in row and (name in _OTHER_UNITS or not _fits(value, field)):
+        return ""
+    return _equals(value)
+
+
+def _fits(value: Any, field: FieldInfo | None) -> bool:
+    kind: Any = field and field.annotation
+    try:
+        TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+    except ValidationError:
+        return False
+    return True
+
+
+def _equals(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"={text}" if len(text) <= _LONGEST_VALUE and text.isprintable() else "=..."
+
+
+def _sentence(texts: Sequence[str], *, guessed: bool) -> str:
+    if not any("=" in text for text in texts):
+        return f"See {' and '.join(texts)}."
+    *others, last = texts
+    choice = f"{', '.join(others)} or {last}" if others else last
+    return f"Did you mean {choice}?" if guessed else f"Write {choice}."
+
+
+def _dotted(location: Iterable[int | str]) -> str:
+    return ".".join(map(str, location))

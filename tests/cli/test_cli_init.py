@@ -1,0 +1,156 @@
+"""`grouper init`: the recipe it writes can be run, and what it cannot write is one paragraph."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Grouper, call
+
+from grouper.cli import init
+from grouper.config.loading import load_recipe
+
+ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(50)]
+SYMBOLIC = [{"problem": f"Half of $x^{n}$?", "solution": rf"\boxed{{x^{n}/2}}"} for n in range(50)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    called = call("new-model", "demo", folder, "--context", "512", "--hidden-size", "64")
+    assert called.code == 0, called.err
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(name: str, rows: list[dict[str, str]]) -> str:
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return name
+
+
+def written(name: str = "mine.yaml") -> dict[str, Any]:
+    text = Path(name).read_text()
+    assert len(text.splitlines()) <= 30
+    assert text.count("\n# ") + text.count("\n  # ") >= 7
+    data: dict[str, Any] = yaml.safe_load(text)
+    return data
+
+
+def test_what_is_written_passes_a_dry_run(grouper: Grouper, model: Path) -> None:
+    called = grouper("init", "--model", model, "--data", write("rows.jsonl", ROWS), "--full")
+    assert called.code == 0, called.err
+    assert "rows.jsonl (question, answer). Of the first 50 answers, 50 are plain" in called.out
+    assert "Question: What is 0 + 1?\n  Answer: 1\n" in called.out
+    assert "512 tokens at most. An update takes" in called.out
+    commands = ["run ./mine.yaml --dry-run", "preview ./mine.yaml", "run ./mine.yaml"]
+    assert [f"  grouper {line}" for line in commands] == called.out.splitlines()[-3:]
+    dry = grouper("run", "./mine.yaml", "--dry-run")
+    assert dry.code == 0, dry.err
+    recipe = load_recipe("./mine.yaml")
+    assert (recipe.name, recipe.prompt.format, recipe.model.lora) == ("mine", "xml", None)
+    assert [reward.name for reward in recipe.rewards] == ["correctness", "format"]
+    assert recipe.sampling.max_new_tokens == 256
+    assert recipe.data.has_validation
+
+
+def test_a_folder_with_a_test_split_and_answers_that_are_no_numbers(
+    grouper: Grouper, model: Path
+) -> None:
+    write("set/train.jsonl", SYMBOLIC)
+    write("set/test.jsonl", SYMBOLIC[:3])
+    arguments = ("--model", model, "--data", "set", "--lora", "--memory", "80")
+    assert grouper("init", "sub/other one.yaml", *arguments).code == 0
+    data = written("sub/other one.yaml")
+    assert (data["name"], data["prompt"]["format"]) == ("other-one", "boxed")
+    assert data["data"]["test"] == {"source": "file", "path": "set", "split": "test"}
+    assert data["model"]["lora"]["rank"] == 32
+    assert "comes first; some were seen." in Path("sub/other one.yaml").read_text()
+    assert grouper("run", "sub/other one.yaml", "--dry-run").code == 0
+
+
+def test_columns_of_other_names(grouper: Grouper, model: Path) -> None:
+    data = write("de.jsonl", [{"Frage": "1 + 1?", "Ergebnis": "2"}] * 3)
+    arguments = ("--model", model, "--data", data)
+    grouper("init", *arguments).refused("Columns: Ergebnis, Frage", "--question and --answer")
+    assert grouper("init", *arguments, "--question", "Frage", "--answer", "Ergebnis").code == 0
+    assert written()["data"] == {
+        "train": {
+            "source": "file",
+            "path": "de.jsonl",
+            "columns": {"question": "Frage", "answer": "Ergebnis"},
+        }
+    }
+
+
+def test_memory_decides_about_the_update(
+    grouper: Grouper, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write("rows.jsonl", ROWS)
+    monkeypatch.setattr(init, "SHARE", 0.01)
+    called = grouper("init", "--model", model, "--data", data, "--memory", "1")
+    assert "warning: an update does not fit into 1 GB" in called.err
+    recipe = load_recipe("./mine.yaml")
+    assert recipe.model.gradient_checkpointing
+    assert (recipe.grpo.tokens_per_micro_batch, recipe.grpo.prompts_per_step) == (2048, 8)
+
+
+def test_what_is_not_on_this_machine_is_said(grouper: Grouper) -> None:
+    called = grouper("init", "--model", "owner/Model-7B", "--data", "owner/problems")
+    assert called.code == 0, called.err
+    assert "Model: owner/Model-7B is not on this machine, and was not looked at." in called.out
+    assert "Data: owner/problems was not looked at: " in called.out
+    assert written()["data"]["train"] == {"source": "hub", "path": "owner/problems"}
+
+
+def test_it_asks_where_there_is_a_terminal(
+    grouper: Grouper, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(init, "sys", terminal)
+    called = grouper("init", stdin=f"{model}\n{write('rows.jsonl', ROWS)}\nn\n48\n")
+    assert called.code == 0, called.err
+    assert "lora" not in written()["model"]
+    assert "GB of 48." in called.out
+    assert written()["sampling"]["max_slots"] == 128
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--model", "{model}"), "no terminal to ask in: give --model and --data"),
+        (("--model", "{model}", "--data", "rowz.jsonl"), "Did you mean 'rows.jsonl'?"),
+        (("--model", "{model}", "--data", "./nowhere"), "no such file or folder"),
+        (("--model", "{model}", "--data", "gsmk"), "Did you mean 'gsm8k'?"),
+        (("--model", "{model}", "--data", "empty.jsonl"), "there are no rows in it"),
+        (("--model", "{model}", "--data", "ab.jsonl"), "Columns: a, b."),
+        (("--model", "{model}", "--data", "mixture"), "the list `mixture` of several"),
+        (("--model", "set", "--data", "rows.jsonl"), "holds neither a model"),
+        (("--model", "./nowhere", "--data", "rows.jsonl"), "there is no folder './nowhere'"),
+        (("rows.jsonl", "--model", "{model}", "--data", "gsm8k"), "rows.jsonl: this exists"),
+        (("rows.jsonl/a.yaml", "--model", "{model}", "--data", "gsm8k"), "cannot write here"),
+        (("--model", "{model}", "--data", "gsm8k", "--memory", "0"), "0.0 is not in the range"),
+    ],
+)
+def test_mistakes_are_one_paragraph(
+    grouper: Grouper, model: Path, place: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    write("rows.jsonl", ROWS)
+    write("empty.jsonl", [])
+    write("ab.jsonl", [{"a": "1", "b": "2"}])
+    Path("set").mkdir()
+    before = sorted(place.rglob("*"))
+    called = grouper("init", *(text.format(model=model) for text in arguments))
+    assert called.code == 2
+    assert told in called.err
+    assert "Traceback" not in called.err
+    assert sorted(place.rglob("*")) == before

@@ -1,0 +1,146 @@
+"""pydantic's complaints become our sentences, and a wrong key is told what to write instead."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from grouper.config.checks import renamed, settings, validate_json
+from grouper.config.loading import load_recipe
+from grouper.config.schema import Recipe
+from grouper.errors import ConfigError
+
+SMALL = {"name": "x", "model": {"path": "m"}, "data": {"train": {"source": "gsm8k"}}}
+
+
+def test_places_types_and_nearest_names():
+    text = """{"name": "x", "model": {"new": {"layres": 2}}, "data": {"train": {}},
+               "grpo": {"optimizer": {"betas": [0.9]}, "advantage": "best"}}"""
+    with pytest.raises(ConfigError) as caught:
+        validate_json(Recipe, text, where="r.yaml", place=("outer",))
+    told = str(caught.value)
+    assert "r.yaml: outer.model.new.layres: there is no setting 'layres' here." in told
+    assert "Did you mean model.new.layers=2?" in told
+    assert "outer.data.train: give either one `source` or the list `mixture` of several." in told
+    assert "outer.grpo.optimizer.betas.1" in told
+    assert "outer.grpo.advantage: should be 'standardised'" in told
+    assert len(told.splitlines()) == 4
+    assert "pydantic" not in told
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("evaluate_every", -1, "should be greater than or equal to 0, or 'epoch' (got -1)"),
+        ("evaluate_every", "x", "should be a valid integer, or 'epoch' (got 'x')"),
+    ],
+)
+def test_a_value_of_several_kinds_is_one_mistake(key: str, value: object, told: str) -> None:
+    text = json.dumps({**SMALL, "sft": {key: value}})
+    with pytest.raises(ConfigError) as caught:
+        validate_json(Recipe, text, where="r.yaml")
+    assert str(caught.value) == f"r.yaml: sft.{key}: {told}."
+
+
+HINTS = [
+    # The setting of that name lies elsewhere: below the section it was written in, or anywhere.
+    ("lora.rank=8", "Write model.lora.rank=8."),
+    ("grpo.learning_rate=1e-5", "Write grpo.optimizer.learning_rate=1e-05."),
+    ("batch_size=4", "Write sft.batch_size=4."),
+    ("sft.seed=3", "Write seed=3."),
+    ("grpo.stop=['</a>']", 'Write sampling.stop=["</a>"].'),
+    (
+        "learning_rate=1e-5",
+        "Write sft.optimizer.learning_rate=1e-05 or grpo.optimizer.learning_rate=1e-05.",
+    ),
+    (
+        "data.limit=3",
+        "Write data.sft.limit=3, data.train.limit=3, data.validation.limit=3 or data.test.limit=3.",
+    ),
+    # What another trainer calls it, with its value where that means the same.
+    ("grpo.num_generations=8", "Write grpo.group_size=8."),
+    ("num_generations=8", "Write grpo.group_size=8."),
+    ("lora.r=8", "Write model.lora.rank=8."),
+    ("sft.save_steps=50", "Write sft.checkpoint_every=50."),
+    ("save_steps=50", "Write grpo.checkpoint_every=50 or sft.checkpoint_every=50."),
+    ("mask_truncated_completions=true", "Write grpo.overlong=mask."),
+    ("grpo.optim=adamw_torch", "Write grpo.optimizer.name=adamw."),
+    ("grpo.optim=lion", "See grpo.optimizer.name."),
+    ("bf16=true", "See model.compute_dtype."),
+    ("loss_type=dapo", "See grpo.weighting and grpo.surrogate."),
+    ("gradient_accumulation_steps=4", "See grpo.prompts_per_step and sft.batch_size."),
+    ("dataset_name=openai/gsm8k", "See data.train.source."),
+    ("use_vllm=true", "use_vllm has no counterpart: Grouper samples with its own engine"),
+    # A section that is not there: each setting in it for itself.
+    ("vllm_sampling={temperature: 1.2}", "vllm_sampling.temperature: there is no section"),
+    ("vllm_sampling={temperature: 1.2}", "Write sampling.temperature=1.2."),
+    ("grpo_training={max_steps: 5}", "Write grpo.steps=5."),
+    ("wandb={project: mine}", "Write tracking.trackers.0.project=mine."),
+    ("grpo.optimiser={learning_rate: 1}", "Write grpo.optimizer.learning_rate=1."),
+    # Spelt alike: in that section, then anywhere.
+    ("grpo.stesp=3", "Did you mean grpo.steps=3?"),
+    ("sead=2", "Did you mean seed=2?"),
+    ("rewards.0.weigth=2", "Did you mean rewards.0.weight=2?"),
+    ("reward=[accuracy]", "Did you mean 'rewards'?"),
+    ("sft.num_generatoins=4", "Did you mean grpo.group_size=4?"),
+    # Nothing is near.
+    ("prompt.nonsense=3", "Known names: format, "),
+    ("grpo.nonsense=3", "`grouper recipes fields WORD` finds settings by name and meaning."),
+    (f"lora.rank={'8' * 80}", "Write model.lora.rank=...."),
+]
+
+
+@pytest.mark.parametrize(("override", "hint"), HINTS)
+def test_a_wrong_key_is_told_what_to_write(override: str, hint: str) -> None:
+    """U10: with its value, and the same in a file."""
+    with pytest.raises(ConfigError) as on_command_line:
+        load_recipe("demo", [override])
+    assert hint in str(on_command_line.value)
+    assert "\n" not in str(on_command_line.value)
+    if override.startswith("rewards.0"):
+        return
+    key, _, value = override.partition("=")
+    data = yaml.safe_load(value.replace("1e-5", "1.0e-5"))
+    for part in reversed(key.split(".")):
+        data = {part: data}
+    with pytest.raises(ConfigError) as in_file:
+        validate_json(Recipe, json.dumps({**SMALL, **data}), where="r.yaml")
+    assert hint in str(in_file.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        (
+            "grpo.max_resample_rounds=3",
+            "It has another name now: write grpo.dynamic_sampling_rounds=3.",
+        ),
+        ("max_resample_rounds=3", "Write grpo.dynamic_sampling_rounds=3."),
+        (
+            "grpo.surrogate=clipped",
+            "(got 'clipped'). It has another name now: write grpo.surrogate=ppo_clip.",
+        ),
+        ("grpo.advantage=raw", "It has another name now: write grpo.advantage=none."),
+        ("model.compute_dtype=null", "It has another name now: write model.compute_dtype=auto."),
+        (f"reading={'What this is. ' * 9}", "It has another name now: write note=...."),
+        ("grpo.keep_best=false", "The best weights are always kept"),
+        ("data.train.shuffle_buffer=5", "It is always 10,000 rows: leave it out."),
+        ("alarms={window: 5, on_alarm: stop}", "on_finding: stop ends a run that goes wrong"),
+        ("alarms.on_alarm=stop", "on_finding: stop ends a run that goes wrong"),
+    ],
+)
+def test_a_recipe_of_an_older_version_is_told_what_to_write(override: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("demo", [override])
+    assert hint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_an_older_version_had_is_not_there_and_what_it_leads_to_is() -> None:
+    keys = {key for key, _ in settings(Recipe)}
+    there = [old for old in renamed() if any(f".{key}".endswith(f".{old}") for key in keys)]
+    assert there == []
+    names = {new for old, new in renamed().items() if "=" not in old and " " not in new}
+    assert names <= keys
