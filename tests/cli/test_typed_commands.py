@@ -213,7 +213,8 @@ def test_publishing_is_refused_with_what_to_do(grouper, spelling):
     called = grouper(*words, "--dry-run")
     assert called.code == 2
     told = " ".join(called.err.split())
-    assert f"There is no option {spelling('--push-to-hub')} here: publishing comes later." in told
+    assert f"There is no option {spelling('--push-to-hub')}." in told
+    assert "has no counterpart: publishing comes later. Leave it out:" in told
     assert "`grouper export RUN FOLDER` writes one folder" in told
     assert "Traceback" not in called.err
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import typing
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import BaseModel
 
 from grouper.cli.options import read_recipe
-from grouper.config.aliases import alias, batch_of, flag_named, flags, keys_of
-from grouper.config.loading import is_shipped
+from grouper.config.aliases import alias, batch_of, flag_named, flags
+from grouper.config.checks import nearest
+from grouper.config.loading import is_shipped, load_recipe
 from grouper.config.overrides import parse_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
@@ -32,6 +31,9 @@ Settings = dict[str, Any]
 TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 DEVICE_BATCH, ACCUMULATION = "per-device-train-batch-size", "gradient-accumulation-steps"
+
+# Likeness of a name to a flag that is meant, in place of a setting.
+_NEARLY = 0.85
 
 # Its flags change what the recipe and the overrides say about it, and so contradict neither.
 TRACKERS = "tracking.trackers"
@@ -57,7 +59,7 @@ class TrainingCommand(click.Command):
         try:
             return super().parse_args(ctx, [*_as_click_wants(args)])
         except click.NoSuchOption as error:
-            hint = _hint(error.option_name, args, phase="sft" if self.name == "sft" else "grpo")
+            hint = _hint(error.option_name, args)
             if hint is None:
                 raise
             raise click.UsageError(hint, ctx) from error
@@ -104,42 +106,23 @@ def _ends_a_list(word: str) -> bool:
     return word.startswith("-") or "=" in word or is_file or is_shipped(word)
 
 
-def _hint(option: str, args: Sequence[str], *, phase: str) -> str | None:
-    """What to type for an option that there is not; None where nothing has a name like it."""
+def _hint(option: str, args: Sequence[str]) -> str | None:
+    """What to write for an option that there is not; None where it is nearly a flag."""
     if not option.startswith("--"):
         return None
     names = [flag_named(word.partition("=")[0].removeprefix("--")) for word in args]
     place = names.index(flag_named(option.removeprefix("--")))
     typed, _, value = args[place].partition("=")
-    value = value or "".join(args[place + 1 : place + 2])
-    found = alias(typed)
-    if found and "why" in found[1]:
-        return f"There is no option {typed} here: {found[1]['why']}."
-    keys = keys_of(found[1], phase) if found else _settings_called(typed, phase)
-    if not keys:
+    if alias(typed) is None and nearest(names[place], flags(), _NEARLY):
         return None
-    value = value if len(keys) == 1 and value and not value.startswith("--") else "..."
-    settings = " or ".join(f"{key}={value}" for key in keys).replace("[]", ".N")
-    settings += " (N is the place in the list, from 0)" if ".N." in settings else ""
-    return f"There is no option {typed}. It is a setting here, without dashes: {settings}."
-
-
-def _settings_called(option: str, phase: str) -> list[str]:
-    """Keys of the recipe that are, or end in, the name of an option; those of a phase alone."""
-    name = option.lstrip("-").replace("-", "_")
-    keys = [key for key in _keys(Recipe) if f".{key}".endswith(f".{name}")]
-    return [key for key in keys if key.startswith(phase)] or keys
-
-
-def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every dotted key of a section; not those inside of lists."""
-    for name, field_ in section.model_fields.items():
-        yield f"{prefix}{name}"
-        annotation = field_.annotation
-        inner = () if typing.get_origin(annotation) is tuple else typing.get_args(annotation)
-        for kind in (annotation, *inner):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _keys(kind, f"{prefix}{name}.")
+    key = typed.removeprefix("--").replace("-", "_")
+    behind = "".join(args[place + 1 : place + 2])
+    setting = f"{key}={value or (behind if not behind.startswith('--') else '')}"
+    try:
+        load_recipe("demo", [setting])  # any recipe says what a wrong key should be
+    except ConfigError as error:
+        return f"There is no option {typed}. {error.fix}"
+    return f"There is no option {typed}. Write {setting}."
 
 
 @dataclass(frozen=True, kw_only=True)
