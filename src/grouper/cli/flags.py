@@ -116,8 +116,8 @@ def _hint(option: str, args: Sequence[str]) -> str | None:
     if alias(typed) is None and nearest(names[place], flags(), _NEARLY):
         return None
     key = typed.removeprefix("--").replace("-", "_")
-    behind = "".join(args[place + 1 : place + 2])
-    setting = f"{key}={value or (behind if not behind.startswith('--') else '')}"
+    behind = [word for word in args[place + 1 : place + 2] if not word.startswith("--")]
+    setting = f"{key}={value or ''.join(behind) or 'VALUE'}"
     try:
         load_recipe("demo", [setting])  # any recipe says what a wrong key should be
     except ConfigError as error:
