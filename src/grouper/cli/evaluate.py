@@ -23,6 +23,7 @@ from grouper.cli.options import (
     show_plan,
     warn,
 )
+from grouper.config.aliases import flag_named
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
@@ -54,7 +55,11 @@ Examples:
 """
 
 
-@click.command("eval", epilog=EXAMPLES)
+# Underscores, and the other names of --model.
+SETTINGS = {"token_normalize_func": flag_named}
+
+
+@click.command("eval", epilog=EXAMPLES, context_settings=SETTINGS)
 @click.option(
     "--model",
     "models",

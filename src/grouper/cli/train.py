@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.cli.habits import TrainingCommand
+from grouper.cli.flags import CommandLine, TrainingCommand, add_flags, spelled_out
 from grouper.cli.launch import is_follower, launch, stop_with_the_launcher, without_nproc
 from grouper.cli.options import (
     dry_run_option,
     open_recipe,
     output_console,
     quiet_option,
-    read_recipe,
     recipe_arguments,
     show_plan,
 )
-from grouper.cli.spellings import add_flags, phase_note, spelled_out
+from grouper.config.aliases import flag_named
 from grouper.config.loading import is_shipped
 from grouper.config.schema import Recipe
 from grouper.models.folders import RECIPE_FILE
@@ -33,13 +32,8 @@ if TYPE_CHECKING:
 RUNS = str(Recipe.model_fields["output_dir"].default)
 """Where runs lie unless the recipe or the user says otherwise."""
 
-
-def _dashes(name: str) -> str:
-    """`--max_steps` is `--max-steps`, as people type it who come from other trainers."""
-    return name.replace("_", "-")
-
-
-SETTINGS = {"token_normalize_func": _dashes}
+# Underscores, and the other names of each flag.
+SETTINGS = {"token_normalize_func": flag_named}
 
 
 def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,12 +158,11 @@ def _start(
     if resume:
         name = _run_of_that_name(name, overrides, flags["output_dir"])
     switched = tuple(f"{key}=true" for key, value in switches.items() if value)
-    named, overrides = name, (*overrides, *switched)
-    spelled = spelled_out(flags, lambda: read_recipe(named, overrides), phases)
-    note = phase_note(flags, lambda: read_recipe(named, overrides), phases)
-    if note is not None and not is_follower():
+    line = CommandLine(name=name, overrides=(*overrides, *switched), phases=phases, nproc=nproc)
+    spelled, notes = spelled_out(flags, line)
+    for note in () if is_follower() else notes:
         click.echo(f"note: {note}", err=True)
-    recipe = open_recipe(name, (*overrides, *spelled))
+    recipe = open_recipe(name, spelled)
     check_trackers(recipe.tracking)
     for hook in recipe.hooks:
         load_hook(hook)
@@ -197,12 +190,12 @@ def _named(
     return name, overrides
 
 
-def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dir: str | None) -> str:
+def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dirs: tuple[str, ...]) -> str:
     """The folder of a run that is continued by its name; a recipe's name is the recipe."""
     if "/" in name or Path(name).suffix or is_shipped(name):
         return name
     keys = [text.partition("=")[2] for text in overrides if text.startswith("output_dir=")]
-    folder = Path([RUNS, *keys, *([output_dir] if output_dir else [])][-1]).expanduser() / name
+    folder = Path([RUNS, *keys, *output_dirs][-1]).expanduser() / name
     return str(folder) if (folder / RECIPE_FILE).is_file() else name
 
 

@@ -1,6 +1,7 @@
 """Names of other trainers: one table for flags, for hints in errors and for importers.
 
-The table is `aliases.json`. A row of it has one of
+The table is `aliases.json`. A row of its `names` (TRL 1.16's own fields, with their `default` by
+phase) and `others` has one of
 
 - `to`: our key, in which `{phase}` is the phase that it is said for; `values` where theirs have
   other names here;
@@ -8,7 +9,18 @@ The table is `aliases.json`. A row of it has one of
 - `why`: there is no counterpart, and this is the reason;
 - `now`: the row that has its present name.
 
-Rows of TRL 1.16's own fields have their `default` by phase.
+A row of `flags` is a flag of the training commands, and `also` has its other names. It is shown
+in `--help` where it has a `help`. It has
+
+- `to`: the key that it sets, in which `{phases}` is each phase that runs; `values` as above;
+- or `spells`: what it sets, for each value that it takes;
+- or `of_trackers`: what it sets in every tracker;
+- or neither: `cli/flags.py` works out what it sets;
+- `first`: settings that give way to everything else on the command line;
+- `text`: its value is never a number, `switch`: it needs no value, `list`: it takes several,
+  `repeats`: it may be given more than once.
+
+`batches` has the batch sizes of the five systems.
 """
 
 from __future__ import annotations
@@ -25,11 +37,16 @@ Row = dict[str, Any]
 
 
 @cache
-def aliases() -> dict[str, Row]:
-    """Every row by its name, in underscores."""
+def _tables() -> dict[str, Any]:
     file = importlib.resources.files("grouper.config") / "aliases.json"
-    table = json.loads(file.read_text(encoding="utf-8"))
-    return {**table["names"], **table["others"]}
+    tables: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return tables
+
+
+@cache
+def aliases() -> dict[str, Row]:
+    """Every row of other trainers' names, in underscores."""
+    return {**_tables()["names"], **_tables()["others"]}
 
 
 def alias(name: str) -> tuple[str, Row] | None:
@@ -69,3 +86,44 @@ def dialect_of(data: Mapping[Any, Any]) -> Row | None:
     *systems, trl = dialects()
     found = (dialect for dialect in systems if names & {*dialect["marks"]})
     return next(found, trl if any(map(alias, names)) else None)
+
+
+@cache
+def flags() -> dict[str, Row]:
+    """Flag, with dashes -> its row; an alias with `to` is one, too, and is not shown."""
+    table = dict(_tables()["flags"])
+    for name, row in aliases().items():
+        flag = flag_named(name)
+        if "to" in row and flag not in table:
+            default = next(iter(row.get("default", {}).values()), None)
+            kind = {"switch": isinstance(default, bool), "text": isinstance(default, str)}
+            table[flag] = {"to": row["to"], "values": row.get("values", {}), **kind}
+    return table
+
+
+def flag_named(name: str) -> str:
+    """The flag of a name in any spelling, with dashes: `max-steps` of `steps` and `max_steps`.
+
+    A name that no flag has comes back with dashes.
+    """
+    name = name.replace("_", "-")
+    return _flag_of().get(name, name)
+
+
+@cache
+def _flag_of() -> dict[str, str]:
+    """Other name -> flag."""
+    older = {name: row["now"] for name, row in aliases().items() if "now" in row}
+    found = {name.replace("_", "-"): now.replace("_", "-") for name, now in older.items()}
+    for flag, row in _tables()["flags"].items():
+        found |= dict.fromkeys(row.get("also", ()), flag)
+    return found
+
+
+def batch_of(system: str, phase: str) -> tuple[int, int]:
+    """A system's batch size of a device and its accumulation steps, by its recipe's name.
+
+    1 and 1 for any other recipe.
+    """
+    size, accumulation = _tables()["batches"].get(system, {}).get(phase, (1, 1))
+    return size, accumulation

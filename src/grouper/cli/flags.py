@@ -1,0 +1,376 @@
+"""Flags of the training commands: settings by the names that people type for other trainers.
+
+The flags are rows of `config/aliases.json`. Most set one key of the recipe and are checked by its
+own validation; what depends on the recipe, or on several flags at once, is worked out here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import click
+
+from grouper.cli.options import read_recipe
+from grouper.config.aliases import alias, batch_of, flag_named, flags
+from grouper.config.checks import nearest
+from grouper.config.loading import is_shipped, load_recipe
+from grouper.config.overrides import parse_yaml
+from grouper.config.schema import Recipe
+from grouper.errors import ConfigError
+
+Command = Callable[..., Any]
+Settings = dict[str, Any]
+
+TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+DEVICE_BATCH, ACCUMULATION = "per-device-train-batch-size", "gradient-accumulation-steps"
+
+# Likeness of a name to a flag that is meant, in place of a setting.
+_NEARLY = 0.85
+
+# Its flags change what the recipe and the overrides say about it, and so contradict neither.
+TRACKERS = "tracking.trackers"
+
+
+def add_flags(command: Command) -> Command:
+    """Give a command every flag, each as a tuple of all its values."""
+    for flag, row in reversed(flags().items()):
+        command = click.option(
+            f"--{flag}",
+            multiple=True,
+            metavar="" if row.get("switch") else row.get("metavar"),
+            help=row.get("help", "As other trainers have it: docs/migrating.md."),
+            hidden="help" not in row,
+        )(command)
+    return command
+
+
+class TrainingCommand(click.Command):
+    """A command whose flags may be written as other trainers want them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, [*_as_click_wants(args)])
+        except click.NoSuchOption as error:
+            hint = _hint(error.option_name, args)
+            if hint is None:
+                raise
+            raise click.UsageError(hint, ctx) from error
+
+
+def _as_click_wants(args: Sequence[str]) -> Iterator[str]:
+    """`--rewards a b` as `--rewards=a,b`, `--bf16` and `--bf16 True` as `--bf16=true`."""
+    rest = deque(args)
+    while rest:
+        word = rest.popleft()
+        name, equals, value = word.partition("=")
+        flag = flag_named(name.removeprefix("--")) if name.startswith("--") else ""
+        switch = _switch(flag)
+        if word == "--":
+            yield from (word, *rest)
+            return
+        if switch:
+            if not equals:
+                value = rest.popleft() if rest and rest[0].lower() in TRUTHS else "true"
+            if value.lower() not in TRUTHS:
+                raise click.UsageError(f"{name} is true or false, not {value!r}.")
+            on = TRUTHS[value.lower()] == (switch == flag)
+            yield f"--{switch}={json.dumps(on)}"
+        elif flags().get(flag, {}).get("list") and (equals or rest):
+            names = [value if equals else rest.popleft()]
+            while rest and not _ends_a_list(rest[0]):
+                names.append(rest.popleft())
+            yield f"--{flag}={','.join(names)}"
+        else:
+            yield word
+
+
+def _switch(flag: str) -> str | None:
+    """The switch that a flag turns on, or off where it has `no-` in front."""
+    for name in (flag, flag_named(flag.removeprefix("no-"))):
+        if flags().get(name, {}).get("switch"):
+            return name
+    return None
+
+
+def _ends_a_list(word: str) -> bool:
+    """Whether a word behind a list is the next flag, an override or RECIPE."""
+    is_file = word.endswith((".yaml", ".yml")) or ("/" in word and ":" not in word)
+    return word.startswith("-") or "=" in word or is_file or is_shipped(word)
+
+
+def _hint(option: str, args: Sequence[str]) -> str | None:
+    """What to write for an option that there is not; None where it is nearly a flag."""
+    if not option.startswith("--"):
+        return None
+    names = [flag_named(word.partition("=")[0].removeprefix("--")) for word in args]
+    place = names.index(flag_named(option.removeprefix("--")))
+    typed, _, value = args[place].partition("=")
+    if alias(typed) is None and nearest(names[place], flags(), _NEARLY):
+        return None
+    key = typed.removeprefix("--").replace("-", "_")
+    behind = [word for word in args[place + 1 : place + 2] if not word.startswith("--")]
+    setting = f"{key}={value or ''.join(behind) or 'VALUE'}"
+    try:
+        load_recipe("demo", [setting])  # any recipe says what a wrong key should be
+    except ConfigError as error:
+        return f"There is no option {typed}. {error.fix}"
+    return f"There is no option {typed}. Write {setting}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """A command line without its flags.
+
+    Args:
+        name: the recipe, as typed.
+        overrides: `section.key=value`, as typed.
+        phases: that the command runs.
+        nproc: processes that `--nproc` asks for.
+    """
+
+    name: str
+    overrides: Sequence[str]
+    phases: Sequence[str]
+    nproc: int
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """Read only where a flag depends on it, since other flags may complete it."""
+        return read_recipe(self.name, self.overrides)
+
+    @cached_property
+    def running(self) -> Sequence[str]:
+        """The phases of the command that the recipe does not skip."""
+        kept = [phase for phase in self.phases if not getattr(self.recipe, f"skip_{phase}")]
+        return kept or self.phases
+
+    def keys(self, template: str) -> list[str]:
+        """The keys that a row of the table means: `{phase}` is GRPO where it runs."""
+        if "{phases}" in template:
+            return [template.format(phases=phase) for phase in self.phases]
+        return [template.format(phase=self.running[-1]) if "{" in template else template]
+
+
+def spelled_out(
+    given: Mapping[str, Sequence[str]], line: CommandLine
+) -> tuple[list[str], list[str]]:
+    """The overrides that a command line stands for, those it has itself among them.
+
+    Args:
+        given: the values of each flag, by click's parameter; none where it was not typed.
+        line: what else was typed.
+
+    Returns:
+        The overrides, and notes of what the command line itself does not show.
+
+    Raises:
+        click.UsageError: flags that contradict each other or an override, or cannot be meant.
+        ConfigError: a value that is no YAML, or a recipe that cannot be read.
+    """
+    typed = {flag: given[flag.replace("-", "_")] for flag in flags()}
+    values = {flag: _only_value(flag, several) for flag, several in typed.items() if several}
+    gives_way: Settings = {}
+    spelled: list[tuple[str, Settings]] = []
+    for flag, value in values.items():
+        for template, setting in flags()[flag].get("first", {}).items():
+            gives_way |= dict.fromkeys(line.keys(template), setting)
+        spelled.append((flag, WORKED_OUT.get(flag, _by_the_table)(flag, value, line)))
+    batch, batch_note = _batch(values, line)
+    size = DEVICE_BATCH if DEVICE_BATCH in values else ACCUMULATION
+    spelled += [("tracker", _trackers(values, line)), (size, batch)]
+    _refuse_contradictions(spelled, line.overrides)
+    settings = {key: setting for _, several in spelled for key, setting in several.items()}
+    notes = [note for note in (_phase_note(values, line), batch_note) if note]
+    return [*_as_overrides(gives_way), *line.overrides, *_as_overrides(settings)], notes
+
+
+def _as_overrides(settings: Settings) -> list[str]:
+    return [
+        f"{key}={json.dumps(value, ensure_ascii=False, default=str)}"
+        for key, value in settings.items()
+    ]
+
+
+def _only_value(flag: str, typed: Sequence[str]) -> str:
+    row = flags()[flag]
+    if len(set(typed)) > 1 and not row.get("repeats"):
+        others = "".join(f", also --{name}" for name in row.get("also", ()))
+        raise click.UsageError(
+            f"--{flag}{others}: given {len(typed)} times, with {' and '.join(typed)}. Give it once."
+        )
+    return ",".join(dict.fromkeys(typed))
+
+
+def _refuse_contradictions(
+    spelled: Sequence[tuple[str, Settings]], overrides: Sequence[str]
+) -> None:
+    """Two flags, or a flag and an override, that set the same differently."""
+    known: dict[str, tuple[str, Any]] = {}
+    for override in overrides:
+        key, _, text = override.partition("=")
+        if key != TRACKERS:
+            known[key] = (override, parse_yaml(text, override))
+    for flag, settings in spelled:
+        for key, setting in settings.items():
+            before, other = known.setdefault(key, (f"--{flag}", setting))
+            inside = [inner for inner in known if inner.startswith(f"{key}.")]
+            if isinstance(setting, dict) and inside:
+                before, other = known[inside[0]]
+            if other != setting:
+                raise click.UsageError(
+                    f"{before} and --{flag} contradict each other: {key} would be {setting}. "
+                    "Give one of them."
+                )
+
+
+def _by_the_table(flag: str, value: str, line: CommandLine) -> Settings:
+    row = flags()[flag]
+    spells = row.get("spells", {value: {row["to"]: _setting(flag, value)} if "to" in row else {}})
+    if value not in spells:
+        raise click.UsageError(f"--{flag} is one of {', '.join(spells)}, not {value!r}.")
+    return {
+        key: setting for template, setting in spells[value].items() for key in line.keys(template)
+    }
+
+
+def _setting(flag: str, value: str) -> Any:
+    """What a value stands for, or reads as."""
+    row = flags()[flag]
+    if value.lower() in row.get("values", {}):
+        return row["values"][value.lower()]
+    if row.get("list"):
+        return _names(value)
+    return value if row.get("text") else parse_yaml(value, f"--{flag}")
+
+
+def _phase_note(values: Mapping[str, str], line: CommandLine) -> str | None:
+    """What flags that set one phase leave to the other; None where only one phase runs."""
+    to = {flag: flags()[flag]["to"] for flag in values if "{phase}" in flags()[flag].get("to", "")}
+    if not to or len(line.running) < 2:
+        return None
+    names = " and ".join(f"--{flag}" for flag in to)
+    mean = "mean" if len(to) > 1 else "means"
+    keys = " and ".join(f"{key.format(phase='sft')}=..." for key in to.values())
+    return f"{names} {mean} GRPO. SFT stays as the recipe has it; {keys} would change it."
+
+
+def _learning_rate(flag: str, value: str, line: CommandLine) -> Settings:
+    """With muon there are two rates: the matrices' own keeps its proportion to the other."""
+    settings = _by_the_table(flag, value, line)
+    ((key, rate),) = settings.items()
+    optimizer = getattr(line.recipe, line.running[-1]).optimizer
+    if optimizer.name == "muon" and isinstance(rate, int | float):
+        muon = optimizer.muon_learning_rate * rate / optimizer.learning_rate
+        settings[key.replace("learning_rate", "muon_learning_rate")] = muon
+    return settings
+
+
+def _unique(flag: str, value: str, line: CommandLine) -> Settings:
+    """Of what SFT reads, where it runs; that is data.train where the recipe names nothing else."""
+    part = "sft" if "sft" in line.phases and line.recipe.data.sft is not None else "train"
+    return {f"data.{part}.unique": _setting(flag, value)}
+
+
+def _dataset(_flag: str, value: str, line: CommandLine) -> Settings:
+    from grouper.data.naming import source_named
+
+    only_sft = tuple(line.phases) == ("sft",) and line.recipe.data.sft is not None
+    return {f"data.{'sft' if only_sft else 'train'}": source_named(value)}
+
+
+def _system_prompt(_flag: str, value: str, _line: CommandLine) -> Settings:
+    try:
+        return {"prompt.system": Path(value).expanduser().read_text(encoding="utf-8").strip()}
+    except (OSError, UnicodeDecodeError) as error:
+        where = f"--system-prompt-file {value}"
+        raise ConfigError(f"cannot be read ({error})", where=where) from error
+
+
+def _names(value: str) -> list[str]:
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
+def _rewards(_flag: str, value: str, line: CommandLine) -> Settings:
+    """In this order; weight and parameters as in the recipe, where it has one of that name."""
+    rows = [row.model_dump(mode="json", exclude_defaults=True) for row in line.recipe.rewards]
+    known = {row["name"]: row for row in rows}
+    return {"rewards": [known.get(name, {"name": name}) for name in _names(value)]}
+
+
+WORKED_OUT: dict[str, Callable[[str, str, CommandLine], Settings]] = {
+    "learning-rate": _learning_rate,
+    "unique-examples": _unique,
+    "dataset": _dataset,
+    "rewards": _rewards,
+    "system-prompt-file": _system_prompt,
+}
+
+
+def _trackers(values: Mapping[str, str], line: CommandLine) -> Settings:
+    """The trackers that are named, or the recipe's, with what the flags say about them all."""
+    about = {
+        row["of_trackers"]: _setting(flag, values[flag])
+        for flag, row in flags().items()
+        if "of_trackers" in row and flag in values
+    }
+    asked = _names(values.get("tracker", ""))
+    wandb = values.get("use-wandb")
+    if "none" in asked or values.get("no-trackers") == "true":
+        if set(asked) - {"none"} or wandb == "true":
+            raise click.UsageError("--no-trackers and --tracker contradict each other: give one.")
+        return {TRACKERS: []}
+    if wandb == "false" and "wandb" in asked:
+        raise click.UsageError("--no-wandb and --tracker wandb contradict each other: give one.")
+    if not (about or asked or wandb):
+        return {}
+    rows = line.recipe.tracking.trackers
+    known = {row.name: row.model_dump(mode="json", exclude_defaults=True) for row in rows}
+    names = dict.fromkeys([*(asked or known), *(["wandb"] if wandb == "true" else [])])
+    if wandb == "false":
+        names.pop("wandb", None)
+    if about and not names:
+        typed = ", ".join(f"--{flag}" for flag in values if "of_trackers" in flags()[flag])
+        raise click.UsageError(f"{typed}: the recipe has no trackers; add --tracker NAME.")
+    return {TRACKERS: [{**known.get(name, {"name": name}), **about} for name in names]}
+
+
+def _batch(values: Mapping[str, str], line: CommandLine) -> tuple[Settings, str]:
+    """What batch sizes as other trainers count them come to, and that in words."""
+    if not {DEVICE_BATCH, ACCUMULATION} & values.keys():
+        return {}, ""
+    phase = line.running[-1]
+    system = line.name if is_shipped(line.name) else line.recipe.name
+    device, accumulation = batch_of(system, phase)
+    device = _count(DEVICE_BATCH, values.get(DEVICE_BATCH, device))
+    accumulation = _count(ACCUMULATION, values.get(ACCUMULATION, accumulation))
+    processes = max(line.nproc, int(os.environ.get("WORLD_SIZE", "1")))
+    completions = device * accumulation * processes
+    product = f"{device} per device x {accumulation} accumulated x {processes} process(es)"
+    product += f" = {completions}"
+    if phase == "sft":
+        return {"sft.batch_size": completions}, f"SFT: {product} demonstrations per step."
+    grpo = line.recipe.grpo
+    group = _count("num-generations", values.get("num-generations", grpo.group_size))
+    prompts, rest = divmod(completions * grpo.updates_per_batch, group)
+    product += f" completions per optimizer step, {grpo.updates_per_batch} step(s) on each batch"
+    if rest:
+        raise click.UsageError(
+            f"{product}: that is not whole groups of {group} (--num-generations). Choose "
+            f"--{DEVICE_BATCH} and --{ACCUMULATION} so that it is, or say how many prompts a "
+            "batch has: grpo.prompts_per_step=N."
+        )
+    return {"grpo.prompts_per_step": prompts}, f"GRPO: {product}: {prompts} prompt(s) x {group}."
+
+
+def _count(flag: str, value: str | int) -> int:
+    if not str(value).isdecimal() or int(value) < 1:
+        raise click.UsageError(f"--{flag} is a whole number of 1 or more, not {value!r}.")
+    return int(value)
