@@ -17,13 +17,12 @@ import pytest
 from codebase import SOURCE, TOP, modules
 
 # Lines of code of the whole package. It only falls: raise it with a reason in the commit.
-BUDGET = 26_413
+BUDGET = 26_431
 
 FILES_PER_ROOM = 14
 # Rooms that have not been put in order yet, with the files they have; these only fall, too.
 LARGER_ROOMS = {
-    "cli": 26,
-    "config": 16,
+    "cli": 25,
     "data": 18,
     "grading": 22,
     "kernels": 22,
