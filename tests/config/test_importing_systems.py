@@ -312,7 +312,7 @@ def test_a_module_that_is_not_here_keeps_its_name(imported):
         ("", "a.py", r"here are 0"),
         ("GRPOConfig(", "a.py", "not valid Python"),
         ("GRPOConfig(beta=1)\nGRPOConfig(beta=0)", "a.py", r"here are 2"),
-        ("actor: {lr: 1}\ncritic: {}", "a.yaml", r"\(actor, critic\)\. What can be read"),
+        ("actor: {rate: 1}\ncritic: {}", "a.yaml", r"\(actor, critic\)\. What can be read"),
         ("compute_environment: x\nnum_machines: 1", "a.yaml", "no trainer known here"),
         ("zero_optimization: {stage: 3}", "a.json", "not valid JSON"),
         ("sft_data_path: a\nmodel_name: a\nmodel_path: b", "a.yaml", "model_name is set twice"),

@@ -35,10 +35,6 @@ from grouper.training.optimizers import Optimizer
 from grouper.training.run import Run
 from grouper.types import StepReport
 
-# An alarm has a state that must survive, too: one rings whatever the run happens to learn.
-checks.WINDOW = 2
-checks.KL_RISE = 1.0e-6
-
 Honest = Callable[..., Any]
 
 
@@ -190,6 +186,8 @@ def obey(order: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     assert files.write_atomic is evaluation_files.write_atomic
     torch.set_num_threads(1)
+    # An alarm has a state that must survive, too: one rings whatever the run happens to learn.
+    checks.WINDOW, checks.KL_RISE = 2, 1.0e-6
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         print(json.dumps(obey(json.loads(line))), flush=True)
