@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grouper.config.schema import ModelConfig
 from grouper.errors import ConfigError
+
+if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
+    from grouper.config.schema import ModelConfig
 
 # What knows whether a device is there; the CPU always is.
 _BACKENDS: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.backends.mps}
