@@ -31,8 +31,7 @@ class Stack:
 
 def _table(name: str) -> dict[str, dict[str, Any]]:
     text = (importlib.resources.files("grouper.config") / name).read_text(encoding="utf-8")
-    table: dict[str, dict[str, Any]] = yaml.safe_load(text)
-    return table
+    return dict(yaml.safe_load(text))
 
 
 # Algorithm -> the settings of `grpo` that it stands for.
