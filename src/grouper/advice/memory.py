@@ -188,8 +188,7 @@ class ModelMemory:
         shape = self._shape
         width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
         heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-        low = "bfloat16" in (self._config.compute_dtype, self._config.dtype)
-        dtype = torch.bfloat16 if low else torch.float32
+        dtype = self._policy.compute_dtype or self._policy.model.dtype
         return int(2 * shape.num_hidden_layers * heads * width * dtype.itemsize)
 
 

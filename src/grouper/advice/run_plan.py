@@ -15,7 +15,6 @@ from grouper.advice.memory import GIB, Memory, ModelMemory
 from grouper.algorithms.rows import Rows
 from grouper.config.schema import Recipe
 from grouper.errors import GrouperError
-from grouper.models.device import on_device
 from grouper.models.loading import context_length, shape_of, weightless_policy
 from grouper.models.new_model import make_new_model, new_model_config
 from grouper.prompts import make_format
@@ -160,9 +159,8 @@ class _Planner:
             fitted = new.vocab_size if self.prepared is None else len(self.prepared.tokenizer)
             shape = new_model_config(new, vocabulary=fitted)
         assert shape is not None, "a recipe has a path or a new model"
-        model = on_device(recipe.model, device)
-        self.policy = weightless_policy(model, shape)
-        self.model = ModelMemory(model, self.policy, device)
+        self.policy = weightless_policy(recipe.model, shape, device)
+        self.model = ModelMemory(recipe.model, self.policy, device)
         self.prompts, self.demonstrations, self.completion = self._lengths()
         self.slices: dict[str, list[tuple[Rows, int]]] = {}
         """Phase -> the kinds of rows that may take the most memory, and how many a step has."""

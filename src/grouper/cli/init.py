@@ -168,7 +168,6 @@ def _look_at_model(path: str, memory: float, *, lora: bool) -> dict[str, Any]:
     if on_this_machine(place):
         from grouper.advice.memory import GIB, ModelMemory
         from grouper.algorithms.rows import Rows
-        from grouper.models.device import on_device
         from grouper.models.loading import context_length, shape_of, weightless_policy
 
         shape = shape_of(place, cached=True)
@@ -177,8 +176,7 @@ def _look_at_model(path: str, memory: float, *, lora: bool) -> dict[str, Any]:
         row = Rows(prompt=min(PROMPT, completion), completion=completion, count=1)
         for checkpointing, tokens in UPDATES:
             config = ModelConfig(path=place, gradient_checkpointing=checkpointing, **weights)
-            config = on_device(config, "cuda")
-            model = ModelMemory(config, weightless_policy(config, shape), "cuda")
+            model = ModelMemory(config, weightless_policy(config, shape, "cuda"), "cuda")
             rows = row.times(max(1, tokens // row.tokens))
             update = model.update("grpo", rows, OptimizerConfig(), accumulated=True)
             if update.peak <= SHARE * memory * GIB:

@@ -17,7 +17,6 @@ import numpy as np
 
 Item = TypeVar("Item")
 
-
 # Rows of a stream that are held in memory to draw from when shuffling.
 SHUFFLE_BUFFER = 10_000
 

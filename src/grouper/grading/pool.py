@@ -28,10 +28,10 @@ from grouper.types import Verdict
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 120.0
+# For reading a reference, which is a matter of milliseconds, on any machine however busy.
 _READ_SECONDS = 120.0
-# Of one worker.
+# Memory that one worker may take.
 MEMORY_MB = 2048
-"""For reading a reference, which is a matter of milliseconds, on any machine however busy."""
 _RUNG = "symbolic"
 _KILLED = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT})
 """Exit statuses of a worker that was killed; the limits it has end it in other ways."""

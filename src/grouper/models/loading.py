@@ -182,7 +182,7 @@ def load_policy(
     return policy
 
 
-def weightless_policy(config: ModelConfig, shape: PretrainedConfig) -> Policy:
+def weightless_policy(config: ModelConfig, shape: PretrainedConfig, device: str = "cpu") -> Policy:
     """The policy `load_policy` would make of a model of this shape, on the meta device.
 
     Every tensor has its shape and dtype and no content; a 4-bit base stands in its compute dtype.
@@ -190,7 +190,7 @@ def weightless_policy(config: ModelConfig, shape: PretrainedConfig) -> Policy:
     Raises:
         ModelError: as in `load_policy`.
     """
-    config = on_device(config, "cpu")
+    config = on_device(config, device)
     model = _weightless_model(config, shape)
     with torch.device("meta"), quiet():
         if config.quantization is not None:
@@ -203,13 +203,12 @@ def weightless_policy(config: ModelConfig, shape: PretrainedConfig) -> Policy:
 
 
 def _as_policy(model: PreTrainedModel, adapter: Any, config: ModelConfig) -> Policy:
+    autocast = config.compute_dtype != config.dtype
     return Policy(
         model,
         adapter=adapter,
         native=config.attention == "native",
-        compute_dtype=None
-        if config.compute_dtype == config.dtype
-        else DTYPES[config.compute_dtype],
+        compute_dtype=DTYPES[config.compute_dtype] if autocast else None,
         gradient_checkpointing=config.gradient_checkpointing,
         activation_offload=config.activation_offload,
     )

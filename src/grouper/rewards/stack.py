@@ -26,8 +26,6 @@ from grouper.types import (
 )
 
 DEFAULT_LIMIT = float(RewardConfig.model_fields["max_failure_rate"].default)
-
-
 # How many groups back the rate of failures looks.
 WINDOW = 100
 # A rate over fewer groups says nothing: until then they are counted as this many.

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What allocators without an exception of their own say.
 # Bound on the importance weights of `grpo.importance`.
 IMPORTANCE_CAP = 2.0
+# What allocators without an exception of their own say.
 _OUT_OF_MEMORY = ("MPS backend out of memory", "DefaultCPUAllocator: can't allocate memory")
 
 
