@@ -74,7 +74,7 @@ def test_a_folder_with_a_test_split_and_answers_that_are_no_numbers(
     assert (data["name"], data["prompt"]["format"]) == ("other-one", "boxed")
     assert data["data"]["test"] == {"source": "file", "path": "set", "split": "test"}
     assert data["model"]["lora"]["rank"] == 32
-    assert "comes first; some were seen." in Path("sub/other one.yaml").read_text()
+    assert "(some were found)." in Path("sub/other one.yaml").read_text()
     assert grouper("run", "sub/other one.yaml", "--dry-run").code == 0
 
 
@@ -98,7 +98,7 @@ def test_memory_decides_about_the_update(
     data = write("rows.jsonl", ROWS)
     monkeypatch.setattr(init, "SHARE", 0.01)
     called = grouper("init", "--model", model, "--data", data, "--memory", "1")
-    assert "warning: an update does not fit into 1 GB" in called.err
+    assert "warning: an update does not fit in 1 GB" in called.err
     recipe = load_recipe("./mine.yaml")
     assert recipe.model.gradient_checkpointing
     assert (recipe.grpo.tokens_per_micro_batch, recipe.grpo.prompts_per_step) == (2048, 8)
@@ -107,8 +107,8 @@ def test_memory_decides_about_the_update(
 def test_what_is_not_on_this_machine_is_said(grouper: Grouper) -> None:
     called = grouper("init", "--model", "owner/Model-7B", "--data", "owner/problems")
     assert called.code == 0, called.err
-    assert "Model: owner/Model-7B is not on this machine, and was not looked at." in called.out
-    assert "Data: owner/problems was not looked at: " in called.out
+    assert "Model: owner/Model-7B is not on this machine, so it was not checked." in called.out
+    assert "Data: owner/problems was not checked: " in called.out
     assert written()["data"]["train"] == {"source": "hub", "path": "owner/problems"}
 
 

@@ -229,7 +229,7 @@ def test_trls_own_defaults_are_not_worth_a_word(imported):
         ({"num_generations": 1}, "compared with the others of its group"),
         ({"num_generations": 7}, "cannot be cut into groups"),
         ({"num_generations": "many"}, "not a whole number"),
-        ({"steps_per_generation": 4, "generation_batch_size": 64}, "say the same"),
+        ({"steps_per_generation": 4, "generation_batch_size": 64}, "set the same thing"),
         ({"steps_per_generation": 6}, "cannot be cut into groups"),
         ({"reward_weights": [1.0]}, "not one weight for each of 2"),
         ({"loss_type": "cispo", "epsilon_high": 0.5}, "bounds every ratio below 1"),
@@ -246,13 +246,13 @@ def test_nonsense_is_refused_with_the_reason(imported, settings, message):
 
 
 def test_headings_are_told_of(imported):
-    assert "Headings of the file were left away: training." in imported({"training": GRPO}).text
+    assert "These headings in the file were ignored: training." in imported({"training": GRPO}).text
 
 
 def test_a_file_of_another_trainer_is_refused(imported):
     with pytest.raises(
         ConfigError,
-        match=r"no trainer known here \(actor, data\)\. What can be read: .*math-r1-zero",
+        match=r"belong to no known trainer \(actor, data\)\. What can be read: .*math-r1-zero",
     ):
         imported({"actor": {"rollout": {"n": 8}}, "data": {"files": "x"}})
 

@@ -264,7 +264,7 @@ def test_a_whole_file_becomes_the_same_run(imported, name):
     assert of(found.recipe, settings) == settings
     assert found.left_out.keys() == left_out
     assert all(f"#   {name}: " in found.text for name in left_out)
-    assert ("loaded by running the file" in found.text) == (name == "trl_gsm8k.py")
+    assert ("Loading its reward functions runs the file" in found.text) == (name == "trl_gsm8k.py")
     if name != "trl_gsm8k.py":  # a check loads its functions, which runs it
         check_recipe(found.recipe, runs_here=False)
 
@@ -308,12 +308,12 @@ def test_a_module_that_is_not_here_keeps_its_name(imported):
 @pytest.mark.parametrize(
     ("text", "name", "message"),
     [
-        ("", "a.yaml", "holds no settings with names"),
+        ("", "a.yaml", "holds no named settings"),
         ("", "a.py", r"here are 0"),
         ("GRPOConfig(", "a.py", "not valid Python"),
         ("GRPOConfig(beta=1)\nGRPOConfig(beta=0)", "a.py", r"here are 2"),
         ("actor: {rate: 1}\ncritic: {}", "a.yaml", r"\(actor, critic\)\. What can be read"),
-        ("compute_environment: x\nnum_machines: 1", "a.yaml", "no trainer known here"),
+        ("compute_environment: x\nnum_machines: 1", "a.yaml", "belong to no known trainer"),
         ("zero_optimization: {stage: 3}", "a.json", "not valid JSON"),
         ("sft_data_path: a\nmodel_name: a\nmodel_path: b", "a.yaml", "model_name is set twice"),
         ("sft_data_path: a\nbatch_size: 1.5", "a.yaml", "batch_size is 1.5, not a whole number"),
@@ -339,7 +339,7 @@ def test_running_such_a_file_offers_the_import(name):
 
 
 def test_as_is_for_files_that_do_not_say_it(imported):
-    with pytest.raises(ConfigError, match="says itself what it trains"):
+    with pytest.raises(ConfigError, match="already says what it trains"):
         imported("sft_data_path: a", phase="grpo")
 
 

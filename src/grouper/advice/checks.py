@@ -128,8 +128,8 @@ def entropy_low(w: Window) -> Iterator[Finding]:
     """The policy has stopped exploring."""
     if w.now < LEAST_ENTROPY * w.start:
         yield Finding(
-            what=f"the policy's entropy fell to {w.now:.3g} nats a token from {w.start:.3g} at the "
-            "start",
+            what=f"the policy's entropy fell to {w.now:.3g} nats per token from {w.start:.3g} at "
+            "the start",
             fix="Lower grpo.optimizer.learning_rate, raise grpo.clip_high or set "
             "grpo.entropy_bonus; an earlier checkpoint still explores.",
         )
@@ -139,8 +139,8 @@ def entropy_high(w: Window) -> Iterator[Finding]:
     """The policy has become noise."""
     if w.now > MOST_ENTROPY * w.start:
         yield Finding(
-            what=f"the policy's entropy rose to {w.now:.3g} nats a token from {w.start:.3g} at the "
-            "start",
+            what=f"the policy's entropy rose to {w.now:.3g} nats per token from {w.start:.3g} at "
+            "the start",
             fix="The policy falls apart: lower grpo.optimizer.learning_rate or "
             "grpo.entropy_bonus, or set grpo.beta.",
         )
@@ -184,7 +184,8 @@ def kl(w: Window) -> Iterator[Finding]:
     rise = slope(w.last) * len(w.last)
     if rise > KL_RISE:
         yield Finding(
-            what=f"the KL to the reference rose by {rise:.3g} nats a token in {len(w.last)} steps",
+            what=f"the KL to the reference rose by {rise:.3g} nats per token in "
+            f"{len(w.last)} steps",
             fix="Lower grpo.optimizer.learning_rate or raise grpo.beta.",
         )
 
@@ -416,7 +417,7 @@ def stale_sampler(record: Record) -> Iterator[Finding]:
     gaps = curve(record.grpo, "sampler_logprob_diff")
     if mean(gaps) > MAX_GAP:
         yield Finding(
-            what=f"sampler and trainer disagree by {mean(gaps):.3g} nats a token",
+            what=f"sampler and trainer disagree by {mean(gaps):.3g} nats per token",
             steps=span(record.grpo),
             evidence={"gap_mean": mean(gaps), "gap_highest_step": max(gaps)},
             fix="Set sampling.dtype: same, or grpo.importance: truncate; check that "
@@ -700,7 +701,7 @@ def same(samples: Samples) -> Iterator[Finding]:
     params = samples.groups[0].params
     what = (
         f"the samples of a problem are all the same text, drawn at temperature "
-        f"{params.temperature:g} with a mean probability of {samples.certainty:.3f} a token"
+        f"{params.temperature:g} with a mean probability of {samples.certainty:.3f} per token"
     )
     name, why = "temperature", "the temperature is too low"
     fix = "Set sampling.temperature to 1.0 or more."

@@ -46,7 +46,7 @@ def add_flags(command: Command) -> Command:
             f"--{flag}",
             multiple=True,
             metavar="" if row.get("switch") else row.get("metavar"),
-            help=row.get("help", "As other trainers have it: docs/migrating.md."),
+            help=row.get("help", "A name that other trainers use; see docs/migrating.md."),
             hidden="help" not in row,
         )(command)
     return command

@@ -48,8 +48,8 @@ SHARE = 0.9
 @click.argument("file", type=click.Path(path_type=Path), default="mine.yaml")
 @click.option("--model", metavar="PATH", help="A model folder or Hub name.")
 @click.option("--data", metavar="SOURCE", help="A file, folder, Hub name, or `grouper data list`.")
-@click.option("--question", metavar="COLUMN", help="The column of the questions.")
-@click.option("--answer", metavar="COLUMN", help="The column of the answers.")
+@click.option("--question", metavar="COLUMN", help="Column that holds the questions.")
+@click.option("--answer", metavar="COLUMN", help="Column that holds the answers.")
 @click.option("--lora/--full", default=None, help="Train an adapter, or all weights.")
 @click.option("--memory", type=click.FloatRange(min=1), metavar="GB", help="Memory of the card.")
 def init_command(
@@ -63,8 +63,8 @@ def init_command(
 ) -> None:
     """Write a recipe for your own model and problems to FILE (mine.yaml unless you name one).
 
-    Looks at the first problems and at the model's config.json; loads no weights, downloads
-    nothing. What is not given is asked for; without a terminal it is an adapter on a card of 24 GB.
+    It reads the first problems and the model's config.json; it loads no weights and downloads
+    nothing. It asks for what is missing; without a terminal it assumes LoRA on a 24 GB card.
     """
     _require_free(file)
     # Read by the libraries when they are imported.
@@ -133,7 +133,7 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
         if source.hub is None and config.source != "hub":
             hint = "Here, --question and --answer name them." if "column" in error.what else ""
             raise DataError(error.what, where=error.where, fix=f"{error.fix} {hint}") from error
-        click.echo(f"Data: {data} was not looked at: {error.what}.")
+        click.echo(f"Data: {data} was not checked: {error.what}.")
     else:
         numbers = [problem for problem in problems if is_numeric(problem.answer)]
         solved = any(problem.solution for problem in problems)
@@ -182,17 +182,19 @@ def _look_at_model(path: str, memory: float, *, lora: bool) -> dict[str, Any]:
             if update.peak <= SHARE * memory * GIB:
                 break
         else:
-            warn(f"an update does not fit into {memory:g} GB: take a smaller model, or --lora.")
+            warn(f"an update does not fit in {memory:g} GB: use a smaller model, or --lora.")
         click.echo(
             f"Model: {place}, {model.parameters - (model.trainable if lora else 0):,} parameters, "
             f"{context:,} tokens at most. An update takes {update.peak / GIB:.1f} GB of {memory:g}."
         )
     else:
-        click.echo(f"Model: {path} is not on this machine, and was not looked at.")
+        click.echo(f"Model: {path} is not on this machine, so it was not checked.")
     return {
         "path": _flow(path),
         "weights": "\n  ".join(f"{key}: {_flow(value)}" for key, value in weights.items()),
-        "trained": "An adapter; without `lora` all weights." if lora else "All weights.",
+        "trained": "Trains an adapter; without `lora`, all weights."
+        if lora
+        else "Trains all weights.",
         "checkpointing": str(checkpointing).lower(),
         "tokens": tokens,
         "rate": _flow(1e-5 if lora else 1e-6),

@@ -77,14 +77,16 @@ def import_recipe(
     data, unread = _read_python(path, phase) if path.suffix == ".py" else (_read(path), {})
     dialect = dialect_of(data)
     if dialect is None or {"name", "model", "data"} <= data.keys():
-        what = "its names are of no trainer known here" if dialect is None else "it is a recipe"
+        what = "its names belong to no known trainer" if dialect is None else "it is a recipe"
         names = ", ".join(map(str, list(data)[:5]))
-        raise ConfigError(f"nothing to import, {what} ({names})", where=str(path), fix=_READABLE)
+        raise ConfigError(
+            f"there is nothing to import: {what} ({names})", where=str(path), fix=_READABLE
+        )
     if phase and dialect["recipe"]:
         raise ConfigError(
-            f"a file for {dialect['label']} says itself what it trains",
+            f"a file for {dialect['label']} already says what it trains",
             where="--as",
-            fix="Leave it out: it is for TRL's files.",
+            fix="Leave it out; it is for TRL's files.",
         )
     parts = _parts(data, dialect, phase, path)
     last = parts[-1]
@@ -130,7 +132,7 @@ def _read(path: Path) -> dict[Any, Any]:
             fix="JSON has no comments, and no comma before a closing bracket.",
         ) from error
     if not isinstance(data, dict) or not data:
-        raise ConfigError("this holds no settings with names", where=str(path), fix=_READABLE)
+        raise ConfigError("this file holds no named settings", where=str(path), fix=_READABLE)
     return data
 
 
@@ -153,9 +155,9 @@ def _read_python(path: Path, phase: Phase | None) -> tuple[dict[Any, Any], dict[
     chosen = [name for name in called if name in wanted]
     if len(chosen) != 1:
         raise ConfigError(
-            f"one {' or '.join(wanted)} says what is trained, and here are {len(chosen)}",
+            f"exactly one {' or '.join(wanted)} must say what is trained; there are {len(chosen)}",
             where=str(path),
-            fix="Leave one in a copy of the file; of one of each, --as says which.",
+            fix="Keep one in a copy of the file; with one of each, --as chooses.",
         )
     others = "SFT" if chosen == ["GRPOConfig"] else "GRPO"
     data: dict[Any, dict[str, Any]] = {}
@@ -310,7 +312,7 @@ class _Settings:
             if name not in rows:
                 near = did_you_mean(name, rows) if len(name) > _SHORT else ""
                 near = f" ({near})" if near.startswith("Did") else ""
-                self.leave_out(name, f"no name of {self.dialect['names']}{near}")
+                self.leave_out(name, f"not a name in {self.dialect['names']}{near}")
             elif row.get("default") and self.phase not in row["default"]:
                 other = "SFTConfig" if self.phase == "grpo" else "GRPOConfig"
                 self.leave_out(name, f"a setting of {other}, which this file is not")
@@ -346,14 +348,16 @@ def _parts(data: dict[Any, Any], dialect: Row, phase: Phase | None, path: Path) 
     rows, headings = _flat(data, dialect)
     notes, recipe, sections = [], {}, dialect["sections"]
     if headings and path.suffix != ".py":
-        notes.append(f"Headings of the file were left away: {', '.join(headings)}.")
+        notes.append(f"These headings in the file were ignored: {', '.join(headings)}.")
     if dialect["recipe"] is not None:
         recipe = load_recipe(dialect["recipe"]).model_dump(mode="json", exclude_unset=True)
     else:
         phase = phase or _phase_of({*headings, *(name for _, name, _ in rows)})
         sections = {"": phase or "grpo"}
         if phase is None:
-            notes.append("Nothing in the file tells GRPO from SFT: it was read as GRPO (--as sft).")
+            notes.append(
+                "Nothing in the file says GRPO or SFT: it was read as GRPO (--as sft changes that)."
+            )
     shared = _Settings(
         phase=[*sections.values()][-1], dialect=dialect, where=str(path), recipe=recipe, notes=notes
     )
@@ -443,7 +447,7 @@ def _batch(s: _Settings, nproc: int) -> int:
             "Use 2 or more; 8 is usual.",
         )
     if s.get("generation_batch_size") and s.get("steps_per_generation"):
-        what = "generation_batch_size and steps_per_generation say the same"
+        what = "generation_batch_size and steps_per_generation set the same thing"
         raise s.refused(what, "Give only one.")
     sampled = a_step
     if s.get("steps_per_generation"):
@@ -456,7 +460,7 @@ def _batch(s: _Settings, nproc: int) -> int:
         raise s.refused(
             f"{batch} completions at a time for {nproc} process(es) cannot be cut into groups of "
             f"num_generations {group} and optimizer steps of {a_step}",
-            "TRL refuses it, too. Was the file written for more processes? Say so with --nproc.",
+            "TRL refuses this too. If the file was written for more processes, give --nproc.",
         )
     prompts, updates = batch // group, batch // a_step
     s.put({"grpo.group_size": group, "grpo.prompts_per_step": prompts})
@@ -523,7 +527,7 @@ def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
         why = f"no reward here (`grouper rewards` lists them): {', '.join(unknown)}"
         s.leave_out("reward_funcs", why)
     if any(row["name"].startswith(f"{os.path.relpath(s.where)}:") for row in rows):
-        s.notes.append("Its rewards are loaded by running the file: train in it only as __main__.")
+        s.notes.append("Loading its reward functions runs the file: train under `__main__` only.")
     if not rows:
         s.notes.append("No reward_funcs: the reward is correctness. TRL's are given in the script.")
     boxed = all(row["name"] != "format" for row in rows)

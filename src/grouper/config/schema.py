@@ -445,7 +445,7 @@ def _misfits(c: GRPOConfig) -> list[tuple[bool, str]]:
         ),
         (
             c.prompts_per_step * c.group_size == 1 and c.advantage == "batch_standardised",
-            "one completion a step leaves advantage: batch_standardised nothing to compare with",
+            "one completion per step leaves advantage: batch_standardised nothing to compare with",
         ),
         (
             c.beta > 0 and c.kl == "k1" and not c.kl_in_reward,
@@ -536,7 +536,7 @@ class GradingConfig(Section):
     """How answers are compared."""
 
     timeout_seconds: PositiveFloat = 2.0
-    symbolic: bool = Field(True, description="the Math-Verify rung; false: numbers and text only")
+    symbolic: bool = Field(True, description="the Math-Verify stage; false: numbers and text only")
 
 
 class EvaluationConfig(Section):
@@ -597,7 +597,7 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 class TrackerConfig(Section):
-    """Somebody else who is told of every step; it can neither stop a run nor slow it."""
+    """Another place where every step is reported; it can neither stop a run nor slow it."""
 
     name: str = Field(
         description="tensorboard, wandb, trackio, or your own: `path/to/file.py:function`"
@@ -617,7 +617,7 @@ class TrackerConfig(Section):
 
 
 class TrackingConfig(Section):
-    """What is written down beside the metrics."""
+    """What is recorded beside the metrics, and where else."""
 
     token_ids: bool = Field(False, description="keep ids and log-probs of every rollout")
     log_every: Positive = Field(1, description="steps between lines in training.log")
@@ -627,7 +627,7 @@ class TrackingConfig(Section):
     trackers: tuple[TrackerConfig, ...] = Field(
         (),
         strict=False,
-        description="who else is told of each step; the run folder is written in any case",
+        description="where else each step is reported; the run folder is always written",
     )
 
     @model_validator(mode="after")
@@ -657,8 +657,8 @@ class Recipe(Section):
     )
     on_finding: Literal["warn", "stop"] = Field(
         "warn",
-        description="what GRPO does when a check finds that it goes wrong; stop: end the run, "
-        "what was saved before stays",
+        description="when a check finds that GRPO is going wrong: warn, or stop the run and keep "
+        "what was saved before",
     )
     skip_sft: bool = False
     skip_grpo: bool = False

@@ -25,9 +25,9 @@ def on_device(config: ModelConfig, device: str) -> ModelConfig:
     """
     if config.compute_dtype != "auto":
         return config
-    here = torch.cuda.is_available()
-    low = device == "cuda" and (not here or torch.cuda.is_bf16_supported(including_emulation=False))
-    return config.model_copy(update={"compute_dtype": "bfloat16" if low else config.dtype})
+    has = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+    dtype = "bfloat16" if device == "cuda" and has else config.dtype
+    return config.model_copy(update={"compute_dtype": dtype})
 
 
 def find_device(name: str) -> torch.device:

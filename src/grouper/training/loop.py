@@ -150,11 +150,9 @@ def _has_ended(run: Run, state: TrainState) -> bool:
     if state.step >= state.total:
         return True
     who = state.asked.get("stop")
-    if who is not None:
-        reason = f"{who} asks for it"
-    else:
+    if who is None:
         return False
-    run.display.say(f"{state.phase} ends at step {state.step}: {reason}.")
+    run.display.say(f"{state.phase} ends at step {state.step}: {who} asks for it.")
     return True
 
 

@@ -47,8 +47,7 @@ def tracker_params(tracker: TrackerConfig) -> dict[str, Any]:
     Raises:
         ConfigError: a variable that they refer to is not set.
     """
-    params: dict[str, Any] = expanded(tracker.params, where="tracking.trackers", error=ConfigError)
-    return params
+    return dict(expanded(tracker.params, where="tracking.trackers", error=ConfigError))
 
 
 def find_trackers(recipe: Recipe, folder: Path, *, started: str) -> dict[str, Callable[[], Sink]]:
