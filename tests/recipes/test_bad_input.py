@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from gates import package
 from model_shapes import shape_folder, with_tokenizer
 from transformers import AutoTokenizer
 
@@ -14,6 +17,7 @@ from grouper import errors
 from grouper.advice import recipe_checks
 from grouper.advice.dry_run import make_plan
 from grouper.advice.recipe_checks import check_recipe
+from grouper.cli.main import cli
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError, DataError, GrouperError, PromptError
 
@@ -91,6 +95,47 @@ def test_a_dry_run_needs_no_weights(overrides: tuple[str, list[str]]) -> None:
     assert "Prompts: " in sizes
     assert ("SFT: " in sizes) == (not recipe.skip_sft)
     assert ("Completions have up to " in sizes) == (name == "openmath-dapo")
+
+
+# As their users type them; what they resolve to is in `cli/test_typed_commands.py`.
+TYPED = [
+    "gsm8k-xml",
+    (
+        "gsm8k-lite --model-name Qwen/Qwen2.5-0.5B-Instruct --use-wandb "
+        "--wandb-project qwen-math-grpo --wandb-entity your-entity"
+    ),
+    "gsm8k-lite --system-prompt-path FILE",
+    "openmath-dapo",
+    "openmath-dapo --skip-sft",
+    "openmath-dapo --skip-grpo",
+    "openmath-dapo --max-steps 200 --learning-rate 1e-5",
+    "r1-zero-numina --no_wandb --reward_funcs accuracy format reasoning_steps",
+    (
+        "r1-zero-numina --model_name ./models/Qwen2.5-0.5B --reward_funcs accuracy format "
+        "reasoning_steps cosine repetition_penalty --per_device_train_batch_size 4 --logging_steps 10"
+    ),
+]
+
+
+@pytest.mark.parametrize("command", TYPED)
+def test_what_is_typed_elsewhere_passes_a_dry_run(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is stubbed but the rows, which lie here instead of on the Hub."""
+    if "wandb-project" in command:
+        package("wandb", extra="wandb")
+    monkeypatch.chdir(tmp_path)
+    Path("FILE").write_text("Write <reasoning> and <answer> tags.")
+    Path("models").mkdir()
+    name, *words = shlex.split(command)
+    recipe = load_recipe(name)
+    assert recipe.model.path is not None
+    small = shape_folder(tmp_path / "models" / "Qwen2.5-0.5B", recipe.model.path)
+    with_tokenizer(small, recipe.prompt)
+    overrides = [*local_data(name, tmp_path / "data"), *plain_optimizer(name)]
+    called = CliRunner().invoke(cli, ["run", name, *overrides, *words, "--dry-run"])
+    assert called.exit_code == 0, called.output
+    assert "# Dry run: no model was loaded and nothing was written." in called.output
 
 
 @pytest.mark.parametrize("overrides", ["gsm8k-xml"], indirect=True)
