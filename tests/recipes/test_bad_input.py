@@ -112,7 +112,8 @@ TYPED = [
     "r1-zero-numina --no_wandb --reward_funcs accuracy format reasoning_steps",
     (
         "r1-zero-numina --model_name ./models/Qwen2.5-0.5B --reward_funcs accuracy format "
-        "reasoning_steps cosine repetition_penalty --per_device_train_batch_size 4 --logging_steps 10"
+        "reasoning_steps cosine repetition_penalty --per_device_train_batch_size 4 "
+        "--logging_steps 10"
     ),
 ]
 

@@ -11,7 +11,7 @@ from grouper.types import StepReport, Tally
 
 INFO: dict[str, Any] = {
     "recipe_hash": "aaaa",
-    "versions": {"torch": "2.13.0", "kernels": "0123abcd"},
+    "versions": {"torch": "2.13.0", "kernels": "0123abcd", "compute dtype": "float32"},
     "fingerprints": {"train": "0123456789abcdef"},
     "code": {"mine.py": "fedcba9876543210"},
     "host": {"threads": 2, "processes": 1},
@@ -39,6 +39,7 @@ def test_nothing_differs(caplog: pytest.LogCaptureFixture) -> None:
     [
         ({"versions": {"torch": "2.14.0"}}, "torch 2.13.0 -> 2.14.0"),
         ({"versions": {"torch": "2.13.0", "kernels": "none"}}, "kernels 0123abcd -> none"),
+        ({"versions": {"compute dtype": "bfloat16"}}, "compute dtype float32 -> bfloat16"),
         ({"threads": 1}, "CPU threads 2 -> 1"),
         ({"processes": 4}, "processes 1 -> 4"),
     ],
