@@ -1,0 +1,82 @@
+"""Grouper's GRPO steps with some kernels switched off, asked for by `kernel_parts.py`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grouper_step import GrouperSteps
+from workers import serve
+from workload import CASES
+
+from grouper.kernels import attention, modules, ops
+from grouper.sampling import engines, native
+from grouper.sampling.replay import OpByOp, Tapes
+
+RUNNING: list[GrouperSteps] = []
+
+
+def no(*_: object, **__: object) -> bool:
+    """What a kernel answers that serves nothing."""
+    return False
+
+
+def recorded_steps() -> None:
+    # A module function of its own, or no completion would be long enough to be recorded.
+    native.Tapes = lambda _: OpByOp()  # type: ignore[assignment,misc]
+    native.Tapes.fewest = Tapes.fewest  # type: ignore[attr-defined]
+
+
+def decode_attention() -> None:
+    ops.decode_serves = no
+    native.has_compiled = no
+
+
+def layers() -> None:
+    modules.ops.norm_serves = no
+    modules.ops.rotate_serves = no
+    modules.ops.gated_serves = no
+
+
+def packed_weights() -> None:
+    pack = engines.pack
+    engines.pack = lambda model, *, rows, completion: pack(model, rows=rows, completion=0)
+
+
+def drawing() -> None:
+    ops.draw_serves = no
+
+
+def attention_backward() -> None:
+    attention.attention_serves = no
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    "recorded_steps": recorded_steps,
+    "decode_attention": decode_attention,
+    "layers": layers,
+    "packed_weights": packed_weights,
+    "drawing": drawing,
+    "attention_backward": attention_backward,
+}
+
+
+def begin(
+    *, case: str, model: str, folder: str, prompts: int | None, budget: int, threads: int
+) -> None:
+    for name in filter(None, os.environ.get("PARTS_OFF", "").split(",")):
+        PARTS[name]()
+    work = CASES[case]
+    if prompts is not None:
+        work = work.smaller(prompts, work.group, work.new_tokens)
+    RUNNING.append(GrouperSteps(work, Path(model), Path(folder), budget=budget, threads=threads))
+
+
+def step() -> dict[str, Any]:
+    return RUNNING[0].step()
+
+
+if __name__ == "__main__":
+    serve({"begin": begin, "step": step})
