@@ -27,7 +27,7 @@ from scaling import work
 from torch.profiler import ProfilerActivity, profile, record_function
 from workload import CASES, RESULTS, save_model, where
 
-from grouper.kernels import ops, products, tape
+from grouper.kernels.cpu import ops, products, tape
 from grouper.sampling.native import NativeSampler
 from grouper.training import grpo
 

@@ -11,7 +11,6 @@ part of a step alike. Writes `results/kernel_parts.json`.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile

@@ -11,7 +11,8 @@ from grouper_step import GrouperSteps
 from workers import serve
 from workload import CASES
 
-from grouper.kernels import attention, modules, ops
+from grouper.kernels import modules
+from grouper.kernels.cpu import attention, ops
 from grouper.sampling import engines, native
 from grouper.sampling.replay import OpByOp, Tapes
 
@@ -42,7 +43,7 @@ def layers() -> None:
 
 def packed_weights() -> None:
     pack = engines.pack
-    engines.pack = lambda model, *, rows, completion: pack(model, rows=rows, completion=0)
+    engines.pack = lambda model, *, rows, **_: pack(model, rows=rows, completion=0)
 
 
 def drawing() -> None:

@@ -25,9 +25,9 @@ LARGER_ROOMS = {
     "cli": 25,
     "data": 18,
     "grading": 22,
-    "kernels": 22,
+    "kernels": 24,
     "rewards": 20,
-    "sampling": 19,
+    "sampling": 17,
     "tracking": 19,
     "training": 18,
 }

@@ -13,7 +13,7 @@ from tiny_models import LetterTokenizer, make_group, make_prompt, one_step, tiny
 
 from grouper.algorithms.batching import TrainBatch, micro_batches
 from grouper.config.schema import GRPOConfig
-from grouper.kernels import tape
+from grouper.kernels.cpu import tape
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.engines import COMPACT_SHARE, Engine, SlotEngine

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from grouper.kernels.triton.language import AVAILABLE
 from grouper.models.attention import AttentionSpec
 from grouper.sampling.decode_kernel import DecodeState, has_kernel, kernel_decode, plain_decode
-from grouper.sampling.decode_programs import AVAILABLE
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NEEDS_TRITON = pytest.mark.skipif(

@@ -11,13 +11,13 @@ from tiny_models import LetterTokenizer, make_prompt, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grouper.kernels import tape
-from grouper.kernels.library import library
+from grouper.kernels.cpu import tape
+from grouper.kernels.cpu.library import library
+from grouper.kernels.triton.language import AVAILABLE
 from grouper.models.policy import Policy
 from grouper.sampling import compiled_decode, graphs, slots
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.decode_kernel import kernel_decode, plain_decode
-from grouper.sampling.decode_programs import AVAILABLE
 from grouper.sampling.engines import Engine, SlotEngine
 from grouper.sampling.graphs import StaticEngine
 from grouper.sampling.native import NativeSampler, choose_engine

@@ -17,8 +17,8 @@ from torch import nn
 from grouper.advice.tracing import Tracer
 from grouper.algorithms.rows import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
-from grouper.kernels.library import library
-from grouper.kernels.packing import packed_bytes
+from grouper.kernels.cpu.library import library
+from grouper.kernels.cpu.packing import packed_bytes
 from grouper.models.policy import Policy
 from grouper.models.token_scores import chunk_rows
 from grouper.training.optimizers import state_bytes

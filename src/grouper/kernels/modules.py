@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, silu
 
-from grouper.kernels import gpu, ops
-from grouper.kernels.packing import current
+from grouper.kernels.cpu import ops
+from grouper.kernels.cpu.packing import current
 from grouper.kernels.switch import is_running, swap_while_running
+from grouper.kernels.triton import layers as gpu
 
 ROTARY = "apply_rotary_pos_emb"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -30,7 +30,7 @@ from transformers import AttentionInterface
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.errors import ModelError
-from grouper.kernels import attention as fused
+from grouper.kernels.cpu import attention as fused
 
 NAME = "grouper"
 

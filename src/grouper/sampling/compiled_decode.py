@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grouper.kernels import ops
-from grouper.kernels.calls import DTYPES
-from grouper.kernels.library import library
+from grouper.kernels.cpu import ops
+from grouper.kernels.cpu.calls import DTYPES
+from grouper.kernels.cpu.library import library
 from grouper.models.attention import AttentionSpec
 from grouper.sampling.decode_kernel import Cache, DecodeState, Pair, plain_decode
 

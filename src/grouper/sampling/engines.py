@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from grouper.kernels.packing import pack
+from grouper.kernels.cpu.packing import pack
 from grouper.models.policy import Policy
 from grouper.sampling.layouts import Decode, Groups, Prefill
 from grouper.sampling.slots import SlotCache

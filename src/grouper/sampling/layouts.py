@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from grouper.kernels import ops
-from grouper.kernels.attention import FLASH
+from grouper.kernels.cpu import ops
+from grouper.kernels.cpu.attention import FLASH
 from grouper.kernels.switch import is_running
 from grouper.models.attention import AttentionSpec, attend, gather_heads
 from grouper.sampling.slots import Layer, SlotCache

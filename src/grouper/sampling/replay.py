@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from grouper.kernels import tape
+from grouper.kernels.cpu import tape
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grouper.kernels import ops
+from grouper.kernels.cpu import ops
+from grouper.kernels.triton.draw import draws_here, kernel_draw
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.draw import DrawSettings, draw, uniforms
-from grouper.sampling.draw_kernel import draws_here, kernel_draw
 from grouper.sampling.stops import StopStrings
 from grouper.types import FinishReason
 

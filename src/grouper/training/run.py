@@ -22,7 +22,7 @@ from grouper.config.schema import Recipe
 from grouper.errors import Interrupted, ModelError, PreflightError
 from grouper.evaluation.evaluate import EvaluationResult, evaluate
 from grouper.evaluation.metrics import Behaviour, metrics_line
-from grouper.kernels.library import kernels_in_use
+from grouper.kernels.cpu.library import kernels_in_use
 from grouper.models.device import find_device, on_device
 from grouper.models.folders import on_this_machine, read_adapter, require_model_folder
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of

@@ -26,8 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from grouper.kernels.calls import DTYPES, function, letters, listened, packed, threads_for
-from grouper.kernels.library import library
+from grouper.kernels.cpu.calls import DTYPES, function, letters, listened, packed, threads_for
+from grouper.kernels.cpu.library import library
 
 ALIGNMENT = 64
 """Bytes of a cache line."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouper.kernels.language import AVAILABLE, jit, tl
+from grouper.kernels.triton.language import AVAILABLE, jit, tl
 
 BLOCK = 2048
 

@@ -14,9 +14,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from grouper.kernels.calls import call, function
-from grouper.kernels.library import library
-from grouper.kernels.ops import CURVES
+from grouper.kernels.cpu.calls import call, function
+from grouper.kernels.cpu.library import library
+from grouper.kernels.cpu.ops import CURVES
 
 SIDE = 16
 """Columns of a tile of the matrix unit; a panel is two of them."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from grouper.kernels import attention
-from grouper.kernels.attention import Sight, attend, serves
-from grouper.kernels.library import library
+from grouper.kernels.cpu import attention
+from grouper.kernels.cpu.attention import Sight, attend, serves
+from grouper.kernels.cpu.library import library
 from grouper.kernels.switch import running, switched_off
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouper.kernels.calls import DTYPES, call, letters, threads_for
-from grouper.kernels.library import library
+from grouper.kernels.cpu.calls import DTYPES, call, letters, threads_for
+from grouper.kernels.cpu.library import library
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor  # torch's own shape engine
 
-from grouper.kernels.library import library
+from grouper.kernels.cpu.library import library
 
 _LETTERS = {torch.float32: "f", torch.bfloat16: "b"}
 DTYPES = frozenset(_LETTERS)

@@ -7,9 +7,9 @@ import torch
 from tiny_models import make_prompt, tiny_model
 from torch.nn.functional import linear, silu
 
-from grouper.kernels import packing
-from grouper.kernels.library import library
-from grouper.kernels.packing import FEWEST, current, pack, packed_bytes
+from grouper.kernels.cpu import packing
+from grouper.kernels.cpu.library import library
+from grouper.kernels.cpu.packing import FEWEST, current, pack, packed_bytes
 from grouper.models.policy import Policy
 from grouper.sampling.engines import SlotEngine
 

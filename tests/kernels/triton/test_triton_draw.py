@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grouper.sampling.decode_programs import AVAILABLE
+from grouper.kernels.triton.draw import draws_here, kernel_draw
+from grouper.kernels.triton.language import AVAILABLE
 from grouper.sampling.draw import DrawSettings, draw
-from grouper.sampling.draw_kernel import draws_here, kernel_draw
 from grouper.types import SamplingParams
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

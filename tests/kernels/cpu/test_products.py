@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from grouper.kernels import products
-from grouper.kernels.calls import call
-from grouper.kernels.ops import CURVES, gated
-from grouper.kernels.products import PanelLayout, Panels, has_matrix_unit
+from grouper.kernels.cpu import products
+from grouper.kernels.cpu.calls import call
+from grouper.kernels.cpu.ops import CURVES, gated
+from grouper.kernels.cpu.products import PanelLayout, Panels, has_matrix_unit
 
 pytestmark = pytest.mark.skipif(
     not has_matrix_unit(),

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from grouper.kernels import ops
-from grouper.kernels.library import library
+from grouper.kernels.cpu import ops
+from grouper.kernels.cpu.library import library
 from grouper.sampling.draw import DrawSettings, draw
 from grouper.types import SamplingParams
 

@@ -18,9 +18,9 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from grouper.kernels.library import library
-from grouper.kernels.ops import gated_halves
-from grouper.kernels.products import PanelLayout, has_matrix_unit
+from grouper.kernels.cpu.library import library
+from grouper.kernels.cpu.ops import gated_halves
+from grouper.kernels.cpu.products import PanelLayout, has_matrix_unit
 
 LARGEST = 256 << 20
 """Bytes of weights that are held a second time at most."""

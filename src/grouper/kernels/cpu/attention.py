@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouper.kernels.ops import attention_backward, attention_serves
+from grouper.kernels.cpu.ops import attention_backward, attention_serves
 from grouper.kernels.switch import is_running
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - no public name

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from grouper.kernels import ops, tape
-from grouper.kernels.library import library
-from grouper.kernels.tape import _arranged, _Life, record
+from grouper.kernels.cpu import ops, tape
+from grouper.kernels.cpu.library import library
+from grouper.kernels.cpu.tape import _arranged, _Life, record
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or kernels are off")
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grouper.kernels.language import AVAILABLE, jit, tl
+from grouper.kernels.triton.language import AVAILABLE, jit, tl
 
 __all__ = ["AVAILABLE", "gated", "gated_serves", "norm_serves", "rms_norm", "rotate"]
 __all__ += ["rotate_serves"]

@@ -1,4 +1,10 @@
-"""The programs of `decode_kernel`, in Triton: parts of a row's attention, and their sum.
+"""Attention of one new token a row over the slot cache, in Triton.
+
+It reads only live tokens, a prompt once for all rows that continue it and a key head once for all
+its query heads, and divides the keys of a row over several programs where there are few rows (as
+Flash-Decoding does; Dao, Haziza, Massa and Sizov, 2023), whose parts are merged by their
+log-sum-exp. Everything that changes from step to step is read from tensors, so that a step can be
+captured.
 
 Lines are the queries that one program holds: the query heads of a key head, of one row or of all
 rows that continue a prompt. Names in capitals are compile-time constants.
@@ -9,9 +15,212 @@ rows that continue a prompt. Names in capitals are compile-time constants.
 
 from __future__ import annotations
 
-from grouper.kernels.language import AVAILABLE, jit, tl
+import functools
+from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["AVAILABLE", "merge", "own_part", "prompt_part"]
+import torch
+from torch import Tensor
+
+from grouper.kernels.triton.language import AVAILABLE, jit, tl
+
+# Programs a multiprocessor that keys are divided for; an estimate, not measured.
+PROGRAMS_PER_PROCESSOR = 4
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values."""
+
+
+def serves(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `decode` can run on caches of this device and dtype."""
+    return AVAILABLE and device.type == "cuda" and dtype != torch.float64
+
+
+def decode(
+    query: Tensor,
+    new: Pair,
+    own: Pair,
+    prompts: Pair,
+    lengths: tuple[Tensor, Tensor],
+    *,
+    column: Tensor,
+    members: Tensor,
+    window: int | None,
+    scaling: float,
+    softcap: float | None,
+) -> Tensor:
+    """Attention of one new token a row over its prompt and its own columns of the ring.
+
+    The new key and value are written first.
+
+    Args:
+        query: [rows, Hq, D].
+        new: key and value of this step [rows, Hkv, D], which are written into `own`.
+        own: keys and values [at least rows, Hkv, width, D].
+        prompts: keys and values [P, Hkv, columns, D].
+        lengths: [rows] columns of its own that each row sees, this step's included; [P] tokens of
+            each prompt; both int64.
+        column: [1] int64, this step's column; a row's others lie before it, round the ring.
+        members: [P, size] int64, the rows that continue each prompt, -1 after them. What comes out
+            for a row that is not among them means nothing.
+        window: tokens a row sees at most, itself included; None: all.
+        scaling: of the scores.
+        softcap: of the scores; None: none.
+
+    Returns:
+        [rows, Hq, D] in the dtype of the ring.
+    """
+    query, key, value = (_last_dense(t) for t in (query, *new))
+    rows, query_heads, dim = query.shape
+    heads = key.shape[1]
+    share = query_heads // heads
+    places, size = members.shape
+    tiling = _tiling(own[0], prompts[0], (rows, places, size), heads, share)
+    splits = tiling.own_splits + tiling.prompt_splits
+    partial = query.new_empty((rows, query_heads, splits, dim), dtype=torch.float32)
+    weight = query.new_empty((rows, query_heads, splits), dtype=torch.float32)
+    ring, shared = own[0].stride(), prompts[0].stride()
+    numbers = _numbers(own[0], tiling) | {
+        "SHARE": share,
+        "SPLITS": splits,
+        "scaling": scaling,
+        "softcap": softcap or 0.0,
+        "window": window or 0,
+        "HAS_SOFTCAP": softcap is not None,
+        "HAS_WINDOW": window is not None,
+    }
+    steps = [stride for t in (query, key, value) for stride in t.stride()[:2]]
+    own_part[(rows, heads, tiling.own_splits)](
+        query,
+        key,
+        value,
+        *own,
+        lengths[0],
+        column,
+        partial,
+        weight,
+        *steps,
+        ring[0],
+        ring[1],
+        own[0].shape[2],
+        FIRST=tiling.prompt_splits,
+        PARTS=tiling.own_splits,
+        BLOCK_M=tiling.own_lines,
+        **numbers,
+    )
+    prompt_part[(places * tiling.tiles, heads, tiling.prompt_splits)](
+        query,
+        *prompts,
+        members,
+        lengths[1],
+        lengths[0],
+        partial,
+        weight,
+        query.stride(0),
+        query.stride(1),
+        shared[0],
+        shared[1],
+        SIZE=size,
+        TILES=tiling.tiles,
+        PARTS=tiling.prompt_splits,
+        BLOCK_M=tiling.lines,
+        **numbers,
+    )
+    return _merged(partial, weight, own[0].dtype)
+
+
+def _merged(partial: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """[rows, Hq, D] of parts [rows, Hq, splits, D] and their log-sum-exps [rows, Hq, splits]."""
+    rows, heads, splits, dim = partial.shape
+    out = partial.new_empty((rows, heads, dim), dtype=dtype)
+    merge[(rows, heads)](
+        partial,
+        weight,
+        out,
+        SPLITS=splits,
+        BLOCK_S=max(2, _power_of_two(splits)),
+        DIM=dim,
+        BLOCK_D=max(16, _power_of_two(dim)),
+    )
+    return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tiling:
+    """How the work of a step is cut into programs.
+
+    Example: 32 rows of one group, 2 query heads a key head: 1 tile of 64 lines.
+    """
+
+    block_d: int
+    """Dimensions of a head that a program holds, a power of two."""
+    block_n: int
+    """Keys that it takes in at a time."""
+    own_lines: int
+    """Lines of a program over a row's own keys."""
+    lines: int
+    """Lines of a program over a prompt's keys."""
+    tiles: int
+    """Programs that the lines of a prompt are divided over."""
+    own_splits: int
+    """Programs that a row's own keys are divided over."""
+    prompt_splits: int
+    """Programs that a prompt's keys are divided over."""
+
+
+def _tiling(
+    ring: Tensor, prompts: Tensor, counts: tuple[int, int, int], heads: int, share: int
+) -> _Tiling:
+    """For `heads` key heads of `share` query heads each; counts: rows, prompts, largest group."""
+    rows, places, size = counts
+    block_d = max(16, _power_of_two(ring.shape[3]))
+    # What a program holds in shared memory stays below the 99 KB of the smaller devices.
+    wide = block_d * ring.element_size() > 256
+    block_n = 32 if wide else 64
+    lines = min(32 if wide else 64, max(16, _power_of_two(size * share)))
+    tiles = -(-size * share // lines)
+    wanted = PROGRAMS_PER_PROCESSOR * _processors(ring.device)
+    return _Tiling(
+        block_d=block_d,
+        block_n=block_n,
+        own_lines=max(16, _power_of_two(share)),
+        lines=lines,
+        tiles=tiles,
+        own_splits=_splits(wanted, rows * heads, ring.shape[2], 2 * block_n),
+        prompt_splits=_splits(wanted, places * tiles * heads, prompts.shape[2], block_n),
+    )
+
+
+def _numbers(ring: Tensor, tiling: _Tiling) -> dict[str, Any]:
+    """How both parts are compiled."""
+    return {
+        "DIM": ring.shape[3],
+        "BLOCK_D": tiling.block_d,
+        "BLOCK_N": tiling.block_n,
+        "num_warps": 4 if tiling.block_d <= 128 else 8,
+        "num_stages": 1 if ring.element_size() > 2 else 3,
+    }
+
+
+def _last_dense(heads: Tensor) -> Tensor:
+    return heads if heads.stride(-1) == 1 else heads.contiguous()
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def _splits(wanted: int, programs: int, columns: int, least: int) -> int:
+    """Parts that the keys of a program are cut into: enough programs, none with too few keys."""
+    return max(1, min(-(-wanted // programs), -(-columns // least), 16))
+
+
+@functools.lru_cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":  # Triton's interpreter
+        return 16
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
 
 
 @jit

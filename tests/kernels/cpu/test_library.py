@@ -15,8 +15,8 @@ import torch
 from tiny_models import tiny_model
 
 from grouper.algorithms.batching import unweighted_rows
-from grouper.kernels import library as building
-from grouper.kernels.library import kernels_in_use, library
+from grouper.kernels.cpu import library as building
+from grouper.kernels.cpu.library import kernels_in_use, library
 from grouper.kernels.switch import switched_off
 from grouper.models.policy import Policy
 
@@ -177,7 +177,8 @@ def test_options_of_a_compiler_are_tried_in_turn(
 def test_one_set_of_threads_serves_torch_and_the_kernels() -> None:
     """Two OpenMP libraries in a process would wait for each other's cores."""
     code = (
-        "import torch; from grouper.kernels.library import library; assert library() is not None;"
+        "import torch; from grouper.kernels.cpu.library import library;"
+        "assert library() is not None;"
         "maps = open('/proc/self/maps').read().split();"
         "print(len({m for m in maps if 'libgomp' in m}))"
     )

@@ -11,8 +11,10 @@ from torch.nn.functional import gelu, silu
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, apply_rotary_pos_emb
 
-from grouper.kernels import gpu, modules, ops
+from grouper.kernels import modules
+from grouper.kernels.cpu import ops
 from grouper.kernels.switch import running, switched_off
+from grouper.kernels.triton import layers as gpu
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -1,0 +1,1 @@
+"""Kernels compiled from C++ on first use; each has a plain twin in PyTorch operations."""

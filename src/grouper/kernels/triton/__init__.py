@@ -1,0 +1,1 @@
+"""Kernels for CUDA in Triton; each has a plain twin in PyTorch operations."""
