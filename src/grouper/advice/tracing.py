@@ -21,8 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.algorithms.rows import Rows
-from grouper.kernels.switch import switched_off
-from grouper.models import attention
+from grouper.kernels.switch import planned, switched_off
 from grouper.models.attention import SharedPrompts
 from grouper.models.policy import Policy
 
@@ -151,6 +150,7 @@ class Tracer:
         config: Any = policy.model.config.get_text_config()
         for window in {None, getattr(config, "sliding_window", None)}:
             layout.mask(window)
+        layout.ragged()
         layout.convert(self._mode.from_tensor)
 
         def shared() -> Tensor:
@@ -163,7 +163,7 @@ class Tracer:
     def _run(self) -> Iterator[_Live]:
         live = _Live()
         fused = contextlib.nullcontext() if self._device == "cpu" else switched_off()
-        with attention.as_on(self._device), fused, self._mode, live:
+        with planned(self._device), fused, self._mode, live:
             for tensor in self._owned:
                 live.count(tensor)
             yield live

@@ -1,4 +1,4 @@
-"""Whether a pass of ours is running: only then are kernels used."""
+"""Whether a pass of ours is running, and for which device: that decides which kernels are used."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from threading import Lock
 from types import ModuleType
 from typing import Any
 
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor  # torch's own shape engine
+
+# Set to 0 in the environment, everything runs on PyTorch's own operations.
+OFF = "GROUPER_KERNELS"
+
+_PLANNED: ContextVar[str | None] = ContextVar("planned", default=None)
 _RUNNING: ContextVar[bool] = ContextVar("running", default=False)
 _OFF: ContextVar[bool] = ContextVar("off", default=False)
 
@@ -74,3 +81,27 @@ def switched_off() -> Iterator[None]:
         yield
     finally:
         _OFF.reset(before)
+
+
+@contextlib.contextmanager
+def planned(device: str) -> Iterator[None]:
+    """Tensors without memory count as being on this type of device inside the block.
+
+    What runs is then what would run there: its memory and traffic are counted without it.
+    """
+    before = _PLANNED.set(device)
+    try:
+        yield
+    finally:
+        _PLANNED.reset(before)
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether a tensor holds numbers, and not its shape and type only."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+def device_type(tensor: Tensor) -> str:
+    """`cpu`, `cuda` or another type of device: where the tensor is, or is planned to be."""
+    device = _PLANNED.get()
+    return tensor.device.type if device is None or has_memory(tensor) else device

@@ -15,10 +15,8 @@ honoured here, attention sinks and other additions raise `ModelError`.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,21 +29,9 @@ from transformers import AttentionInterface
 from grouper.algorithms.batching import TrainBatch
 from grouper.errors import ModelError
 from grouper.kernels.cpu import attention as fused
+from grouper.kernels.switch import device_type, has_memory
 
 NAME = "grouper"
-
-_PLANNED: ContextVar[str | None] = ContextVar("planned", default=None)
-
-
-@contextlib.contextmanager
-def as_on(device: str) -> Iterator[None]:
-    """Attention in this block takes the path of another type of device, whose memory is planned."""
-    before = _PLANNED.set(device)
-    try:
-        yield
-    finally:
-        _PLANNED.reset(before)
-
 
 # Keywords that models pass along and that change nothing here: layouts know the positions.
 _HARMLESS = {
@@ -136,11 +122,12 @@ def attend(  # noqa: PLR0917 - tensors by position
     same in numbers, for a backward of our own. Query heads are grouped as transformers groups
     them: head h uses key head h // (Hq / Hkv).
     """
-    if sight is not None and spec.softcap is None and fused.serves(query, key, value):
+    on_cuda = device_type(query) == "cuda"
+    plain = sight is None or spec.softcap is not None or on_cuda
+    if not plain and fused.serves(query, key, value):
         return fused.attend(query, key, value, mask, sight, spec.scaling)
     # The memory-efficient kernel of CUDA takes a mask but no grouped heads: without it all scores
     # [B, Hq, Q, K] would be held for the backward. Nor does the plain product below take them.
-    on_cuda = (_PLANNED.get() or query.device.type) == "cuda"
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and (spec.softcap is not None or (mask is not None and on_cuda)):
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -267,13 +254,14 @@ class RaggedRows:
         """Whether `attend` can take this: CUDA, half precision, heads it has kernels for."""
         dim = query.shape[-1]
         return (
-            query.device.type == "cuda"
+            device_type(query) == "cuda"
             and _compute_dtype(query) in {torch.bfloat16, torch.float16}
             and dim % 8 == 0
             and dim <= 256
             # For single queries the kernel folds heads in a way that its backward does not know.
             and self.longest_query > 1
-            and torch.cuda.get_device_capability(query.device) >= (8, 0)
+            # A device that is only planned is taken for one of today's.
+            and (not has_memory(query) or torch.cuda.get_device_capability(query.device) >= (8, 0))
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
@@ -366,15 +354,13 @@ class SharedPrompts:
         self.sources = sources[slots < batch.completion_lengths[:, None]]
 
         self._masks: dict[int | None, tuple[Tensor | None, Tensor]] = {}
-        # The same without padding, once a GPU asked for it.
         self._ragged: RaggedRows | None = None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-        if query.device.type == "cuda" and spec.softcap is None:
-            if self._ragged is None:
-                self._ragged = RaggedRows(self._prompt_lengths, self.prompt_index, self._inputs)
-            if self._ragged.serves(query):
-                return self._ragged.attend(query, key, value, spec)
+        if device_type(query) == "cuda" and spec.softcap is None:
+            ragged = self.ragged()
+            if ragged.serves(query):
+                return ragged.attend(query, key, value, spec)
         prompt_mask, mask = self.mask(spec.window)
         sizes = [self._prompt_places.numel(), self._places.numel()]
         pairs = [torch.split(t, sizes, dim=2) for t in (query, key, value)]
@@ -396,10 +382,17 @@ class SharedPrompts:
         rows = attend(own_query, rows_key, rows_value, mask, spec, sight)
         return torch.cat([out, collect_rows(rows, self._places)], dim=2)
 
+    def ragged(self) -> RaggedRows:
+        """The same without padding, worked out when a GPU first asks for it."""
+        if self._ragged is None:
+            self._ragged = RaggedRows(self._prompt_lengths, self.prompt_index, self._inputs)
+        return self._ragged
+
     def convert(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Put `change` of every tensor in its place."""
-        for name, value in vars(self).items():
-            setattr(self, name, tree_map_only(Tensor, change, value))
+        """Put `change` of every tensor in its place; `mask` and `ragged` need real ones before."""
+        for part in (self, self._ragged):
+            for name, value in vars(part).items() if part is not None else ():
+                setattr(part, name, tree_map_only(Tensor, change, value))
 
     def mask(self, window: int | None) -> tuple[Tensor | None, Tensor]:
         """Masks of prompts ([1, 1, Tp, Tp]; None: causal) and of rows ([R, 1, T - 1, Tp + T - 1]).

@@ -46,7 +46,7 @@ class DecodeState:
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether `kernel_decode` can run here."""
-    return triton.serves(device, dtype)
+    return triton.serves(torch.empty(0, device=device, dtype=dtype))
 
 
 def plain_decode(

@@ -28,11 +28,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from grouper.files import cache_folder
+from grouper.kernels.switch import OFF
 
 log = logging.getLogger(__name__)
-
-OFF = "GROUPER_KERNELS"
-"""Set to 0 in the environment, everything runs on PyTorch's own operations."""
 
 FOLDER = Path(__file__).parent
 SOURCES = sorted(FOLDER.glob("*.cpp"))

@@ -22,18 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouper.kernels.triton.language import AVAILABLE, jit, tl
+from grouper.kernels.triton.language import jit, launch, serves, tl
+
+__all__ = ["Pair", "decode", "serves"]
 
 # Programs a multiprocessor that keys are divided for; an estimate, not measured.
 PROGRAMS_PER_PROCESSOR = 4
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
-
-
-def serves(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `decode` can run on caches of this device and dtype."""
-    return AVAILABLE and device.type == "cuda" and dtype != torch.float64
 
 
 def decode(
@@ -90,7 +87,9 @@ def decode(
         "HAS_WINDOW": window is not None,
     }
     steps = [stride for t in (query, key, value) for stride in t.stride()[:2]]
-    own_part[(rows, heads, tiling.own_splits)](
+    launch(
+        own_part,
+        (rows, heads, tiling.own_splits),
         query,
         key,
         value,
@@ -108,7 +107,9 @@ def decode(
         BLOCK_M=tiling.own_lines,
         **numbers,
     )
-    prompt_part[(places * tiling.tiles, heads, tiling.prompt_splits)](
+    launch(
+        prompt_part,
+        (places * tiling.tiles, heads, tiling.prompt_splits),
         query,
         *prompts,
         members,
@@ -133,7 +134,9 @@ def _merged(partial: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """[rows, Hq, D] of parts [rows, Hq, splits, D] and their log-sum-exps [rows, Hq, splits]."""
     rows, heads, splits, dim = partial.shape
     out = partial.new_empty((rows, heads, dim), dtype=dtype)
-    merge[(rows, heads)](
+    launch(
+        merge,
+        (rows, heads),
         partial,
         weight,
         out,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouper.kernels.triton.language import AVAILABLE, jit, tl
+from grouper.kernels.triton.language import jit, launch, serves, tl
 
 BLOCK = 2048
 
@@ -23,11 +23,10 @@ BLOCK = 2048
 def draws_here(logits: Tensor, *, truncated: bool) -> bool:
     """Whether `kernel_draw` takes these."""
     return (
-        AVAILABLE
-        and not truncated
-        and logits.device.type == "cuda"
+        not truncated
         and logits.dtype == torch.float32
         and logits.stride(-1) == 1
+        and serves(logits)
     )
 
 
@@ -53,10 +52,21 @@ def kernel_draw(
     logprobs, entropies = logits.new_empty(rows), logits.new_empty(rows)
     bans = stops[:1] if early is None else early
     common: dict[str, Any] = {"BANS": early is not None, "BLOCK": BLOCK}
-    _sums[(rows, blocks)](
-        logits, temperature, bans, stops, held, vocabulary, logits.stride(0), **common
+    launch(
+        _sums,
+        (rows, blocks),
+        logits,
+        temperature,
+        bans,
+        stops,
+        held,
+        vocabulary,
+        logits.stride(0),
+        **common,
     )
-    _pick[(rows,)](
+    launch(
+        _pick,
+        (rows,),
         logits,
         uniform,
         temperature,

@@ -13,12 +13,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grouper.kernels.triton.language import AVAILABLE, jit, tl
+from grouper.kernels.triton.language import AVAILABLE, jit, launch, serves, tl
 
 __all__ = ["AVAILABLE", "gated", "gated_serves", "norm_serves", "rms_norm", "rotate"]
 __all__ += ["rotate_serves"]
 
-DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 BLOCK = 1024
 WIDEST = 1 << 15
 """Elements of a row that one program holds."""
@@ -50,11 +49,7 @@ def gated_serves(gate: Tensor, up: Tensor) -> bool:
 
 
 def _serves(*tensors: Tensor) -> bool:
-    return (
-        AVAILABLE
-        and not torch.is_grad_enabled()
-        and all(t.device.type == "cuda" and t.dtype in DTYPES for t in tensors)
-    )
+    return not torch.is_grad_enabled() and serves(*tensors)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, ones: bool = False) -> Tensor:
@@ -70,8 +65,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, ones: bool = False) -> Te
     dtype = x.dtype if ones else torch.promote_types(x.dtype, weight.dtype)
     out = torch.empty_like(x, dtype=dtype)
     block = 1 << (width - 1).bit_length()
-    _norm[(x.numel() // width,)](
-        x, weight, out, width, eps, ONES=ones, BLOCK=block, num_warps=min(8, max(1, block // 256))
+    launch(
+        _norm,
+        (x.numel() // width,),
+        x,
+        weight,
+        out,
+        width,
+        eps,
+        ONES=ones,
+        BLOCK=block,
+        num_warps=min(8, max(1, block // 256)),
     )
     return out
 
@@ -88,7 +92,9 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     dtype = torch.promote_types(x.dtype, cosine.dtype)
     out = x.new_empty((1, tokens, heads, dim), dtype=dtype)
     lines = 1 << (heads - 1).bit_length()
-    _rotate[(tokens,)](
+    launch(
+        _rotate,
+        (tokens,),
         x,
         cosine,
         sine.contiguous(),
@@ -106,7 +112,9 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """activation(gate) * up (Shazeer, 2020), `activation` being `silu` or `gelu_tanh`."""
     out, count = torch.empty_like(gate), gate.numel()
-    _gate[(-(-count // BLOCK),)](gate, up, out, count, SILU=activation == "silu", BLOCK=BLOCK)
+    launch(
+        _gate, (-(-count // BLOCK),), gate, up, out, count, SILU=activation == "silu", BLOCK=BLOCK
+    )
     return out
 
 
