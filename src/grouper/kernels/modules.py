@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import gelu, silu
 
 from grouper.kernels.cpu import ops
-from grouper.kernels.cpu.packing import current
 from grouper.kernels.switch import is_running, swap_while_running
 from grouper.kernels.triton import layers as gpu
 
@@ -33,8 +32,6 @@ CLOSE = 1e-5
 
 def attach(model: nn.Module) -> None:
     """Let this model's layers use the kernels, where there are any; repeating it does nothing."""
-    find_head = getattr(model, "get_output_embeddings", lambda: None)
-    head = find_head()
     for module in model.modules():
         kind: Any = type(module)
         if "forward" in vars(module):
@@ -44,9 +41,6 @@ def attach(model: nn.Module) -> None:
                 vars(module)["fused_norm"] = (eps, ones)
                 # A bound method and no closure: a copy of the model must run its own weights.
                 module.forward = MethodType(_norm, module)
-        elif kind is nn.Linear and module is not head:
-            vars(module)["fused_linear"] = True
-            module.forward = MethodType(_linear, module)
         elif _looks_like_mlp(module) and _mlp_is_gated(kind):
             activation = _activation(module)
             if activation is not None:
@@ -151,10 +145,6 @@ def _activation(module: Any) -> str | None:
 def _mlp(module: Any, x: Tensor) -> Tensor:
     if not is_running():
         return _as_ever(module, x)
-    packed = current()
-    inner = None if packed is None else packed.gated(module, x, module.fused_activation)
-    if inner is not None:
-        return _as_tensor(module.down_proj(inner))
     gate, up = module.gate_proj(x), module.up_proj(x)
     if ops.gated_serves(gate, up):
         inner = ops.gated(gate, up, module.fused_activation)
@@ -162,21 +152,8 @@ def _mlp(module: Any, x: Tensor) -> Tensor:
         inner = gpu.gated(gate, up, module.fused_activation)
     else:
         inner = module.act_fn(gate) * up
-    return _as_tensor(module.down_proj(inner))
-
-
-def _as_tensor(result: Tensor) -> Tensor:
-    """What a submodule gives back, which is untyped."""
-    return result
-
-
-def _linear(module: Any, x: Tensor) -> Tensor:
-    packed = current()
-    if packed is not None and is_running():
-        out = packed.product(module, x, module.bias)
-        if out is not None:
-            return out
-    return linear(x, module.weight, module.bias)
+    out: Tensor = module.down_proj(inner)
+    return out
 
 
 @cache

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from grouper.kernels.cpu import ops
+from grouper.kernels.fallback import kernel_or_plain
+from grouper.kernels.triton.draw import draws_here, kernel_draw
 from grouper.types import SamplingParams
+
+Drawn = tuple[Tensor, Tensor, Tensor]
+"""Token ids [n] int64, their log-probs [n] float32, and the entropies [n] float32 in nats."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -64,6 +70,11 @@ class DrawSettings:
             all_greedy=all(p.temperature == 0 for p in params),
         )
 
+    def flags(self) -> dict[str, bool]:
+        """What says of all rows together which operations are needed."""
+        names = ("truncated", "any_greedy", "all_greedy")
+        return {name: getattr(self, name) for name in names}
+
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.temperature, self.top_p, self.top_k, self.min_p
 
@@ -73,9 +84,34 @@ class DrawSettings:
         return replace(self, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
 
 
+def draw_tokens(
+    logits: Tensor, uniform: Tensor, settings: DrawSettings, early: Tensor | None, stops: Tensor
+) -> Drawn:
+    """As `draw`, by a kernel where one takes these; rounded sums may then differ in the last bits.
+
+    Args:
+        logits: [n, V].
+        uniform: [n] in [0, 1).
+        settings: of each row.
+        early: [n] bool, rows that may not draw stop tokens; None: none of them.
+        stops: [V] bool.
+    """
+
+    def plain(*_: Tensor | None) -> Drawn:
+        banned = None if early is None else early[:, None] & stops
+        return draw(logits, uniform, settings, banned)
+
+    kernel: Callable[..., Drawn] | None = None
+    if draws_here(logits, truncated=settings.truncated):
+        kernel = kernel_draw
+    elif not settings.truncated and ops.draw_serves(logits):
+        kernel = ops.draw
+    return kernel_or_plain(kernel, plain, logits, uniform, settings.temperature, early, stops)
+
+
 def draw(
     logits: Tensor, uniform: Tensor, settings: DrawSettings, banned: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Drawn:
     """One token per row; no row's depends on the other rows, on bans of theirs or on the flags.
 
     Args:

@@ -198,6 +198,8 @@ class Run:
 
     def forget_policy(self) -> None:
         """Let go of the policy that was trained last, and of the sampler's copy of it."""
+        if self._sampler is not None:
+            self._sampler[1].release()
         self._sampler = None
         self._replica = None
         if torch.cuda.is_available():

@@ -1,47 +1,50 @@
 """What each slot of the sampler needs on the device and on the host while it is being written.
 
-`Rows` lies on the device: tensors that never move, so that a captured step can read and change
-them. `Journal` lies on the host: what has been drawn, and who is finished. Between the two goes
-one block of tokens and log-probs every few steps.
+`DecodeRows` lies on the device: tensors that never move, so that a recorded step can read and
+change them. `HostLog` lies on the host: what has been drawn, and who is finished. Between the two
+goes one block of tokens and log-probs every few steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from grouper.kernels.cpu import ops
-from grouper.kernels.triton.draw import draws_here, kernel_draw
 from grouper.sampling.base import SampleRequest
-from grouper.sampling.draw import DrawSettings, draw, uniforms
+from grouper.sampling.draw import Drawn, DrawSettings, draw_tokens, uniforms
 from grouper.sampling.stops import StopStrings
-from grouper.types import FinishReason
+from grouper.types import FinishReason, SamplingParams
 
 Block = tuple[Tensor, Tensor, Tensor]
 """Tokens [steps, rows] int64, their log-probs and the entropies [steps, rows] in nats."""
 
 
-class Written(NamedTuple):
-    """What one sequence has drawn, token by token."""
+class Finished(NamedTuple):
+    """A sequence that has ended, token by token."""
 
+    slot: int
+    request: int
+    """Its number."""
+    reason: FinishReason
     token_ids: list[int]
     logprobs: list[float]
     entropies: list[float]
 
 
-class Rows:
+class DecodeRows:
     """The slots' side of drawing, all of it on the device.
 
-    A slot that is closed, or was never filled, goes on drawing from whatever it computes; nobody
-    reads it, and it stays at its first token.
+    A slot that is free goes on drawing from whatever it computes; nobody reads it, and it stays at
+    its first token.
 
     Args:
-        requests: all that will be asked; no more is known of any of them than of a slot.
         slots: sequences at the same time.
+        longest: tokens of the longest completion.
         vocabulary: number of token ids.
         stop_ids: what must not be drawn before `min_new_tokens`.
         device: of the model.
@@ -49,16 +52,15 @@ class Rows:
 
     def __init__(
         self,
-        requests: Sequence[SampleRequest],
         slots: int,
+        longest: int,
         vocabulary: int,
         stop_ids: Sequence[int],
         device: torch.device,
     ) -> None:
-        params = [request.params for request in requests]
-        longest = max(p.max_new_tokens for p in params)
         self.count = 0
-        """Slots in use: the first so many, closed ones among them."""
+        """Slots in use: the first so many, free ones among them."""
+        self.vocabulary = vocabulary
         self.tokens = torch.zeros(slots, dtype=torch.long, device=device)
         """[slots]: the token that each has drawn last."""
         self.drawn = torch.ones_like(self.tokens)
@@ -68,10 +70,20 @@ class Rows:
         """[slots]: tokens of each prompt."""
         self._minimums = torch.zeros_like(self.tokens)
         self._uniforms = torch.zeros(slots, longest, device=device)
-        everything = DrawSettings.of(params, device)
-        self._settings = everything.at(torch.zeros_like(self.tokens))
+        self._settings = DrawSettings.of([SamplingParams()] * slots, device)
         self._stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self._stops[[i for i in stop_ids if i < vocabulary]] = True
+
+    def begin(self, requests: Sequence[SampleRequest]) -> None:
+        """All slots are free, and these will be asked."""
+        self.compact([])
+        asked = DrawSettings.of([r.params for r in requests], torch.device("cpu"))
+        self._settings = replace(self._settings, **asked.flags())
+
+    @property
+    def flags(self) -> tuple[bool, ...]:
+        """What a step decides on the host, and a recorded step for good."""
+        return tuple(self._settings.flags().values())
 
     def fill(self, slots: Sequence[int], requests: Sequence[SampleRequest]) -> None:
         """Begin these sequences in these slots."""
@@ -97,14 +109,14 @@ class Rows:
             held[places] = given
         self.count = max(self.count, max(slots) + 1)
 
-    def close(self, slots: Sequence[int]) -> None:
+    def free(self, slots: Sequence[int]) -> None:
         """These are finished."""
         places = torch.tensor(slots, device=self.tokens.device)
         self.drawn[places] = 1
         self.budgets[places] = 1
 
-    def keep(self, slots: Sequence[int]) -> None:
-        """Move these to the front, in order; all others are closed."""
+    def compact(self, slots: Sequence[int]) -> None:
+        """Move these to the front, in order; all others are free."""
         places = torch.tensor(slots, dtype=torch.long, device=self.tokens.device)
         before, self.count = self.count, len(slots)
         held = (self.tokens, self.drawn, self.budgets, self.prompts, self._minimums)
@@ -117,8 +129,8 @@ class Rows:
         """[count]: the position of each slot's last token in its sequence."""
         return self.prompts[:count] + self.drawn[:count] - 1
 
-    def draw(self, logits: Tensor, *, early: bool, places: Tensor | None = None) -> Block:
-        """The next token of the first slots, or of those at `places`: [rows] each, of a block.
+    def draw(self, logits: Tensor, *, early: bool, places: Tensor | None = None) -> Drawn:
+        """The next token of the first slots, or of those at `places`: [rows] each.
 
         Args:
             logits: [rows, V].
@@ -129,34 +141,21 @@ class Rows:
         drawn = self.drawn[rows]
         column = drawn.clamp(max=self._uniforms.shape[1] - 1)[:, None]
         uniform = self._uniforms[rows].gather(1, column)[:, 0]
-        settings = self._settings.at(rows)
         held_back = drawn < self._minimums[rows] if early else None
-        fused = None if settings.truncated else _fused(logits)
-        if fused is not None:
-            found = fused(logits, uniform, settings.temperature, held_back, self._stops)
-        else:
-            banned = None if held_back is None else held_back[:, None] & self._stops
-            found = draw(logits, uniform, settings, banned)
+        found = draw_tokens(logits, uniform, self._settings.at(rows), held_back, self._stops)
         self.tokens[rows] = found[0]
-        # A sequence that ends within a stretch of steps writes no further than its budget.
+        # A sequence that ends before the host looks writes no further than its budget.
         self.drawn[rows] = torch.minimum(drawn + 1, self.budgets[rows])
         return found
 
 
-def _fused(logits: Tensor) -> Callable[..., Block] | None:
-    """What draws from full distributions in one or two passes over these logits."""
-    if draws_here(logits, truncated=False):
-        return kernel_draw
-    return ops.draw if ops.draw_serves(logits) else None
-
-
-class Journal:
+class HostLog:
     """What each slot has drawn, and whether that ends it.
 
     Args:
         slots: sequences at the same time.
         longest: tokens of the longest completion.
-        stretch: most tokens of a block.
+        steps: most tokens of a block.
         vocabulary: number of token ids.
         stop_ids: ids that end a completion.
         watcher: finds stop strings.
@@ -167,18 +166,20 @@ class Journal:
         *,
         slots: int,
         longest: int,
-        stretch: int,
+        steps: int,
         vocabulary: int,
         stop_ids: Sequence[int],
         watcher: Callable[[tuple[str, ...]], StopStrings],
     ) -> None:
-        self._tokens = np.zeros((slots, longest + stretch), dtype=np.int64)
-        self._logprobs = np.zeros((slots, longest + stretch), dtype=np.float64)
+        self.live = np.zeros(slots, dtype=bool)
+        """[slots]: whether an unfinished sequence is there."""
+        self._requests = np.zeros(slots, dtype=np.int64)
+        self._tokens = np.zeros((slots, longest + steps), dtype=np.int64)
+        self._logprobs = np.zeros((slots, longest + steps), dtype=np.float64)
         self._entropies = np.zeros_like(self._logprobs)
         self._counts = np.zeros(slots, dtype=np.int64)
         self._budgets = np.ones(slots, dtype=np.int64)
         self._minimums = np.zeros(slots, dtype=np.int64)
-        self._live = np.zeros(slots, dtype=bool)
         self._stops: list[tuple[str, ...]] = [()] * slots
         self._watcher = watcher
         self._stop_ids = frozenset(stop_ids)
@@ -189,36 +190,36 @@ class Journal:
         self._sets: dict[tuple[str, ...], int] = {(): 0}
         self._set = np.zeros(slots, dtype=np.int64)
 
-    def begin(self, slots: Sequence[int], requests: Sequence[SampleRequest]) -> None:
-        for slot, request in zip(slots, requests, strict=True):
-            params = request.params
-            self._counts[slot], self._live[slot] = 0, True
-            self._budgets[slot] = params.max_new_tokens
-            self._minimums[slot] = params.min_new_tokens
-            self._stops[slot] = params.stop
-            if params.stop not in self._sets:
-                self._sets[params.stop] = len(self._tables)
-                more = self._watcher(params.stop).candidates(self._tables.shape[1])
-                self._tables = np.vstack([self._tables, self._tables[0] | np.array(more)])
-            self._set[slot] = self._sets[params.stop]
+    def begin(self, slot: int, number: int, params: SamplingParams) -> None:
+        """A request is in this slot now."""
+        self.live[slot], self._requests[slot], self._counts[slot] = True, number, 0
+        self._budgets[slot] = params.max_new_tokens
+        self._minimums[slot] = params.min_new_tokens
+        self._stops[slot] = params.stop
+        if params.stop not in self._sets:
+            self._sets[params.stop] = len(self._tables)
+            more = self._watcher(params.stop).candidates(self._tables.shape[1])
+            self._tables = np.vstack([self._tables, self._tables[0] | np.array(more)])
+        self._set[slot] = self._sets[params.stop]
 
     def early(self) -> bool:
         """Whether a sequence has not reached its `min_new_tokens`."""
-        return bool((self._live & (self._counts < self._minimums)).any())
+        return bool((self.live & (self._counts < self._minimums)).any())
 
-    def write(
-        self, block: Block, slots: Sequence[int] | None = None
-    ) -> list[tuple[int, FinishReason]]:
-        """Note what the first slots, or these, have drawn; those that it ends, and why.
+    def longest(self) -> int:
+        """Tokens that the longest unfinished sequence has drawn."""
+        return int(self._counts[self.live].max())
+
+    def write(self, block: Block, slots: Sequence[int]) -> list[Finished]:
+        """Note what these slots have drawn; those that it ends.
 
         What a sequence drew after its end is thrown away.
         """
         tokens, logprobs, entropies = (part.cpu().numpy() for part in block)
-        steps, count = tokens.shape
-        places = np.arange(count) if slots is None else np.array(slots)
-        live = self._live[places]
-        columns = self._counts[places] + np.arange(steps)[:, None]
-        # A closed slot's last column is of no interest either.
+        places = np.array(slots)
+        live = self.live[places]
+        columns = self._counts[places] + np.arange(len(tokens))[:, None]
+        # A free slot's last column is of no interest either.
         columns[:, ~live] = self._tokens.shape[1] - 1
         self._tokens[places, columns] = tokens
         self._logprobs[places, columns] = logprobs
@@ -226,17 +227,15 @@ class Journal:
         ends = columns + 1 >= self._budgets[places]
         ends |= self._tables[self._set[places], tokens]
         ends &= live
-        self._counts[places] += steps * live
-        if not ends.any():
-            return []
+        self._counts[places] += len(tokens) * live
         finished = []
         for row in np.flatnonzero(ends.any(0)):
             slot = int(places[row])
-            for length in columns[ends[:, row], row] + 1:
-                reason = self._reason(slot, int(length))
+            for length in (columns[ends[:, row], row] + 1).tolist():
+                reason = self._reason(slot, length)
                 if reason is not None:
-                    self._counts[slot], self._live[slot] = length, False
-                    finished.append((slot, reason))
+                    self._counts[slot], self.live[slot] = length, False
+                    finished.append(self._finished(slot, length, reason))
                     break
         return finished
 
@@ -249,17 +248,16 @@ class Journal:
             return FinishReason.STOP_STRING
         return FinishReason.LENGTH if length >= self._budgets[slot] else None
 
-    def written(self, slot: int) -> Written:
-        """What a slot has drawn."""
-        length = self._counts[slot]
+    def _finished(self, slot: int, length: int, reason: FinishReason) -> Finished:
         held = (self._tokens, self._logprobs, self._entropies)
-        return Written(*(array[slot, :length].tolist() for array in held))
+        drawn = (array[slot, :length].tolist() for array in held)
+        return Finished(slot, int(self._requests[slot]), reason, *drawn)
 
-    def keep(self, slots: Sequence[int]) -> None:
-        """Move these to the front, in order."""
+    def compact(self, slots: Sequence[int]) -> None:
+        """Move these to the front, in order; all others are free."""
         count = len(slots)
-        drawn = (self._tokens, self._logprobs, self._entropies)
-        for array in (*drawn, self._counts, self._budgets, self._minimums, self._live, self._set):
+        drawn = (self._tokens, self._logprobs, self._entropies, self._requests)
+        for array in (*drawn, self._counts, self._budgets, self._minimums, self.live, self._set):
             array[:count] = array[list(slots)]
-        self._live[count:] = False
+        self.live[count:] = False
         self._stops[:count] = [self._stops[slot] for slot in slots]
