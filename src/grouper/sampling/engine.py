@@ -8,6 +8,7 @@ for each bucket of rows, and again where a tensor has to grow.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
@@ -43,14 +44,14 @@ class BaseEngine(ABC):
     """Whether a finished slot can be refilled while others go on."""
     keeps = False
     """Whether what has been made here is worth its memory until the sampler is called again."""
-    captures = 0
-    """Steps recorded so far."""
 
     def __init__(self, policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> None:
         self.policy = policy
         self.slots = size.slots
         self.asked = size
         """What was wanted; where memory is short there are fewer slots."""
+        self.captured: list[float] = []
+        """Seconds that each step took to record."""
         self._storage = _storage(policy)
         self.rows = DecodeRows(
             size.slots, size.completion, _head_size(policy), stop_ids, policy.device
@@ -139,10 +140,10 @@ class Engine(BaseEngine):
         self._recorded: dict[tuple[Any, ...], Step] = {}
         """By all that a step decides on the host, for the tensors as they are now."""
         self._cache = KVCache(size, KERNEL_WIDTH if has_kernel(policy) else PLAIN_WIDTH, device)
-        self._prompts: list[tuple[int, ...]] = []
-        """By place in the cache."""
-        self._last: dict[int, Tensor] = {}
-        """Place -> hidden state [H] of the prompt's last token."""
+        self._prompts: dict[tuple[int, ...], int] = {}
+        """Prompt -> its place in the cache."""
+        self._last: dict[tuple[int, ...], Tensor] = {}
+        """Prompt -> hidden state [H] of its last token."""
         self._owners: list[int | None] = []
         """The place of each slot's prompt; None: the slot is free."""
         self._settled = False
@@ -161,47 +162,42 @@ class Engine(BaseEngine):
     def begin(self, requests: Sequence[SampleRequest]) -> None:
         super().begin(requests)
         # The weights may have changed: what they made of prompts is worth nothing.
-        self._prompts, self._last, self._owners, self._bucket = [], {}, [], 0
+        self._prompts, self._last, self._owners, self._bucket = {}, {}, [], 0
 
     def _prefill(
         self, prompts: list[tuple[int, ...]], slots: Sequence[int], owners: Sequence[int]
     ) -> Tensor:
         device = self.policy.device
         places = self._place(prompts, set(slots))
-        fresh = [i for i, place in enumerate(places) if place not in self._last]
+        fresh = [p for p in prompts if p not in self._last]
         if fresh:
             if self._cache.make_places(len(self._prompts)):
                 self._recorded.clear()
-            entries = torch.tensor([places[i] for i in fresh], device=device)
-            layout = Prefill(self._cache, [prompts[i] for i in fresh], entries)
+            entries = torch.tensor([self._prompts[p] for p in fresh], device=device)
+            layout = Prefill(self._cache, fresh, entries)
             hidden = self.policy.hidden_states(layout, layout.token_ids, layout.position_ids)
-            last = hidden.index_select(0, layout.last)
-            self._last |= {places[i]: last[n] for n, i in enumerate(fresh)}
+            self._last |= zip(fresh, hidden.index_select(0, layout.last), strict=True)
         self._owners += [None] * (max(slots) + 1 - len(self._owners))
         for slot, owner in zip(slots, owners, strict=True):
             self._owners[slot] = places[owner]
         if len(self._owners) > self._bucket:
             self._resize_bucket()
         self._settled = False
-        hidden = torch.stack([self._last[place] for place in places])
-        return self.policy.logits(hidden)[torch.tensor(owners, device=device)]
+        last = torch.stack([self._last[p] for p in prompts])
+        return self.policy.logits(last)[torch.tensor(owners, device=device)]
 
     def _place(self, prompts: list[tuple[int, ...]], slots: set[int]) -> list[int]:
         """Where each prompt lies, or is to be put: where nobody reads any more, or after all."""
+        known = self._prompts
         read = {owner for slot, owner in enumerate(self._owners) if slot not in slots}
-        known = {prompt: place for place, prompt in enumerate(self._prompts)}
         read |= {known[p] for p in prompts if p in known}
-        unread = [place for place in range(len(self._prompts)) if place not in read]
+        unread = [p for p, place in known.items() if place not in read]
         for prompt in prompts:
-            if prompt in known:
-                continue
-            if unread:
-                known[prompt] = unread.pop()
-                self._prompts[known[prompt]] = prompt
-            else:
-                known[prompt] = len(self._prompts)
-                self._prompts.append(prompt)
-            self._last.pop(known[prompt], None)
+            if prompt not in known and unread:
+                old = unread.pop()
+                self._last.pop(old, None)
+                known[prompt] = known.pop(old)
+            known.setdefault(prompt, len(known))
         return [known[p] for p in prompts]
 
     def advance(self, steps: int, *, early: bool, longest: int) -> Block:
@@ -265,11 +261,11 @@ class Engine(BaseEngine):
             self._recorded.clear()
             self._members = self._places.new_zeros(places, size)
             self._prompt_lengths = self._places.new_ones(places)
+        lengths = {place: len(prompt) for prompt, place in self._prompts.items()}
+        owners = [place or 0 for place in self._owners] + [0] * (self.slots - len(self._owners))
         self._members.copy_(torch.tensor([g + [-1] * (size - len(g)) for g in groups]))
-        lengths = [len(prompt) for prompt in self._prompts]
-        self._prompt_lengths[: len(lengths)] = torch.tensor(lengths, device=self._places.device)
-        owners = [place or 0 for place in self._owners]
-        self._places.copy_(torch.tensor(owners + [0] * (self.slots - len(owners))))
+        self._prompt_lengths.copy_(torch.tensor([lengths.get(p, 1) for p in range(places)]))
+        self._places.copy_(torch.tensor(owners))
         self._settled = True
 
     def _run_step(self, early: bool) -> None:
@@ -278,8 +274,9 @@ class Engine(BaseEngine):
             self._recorded[key]()
             return
         step = partial(self._step, early)
-        self.captures += 1
+        started = time.perf_counter()
         recorded = self._graphs.record(step)
+        self.captured.append(time.perf_counter() - started)
         if recorded is None:
             self._graphs, recorded = OpByOp(), step
         self._recorded[key] = recorded

@@ -9,6 +9,7 @@ same, too.
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 from collections import deque
@@ -68,7 +69,6 @@ class NativeSampler:
                 "no stop token is known", fix="Name one in the tokenizer's eos_token."
             )
         self._weights = weights
-        self._tokenizer = tokenizer
         self.stop_ids = sorted(set(stop_token_ids))
         self.max_slots = max_slots
         self._max_length = max_length
@@ -76,8 +76,11 @@ class NativeSampler:
         self._make_engine = engine
         self._kept: BaseEngine | None = None
         self._keeps = True
-        self._watchers: dict[tuple[str, ...], StopStrings] = {}
+        self.watcher = functools.cache(functools.partial(StopStrings, tokenizer))
+        """What finds a set of stop strings."""
         self.times = SampleTimes()
+        self.captures, self.capture_seconds = 0, 0.0
+        """Steps that engines have recorded so far, and how long that took."""
         _SAMPLERS.add(self)
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
@@ -108,11 +111,6 @@ class NativeSampler:
             if reason is not None:
                 # By now the exception is gone, and with it what its traceback kept alive.
                 self._halve(policy, size, reason)
-
-    @property
-    def captures(self) -> int:
-        """Steps that the engine which is kept has recorded so far."""
-        return 0 if self._kept is None else self._kept.captures
 
     def release(self) -> None:
         """Give back the memory of cache and recorded steps; the next call makes them anew."""
@@ -151,6 +149,9 @@ class NativeSampler:
             if engine.keeps and self._keeps:
                 self._kept = engine
         finally:
+            self.captures += len(engine.captured)
+            self.capture_seconds += sum(engine.captured)
+            engine.captured.clear()
             if self._kept is not engine:
                 engine.release()
 
@@ -174,15 +175,12 @@ class NativeSampler:
         self.release()
 
     def _check_lengths(self, requests: Sequence[SampleRequest]) -> None:
-        if self._max_length is None:
-            return
         for request in requests:
-            need = len(request.prompt.token_ids) + request.params.max_new_tokens
-            if need > self._max_length:
+            tokens, new = len(request.prompt.token_ids), request.params.max_new_tokens
+            if self._max_length is not None and tokens + new > self._max_length:
                 raise PromptError(
-                    f"a prompt of {len(request.prompt.token_ids)} tokens and "
-                    f"{request.params.max_new_tokens} new ones do not fit the model's context of "
-                    f"{self._max_length}",
+                    f"a prompt of {tokens} tokens and {new} new ones do not fit the model's "
+                    f"context of {self._max_length}",
                     where=request.prompt.problem_id,
                     fix="Lower sampling.max_new_tokens or prompt.max_prompt_tokens.",
                 )
@@ -201,12 +199,6 @@ class NativeSampler:
             policy_version=version,
             entropies=tuple(ended.entropies),
         )
-
-    def watcher(self, stops: tuple[str, ...]) -> StopStrings:
-        """What finds these stop strings; one for each set of them."""
-        if stops not in self._watchers:
-            self._watchers[stops] = StopStrings(self._tokenizer, stops)
-        return self._watchers[stops]
 
 
 _SAMPLERS: WeakSet[NativeSampler] = WeakSet()
