@@ -17,22 +17,22 @@ def _nothing_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback, "_FAILED", set())
 
 
-def plain(x: int, *, more: int = 0) -> str:
+def plain(x: int, more: int = 0) -> str:
     return f"plain {x + more}"
 
 
 def test_a_kernel_that_works_is_used() -> None:
-    def kernel(x: int, *, more: int = 0) -> str:
+    def kernel(x: int, more: int = 0) -> str:
         return f"fast {x + more}"
 
-    assert kernel_or_plain(kernel, plain, 1, more=2) == "fast 3"
-    assert kernel_or_plain(None, plain, 1, more=2) == "plain 3"
+    assert kernel_or_plain(kernel, plain, 1, 2) == "fast 3"
+    assert kernel_or_plain(None, plain, 1, 2) == "plain 3"
 
 
 def test_one_that_fails_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     asked = []
 
-    def kernel(x: int, *, more: int = 0) -> NoReturn:
+    def kernel(x: int, more: int = 0) -> NoReturn:
         asked.append(x + more)
         raise AttributeError("undefined symbol: decode_f")
 
@@ -47,7 +47,7 @@ def test_one_that_fails_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_launch_that_was_refused_has_had_its_warning(caplog: pytest.LogCaptureFixture) -> None:
-    def kernel(x: int, *, more: int = 0) -> NoReturn:
+    def kernel(x: int, more: int = 0) -> NoReturn:
         raise Refused("own_part")
 
     assert kernel_or_plain(kernel, plain, 1) == "plain 1"
@@ -55,7 +55,7 @@ def test_a_launch_that_was_refused_has_had_its_warning(caplog: pytest.LogCapture
 
 
 def test_memory_that_runs_out_is_no_failure_of_a_kernel() -> None:
-    def kernel(x: int, *, more: int = 0) -> NoReturn:
+    def kernel(x: int, more: int = 0) -> NoReturn:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     for _ in range(2):

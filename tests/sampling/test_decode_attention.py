@@ -122,6 +122,8 @@ def check(attend: Attend, one: Situation, spec: AttentionSpec, tolerance: float)
 def test_plain_decoding_is_attention_by_the_book(kind: str, share: int) -> None:
     for seed in range(6):
         check(plain, Situation(seed, share=share, dim=16), spec_of(kind), 1e-5)
+        half = Situation(seed, share=share, dim=16, dtype=torch.bfloat16)
+        check(plain, half, spec_of(kind), 0.03)
 
 
 def test_a_row_that_continues_no_prompt_is_finite_and_changes_no_other() -> None:

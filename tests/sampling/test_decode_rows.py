@@ -13,6 +13,7 @@ from tiny_models import LetterTokenizer, make_prompt, tiny_model
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.decode_rows import DecodeRows, HostLog
+from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.stops import StopStrings
 from grouper.sampling.weights import SamplingWeights
@@ -127,7 +128,7 @@ def test_the_host_decodes_only_what_may_end() -> None:
     def watcher(stops: tuple[str, ...]) -> StopStrings:
         return watchers.setdefault(stops, Counted(LetterTokenizer(), stops))
 
-    log = HostLog(slots=2, longest=9, steps=4, vocabulary=97, stop_ids=[2], watcher=watcher)
+    log = HostLog(CacheSize(2, 2, 5, 9), steps=4, vocabulary=97, stop_ids=[2], watcher=watcher)
     for slot, params in enumerate(({"stop": ("ab",)}, {"max_new_tokens": 3})):
         log.begin(slot, 10 + slot, ask(0, slot, **params).params)
     assert log.longest() == 0
@@ -144,7 +145,7 @@ def test_the_host_decodes_only_what_may_end() -> None:
 
 def test_rows_never_move_and_never_pass_their_budget() -> None:
     wanted = [ask(0, i, max_new_tokens=n) for i, n in enumerate([2, 9, 5])]
-    rows = DecodeRows(4, 9, 97, STOPS, CPU)
+    rows = DecodeRows(CacheSize(4, 1, 3, 9), 97, STOPS, CPU)
     places = [t.data_ptr() for t in (rows.tokens, rows.drawn, rows.budgets, rows.prompts)]
     for _ in range(2):  # what one call leaves does not reach the next one
         rows.begin(wanted)
@@ -163,17 +164,17 @@ def test_rows_never_move_and_never_pass_their_budget() -> None:
 
 
 def test_what_a_step_decides_on_the_host_is_known_of_each_call() -> None:
-    rows = DecodeRows(2, 9, 97, STOPS, CPU)
+    rows = DecodeRows(CacheSize(2, 1, 3, 9), 97, STOPS, CPU)
     flags = []
     for kind in ({}, {"top_p": 0.5}, {"temperature": 0.0}):
         rows.begin([ask(0, 0, **kind), ask(0, 1, **kind)])
-        flags.append(rows.flags)
+        flags.append(rows.settings.flags)
     assert flags == [(False, False, False), (True, False, False), (False, True, True)]
 
 
 def test_logits_that_are_no_numbers_lead_to_no_token_outside_the_vocabulary() -> None:
     wanted = [ask(0, 0)]
-    rows = DecodeRows(1, 11, 97, STOPS, CPU)
+    rows = DecodeRows(CacheSize(1, 1, 3, 11), 97, STOPS, CPU)
     rows.begin(wanted)
     rows.fill([0], wanted)
     tokens, logprobs, _ = rows.draw(torch.full((1, 97), torch.nan), early=False)

@@ -21,7 +21,7 @@ from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.engine import BaseEngine, Engine, PaddedEngine, make_engine
 from grouper.sampling.graphs import CpuGraphs, OpByOp, Step, allows_recording
 from grouper.sampling.kv_cache import CacheSize
-from grouper.sampling.native import NativeSampler
+from grouper.sampling.native import NativeSampler, keep_no_engines
 from grouper.sampling.weights import SamplingWeights
 from grouper.types import Completion, SamplingParams
 
@@ -159,7 +159,7 @@ def step_without_a_host(family: str, early: bool, **changes: Any) -> None:
     made._cache.make_places(1)
     made.rows.fill([0, 1], wanted)
     made._settle()
-    made._block_of(1)
+    made._block = (made.rows.tokens[None], *torch.zeros(2, 1, 2, device="meta"))
     with NoHost():
         made._step(early)
 
@@ -436,7 +436,7 @@ def test_an_engine_is_made_anew_where_the_old_one_does_not_serve(change: str) ->
     elif change == "released":
         sampler.release()
     else:
-        sampler.keep_no_engine()
+        keep_no_engines()
     found = dict(sampler.sample(wanted))
     assert len(makes.made) == 2
     assert makes.made[0]._recorded == {}, "what it held is given back"

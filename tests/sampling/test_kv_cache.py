@@ -173,10 +173,11 @@ def test_a_ring_is_never_wider_than_the_longest_completion() -> None:
     cache = KVCache(CacheSize(1, 1, 1, 40), 512, CPU)
     assert cache.width == 40
     narrow = KVCache(CacheSize(1, 1, 1, 40), 32, CPU)
-    assert not narrow.make_columns(32)
-    assert narrow.make_columns(33)
-    assert narrow.width == 40
-    assert not narrow.make_columns(1000)
+    widths = []
+    for longest in (32, 33, 1000):
+        narrow.make_columns(longest)
+        widths.append(narrow.width)
+    assert widths == [32, 40, 40]
 
 
 def test_places_double_and_stop_at_all_prompts() -> None:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from grouper.errors import is_out_of_memory
 from grouper.kernels.triton.language import Refused
 
 log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 # Kernels that have failed in this process: they are not asked again.
 _FAILED: set[Callable[..., Any]] = set()
 
 
-def kernel_or_plain(
-    kernel: Callable[P, T] | None, plain: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-) -> T:
+def kernel_or_plain(kernel: Callable[..., T] | None, plain: Callable[..., T], *args: Any) -> T:
     """What a kernel makes of these arguments, or else what plain operations make of them.
 
     Args:
@@ -28,11 +25,10 @@ def kernel_or_plain(
             launched, a warning says why, and it is not used again.
         plain: does the same, and may run after a kernel that has done part of its work.
         args: of both.
-        kwargs: of both.
     """
     if kernel is not None and kernel not in _FAILED:
         try:
-            return kernel(*args, **kwargs)
+            return kernel(*args)
         except Exception as problem:
             if is_out_of_memory(problem):
                 raise
@@ -43,4 +39,4 @@ def kernel_or_plain(
                     "from here on, which is slower.",
                     *(kernel.__module__, kernel.__name__, type(problem).__name__, problem),
                 )
-    return plain(*args, **kwargs)
+    return plain(*args)

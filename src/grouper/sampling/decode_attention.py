@@ -8,24 +8,27 @@ a step can be recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from grouper.algorithms.batching import unweighted_rows
 from grouper.kernels.cpu import ops
 from grouper.kernels.cpu.calls import DTYPES
 from grouper.kernels.cpu.library import library
 from grouper.kernels.fallback import kernel_or_plain
 from grouper.kernels.triton import decode as triton
-from grouper.models.attention import AttentionSpec, attend, gather_heads
+from grouper.models.attention import AttentionSpec, SharedPrompts, spread_rows
 from grouper.models.policy import Policy
-from grouper.sampling.kv_cache import KVCache, LayerCache, Pair
+from grouper.sampling.kv_cache import KVCache, LayerCache, Pair, Tokens
 
 
-class Prefill:
+class Prefill(SharedPrompts):
     """P prompts as one flat row, whose keys and values are kept for the slots that continue them.
+
+    `sources` [P] are the flat indices of their last tokens.
 
     Args:
         cache: where to write.
@@ -33,37 +36,19 @@ class Prefill:
         places: [P] the place of each in the cache.
     """
 
-    def __init__(self, cache: KVCache, prompts: list[tuple[int, ...]], places: Tensor) -> None:
-        device = places.device
+    def __init__(self, cache: KVCache, prompts: Sequence[Tokens], places: Tensor) -> None:
+        # One completion each, of a token that is predicted and not run.
+        batch = unweighted_rows(prompts, [(0,)] * len(prompts), range(len(prompts)))
+        super().__init__(batch.to(places.device))
         self._cache = cache
-        self._places = places
-        lengths = torch.tensor([len(p) for p in prompts], device=device)
-        columns = torch.arange(int(lengths.max()), device=device)
-        live = columns < lengths[:, None]
-        start = lengths.cumsum(0) - lengths
-        self.token_ids = torch.tensor([[t for p in prompts for t in p]], device=device)
-        """[1, N]."""
-        self.position_ids = columns.expand_as(live)[live][None]
-        """[1, N]."""
-        self.last = start + lengths - 1
-        """[P]: the flat index of each prompt's last token."""
-        self._gather = start[:, None] + columns * live
-        self._scatter = live.reshape(-1).nonzero().flatten()
-        self._columns = columns
+        self._kept_at = places
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-        queries, keys, values = (gather_heads(t, self._gather) for t in (query, key, value))
-        stores = self._cache.layer(spec.layer, keys, values).prompts
-        for store, block in zip(stores, (keys, values), strict=True):
-            store[self._places, :, : keys.shape[2]] = block.to(store.dtype)
-        mask = None
-        if spec.window is not None:
-            distance = self._columns[:, None] - self._columns
-            mask = ((distance >= 0) & (distance < spec.window))[None, None]
-        blocks = attend(queries, keys, values, mask, spec)
-        heads, dim = blocks.shape[1], blocks.shape[3]
-        flat = blocks.transpose(0, 1).reshape(heads, -1, dim)
-        return flat.index_select(1, self._scatter)[None]
+        stores = self._cache.layer(spec.layer, key, value).prompts
+        for store, heads in zip(stores, (key, value), strict=True):
+            rows = spread_rows(heads, self._prompt_places, *self._prompt_shape)
+            store[self._kept_at, :, : rows.shape[2]] = rows.to(store.dtype)
+        return super().attend(query, key, value, spec)
 
 
 @dataclass(frozen=True, slots=True)

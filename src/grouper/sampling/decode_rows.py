@@ -17,6 +17,7 @@ from torch import Tensor
 
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.draw import Drawn, DrawSettings, draw_tokens, uniforms
+from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.stops import StopStrings
 from grouper.types import FinishReason, SamplingParams
 
@@ -43,25 +44,19 @@ class DecodeRows:
     its first token.
 
     Args:
-        slots: sequences at the same time.
-        longest: tokens of the longest completion.
+        size: sequences at the same time, and their lengths.
         vocabulary: number of token ids.
         stop_ids: what must not be drawn before `min_new_tokens`.
         device: of the model.
     """
 
     def __init__(
-        self,
-        slots: int,
-        longest: int,
-        vocabulary: int,
-        stop_ids: Sequence[int],
-        device: torch.device,
+        self, size: CacheSize, vocabulary: int, stop_ids: Sequence[int], device: torch.device
     ) -> None:
         self.count = 0
         """Slots in use: the first so many, free ones among them."""
         self.vocabulary = vocabulary
-        self.tokens = torch.zeros(slots, dtype=torch.long, device=device)
+        self.tokens = torch.zeros(size.slots, dtype=torch.long, device=device)
         """[slots]: the token that each has drawn last."""
         self.drawn = torch.ones_like(self.tokens)
         """[slots]: tokens that each has drawn; no more than its budget."""
@@ -69,8 +64,9 @@ class DecodeRows:
         self.prompts = torch.ones_like(self.tokens)
         """[slots]: tokens of each prompt."""
         self._minimums = torch.zeros_like(self.tokens)
-        self._uniforms = torch.zeros(slots, longest, device=device)
-        self._settings = DrawSettings.of([SamplingParams()] * slots, device)
+        self._uniforms = torch.zeros(size.slots, size.completion, device=device)
+        self.settings = DrawSettings.of([SamplingParams()] * size.slots, device)
+        """Of each slot, with flags that hold for all that will be asked."""
         self._stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self._stops[[i for i in stop_ids if i < vocabulary]] = True
 
@@ -78,12 +74,10 @@ class DecodeRows:
         """All slots are free, and these will be asked."""
         self.compact([])
         asked = DrawSettings.of([r.params for r in requests], torch.device("cpu"))
-        self._settings = replace(self._settings, **asked.flags())
-
-    @property
-    def flags(self) -> tuple[bool, ...]:
-        """What a step decides on the host, and a recorded step for good."""
-        return tuple(self._settings.flags().values())
+        truncated, any_greedy, all_greedy = asked.flags
+        self.settings = replace(
+            self.settings, truncated=truncated, any_greedy=any_greedy, all_greedy=all_greedy
+        )
 
     def fill(self, slots: Sequence[int], requests: Sequence[SampleRequest]) -> None:
         """Begin these sequences in these slots."""
@@ -98,14 +92,10 @@ class DecodeRows:
         self.budgets[places] = column([p.max_new_tokens for p in params])
         self.prompts[places] = column([len(r.prompt.token_ids) for r in requests])
         self._minimums[places] = column([p.min_new_tokens for p in params])
-        streams = np.zeros((len(slots), self._uniforms.shape[1]), dtype=np.float32)
-        for row, request in zip(streams, requests, strict=True):
-            row[: request.params.max_new_tokens] = uniforms(
-                request.key, request.params.max_new_tokens
-            )
-        self._uniforms[places] = torch.from_numpy(streams).to(device)
+        streams = [uniforms(request.key, self._uniforms.shape[1]) for request in requests]
+        self._uniforms[places] = torch.from_numpy(np.stack(streams)).to(device)
         fresh = DrawSettings.of(params, device)
-        for held, given in zip(self._settings.tensors(), fresh.tensors(), strict=True):
+        for held, given in zip(self.settings.tensors(), fresh.tensors(), strict=True):
             held[places] = given
         self.count = max(self.count, max(slots) + 1)
 
@@ -120,7 +110,7 @@ class DecodeRows:
         places = torch.tensor(slots, dtype=torch.long, device=self.tokens.device)
         before, self.count = self.count, len(slots)
         held = (self.tokens, self.drawn, self.budgets, self.prompts, self._minimums)
-        for tensor in (*held, self._uniforms, *self._settings.tensors()):
+        for tensor in (*held, self._uniforms, *self.settings.tensors()):
             tensor[: self.count] = tensor[places]
         self.drawn[self.count : before] = 1
         self.budgets[self.count : before] = 1
@@ -142,7 +132,7 @@ class DecodeRows:
         column = drawn.clamp(max=self._uniforms.shape[1] - 1)[:, None]
         uniform = self._uniforms[rows].gather(1, column)[:, 0]
         held_back = drawn < self._minimums[rows] if early else None
-        found = draw_tokens(logits, uniform, self._settings.at(rows), held_back, self._stops)
+        found = draw_tokens(logits, uniform, self.settings.at(rows), held_back, self._stops)
         self.tokens[rows] = found[0]
         # A sequence that ends before the host looks writes no further than its budget.
         self.drawn[rows] = torch.minimum(drawn + 1, self.budgets[rows])
@@ -153,8 +143,7 @@ class HostLog:
     """What each slot has drawn, and whether that ends it.
 
     Args:
-        slots: sequences at the same time.
-        longest: tokens of the longest completion.
+        size: sequences at the same time, and their lengths.
         steps: most tokens of a block.
         vocabulary: number of token ids.
         stop_ids: ids that end a completion.
@@ -163,19 +152,19 @@ class HostLog:
 
     def __init__(
         self,
+        size: CacheSize,
         *,
-        slots: int,
-        longest: int,
         steps: int,
         vocabulary: int,
         stop_ids: Sequence[int],
         watcher: Callable[[tuple[str, ...]], StopStrings],
     ) -> None:
+        slots, width = size.slots, size.completion + steps
         self.live = np.zeros(slots, dtype=bool)
         """[slots]: whether an unfinished sequence is there."""
         self._requests = np.zeros(slots, dtype=np.int64)
-        self._tokens = np.zeros((slots, longest + steps), dtype=np.int64)
-        self._logprobs = np.zeros((slots, longest + steps), dtype=np.float64)
+        self._tokens = np.zeros((slots, width), dtype=np.int64)
+        self._logprobs = np.zeros((slots, width), dtype=np.float64)
         self._entropies = np.zeros_like(self._logprobs)
         self._counts = np.zeros(slots, dtype=np.int64)
         self._budgets = np.ones(slots, dtype=np.int64)

@@ -70,10 +70,10 @@ class DrawSettings:
             all_greedy=all(p.temperature == 0 for p in params),
         )
 
-    def flags(self) -> dict[str, bool]:
-        """What says of all rows together which operations are needed."""
-        names = ("truncated", "any_greedy", "all_greedy")
-        return {name: getattr(self, name) for name in names}
+    @property
+    def flags(self) -> tuple[bool, bool, bool]:
+        """What is decided for all rows together."""
+        return self.truncated, self.any_greedy, self.all_greedy
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.temperature, self.top_p, self.top_k, self.min_p
@@ -97,7 +97,7 @@ def draw_tokens(
         stops: [V] bool.
     """
 
-    def plain(*_: Tensor | None) -> Drawn:
+    def plain(*_: object) -> Drawn:
         banned = None if early is None else early[:, None] & stops
         return draw(logits, uniform, settings, banned)
 

@@ -23,7 +23,7 @@ from grouper.sampling.base import SampleRequest
 from grouper.sampling.decode_attention import Decode, DecodeState, Prefill, has_kernel
 from grouper.sampling.decode_rows import Block, DecodeRows
 from grouper.sampling.graphs import OpByOp, Step, choose_graphs
-from grouper.sampling.kv_cache import CacheSize, KVCache, free_bytes, slots_that_fit
+from grouper.sampling.kv_cache import CacheSize, KVCache, Tokens, free_bytes, slots_that_fit
 
 # Columns of the ring to begin with: where a kernel reads live ones only, the others cost memory
 # and no time; plain operations look at all of them.
@@ -53,9 +53,7 @@ class BaseEngine(ABC):
         self.captured: list[float] = []
         """Seconds that each step took to record."""
         self._storage = _storage(policy)
-        self.rows = DecodeRows(
-            size.slots, size.completion, _head_size(policy), stop_ids, policy.device
-        )
+        self.rows = DecodeRows(size, _head_size(policy), stop_ids, policy.device)
 
     def serves(self, policy: Policy, size: CacheSize) -> bool:
         """Whether it can sample from this policy, and has this much room."""
@@ -76,7 +74,7 @@ class BaseEngine(ABC):
             slots: free ones.
             early: whether a sequence may be before its `min_new_tokens`.
         """
-        prompts: dict[tuple[int, ...], int] = {}
+        prompts: dict[Tokens, int] = {}
         owners = [prompts.setdefault(r.prompt.token_ids, len(prompts)) for r in requests]
         logits = self._prefill(list(prompts), slots, owners)
         self.rows.fill(slots, requests)
@@ -86,7 +84,7 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def _prefill(
-        self, prompts: list[tuple[int, ...]], slots: Sequence[int], owners: Sequence[int]
+        self, prompts: list[Tokens], slots: Sequence[int], owners: Sequence[int]
     ) -> Tensor:
         """Run each prompt once and give it to its slots; logits [len(slots), V] in float32."""
 
@@ -138,11 +136,13 @@ class Engine(BaseEngine):
         self._graphs = graphs or choose_graphs(policy, size.completion)
         self.keeps = self._graphs.keeps
         self._recorded: dict[tuple[Any, ...], Step] = {}
-        """By all that a step decides on the host, for the tensors as they are now."""
+        """By all that a step decides on the host, for tensors of these shapes."""
+        self._shapes = (0, 0, 0)
+        """Places, columns of the ring, and rows of a prompt."""
         self._cache = KVCache(size, KERNEL_WIDTH if has_kernel(policy) else PLAIN_WIDTH, device)
-        self._prompts: dict[tuple[int, ...], int] = {}
+        self._prompts: dict[Tokens, int] = {}
         """Prompt -> its place in the cache."""
-        self._last: dict[tuple[int, ...], Tensor] = {}
+        self._last: dict[Tokens, Tensor] = {}
         """Prompt -> hidden state [H] of its last token."""
         self._owners: list[int | None] = []
         """The place of each slot's prompt; None: the slot is free."""
@@ -157,7 +157,7 @@ class Engine(BaseEngine):
         self._cursor = torch.zeros(1, dtype=torch.long, device=device)
         """[1]: how many steps the host has not seen."""
         self._block: Block | None = None
-        """[steps, slots]: what they have drawn."""
+        """[steps, slots]: what they have drawn; the first call asks for as many as any."""
 
     def begin(self, requests: Sequence[SampleRequest]) -> None:
         super().begin(requests)
@@ -165,18 +165,17 @@ class Engine(BaseEngine):
         self._prompts, self._last, self._owners, self._bucket = {}, {}, [], 0
 
     def _prefill(
-        self, prompts: list[tuple[int, ...]], slots: Sequence[int], owners: Sequence[int]
+        self, prompts: list[Tokens], slots: Sequence[int], owners: Sequence[int]
     ) -> Tensor:
         device = self.policy.device
         places = self._place(prompts, set(slots))
         fresh = [p for p in prompts if p not in self._last]
         if fresh:
-            if self._cache.make_places(len(self._prompts)):
-                self._recorded.clear()
+            self._cache.make_places(len(self._prompts))
             entries = torch.tensor([self._prompts[p] for p in fresh], device=device)
             layout = Prefill(self._cache, fresh, entries)
             hidden = self.policy.hidden_states(layout, layout.token_ids, layout.position_ids)
-            self._last |= zip(fresh, hidden.index_select(0, layout.last), strict=True)
+            self._last |= zip(fresh, hidden.index_select(0, layout.sources), strict=True)
         self._owners += [None] * (max(slots) + 1 - len(self._owners))
         for slot, owner in zip(slots, owners, strict=True):
             self._owners[slot] = places[owner]
@@ -186,7 +185,7 @@ class Engine(BaseEngine):
         last = torch.stack([self._last[p] for p in prompts])
         return self.policy.logits(last)[torch.tensor(owners, device=device)]
 
-    def _place(self, prompts: list[tuple[int, ...]], slots: set[int]) -> list[int]:
+    def _place(self, prompts: list[Tokens], slots: set[int]) -> list[int]:
         """Where each prompt lies, or is to be put: where nobody reads any more, or after all."""
         known = self._prompts
         read = {owner for slot, owner in enumerate(self._owners) if slot not in slots}
@@ -201,16 +200,18 @@ class Engine(BaseEngine):
         return [known[p] for p in prompts]
 
     def advance(self, steps: int, *, early: bool, longest: int) -> Block:
-        count = self.rows.count
         # What has been drawn last is not in the ring yet.
-        if self._cache.make_columns(longest - 1 + steps):
-            self._recorded.clear()
+        self._cache.make_columns(longest - 1 + steps)
         self._settle()
-        tokens, logprobs, entropies = self._block_of(steps)
+        if self._block is None:
+            tokens = self._places.new_zeros(steps, self.slots)
+            logprobs = torch.zeros(tokens.shape, device=tokens.device)
+            self._block = (tokens, logprobs, torch.zeros_like(logprobs))
         self._cursor.zero_()
         for _ in range(steps):
             self._run_step(early)
-        return tokens[:steps, :count], logprobs[:steps, :count], entropies[:steps, :count]
+        tokens, logprobs, entropies = (part[:steps, : self.rows.count] for part in self._block)
+        return tokens, logprobs, entropies
 
     def free(self, slots: Sequence[int]) -> None:
         super().free(slots)
@@ -237,15 +238,6 @@ class Engine(BaseEngine):
         self._cache.layers.clear()
         self._graphs = OpByOp()
 
-    def _block_of(self, steps: int) -> Block:
-        """Where the tokens of so many steps go."""
-        if self._block is None or self._block[0].shape[0] < steps:
-            self._recorded.clear()
-            tokens = self._places.new_zeros(steps, self.slots)
-            logprobs = torch.zeros(tokens.shape, device=tokens.device)
-            self._block = (tokens, logprobs, torch.zeros_like(logprobs))
-        return self._block
-
     def _settle(self) -> None:
         """Say in tensors who continues which prompt."""
         if self._settled:
@@ -258,7 +250,6 @@ class Engine(BaseEngine):
         largest = max(map(len, groups))
         size = max(self._members.shape[1], 1 << (largest - 1).bit_length())
         if self._members.shape != (places, size):
-            self._recorded.clear()
             self._members = self._places.new_zeros(places, size)
             self._prompt_lengths = self._places.new_ones(places)
         lengths = {place: len(prompt) for prompt, place in self._prompts.items()}
@@ -269,7 +260,11 @@ class Engine(BaseEngine):
         self._settled = True
 
     def _run_step(self, early: bool) -> None:
-        key = (self._bucket, early, self.rows.flags)
+        shapes = (self._cache.places, self._cache.width, self._members.shape[1])
+        if shapes != self._shapes:  # tensors have moved
+            self._recorded.clear()
+            self._shapes = shapes
+        key = (self._bucket, early, self.rows.settings.flags)
         if key in self._recorded:
             self._recorded[key]()
             return
@@ -312,7 +307,7 @@ class PaddedEngine(BaseEngine):
         self._mask = torch.empty(0)
 
     def _prefill(
-        self, prompts: list[tuple[int, ...]], slots: Sequence[int], owners: Sequence[int]
+        self, prompts: list[Tokens], slots: Sequence[int], owners: Sequence[int]
     ) -> Tensor:
         device = self.policy.device
         assert list(slots) == list(range(len(slots))), "a plain cache is filled all at once"

@@ -19,6 +19,9 @@ from torch.nn.functional import pad
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
 
+Tokens = tuple[int, ...]
+"""The token ids of a prompt."""
+
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
@@ -129,20 +132,19 @@ class KVCache:
             self.layers[index] = LayerCache((stores[0], stores[1]), (stores[2], stores[3]))
         return self.layers[index]
 
-    def make_places(self, prompts: int) -> bool:
-        """Let at least this many prompts fit; whether anything had to move."""
+    def make_places(self, prompts: int) -> None:
+        """Let at least this many prompts fit."""
         if prompts <= self.places:
-            return False
+            return
         before, self.places = self.places, max(prompts, min(2 * self.places, self._size.prompts))
         for layer in self.layers.values():
             layer.prompts = _padded(layer.prompts, (0, 0, 0, 0, 0, 0, 0, self.places - before))
-        return True
 
-    def make_columns(self, longest: int) -> bool:
-        """Let the ring have room for sequences of this many tokens; whether anything moved."""
+    def make_columns(self, longest: int) -> None:
+        """Let the ring have room for sequences of this many tokens."""
         wanted = min(longest, self._size.completion)  # a row writes no further than its budget
         if wanted <= self.width:
-            return False
+            return
         oldest_first = torch.arange(self.width, device=self.column.device) + self.column + 1
         oldest_first %= self.width
         self.column.fill_(self.width - 1)
@@ -150,7 +152,6 @@ class KVCache:
         for layer in self.layers.values():
             keys, values = (store.index_select(2, oldest_first) for store in layer.own)
             layer.own = _padded((keys, values), (0, 0, 0, self.width - before))
-        return True
 
     def compact(self, slots: Sequence[int]) -> None:
         """Move what these slots have written to the front, in order; the others are gone."""

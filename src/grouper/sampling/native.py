@@ -14,6 +14,7 @@ import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -69,13 +70,14 @@ class NativeSampler:
                 "no stop token is known", fix="Name one in the tokenizer's eos_token."
             )
         self._weights = weights
-        self.stop_ids = sorted(set(stop_token_ids))
+        self._stop_ids = sorted(set(stop_token_ids))
         self.max_slots = max_slots
         self._max_length = max_length
         self._steps_per_sync = steps_per_sync
         self._make_engine = engine
         self._kept: BaseEngine | None = None
-        self._keeps = True
+        self.keeps = True
+        """Whether an engine may stay from call to call."""
         self.watcher = functools.cache(functools.partial(StopStrings, tokenizer))
         """What finds a set of stop strings."""
         self.times = SampleTimes()
@@ -101,7 +103,7 @@ class NativeSampler:
             try:
                 engine = self._engine_for(policy, size)
                 size = size._replace(slots=min(size.slots, engine.slots))
-                for index, completion in self._answers(engine, unanswered.copy(), size.slots):
+                for index, completion in self._answers(engine, unanswered.copy(), size):
                     del unanswered[index]
                     yield index, completion
             except (RuntimeError, MemoryError) as error:
@@ -121,11 +123,6 @@ class NativeSampler:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def keep_no_engine(self) -> None:
-        """Memory is short elsewhere: hold nothing between calls from now on."""
-        self._keeps = False
-        self.release()
-
     def _engine_for(self, policy: Policy, size: CacheSize) -> BaseEngine:
         """The engine of the call before where it serves this one, too, else a new one."""
         kept, self._kept = self._kept, None
@@ -133,20 +130,31 @@ class NativeSampler:
             if kept.serves(policy, size):
                 return kept
             kept.release()
-        return self._make_engine(policy, size, self.stop_ids)
+        return self._make_engine(policy, size, self._stop_ids)
 
     def _answers(
-        self, engine: BaseEngine, requests: dict[int, SampleRequest], slots: int
+        self, engine: BaseEngine, requests: dict[int, SampleRequest], size: CacheSize
     ) -> Iterator[tuple[int, Completion]]:
         """As `sample`, by their numbers; afterwards the engine is kept or released."""
         steps = self._steps_per_sync or STEPS_PER_SYNC.get(engine.policy.device.type, 1)
-        run = _Run(engine, requests, slots=slots, steps=steps, sampler=self)
+        log = HostLog(
+            size,
+            steps=steps,
+            vocabulary=engine.rows.vocabulary,
+            stop_ids=self._stop_ids,
+            watcher=self.watcher,
+        )
+        # What may take longest begins first, so that the last ones to end are short ones.
+        budgets = {number: request.params.max_new_tokens for number, request in requests.items()}
+        queue = deque(sorted(budgets, key=budgets.__getitem__, reverse=True))
+        run = _Run(engine, requests, log, queue, steps, self.times)
         try:
+            engine.begin(list(requests.values()))
             while run.unfinished:
                 for ended in run.step():
                     params = requests[ended.request].params
                     yield ended.request, self._completion(ended, params, engine.policy.version)
-            if engine.keeps and self._keeps:
+            if engine.keeps and self.keeps:
                 self._kept = engine
         finally:
             self.captures += len(engine.captured)
@@ -205,62 +213,41 @@ _SAMPLERS: WeakSet[NativeSampler] = WeakSet()
 
 
 def keep_no_engines() -> None:
-    """Memory is short elsewhere: no sampler of this process holds anything between calls."""
+    """Memory is short elsewhere: no sampler holds anything between calls from now on."""
     for sampler in list(_SAMPLERS):
-        sampler.keep_no_engine()
+        sampler.keeps = False
+        sampler.release()
 
 
+@dataclass(slots=True)
 class _Run:
-    """One try at some requests: who is in which slot, and what comes next.
+    """One try at some requests: who is in which slot, and what comes next."""
 
-    Args:
-        engine: runs the model.
-        requests: what to draw, by number.
-        slots: sequences at the same time.
-        steps: tokens between two looks of the host.
-        sampler: knows stop tokens and strings, and counts times.
-    """
-
-    def __init__(
-        self,
-        engine: BaseEngine,
-        requests: dict[int, SampleRequest],
-        *,
-        slots: int,
-        steps: int,
-        sampler: NativeSampler,
-    ) -> None:
-        self._engine = engine
-        self._requests = requests
-        self._steps = steps
-        self._times = sampler.times
-        engine.begin(list(requests.values()))
-        budgets = {number: request.params.max_new_tokens for number, request in requests.items()}
-        self._log = HostLog(
-            slots=slots,
-            longest=max(budgets.values()),
-            steps=steps,
-            vocabulary=engine.rows.vocabulary,
-            stop_ids=sampler.stop_ids,
-            watcher=sampler.watcher,
-        )
-        # What may take longest begins first, so that the last ones to end are short ones.
-        self._queue = deque(sorted(budgets, key=budgets.__getitem__, reverse=True))
+    engine: BaseEngine
+    requests: dict[int, SampleRequest]
+    """By number."""
+    log: HostLog
+    queue: deque[int]
+    """Requests that have not begun."""
+    steps: int
+    """Tokens between two looks of the host."""
+    times: SampleTimes
 
     @property
     def unfinished(self) -> bool:
-        return bool(self._queue or self._log.live.any())
+        return bool(self.queue or self.log.live.any())
 
     @torch.no_grad()
     def step(self) -> list[Finished]:
         """Fill free slots or decode; those that have ended."""
-        engine, free = self._engine, self._free()
+        engine, free = self.engine, self._free()
         if free:
-            ended = self._log.write(self._admit(free), free)
+            with self.times.prefill():
+                ended = self.log.write(self._admit(free), free)
         else:
-            early, longest = self._log.early(), self._log.longest()
-            block = engine.advance(self._steps, early=early, longest=longest)
-            ended = self._log.write(block, range(engine.rows.count))
+            early, longest = self.log.early(), self.log.longest()
+            block = engine.advance(self.steps, early=early, longest=longest)
+            ended = self.log.write(block, range(engine.rows.count))
         if ended:
             engine.free([one.slot for one in ended])
             self._compact()
@@ -268,28 +255,27 @@ class _Run:
 
     def _free(self) -> list[int]:
         """Slots that are to be filled now, as many as are asked for."""
-        live = self._log.live
+        live = self.log.live
         free: list[int] = np.flatnonzero(~live).tolist()
-        few = not self._engine.refills or len(free) < REFILL_SHARE * len(live)
-        return [] if few and live.any() else free[: len(self._queue)]
+        few = not self.engine.refills or len(free) < REFILL_SHARE * len(live)
+        return [] if few and live.any() else free[: len(self.queue)]
 
     def _admit(self, free: list[int]) -> Block:
         """Fill these slots from the queue and draw the first token of each."""
-        numbers = [self._queue.popleft() for _ in free]
-        requests = [self._requests[number] for number in numbers]
+        numbers = [self.queue.popleft() for _ in free]
+        requests = [self.requests[number] for number in numbers]
         for slot, number, request in zip(free, numbers, requests, strict=True):
-            self._log.begin(slot, number, request.params)
-        with self._times.prefill(self._engine.policy.device):
-            return self._engine.admit(requests, free, early=self._log.early())
+            self.log.begin(slot, number, request.params)
+        return self.engine.admit(requests, free, early=self.log.early())
 
     def _compact(self) -> None:
         """Move unfinished sequences together where nobody comes and it pays."""
-        kept: list[int] = np.flatnonzero(self._log.live).tolist()
-        refill = bool(self._queue) and self._engine.refills
-        if not kept or (not refill and self._engine.should_compact(len(kept))):
+        kept: list[int] = np.flatnonzero(self.log.live).tolist()
+        refill = bool(self.queue) and self.engine.refills
+        if not kept or (not refill and self.engine.should_compact(len(kept))):
             kept = _closed_up(kept)
-            self._engine.compact(kept)
-            self._log.compact(kept)
+            self.engine.compact(kept)
+            self.log.compact(kept)
 
 
 def _closed_up(kept: Sequence[int]) -> list[int]:
