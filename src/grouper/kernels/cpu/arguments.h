@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <tuple>
+#include <type_traits>
 
 union Argument {
     void *pointer;
@@ -12,19 +14,22 @@ union Argument {
     double real;
 };
 
-// Takes them in order.
-class Arguments {
-  public:
-    explicit Arguments(const Argument *first) : next_(first) {}
+// The next argument as the type that a function wants.
+template <class T> T take(const Argument *&next) {
+    const Argument &given = *next++;
+    if constexpr (std::is_pointer_v<T>)
+        return static_cast<T>(given.pointer);
+    else if constexpr (std::is_floating_point_v<T>)
+        return static_cast<T>(given.real);
+    else
+        return static_cast<T>(given.whole);
+}
 
-    template <class T> T *pointer() { return static_cast<T *>((next_++)->pointer); }
-    int64_t whole() { return (next_++)->whole; }
-    float real() { return static_cast<float>((next_++)->real); }
-    int count() { return static_cast<int>(whole()); }
-    bool flag() { return whole() != 0; }
+// Calls a function with the arguments from here on; braces take them in order.
+template <class... Types> void pass(void (*function)(Types...), const Argument *next) {
+    std::apply(function, std::tuple<Types...>{take<Types>(next)...});
+}
 
-  private:
-    const Argument *next_;
-};
-
-#define KERNEL(NAME) extern "C" void NAME(const Argument *first)
+// A function under the name that Python calls it by.
+#define KERNEL(NAME, ...) \
+    extern "C" void NAME(const Argument *first) { pass(__VA_ARGS__, first); }

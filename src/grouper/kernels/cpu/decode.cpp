@@ -109,7 +109,7 @@ template <class T> struct Decode {
     const T *prompt_keys, *prompt_values;
     T *y;
     const int64_t *lengths, *owners, *prompt_lengths;
-    int64_t rows, heads, group, dim, width, column, prompt_width, window;
+    int64_t column, rows, heads, group, dim, width, prompt_width, window;
     float scaling, softcap;
 
     // What row `place / heads` sees: its prompt, then its own columns, going backwards round the
@@ -135,80 +135,73 @@ template <class T> struct Decode {
 // Queries [rows, heads, group, dim]; own keys and values [>= rows, heads, width, dim], of which
 // this step's column is written first, from `key` and `value` [rows, heads, dim]; those of prompts
 // [prompts, heads, prompt_width, dim], of which row r continues prompt owners[r].
-template <class Worker, class T> void decode(const Decode<T> &the, int threads) {
-    const int64_t dim = the.dim, places = the.rows * the.heads;
+template <class Worker, class T> void decode(const Decode<T> &args, int threads) {
+    const int64_t dim = args.dim, places = args.rows * args.heads;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        const int64_t most = the.prompt_width + the.width;
-        std::vector<float> scores(static_cast<size_t>(the.group * most));
-        Worker worker(the.group, dim);
+        const int64_t most = args.prompt_width + args.width;
+        std::vector<float> scores(static_cast<size_t>(args.group * most));
+        Worker worker(args.group, dim);
         // In turns, since rows that began together are equally long: every thread gets as much.
 #pragma omp for schedule(static, 1)
         for (int64_t place = 0; place < places; ++place) {
-            const int64_t now = (place * the.width + the.column) * dim;
-            std::memcpy(the.keys + now, the.key + place * dim, sizeof(T) * dim);
-            std::memcpy(the.values + now, the.value + place * dim, sizeof(T) * dim);
+            const int64_t now = (place * args.width + args.column) * dim;
+            std::memcpy(args.keys + now, args.key + place * dim, sizeof(T) * dim);
+            std::memcpy(args.values + now, args.value + place * dim, sizeof(T) * dim);
             Run<T> runs[3];
-            const int64_t parts = the.runs_of(place, runs);
+            const int64_t parts = args.runs_of(place, runs);
             Run<T> next[3];
             const bool more = place + threads < places;
-            const int64_t coming = more ? the.runs_of(place + threads, next) : 0;
-            worker.begin(the.query + place * the.group * dim);
+            const int64_t coming = more ? args.runs_of(place + threads, next) : 0;
+            worker.begin(args.query + place * args.group * dim);
             int64_t found = 0;
             for (int64_t part = 0; part < parts; found += runs[part++].count) {
                 const Run<T> &run = runs[part];
                 worker.scores(run.keys, run.values, run.count, scores.data() + found, most);
             }
-            for (int64_t g = 0; g < the.group; ++g)
-                softmax(scores.data() + g * most, found, the.scaling, the.softcap);
+            for (int64_t g = 0; g < args.group; ++g)
+                softmax(scores.data() + g * most, found, args.scaling, args.softcap);
             found = 0;
             for (int64_t part = 0; part < parts; found += runs[part++].count) {
                 const Run<T> &run = runs[part];
                 const T *ahead = part < coming ? next[part].keys : run.values;
                 worker.add(scores.data() + found, most, run.values, ahead, run.count);
             }
-            worker.finish(the.y + place * the.group * dim);
+            worker.finish(args.y + place * args.group * dim);
         }
     }
 }
 
 // The best worker for heads of this size and type.
-template <int64_t D> void decode_of(const Decode<float> &the, int threads) {
-    decode<Plain<float, D>>(the, threads);
+template <int64_t D> void decode_of(const Decode<float> &args, int threads) {
+    decode<Plain<float, D>>(args, threads);
 }
 
-template <int64_t D> void decode_of(const Decode<bf16> &the, int threads) {
+template <int64_t D> void decode_of(const Decode<bf16> &args, int threads) {
 #if defined(HAS_WIDE)
-    if constexpr (D > 0) return decode<Wide<D>>(the, threads);
+    if constexpr (D > 0) return decode<Wide<D>>(args, threads);
 #endif
-    decode<Plain<bf16, D>>(the, threads);
+    decode<Plain<bf16, D>>(args, threads);
 }
 
-template <class T> void decode_of_size(const Decode<T> &the, int threads) {
-    if (the.dim == 32) return decode_of<32>(the, threads);
-    if (the.dim == 64) return decode_of<64>(the, threads);
-    if (the.dim == 128) return decode_of<128>(the, threads);
-    decode_of<0>(the, threads);
+template <class T>
+void decode_any(const T *query, const T *key, const T *value, T *keys, T *values,
+                const T *prompt_keys, const T *prompt_values, T *y, const int64_t *lengths,
+                const int64_t *owners, const int64_t *prompt_lengths, const int64_t *column,
+                int64_t rows, int64_t heads, int64_t group, int64_t dim, int64_t width,
+                int64_t prompt_width, int64_t window, float scaling, float softcap, int threads) {
+    const Decode<T> args{query,         key,     value,  keys,           values,  prompt_keys,
+                         prompt_values, y,       lengths, owners,        prompt_lengths,
+                         *column,       rows,    heads,  group,          dim,     width,
+                         prompt_width,  window,  scaling, softcap};
+    if (dim == 32) return decode_of<32>(args, threads);
+    if (dim == 64) return decode_of<64>(args, threads);
+    if (dim == 128) return decode_of<128>(args, threads);
+    decode_of<0>(args, threads);
 }
 
 }  // namespace
 
 // f is float, b is bf16.
-#define DECODE(NAME, T)                                                                           \
-    KERNEL(decode_##NAME) {                                                                       \
-        Arguments a(first);                                                                       \
-        Decode<T> the;                                                                            \
-        the.query = a.pointer<T>(), the.key = a.pointer<T>(), the.value = a.pointer<T>();         \
-        the.keys = a.pointer<T>(), the.values = a.pointer<T>();                                   \
-        the.prompt_keys = a.pointer<T>(), the.prompt_values = a.pointer<T>();                     \
-        the.y = a.pointer<T>();                                                                   \
-        the.lengths = a.pointer<int64_t>(), the.owners = a.pointer<int64_t>();                    \
-        the.prompt_lengths = a.pointer<int64_t>(), the.column = *a.pointer<int64_t>();            \
-        the.rows = a.whole(), the.heads = a.whole(), the.group = a.whole();                       \
-        the.dim = a.whole(), the.width = a.whole(), the.prompt_width = a.whole();                 \
-        the.window = a.whole(), the.scaling = a.real(), the.softcap = a.real();                   \
-        decode_of_size(the, a.count());                                                           \
-    }
-
-DECODE(f, float)
-DECODE(b, bf16)
+KERNEL(decode_f, decode_any<float>)
+KERNEL(decode_b, decode_any<bf16>)

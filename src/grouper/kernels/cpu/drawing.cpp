@@ -16,7 +16,7 @@ struct Draw {
     const bool *early, *stops;  // early may be null: no row is
     int64_t *tokens;
     float *logprobs, *entropies;
-    int64_t rows, vocabulary, stride;
+    int64_t vocabulary, stride;
 
     // `shares` [vocabulary] and `sums` [blocks] are room to work in.
     void row(int64_t i, float *__restrict shares, double *sums) const {
@@ -87,27 +87,23 @@ struct Draw {
     }
 };
 
-}  // namespace
-
-KERNEL(draw_f) {
-    Arguments a(first);
-    Draw the;
-    the.logits = a.pointer<float>(), the.uniform = a.pointer<float>();
-    the.temperature = a.pointer<float>();
-    the.early = a.pointer<bool>(), the.stops = a.pointer<bool>();
-    the.tokens = a.pointer<int64_t>(), the.logprobs = a.pointer<float>();
-    the.entropies = a.pointer<float>();
-    the.rows = a.whole(), the.vocabulary = a.whole(), the.stride = a.whole();
-    if (!a.flag()) the.early = nullptr;
-    const int threads = a.count();
-    const int64_t blocks = (the.vocabulary + BLOCK - 1) / BLOCK;
+void draw(const float *logits, const float *uniform, const float *temperature, const bool *early,
+          const bool *stops, int64_t *tokens, float *logprobs, float *entropies, int64_t rows,
+          int64_t vocabulary, int64_t stride, bool bans, int threads) {
+    const Draw args{logits, uniform,  temperature, bans ? early : nullptr, stops,
+                    tokens, logprobs, entropies,   vocabulary,             stride};
+    const int64_t blocks = (vocabulary + BLOCK - 1) / BLOCK;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         double *sums = static_cast<double *>(
-            std::malloc(sizeof(double) * blocks + sizeof(float) * the.vocabulary));
+            std::malloc(sizeof(double) * blocks + sizeof(float) * vocabulary));
         float *shares = reinterpret_cast<float *>(sums + blocks);
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < the.rows; ++i) the.row(i, shares, sums);
+        for (int64_t i = 0; i < rows; ++i) args.row(i, shares, sums);
         std::free(sums);
     }
 }
+
+}  // namespace
+
+KERNEL(draw_f, draw)

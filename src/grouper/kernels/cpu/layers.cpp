@@ -153,66 +153,14 @@ void add(const T *__restrict one, const T *__restrict other, T *__restrict y, in
 }  // namespace
 
 // One name for each combination of types: f is float, b is bf16, in the order of the template.
-#define NORM(NAME, X, W, Y)                                                                       \
-    KERNEL(rms_norm_##NAME) {                                                                     \
-        Arguments a(first);                                                                       \
-        const X *x = a.pointer<X>();                                                              \
-        const W *w = a.pointer<W>();                                                              \
-        Y *y = a.pointer<Y>();                                                                    \
-        float *inverse = a.pointer<float>();                                                      \
-        const int64_t rows = a.whole(), width = a.whole();                                        \
-        const float eps = a.real();                                                               \
-        const bool ones = a.flag();                                                               \
-        rms_norm(x, w, y, inverse, rows, width, eps, ones, a.count());                            \
-    }                                                                                             \
-    KERNEL(rms_norm_backward_##NAME) {                                                            \
-        Arguments a(first);                                                                       \
-        const Y *grad = a.pointer<Y>();                                                           \
-        const X *x = a.pointer<X>();                                                              \
-        const W *w = a.pointer<W>();                                                              \
-        const float *inverse = a.pointer<float>();                                                \
-        X *x_grad = a.pointer<X>();                                                               \
-        float *w_grad = a.pointer<float>();                                                       \
-        const int64_t rows = a.whole(), width = a.whole();                                        \
-        const bool ones = a.flag();                                                               \
-        rms_norm_backward(grad, x, w, inverse, x_grad, w_grad, rows, width, ones, a.count());     \
-    }
-#define ROTATE(NAME, X, C, Y)                                                                     \
-    KERNEL(rotate_##NAME) {                                                                       \
-        Arguments a(first);                                                                       \
-        const X *x = a.pointer<X>();                                                              \
-        const C *cosine = a.pointer<C>(), *sine = a.pointer<C>();                                 \
-        Y *y = a.pointer<Y>();                                                                    \
-        const int64_t tokens = a.whole(), heads = a.whole(), dim = a.whole();                     \
-        const int64_t token_stride = a.whole(), head_stride = a.whole();                          \
-        const bool backward = a.flag();                                                           \
-        rotate(x, cosine, sine, y, tokens, heads, dim, token_stride, head_stride, backward,       \
-               a.count());                                                                        \
-    }
-#define GATED(NAME, T)                                                                            \
-    KERNEL(gated_##NAME) {                                                                        \
-        Arguments a(first);                                                                       \
-        const T *gate = a.pointer<T>(), *up = a.pointer<T>();                                     \
-        T *y = a.pointer<T>();                                                                    \
-        const int64_t count = a.whole();                                                          \
-        const float m = a.real(), c = a.real();                                                   \
-        gated(gate, up, y, count, m, c, a.count());                                               \
-    }                                                                                             \
-    KERNEL(gated_backward_##NAME) {                                                               \
-        Arguments a(first);                                                                       \
-        const T *grad = a.pointer<T>(), *gate = a.pointer<T>(), *up = a.pointer<T>();             \
-        T *gate_grad = a.pointer<T>(), *up_grad = a.pointer<T>();                                 \
-        const int64_t count = a.whole();                                                          \
-        const float m = a.real(), c = a.real();                                                   \
-        gated_backward(grad, gate, up, gate_grad, up_grad, count, m, c, a.count());               \
-    }                                                                                             \
-    KERNEL(add_##NAME) {                                                                          \
-        Arguments a(first);                                                                       \
-        const T *one = a.pointer<T>(), *other = a.pointer<T>();                                   \
-        T *y = a.pointer<T>();                                                                    \
-        const int64_t count = a.whole();                                                          \
-        add(one, other, y, count, a.count());                                                     \
-    }
+#define NORM(NAME, ...)                                                                           \
+    KERNEL(rms_norm_##NAME, rms_norm<__VA_ARGS__>)                                                \
+    KERNEL(rms_norm_backward_##NAME, rms_norm_backward<__VA_ARGS__>)
+#define ROTATE(NAME, ...) KERNEL(rotate_##NAME, rotate<__VA_ARGS__>)
+#define OTHERS(NAME, T)                                                                           \
+    KERNEL(gated_##NAME, gated<T>)                                                                \
+    KERNEL(gated_backward_##NAME, gated_backward<T>)                                              \
+    KERNEL(add_##NAME, add<T>)
 
 NORM(fff, float, float, float)
 NORM(bbb, bf16, bf16, bf16)
@@ -222,5 +170,5 @@ ROTATE(fff, float, float, float)
 ROTATE(bbb, bf16, bf16, bf16)
 ROTATE(bff, bf16, float, float)
 ROTATE(ffb, float, float, bf16)
-GATED(f, float)
-GATED(b, bf16)
+OTHERS(f, float)
+OTHERS(b, bf16)
