@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouper.kernels.triton.language import jit, launch, serves, tl
+from grouper.kernels.triton.language import jit, launch, power_of_two, serves, tanh, tl
 
 __all__ = ["Pair", "decode", "serves"]
 
@@ -141,9 +141,9 @@ def _merged(partial: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         weight,
         out,
         SPLITS=splits,
-        BLOCK_S=max(2, _power_of_two(splits)),
+        BLOCK_S=max(2, power_of_two(splits)),
         DIM=dim,
-        BLOCK_D=max(16, _power_of_two(dim)),
+        BLOCK_D=max(16, power_of_two(dim)),
     )
     return out
 
@@ -176,17 +176,17 @@ def _tiling(
 ) -> _Tiling:
     """For `heads` key heads of `share` query heads each; counts: rows, prompts, largest group."""
     rows, places, size = counts
-    block_d = max(16, _power_of_two(ring.shape[3]))
+    block_d = max(16, power_of_two(ring.shape[3]))
     # What a program holds in shared memory stays below the 99 KB of the smaller devices.
     wide = block_d * ring.element_size() > 256
     block_n = 32 if wide else 64
-    lines = min(32 if wide else 64, max(16, _power_of_two(size * share)))
+    lines = min(32 if wide else 64, max(16, power_of_two(size * share)))
     tiles = -(-size * share // lines)
     wanted = PROGRAMS_PER_PROCESSOR * _processors(ring.device)
     return _Tiling(
         block_d=block_d,
         block_n=block_n,
-        own_lines=max(16, _power_of_two(share)),
+        own_lines=max(16, power_of_two(share)),
         lines=lines,
         tiles=tiles,
         own_splits=_splits(wanted, rows * heads, ring.shape[2], 2 * block_n),
@@ -207,10 +207,6 @@ def _numbers(ring: Tensor, tiling: _Tiling) -> dict[str, Any]:
 
 def _last_dense(heads: Tensor) -> Tensor:
     return heads if heads.stride(-1) == 1 else heads.contiguous()
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
 
 
 def _splits(wanted: int, programs: int, columns: int, least: int) -> int:
@@ -234,8 +230,7 @@ def _fold(
     """Take a block of keys [N, D] into the running softmax of queries [M, D]."""
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scaling
     if HAS_SOFTCAP:
-        # tanh x = 2 sigmoid(2 x) - 1
-        scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
+        scores = softcap * tanh(scores / softcap)
     scores = tl.where(seen, scores, float("-inf"))
     highest = tl.maximum(top, tl.max(scores, 1))
     # A line that has seen nothing yet: -infinity less itself is no number.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouper.kernels.triton.language import jit, launch, serves, tl
+from grouper.kernels.triton.language import jit, launch, power_of_two, serves, tl
 
 BLOCK = 2048
 
@@ -79,7 +79,7 @@ def kernel_draw(
         vocabulary,
         logits.stride(0),
         blocks,
-        BLOCKS=1 << (blocks - 1).bit_length(),
+        BLOCKS=power_of_two(blocks),
         **common,
     )
     return tokens, logprobs, entropies

@@ -22,7 +22,8 @@ except ImportError:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["AVAILABLE", "Refused", "jit", "launch", "launches", "serves", "tl"]
+__all__ = ["AVAILABLE", "Refused", "jit", "launch", "launches", "power_of_two", "serves", "tanh"]
+__all__ += ["tl"]
 
 AVAILABLE = triton is not None
 """Whether Triton is installed."""
@@ -101,3 +102,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
             *(kernel.__name__, _FAILURES[-1]),
         )
         raise Refused(kernel.__name__) from error
+
+
+def power_of_two(least: int) -> int:
+    """The first power of two from `least` on: the size of a block that holds so many."""
+    return 1 << (least - 1).bit_length()
+
+
+@jit
+def tanh(x):  # type: ignore[no-untyped-def]  # Triton's own style
+    """The hyperbolic tangent, exact to a rounding of 1."""
+    return 2 * tl.sigmoid(2 * x) - 1
