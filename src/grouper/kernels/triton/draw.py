@@ -52,33 +52,11 @@ def kernel_draw(
     logprobs, entropies = logits.new_empty(rows), logits.new_empty(rows)
     bans = stops[:1] if early is None else early
     common: dict[str, Any] = {"BANS": early is not None, "BLOCK": BLOCK}
+    bounds = (vocabulary, logits.stride(0))
+    launch(_sums, (rows, blocks), logits, temperature, bans, stops, held, *bounds, **common)
     launch(
-        _sums,
-        (rows, blocks),
-        logits,
-        temperature,
-        bans,
-        stops,
-        held,
-        vocabulary,
-        logits.stride(0),
-        **common,
-    )
-    launch(
-        _pick,
-        (rows,),
-        logits,
-        uniform,
-        temperature,
-        bans,
-        stops,
-        held,
-        tokens,
-        logprobs,
-        entropies,
-        vocabulary,
-        logits.stride(0),
-        blocks,
+        *(_pick, (rows,), logits, uniform, temperature, bans, stops, held),
+        *(tokens, logprobs, entropies, *bounds, blocks),
         BLOCKS=power_of_two(blocks),
         **common,
     )
