@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+from grouper.kernels import layers
 from grouper.kernels.cpu import ops
 from grouper.kernels.cpu.library import library
 from grouper.sampling.draw import DrawSettings, draw
@@ -56,12 +57,15 @@ def test_rms_norm(ones: bool, dtypes: tuple[torch.dtype, ...], shape: tuple[int,
     x = random(*shape, dtype=dtypes[0]).requires_grad_()
     weight = random(shape[-1], dtype=dtypes[1], seed=1).requires_grad_()
     assert ops.norm_serves(x, weight, ones=ones)
-    ours, theirs = ops.rms_norm(x, weight, 1e-3, ones=ones), norm(x, weight, 1e-3, ones=ones)
+    ours, theirs = (
+        layers.rms_norm(ops, x, weight, 1e-3, ones=ones),
+        norm(x, weight, 1e-3, ones=ones),
+    )
     same(ours, theirs, dtypes[0])
     for a, b in zip(gradients(ours, x, weight), gradients(theirs, x, weight), strict=True):
         same(a, b, dtypes[0])
     with torch.no_grad():
-        assert torch.equal(ops.rms_norm(x, weight, 1e-3, ones=ones), ours)
+        assert torch.equal(layers.rms_norm(ops, x, weight, 1e-3, ones=ones), ours)
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -80,24 +84,24 @@ def test_rotate(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
         random(1, 7, 8, dtype=dtypes[1], seed=2),
     )
     assert ops.rotate_serves(x, cosine)
-    ours, theirs = ops.rotate(x, cosine, sine), rotated(x, cosine, sine)
+    ours, theirs = layers.rotate(ops, x, cosine, sine), rotated(x, cosine, sine)
     same(ours, theirs, dtypes[0])
     same(gradients(ours, states)[0], gradients(theirs, states)[0], dtypes[0])
     with torch.no_grad():
-        assert torch.equal(ops.rotate(x, cosine, sine), ours)
+        assert torch.equal(layers.rotate(ops, x, cosine, sine), ours)
         turned = cosine.transpose(1, 2).contiguous().transpose(1, 2)
-        assert torch.equal(ops.rotate(x, turned, sine), ours)
+        assert torch.equal(layers.rotate(ops, x, turned, sine), ours)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", sorted(ops.CURVES))
+@pytest.mark.parametrize("name", sorted(layers.CURVES))
 @pytest.mark.parametrize("size", [33, 40_000])
 def test_gated(dtype: torch.dtype, name: str, size: int) -> None:
     """Large values, too: the exponential inside is cut off where nothing is left of it."""
     gate = (random(size) * 30).to(dtype).requires_grad_()
     up = random(size, dtype=dtype, seed=1).requires_grad_()
     curve = {"silu": silu, "gelu_tanh": lambda x: gelu(x, approximate="tanh")}[name]
-    ours, theirs = ops.gated(gate, up, name), curve(gate) * up
+    ours, theirs = layers.gated(ops, gate, up, name), curve(gate) * up
     same(ours, theirs, dtype)
     for a, b in zip(gradients(ours, gate, up), gradients(theirs, gate, up), strict=True):
         same(a, b, dtype)
@@ -108,12 +112,12 @@ def test_what_is_no_number_stays_so(bad: float) -> None:
     """A gradient that is not finite must be seen by the update, whatever the compiler assumes."""
     x = random(1, 4, 16)
     x[0, 2, 3] = bad
-    out = ops.rms_norm(x, torch.ones(16), 1e-6)
+    out = layers.rms_norm(ops, x, torch.ones(16), 1e-6)
     assert not out[0, 2].isfinite().all()
     assert out[0, :2].isfinite().all()
     half = x.bfloat16()
-    assert not ops.gated(half, half, "silu")[0, 2, 3].isfinite()
-    assert not ops.gated(x, torch.ones_like(x), "silu")[0, 2, 3].isfinite()
+    assert not layers.gated(ops, half, half, "silu")[0, 2, 3].isfinite()
+    assert not layers.gated(ops, x, torch.ones_like(x), "silu")[0, 2, 3].isfinite()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -242,7 +246,7 @@ def test_threads_change_nothing_but_the_sum_over_rows() -> None:
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            out = ops.rms_norm(x, weight, 1e-6)
+            out = layers.rms_norm(ops, x, weight, 1e-6)
             found.append((out, *gradients(out, x, weight)))
     finally:
         torch.set_num_threads(before)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from grouper.kernels import layers
 from grouper.kernels.cpu import ops, tape
 from grouper.kernels.cpu.library import library
 from grouper.kernels.cpu.tape import _arranged, _Life, record
@@ -27,12 +28,12 @@ def a_layer(x: Tensor, out: Tensor, dtype: torch.dtype) -> Callable[[], None]:
     count = torch.zeros(1, dtype=torch.long)
 
     def step() -> None:
-        normed = ops.rms_norm(x, scale, 1e-6)
+        normed = layers.rms_norm(ops, x, scale, 1e-6)
         heads = normed.view(1, len(x), -1, 8).transpose(1, 2)
-        turned = ops.rotate(heads, angles.cos().to(dtype), angles.sin().to(dtype))
+        turned = layers.rotate(ops, heads, angles.cos().to(dtype), angles.sin().to(dtype))
         flat = turned.transpose(1, 2).reshape(len(x), WIDTH)
         gate, up = (flat @ weight).chunk(2, dim=-1)
-        inner = ops.gated(gate.contiguous(), up.contiguous(), "silu")
+        inner = layers.gated(ops, gate.contiguous(), up.contiguous(), "silu")
         total = x + inner
         both = torch.cat([total, inner.float().sum(-1, keepdim=True).to(dtype)], dim=-1)
         blank = torch.empty_like(both)

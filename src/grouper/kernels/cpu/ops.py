@@ -7,13 +7,12 @@ asked for last, so that it is not built for models that are not on the CPU.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from grouper.kernels.cpu.calls import DTYPES, call, letters, threads_for
 from grouper.kernels.cpu.library import library
+from grouper.kernels.layers import fits_rotation, norm_dtype
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
@@ -26,7 +25,7 @@ ROTATIONS = {"fff": "fff", "bbb": "bbb", "bff": "ffb"}
 def norm_serves(x: Tensor, weight: Tensor, *, ones: bool) -> bool:
     """Whether `rms_norm` takes these."""
     return (
-        letters(x.dtype, weight.dtype, _norm_dtype(x, weight, ones=ones)) in NORMS
+        letters(x.dtype, weight.dtype, norm_dtype(x, weight, ones=ones)) in NORMS
         and x.is_cpu
         and weight.is_cpu
         and x.is_contiguous()
@@ -37,15 +36,12 @@ def norm_serves(x: Tensor, weight: Tensor, *, ones: bool) -> bool:
 
 def rotate_serves(x: Tensor, cosine: Tensor) -> bool:
     """Whether `rotate` takes heads [1, H, N, D] and cosines [1, N, D]."""
+    dtype = torch.promote_types(x.dtype, cosine.dtype)
     return (
         x.is_cpu
-        and x.dim() == 4
-        and cosine.dim() == 3
-        and x.shape[0] == cosine.shape[0] == 1
-        and cosine.shape[-1] == x.shape[-1]
-        and x.shape[-1] % 2 == 0
+        and fits_rotation(x, cosine)
         and x.stride(-1) == 1
-        and letters(x.dtype, cosine.dtype, _wider(x, cosine)) in ROTATIONS
+        and letters(x.dtype, cosine.dtype, dtype) in ROTATIONS
         and library() is not None
     )
 
@@ -95,63 +91,35 @@ def _alike(*tensors: Tensor) -> bool:
     )
 
 
-def _wider(x: Tensor, other: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, other.dtype)
-
-
-def _norm_dtype(x: Tensor, weight: Tensor, *, ones: bool) -> torch.dtype:
-    return x.dtype if ones else _wider(x, weight)
-
-
-def _normed(x: Tensor, weight: Tensor, eps: float, *, ones: bool) -> tuple[Tensor, Tensor, str]:
-    """The normalised x, the inverse root of each row, and the kernel's types."""
+def norm(x: Tensor, weight: Tensor, eps: float, *, ones: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """As `kernels/layers.py` says; what is kept is the inverse root of each row."""
     width = weight.shape[0]
     rows = x.numel() // width
-    out = x.new_empty(x.shape, dtype=_norm_dtype(x, weight, ones=ones))
+    out = x.new_empty(x.shape, dtype=norm_dtype(x, weight, ones=ones))
     inverse = x.new_empty(rows, dtype=torch.float32)
-    types = letters(x.dtype, weight.dtype, out.dtype)
     numbers = (rows, width, float(eps), ones, threads_for(x.numel()))
-    call(f"rms_norm_{types}", (x, weight, out, inverse), *numbers)
-    return out, inverse, types
+    call(
+        f"rms_norm_{letters(x.dtype, weight.dtype, out.dtype)}", (x, weight, out, inverse), *numbers
+    )
+    return out, (inverse,)
 
 
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, ones: bool) -> Tensor:
-        out, inverse, ctx.types = _normed(x, weight, eps, ones=ones)
-        ctx.save_for_backward(x, weight, inverse)
-        ctx.ones = ones
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight, inverse = ctx.saved_tensors
-        width, rows, threads = weight.shape[0], inverse.shape[0], threads_for(x.numel())
-        x_grad = torch.empty_like(x)
-        w_grad = inverse.new_zeros(threads, width)
-        tensors = (grad.contiguous(), x, weight, inverse, x_grad, w_grad)
-        name = f"rms_norm_backward_{ctx.types}"
-        call(name, tensors, rows, width, ctx.ones, threads)
-        return x_grad, w_grad.sum(0).to(weight.dtype), None, None
+def norm_gradient(
+    grad: Tensor, x: Tensor, weight: Tensor, *kept: Tensor, eps: float, ones: bool
+) -> tuple[Tensor, Tensor]:
+    """As `kernels/layers.py` says."""
+    del eps
+    (inverse,) = kept
+    threads, types = threads_for(x.numel()), letters(x.dtype, weight.dtype, grad.dtype)
+    to_x, to_weight = torch.empty_like(x), inverse.new_zeros(threads, weight.shape[0])
+    tensors = (grad.contiguous(), x, weight, inverse, to_x, to_weight)
+    call(f"rms_norm_backward_{types}", tensors, len(inverse), weight.shape[0], ones, threads)
+    return to_x, to_weight
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, ones: bool = False) -> Tensor:
-    """X / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, 2019).
-
-    Args:
-        x: [..., D], contiguous.
-        weight: [D].
-        eps: inside the root.
-        ones: multiply by 1 + weight, before rounding (Gemma).
-    """
-    if not torch.is_grad_enabled():  # a sampler calls this often, and autograd takes its time
-        return _normed(x, weight, eps, ones=ones)[0]
-    out: Tensor = _RMSNorm.apply(x, weight, eps, ones)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return out
-
-
-def _rotated(x: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype, *, back: bool) -> Tensor:
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype, *, back: bool) -> Tensor:
     """Heads [1, H, N, D] -> the same, contiguous as [1, N, H, D]."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
     _, heads, tokens, dim = x.shape
     out = x.new_empty((1, tokens, heads, dim), dtype=dtype)
     numbers = (tokens, heads, dim, x.stride(2), x.stride(1), back, threads_for(x.numel()))
@@ -160,68 +128,21 @@ def _rotated(x: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype, *, bac
     return out.transpose(1, 2)
 
 
-class _Rotate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        ctx.save_for_backward(cosine, sine)
-        ctx.dtype = x.dtype
-        return _rotated(x, cosine, sine, _wider(x, cosine), back=False)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        cosine, sine = ctx.saved_tensors
-        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-        return _rotated(grad, cosine, sine, ctx.dtype, back=True), None, None
-
-
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al., 2021), each half of a head's dimensions as a pair.
-
-    Args:
-        x: [1, H, N, D].
-        cosine: [1, N, D].
-        sine: [1, N, D].
-    """
-    if not torch.is_grad_enabled():
-        return _rotated(x, cosine, sine, _wider(x, cosine), back=False)
-    out: Tensor = _Rotate.apply(x, cosine, sine)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return out
-
-
-_ROOT = 1.5957691216057308  # sqrt(8 / pi)
-CURVES = {"silu": (1.0, 0.0), "gelu_tanh": (_ROOT, _ROOT * 0.044715)}
-"""Activation -> m and c of x sigmoid(m x + c x^3)."""
-
-
-def _gated(gate: Tensor, up: Tensor, m: float, c: float) -> Tensor:
+def gate(gate: Tensor, up: Tensor, m: float, c: float) -> Tensor:
+    """As `kernels/layers.py` says."""
     out, count = torch.empty_like(gate), gate.numel()
     call(f"gated_{letters(gate.dtype)}", (gate, up, out), count, m, c, threads_for(count))
     return out
 
 
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, m: float, c: float) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        ctx.curve = (m, c)
-        return _gated(gate, up, m, c)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        gate, up = ctx.saved_tensors
-        gate_grad, up_grad, count = torch.empty_like(gate), torch.empty_like(up), gate.numel()
-        tensors = (grad.contiguous(), gate, up, gate_grad, up_grad)
-        numbers = (count, *ctx.curve, threads_for(count))
-        call(f"gated_backward_{letters(gate.dtype)}", tensors, *numbers)
-        return gate_grad, up_grad, None, None
-
-
-def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """activation(gate) * up (Shazeer, 2020), `activation` a name in `CURVES`."""
-    if not torch.is_grad_enabled():
-        return _gated(gate, up, *CURVES[activation])
-    out: Tensor = _Gated.apply(gate, up, *CURVES[activation])  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return out
+def gate_gradient(
+    grad: Tensor, gate: Tensor, up: Tensor, m: float, c: float
+) -> tuple[Tensor, Tensor]:
+    """As `kernels/layers.py` says."""
+    to_gate, to_up, count = torch.empty_like(gate), torch.empty_like(up), gate.numel()
+    tensors = (grad.contiguous(), gate, up, to_gate, to_up)
+    call(f"gated_backward_{letters(gate.dtype)}", tensors, count, m, c, threads_for(count))
+    return to_gate, to_up
 
 
 def decode(
