@@ -44,7 +44,7 @@ def drawing() -> None:
 
 
 def attention_backward() -> None:
-    attention.attention_serves = no
+    attention.DTYPES = frozenset()
 
 
 PARTS: dict[str, Callable[[], None]] = {

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouper.kernels.cpu.ops import attention_backward, attention_serves
+from grouper.kernels.cpu.calls import DTYPES, call, letters
+from grouper.kernels.cpu.library import library
 from grouper.kernels.switch import is_running
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - no public name
@@ -46,7 +47,10 @@ def serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and torch.is_grad_enabled()
         and query.shape[3] == value.shape[3]
         and heads // key.shape[1] * tokens * key.shape[2] <= ROOM
-        and attention_serves(query, key, value)
+        and query.dtype in DTYPES
+        and query.dtype == key.dtype == value.dtype
+        and query.is_cpu
+        and library() is not None
     )
 
 
@@ -67,30 +71,37 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         query, key, value, out, weight = ctx.saved_tensors
-        deltas = (grad.float() * out.float()).sum(-1)
+        span: VisibleSpan = ctx.span
         rows, heads, tokens, dim = query.shape
         columns, group = key.shape[2], heads // key.shape[1]
         blocks = rows * key.shape[1]
         q, g = (t.reshape(blocks, group * tokens, dim) for t in (query, grad))
         k, v = (t.reshape(blocks, columns, dim) for t in (key, value))
-        by_block = (weight.reshape(blocks, -1), deltas.reshape(blocks, -1))
-        made = [torch.empty_like(t) for t in (q, k, v)]
+        weights = weight.reshape(blocks, -1)
+        deltas = (grad.float() * out.float()).sum(-1).reshape(blocks, -1)
+        to_q, to_k, to_v = (torch.empty_like(t) for t in (q, k, v))
         step = max(1, ROOM // (group * tokens * columns))
         for first in range(0, blocks, step):
-            part = slice(first, first + step)
-            results = _block(
-                (q[part], k[part], v[part], g[part]),
-                tuple(t[part].contiguous() for t in by_block),
-                ctx.span,
-                scaling=ctx.scaling,
-                first=first,
-                per_row=key.shape[1],
-                shape=(group, tokens),
+            at = slice(first, first + step)
+            # Scores and what comes of them in float32: a difference of two of them is what counts.
+            with _halves_multiplied(q.dtype):
+                scores = torch.bmm(q[at].float(), k[at].float().transpose(1, 2))
+                to_shares = torch.bmm(g[at].float(), v[at].float().transpose(1, 2))
+            shares, to_scores = (torch.empty(scores.shape, dtype=q.dtype) for _ in range(2))
+            call(
+                f"attention_backward_{letters(q.dtype)}",
+                (
+                    *(scores, to_shares, weights[at].contiguous(), deltas[at].contiguous()),
+                    *(shares, to_scores, span.prompts, span.lengths),
+                ),
+                *(first, len(scores), key.shape[1], group, tokens, columns),
+                *(span.prompt_columns, span.window or 0, float(ctx.scaling)),
+                torch.get_num_threads(),
             )
-            for whole, result in zip(made, results, strict=True):
-                whole[part] = result
-        grads = (m.view(t.shape) for m, t in zip(made, (query, key, value), strict=True))
-        return *grads, None, None, None
+            to_q[at] = torch.bmm(to_scores, k[at])
+            to_k[at] = torch.bmm(to_scores.transpose(1, 2), q[at])
+            to_v[at] = torch.bmm(shares.transpose(1, 2), g[at])
+        return to_q.view_as(query), to_k.view_as(key), to_v.view_as(value), None, None, None
 
 
 @contextlib.contextmanager
@@ -108,38 +119,6 @@ def _halves_multiplied(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         settings.fp32_precision = before
-
-
-def _block(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
-    sums: tuple[Tensor, ...],
-    span: VisibleSpan,
-    *,
-    scaling: float,
-    first: int,
-    per_row: int,
-    shape: tuple[int, int],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries [n, Q, D], keys [n, K, D] and values of some rows and heads."""
-    q, k, v, g = tensors
-    # Scores and what comes of them in float32: a difference of two of them is what counts.
-    with _halves_multiplied(q.dtype):
-        scores = torch.bmm(q.float(), k.float().transpose(1, 2))
-        share_grads = torch.bmm(g.float(), v.float().transpose(1, 2))
-    shares, score_grads = attention_backward(
-        (scores, share_grads, *sums),
-        (span.prompts, span.lengths),
-        q.dtype,
-        scaling=scaling,
-        first=first,
-        per_row=per_row,
-        shape=(*shape, k.shape[1], span.prompt_columns, span.window or 0),
-    )
-    return (
-        torch.bmm(score_grads, k),
-        torch.bmm(score_grads.transpose(1, 2), q),
-        torch.bmm(shares.transpose(1, 2), g),
-    )
 
 
 def attend(  # noqa: PLR0917 - tensors by position

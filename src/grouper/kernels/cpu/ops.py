@@ -71,16 +71,6 @@ def draw_serves(logits: Tensor) -> bool:
     )
 
 
-def attention_serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `attention_backward` serves the attention of these."""
-    return (
-        query.dtype in DTYPES
-        and query.dtype == key.dtype == value.dtype
-        and query.is_cpu
-        and library() is not None
-    )
-
-
 def _alike(*tensors: Tensor) -> bool:
     first = tensors[0]
     return (
@@ -211,38 +201,3 @@ def draw(
     numbers = (rows, vocabulary, logits.stride(0), early is not None)
     call("draw_f", tensors, *numbers, threads_for(logits.numel()))
     return tokens, logprobs, entropies
-
-
-def attention_backward(
-    scores: tuple[Tensor, ...],
-    lengths: tuple[Tensor, Tensor],
-    dtype: torch.dtype,
-    *,
-    scaling: float,
-    first: int,
-    per_row: int,
-    shape: tuple[int, int, int, int, int],
-) -> tuple[Tensor, Tensor]:
-    """What stands between the matrix products of attention's backward.
-
-    Args:
-        scores: unscaled scores and gradients of the shares [n, G * T, K], log-sum-exps of the
-            scaled scores and deltas [n, G * T], float32, contiguous.
-        lengths: tokens of each row's prompt, and of each row, [R] int64.
-        dtype: of the results.
-        scaling: of the scores.
-        first: number of the first of the n blocks among all rows and heads of keys.
-        per_row: heads of keys.
-        shape: G, T, K, the columns of prompts, the window or 0.
-
-    Returns:
-        Shares and gradients of the scores [n, G * T, K]; zero where nothing is seen.
-    """
-    made = [torch.empty(scores[0].shape, dtype=dtype) for _ in range(2)]
-    call(
-        f"attention_backward_{letters(dtype)}",
-        (*scores, *made, *lengths),
-        *(first, scores[0].shape[0], per_row, *shape, float(scaling)),
-        torch.get_num_threads(),
-    )
-    return made[0], made[1]
