@@ -88,8 +88,8 @@ def test_the_cache_is_the_one_that_is_made(compute: Any) -> None:
     params = SamplingParams(max_new_tokens=10)
     asked = [SampleRequest(prompt=make_prompt(i // 2), params=params, key=i) for i in range(3)]
     engine.begin(asked)
-    engine.admit(asked, [0, 1, 2], early=False)
-    engine.advance(1, early=False, longest=1)
+    engine.admit(asked, [0, 1, 2])
+    engine.advance(1, 1)
     made = sum(
         store.numel() * store.element_size()
         for layer in engine._cache.layers.values()

@@ -149,9 +149,9 @@ def test_slots_are_refilled_an_eighth_at_a_time(slots: int, most: int) -> None:
 
     def counting(policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> BaseEngine:
         class Counting(Engine):
-            def admit(self, requests: Any, slots: Any, **early: Any) -> Any:
+            def admit(self, requests: Any, slots: Any) -> Any:
                 prefills.append(len(slots))
-                return super().admit(requests, slots, **early)
+                return super().admit(requests, slots)
 
         return Counting(policy, size, stop_ids, OpByOp())
 

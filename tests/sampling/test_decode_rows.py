@@ -152,7 +152,7 @@ def test_rows_never_move_and_never_pass_their_budget() -> None:
         rows.fill([0, 1, 2], wanted)
         logits = torch.randn(3, 97, generator=torch.Generator().manual_seed(0))
         for _ in range(7):
-            rows.draw(logits, early=False)
+            rows.draw(logits)
         assert rows.drawn.tolist() == [2, 7, 5, 1]
         rows.free([0])
         rows.compact([2, 1])
@@ -166,10 +166,15 @@ def test_rows_never_move_and_never_pass_their_budget() -> None:
 def test_what_a_step_decides_on_the_host_is_known_of_each_call() -> None:
     rows = DecodeRows(CacheSize(2, 1, 3, 9), 97, STOPS, CPU)
     flags = []
-    for kind in ({}, {"top_p": 0.5}, {"temperature": 0.0}):
+    for kind in ({}, {"top_p": 0.5}, {"temperature": 0.0}, {"min_new_tokens": 2}):
         rows.begin([ask(0, 0, **kind), ask(0, 1, **kind)])
         flags.append(rows.settings.flags)
-    assert flags == [(False, False, False), (True, False, False), (False, True, True)]
+    assert flags == [
+        (False, False, False),
+        (True, False, False),
+        (False, True, False),
+        (False, False, True),
+    ]
 
 
 def test_logits_that_are_no_numbers_lead_to_no_token_outside_the_vocabulary() -> None:
@@ -177,6 +182,6 @@ def test_logits_that_are_no_numbers_lead_to_no_token_outside_the_vocabulary() ->
     rows = DecodeRows(CacheSize(1, 1, 3, 11), 97, STOPS, CPU)
     rows.begin(wanted)
     rows.fill([0], wanted)
-    tokens, logprobs, _ = rows.draw(torch.full((1, 97), torch.nan), early=False)
+    tokens, logprobs, _ = rows.draw(torch.full((1, 97), torch.nan))
     assert 0 <= int(tokens) < 97
     assert np.isnan(float(logprobs))

@@ -149,10 +149,10 @@ class NoHost(TorchDispatchMode):
         return given
 
 
-def step_without_a_host(family: str, early: bool, **changes: Any) -> None:
+def step_without_a_host(family: str, minimum: int = 0, **changes: Any) -> None:
     """One step on the `meta` device, where whoever wants to know a value raises."""
     policy = Policy(tiny_model(family, **changes).to("meta"))
-    wanted = [ask(0, 0), ask(0, 1, temperature=0.0, top_p=0.9)]
+    wanted = [ask(0, 0, min_new_tokens=minimum), ask(0, 1, temperature=0.0, top_p=0.9)]
     made = op_by_op(policy, CacheSize(2, 1, 5, 23), STOPS)
     made.begin(wanted)
     made._prompts, made._owners, made._bucket = {wanted[0].prompt.token_ids: 0}, [0, 0], 2
@@ -161,7 +161,7 @@ def step_without_a_host(family: str, early: bool, **changes: Any) -> None:
     made._settle()
     made._block = (made.rows.tokens[None], *torch.zeros(2, 1, 2, device="meta"))
     with NoHost():
-        made._step(early)
+        made._step()
 
 
 @pytest.fixture
@@ -172,10 +172,10 @@ def no_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_autocast")
 @pytest.mark.parametrize("family", [family for family in MODELS if family != "gpt2"])
-@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("minimum", [0, 3])
 @torch.no_grad()
-def test_no_op_of_a_step_waits_for_the_device_or_copies_to_it(family: str, early: bool) -> None:
-    step_without_a_host(family, early)
+def test_no_op_of_a_step_waits_for_the_device_or_copies_to_it(family: str, minimum: int) -> None:
+    step_without_a_host(family, minimum)
 
 
 @pytest.mark.usefixtures("no_autocast")
@@ -185,7 +185,7 @@ def test_rotary_embeddings_sized_by_the_longest_position_are_not_recorded() -> N
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     assert not allows_recording(tiny_model("llama", rope_parameters=rope).config)
     with pytest.raises(RuntimeError, match="meta tensors"):
-        step_without_a_host("llama", False, rope_parameters=rope)
+        step_without_a_host("llama", rope_parameters=rope)
 
 
 @torch.no_grad()
@@ -196,25 +196,26 @@ def test_nothing_that_a_step_touches_moves() -> None:
 
     def places() -> list[int]:
         pairs = [p for layer in made._cache.layers.values() for p in (layer.prompts, layer.own)]
-        tensors = [made._cache.column, made._cursor, made._places, made._members]
-        tensors += [made._prompt_lengths, *(made._block or ()), rows.tokens, rows.drawn]
+        state = made._state
+        tensors = [made._cache.column, state.column, state.lengths, state.owners, state.members]
+        tensors += [state.prompt_lengths, made._cursor, *(made._block or ()), rows.tokens]
         return [t.data_ptr() for t in (*tensors, *(t for pair in pairs for t in pair))]
 
     made.begin(wanted)
-    made.admit(wanted, range(8), early=False)
-    made.advance(3, early=False, longest=1)
+    made.admit(wanted, range(8))
+    made.advance(3, 1)
     before = places()
     made.free([3])
-    made.admit(wanted[1:2], [3], early=False)
-    made.advance(3, early=False, longest=4)
+    made.admit(wanted[1:2], [3])
+    made.advance(3, 4)
     made.compact([2, 5])
     assert made._bucket == 2
-    made.advance(2, early=False, longest=7)
+    made.advance(2, 7)
     assert places() == before
     # Nor does what a call leaves behind, where the next one needs no more.
     made.begin(wanted[:4])
-    made.admit(wanted[:4], range(4), early=False)
-    made.advance(3, early=False, longest=1)
+    made.admit(wanted[:4], range(4))
+    made.advance(3, 1)
     assert places() == before
 
 
@@ -365,7 +366,8 @@ class Keeping:
 
 
 def fixed(count: int = 8, new: int = 11, **params: Any) -> list[SampleRequest]:
-    return [ask(i % 2, i, max_new_tokens=new, min_new_tokens=new, **params) for i in range(count)]
+    lengths = {"max_new_tokens": new, "min_new_tokens": new}
+    return [ask(i % 2, i, **(lengths | params)) for i in range(count)]
 
 
 def test_nothing_is_recorded_after_the_first_call_at_the_same_shapes() -> None:
@@ -410,7 +412,12 @@ def test_new_weights_in_the_old_place_are_sampled_from() -> None:
 def test_what_is_drawn_with_is_part_of_a_recorded_step() -> None:
     policy, makes = Policy(tiny_model(scale=2.0)), Keeping()
     sampler = sampler_of(policy, makes)
-    kinds: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"top_p": 0.5}, {}]
+    kinds: list[dict[str, Any]] = [
+        {"min_new_tokens": 0},
+        {"temperature": 0.0},
+        {"top_p": 0.5},
+        {"min_new_tokens": 0},
+    ]
     counts = []
     for kind in kinds:
         found = dict(sampler.sample(fixed(**kind)))

@@ -192,7 +192,7 @@ def test_places_double_and_stop_at_all_prompts() -> None:
 QWEN = {
     "model_type": "qwen2",
     "hidden_size": 1536,
-    "num_hidden_layers": 28,
+    "num_hidden_layers": 4,  # of 28: every layer takes as much
     "num_attention_heads": 12,
     "num_key_value_heads": 2,
     "intermediate_size": 8960,
@@ -202,7 +202,7 @@ QWEN = {
 
 @pytest.fixture(scope="module")
 def planned_model() -> ModelMemory:
-    """The shape of Qwen2.5-1.5B in bfloat16."""
+    """The shape of Qwen2.5-1.5B in bfloat16, but for its depth."""
     config = ModelConfig(path="x", dtype="bfloat16", compute_dtype="bfloat16")
     return ModelMemory(config, weightless_policy(config, AutoConfig.for_model(**QWEN)), "cuda")
 
@@ -220,15 +220,12 @@ def test_never_more_slots_than_the_plan_says(planned_model: ModelMemory, complet
         )
         return part.peak - part.weights
 
-    found = [slots_that_fit(policy, size, free) for free in (0, 1 << 28, 1 << 30, 1 << 32, 1 << 40)]
-    assert found == sorted(found)
-    assert found[0] == 1
-    assert found[-1] == 256
-    for free in (1 << 30, 1 << 31, 1 << 32):
+    assert slots_that_fit(policy, size, 0) == 1
+    assert slots_that_fit(policy, size, 1 << 40) == 256
+    for free in (1 << 28, 1 << 29, 1 << 30):
         slots = slots_that_fit(policy, size, free)
-        assert slots == 1 or planned(slots) <= free
-    fitting = [n for n in range(8, 257, 8) if planned(n) <= 1 << 32]
-    assert slots_that_fit(policy, size, 1 << 32) >= 0.6 * max(fitting), "and not much fewer"
+        assert planned(slots) <= free
+        assert planned(slots + slots // 2 + 1) > free or slots == 256, "and not much fewer"
 
 
 @torch.no_grad()
@@ -244,19 +241,19 @@ def test_a_prompt_is_run_once_while_somebody_reads_it(monkeypatch: pytest.Monkey
     engine = Engine(Policy(tiny_model("qwen3")), CacheSize(2, 2, 8, 4), [2], OpByOp())
     a, b, c = (ask(i) for i in range(3))
     engine.begin([a, b])
-    engine.admit([a, b], [0, 1], early=False)
-    engine.advance(1, early=False, longest=1)
+    engine.admit([a, b], [0, 1])
+    engine.advance(1, 1)
     engine.free([1])
-    engine.admit([a], [1], early=False)
+    engine.admit([a], [1])
     assert ran == [a.prompt.token_ids, b.prompt.token_ids]
     engine.free([1])
-    engine.admit([c], [1], early=False)
+    engine.admit([c], [1])
     assert ran[2:] == [c.prompt.token_ids], "b was read by nobody any more"
     engine.free([0])
-    engine.admit([b], [0], early=False)
+    engine.admit([b], [0])
     assert ran[3:] == [b.prompt.token_ids]
     engine.begin([a])
-    engine.admit([a], [0], early=False)
+    engine.admit([a], [0])
     assert ran[4:] == [a.prompt.token_ids], "the weights may have changed"
 
 

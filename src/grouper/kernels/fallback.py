@@ -29,7 +29,7 @@ def kernel_or_plain(kernel: Callable[..., T] | None, plain: Callable[..., T], *a
     if kernel is not None and kernel not in _FAILED:
         try:
             return kernel(*args)
-        except Exception as problem:
+        except Exception as problem:  # compilers and drivers raise what they like
             if is_out_of_memory(problem):
                 raise
             _FAILED.add(kernel)

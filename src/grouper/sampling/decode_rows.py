@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grouper.sampling.base import SampleRequest
-from grouper.sampling.draw import Drawn, DrawSettings, draw_tokens, uniforms
+from grouper.sampling.draw import DrawFlags, Drawn, DrawSettings, draw_tokens, uniforms
 from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.stops import StopStrings
 from grouper.types import FinishReason, SamplingParams
@@ -63,7 +63,6 @@ class DecodeRows:
         self.budgets = torch.ones_like(self.tokens)
         self.prompts = torch.ones_like(self.tokens)
         """[slots]: tokens of each prompt."""
-        self._minimums = torch.zeros_like(self.tokens)
         self._uniforms = torch.zeros(size.slots, size.completion, device=device)
         self.settings = DrawSettings.of([SamplingParams()] * size.slots, device)
         """Of each slot, with flags that hold for all that will be asked."""
@@ -73,11 +72,7 @@ class DecodeRows:
     def begin(self, requests: Sequence[SampleRequest]) -> None:
         """All slots are free, and these will be asked."""
         self.compact([])
-        asked = DrawSettings.of([r.params for r in requests], torch.device("cpu"))
-        truncated, any_greedy, all_greedy = asked.flags
-        self.settings = replace(
-            self.settings, truncated=truncated, any_greedy=any_greedy, all_greedy=all_greedy
-        )
+        self.settings = replace(self.settings, flags=DrawFlags.of([r.params for r in requests]))
 
     def fill(self, slots: Sequence[int], requests: Sequence[SampleRequest]) -> None:
         """Begin these sequences in these slots."""
@@ -91,7 +86,6 @@ class DecodeRows:
         self.drawn[places] = 0
         self.budgets[places] = column([p.max_new_tokens for p in params])
         self.prompts[places] = column([len(r.prompt.token_ids) for r in requests])
-        self._minimums[places] = column([p.min_new_tokens for p in params])
         streams = [uniforms(request.key, self._uniforms.shape[1]) for request in requests]
         self._uniforms[places] = torch.from_numpy(np.stack(streams)).to(device)
         fresh = DrawSettings.of(params, device)
@@ -109,8 +103,8 @@ class DecodeRows:
         """Move these to the front, in order; all others are free."""
         places = torch.tensor(slots, dtype=torch.long, device=self.tokens.device)
         before, self.count = self.count, len(slots)
-        held = (self.tokens, self.drawn, self.budgets, self.prompts, self._minimums)
-        for tensor in (*held, self._uniforms, *self.settings.tensors()):
+        held = (self.tokens, self.drawn, self.budgets, self.prompts, self._uniforms)
+        for tensor in (*held, *self.settings.tensors()):
             tensor[: self.count] = tensor[places]
         self.drawn[self.count : before] = 1
         self.budgets[self.count : before] = 1
@@ -119,20 +113,19 @@ class DecodeRows:
         """[count]: the position of each slot's last token in its sequence."""
         return self.prompts[:count] + self.drawn[:count] - 1
 
-    def draw(self, logits: Tensor, *, early: bool, places: Tensor | None = None) -> Drawn:
+    def draw(self, logits: Tensor, places: Tensor | None = None) -> Drawn:
         """The next token of the first slots, or of those at `places`: [rows] each.
 
         Args:
             logits: [rows, V].
-            early: whether a sequence may be before its `min_new_tokens`.
             places: [rows].
         """
         rows = slice(logits.shape[0]) if places is None else places
-        drawn = self.drawn[rows]
+        drawn, settings = self.drawn[rows], self.settings.at(rows)
         column = drawn.clamp(max=self._uniforms.shape[1] - 1)[:, None]
         uniform = self._uniforms[rows].gather(1, column)[:, 0]
-        held_back = drawn < self._minimums[rows] if early else None
-        found = draw_tokens(logits, uniform, self.settings.at(rows), held_back, self._stops)
+        early = drawn < settings.minimum if settings.flags.minimum else None
+        found = draw_tokens(logits, uniform, settings, early, self._stops)
         self.tokens[rows] = found[0]
         # A sequence that ends before the host looks writes no further than its budget.
         self.drawn[rows] = torch.minimum(drawn + 1, self.budgets[rows])
@@ -168,32 +161,25 @@ class HostLog:
         self._entropies = np.zeros_like(self._logprobs)
         self._counts = np.zeros(slots, dtype=np.int64)
         self._budgets = np.ones(slots, dtype=np.int64)
-        self._minimums = np.zeros(slots, dtype=np.int64)
-        self._stops: list[tuple[str, ...]] = [()] * slots
         self._watcher = watcher
         self._stop_ids = frozenset(stop_ids)
         table = np.zeros(vocabulary, dtype=bool)
         table[[i for i in stop_ids if i < vocabulary]] = True
         self._tables = table[None]
         """[sets of stop strings, V]: tokens that may end a sequence with that set."""
-        self._sets: dict[tuple[str, ...], int] = {(): 0}
+        self._sets: list[tuple[str, ...]] = [()]
+        """Of stop strings."""
         self._set = np.zeros(slots, dtype=np.int64)
 
     def begin(self, slot: int, number: int, params: SamplingParams) -> None:
         """A request is in this slot now."""
         self.live[slot], self._requests[slot], self._counts[slot] = True, number, 0
         self._budgets[slot] = params.max_new_tokens
-        self._minimums[slot] = params.min_new_tokens
-        self._stops[slot] = params.stop
         if params.stop not in self._sets:
-            self._sets[params.stop] = len(self._tables)
+            self._sets.append(params.stop)
             more = self._watcher(params.stop).candidates(self._tables.shape[1])
             self._tables = np.vstack([self._tables, self._tables[0] | np.array(more)])
-        self._set[slot] = self._sets[params.stop]
-
-    def early(self) -> bool:
-        """Whether a sequence has not reached its `min_new_tokens`."""
-        return bool((self.live & (self._counts < self._minimums)).any())
+        self._set[slot] = self._sets.index(params.stop)
 
     def longest(self) -> int:
         """Tokens that the longest unfinished sequence has drawn."""
@@ -232,7 +218,7 @@ class HostLog:
         """What the last of so many tokens ends the sequence with."""
         if int(self._tokens[slot, length - 1]) in self._stop_ids:
             return FinishReason.STOP_TOKEN
-        stops = self._stops[slot]
+        stops = self._sets[self._set[slot]]
         if stops and self._watcher(stops).completed(self._tokens[slot, :length].tolist()):
             return FinishReason.STOP_STRING
         return FinishReason.LENGTH if length >= self._budgets[slot] else None
@@ -246,7 +232,6 @@ class HostLog:
         """Move these to the front, in order; all others are free."""
         count = len(slots)
         drawn = (self._tokens, self._logprobs, self._entropies, self._requests)
-        for array in (*drawn, self._counts, self._budgets, self._minimums, self.live, self._set):
+        for array in (*drawn, self._counts, self._budgets, self.live, self._set):
             array[:count] = array[list(slots)]
         self.live[count:] = False
-        self._stops[:count] = [self._stops[slot] for slot in slots]

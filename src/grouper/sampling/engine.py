@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.decode_attention import Decode, DecodeState, Prefill, has_kernel
 from grouper.sampling.decode_rows import Block, DecodeRows
+from grouper.sampling.draw import DrawFlags
 from grouper.sampling.graphs import OpByOp, Step, choose_graphs
 from grouper.sampling.kv_cache import CacheSize, KVCache, Tokens, free_bytes, slots_that_fit
 
@@ -64,22 +65,19 @@ class BaseEngine(ABC):
         """All slots are free, and these will be asked."""
         self.rows.begin(requests)
 
-    def admit(
-        self, requests: Sequence[SampleRequest], slots: Sequence[int], *, early: bool
-    ) -> Block:
+    def admit(self, requests: Sequence[SampleRequest], slots: Sequence[int]) -> Block:
         """Begin these in these slots: run each prompt once, draw the first tokens [1, slots].
 
         Args:
             requests: one for each slot.
             slots: free ones.
-            early: whether a sequence may be before its `min_new_tokens`.
         """
         prompts: dict[Tokens, int] = {}
         owners = [prompts.setdefault(r.prompt.token_ids, len(prompts)) for r in requests]
         logits = self._prefill(list(prompts), slots, owners)
         self.rows.fill(slots, requests)
         places = torch.tensor(slots, device=self.policy.device)
-        tokens, logprobs, entropies = self.rows.draw(logits, early=early, places=places)
+        tokens, logprobs, entropies = self.rows.draw(logits, places)
         return tokens[None], logprobs[None], entropies[None]
 
     @abstractmethod
@@ -89,12 +87,11 @@ class BaseEngine(ABC):
         """Run each prompt once and give it to its slots; logits [len(slots), V] in float32."""
 
     @abstractmethod
-    def advance(self, steps: int, *, early: bool, longest: int) -> Block:
+    def advance(self, steps: int, longest: int) -> Block:
         """So many tokens more in every slot in use.
 
         Args:
             steps: of decoding and drawing.
-            early: whether a sequence may be before its `min_new_tokens`.
             longest: tokens that the longest unfinished sequence has drawn.
         """
 
@@ -135,7 +132,7 @@ class Engine(BaseEngine):
         device = policy.device
         self._graphs = graphs or choose_graphs(policy, size.completion)
         self.keeps = self._graphs.keeps
-        self._recorded: dict[tuple[Any, ...], Step] = {}
+        self._recorded: dict[tuple[int, DrawFlags], Step] = {}
         """By all that a step decides on the host, for tensors of these shapes."""
         self._shapes = (0, 0, 0)
         """Places, columns of the ring, and rows of a prompt."""
@@ -146,12 +143,17 @@ class Engine(BaseEngine):
         """Prompt -> hidden state [H] of its last token."""
         self._owners: list[int | None] = []
         """The place of each slot's prompt; None: the slot is free."""
+        none = torch.zeros(self.slots, dtype=torch.long, device=device)
+        self._state = DecodeState(
+            column=self._cache.column,
+            lengths=self.rows.drawn,
+            owners=none,
+            prompt_lengths=none[:0],
+            members=none.view(self.slots, 1)[:0],
+        )
+        """Of all slots."""
         self._settled = False
-        """Whether the tensors below say who is where."""
-        self._places = torch.zeros(self.slots, dtype=torch.long, device=device)
-        """[slots]: the place of each row's prompt."""
-        self._prompt_lengths = torch.ones(0, dtype=torch.long, device=device)
-        self._members = torch.zeros(0, 0, dtype=torch.long, device=device)
+        """Whether it says who continues which prompt."""
         self._bucket = 0
         """Rows that a step runs."""
         self._cursor = torch.zeros(1, dtype=torch.long, device=device)
@@ -199,17 +201,17 @@ class Engine(BaseEngine):
             known.setdefault(prompt, len(known))
         return [known[p] for p in prompts]
 
-    def advance(self, steps: int, *, early: bool, longest: int) -> Block:
+    def advance(self, steps: int, longest: int) -> Block:
         # What has been drawn last is not in the ring yet.
         self._cache.make_columns(longest - 1 + steps)
         self._settle()
         if self._block is None:
-            tokens = self._places.new_zeros(steps, self.slots)
+            tokens = self._cursor.new_zeros(steps, self.slots)
             logprobs = torch.zeros(tokens.shape, device=tokens.device)
             self._block = (tokens, logprobs, torch.zeros_like(logprobs))
         self._cursor.zero_()
         for _ in range(steps):
-            self._run_step(early)
+            self._run_step()
         tokens, logprobs, entropies = (part[:steps, : self.rows.count] for part in self._block)
         return tokens, logprobs, entropies
 
@@ -242,55 +244,48 @@ class Engine(BaseEngine):
         """Say in tensors who continues which prompt."""
         if self._settled:
             return
-        places = self._cache.places
+        state, places = self._state, self._cache.places
         groups: list[list[int]] = [[] for _ in range(places)]
         for row, place in enumerate(self._owners):
             if place is not None:
                 groups[place].append(row)
         largest = max(map(len, groups))
-        size = max(self._members.shape[1], 1 << (largest - 1).bit_length())
-        if self._members.shape != (places, size):
-            self._members = self._places.new_zeros(places, size)
-            self._prompt_lengths = self._places.new_ones(places)
+        size = max(state.members.shape[1], 1 << (largest - 1).bit_length())
+        if state.members.shape != (places, size):
+            members = self._cursor.new_zeros(places, size)
+            self._state = state = replace(state, members=members, prompt_lengths=members[:, 0] + 1)
         lengths = {place: len(prompt) for prompt, place in self._prompts.items()}
         owners = [place or 0 for place in self._owners] + [0] * (self.slots - len(self._owners))
-        self._members.copy_(torch.tensor([g + [-1] * (size - len(g)) for g in groups]))
-        self._prompt_lengths.copy_(torch.tensor([lengths.get(p, 1) for p in range(places)]))
-        self._places.copy_(torch.tensor(owners))
+        state.members.copy_(torch.tensor([g + [-1] * (size - len(g)) for g in groups]))
+        state.prompt_lengths.copy_(torch.tensor([lengths.get(p, 1) for p in range(places)]))
+        state.owners.copy_(torch.tensor(owners))
         self._settled = True
 
-    def _run_step(self, early: bool) -> None:
-        shapes = (self._cache.places, self._cache.width, self._members.shape[1])
+    def _run_step(self) -> None:
+        shapes = (self._cache.places, self._cache.width, self._state.members.shape[1])
         if shapes != self._shapes:  # tensors have moved
             self._recorded.clear()
             self._shapes = shapes
-        key = (self._bucket, early, self.rows.settings.flags)
+        key = (self._bucket, self.rows.settings.flags)
         if key in self._recorded:
             self._recorded[key]()
             return
-        step = partial(self._step, early)
         started = time.perf_counter()
-        recorded = self._graphs.record(step)
+        recorded = self._graphs.record(self._step)
         self.captured.append(time.perf_counter() - started)
         if recorded is None:
-            self._graphs, recorded = OpByOp(), step
+            self._graphs, recorded = OpByOp(), self._step
         self._recorded[key] = recorded
 
-    def _step(self, early: bool) -> None:
+    def _step(self) -> None:
         """Feed every row its last token, and draw the next; no operation waits for the device."""
         assert self._block is not None
-        rows, count, column = self.rows, self._bucket, self._cache.column
-        column.add_(1).remainder_(self._cache.width)
-        state = DecodeState(
-            column=column,
-            lengths=rows.drawn[:count],
-            owners=self._places[:count],
-            prompt_lengths=self._prompt_lengths,
-            members=self._members,
-        )
+        rows, count, state = self.rows, self._bucket, self._state
+        state.column.add_(1).remainder_(self._cache.width)
+        state = replace(state, lengths=state.lengths[:count], owners=state.owners[:count])
         tokens, positions = rows.tokens[None, :count], rows.positions(count)[None]
         hidden = self.policy.hidden_states(Decode(self._cache, state), tokens, positions)
-        drawn = rows.draw(self.policy.logits(hidden), early=early)
+        drawn = rows.draw(self.policy.logits(hidden))
         for held, new in zip(self._block, drawn, strict=True):
             held[:, :count].index_copy_(0, self._cursor, new[None].to(held.dtype))
         self._cursor.add_(1)
@@ -321,9 +316,9 @@ class PaddedEngine(BaseEngine):
         self._select(owner)
         return logits[owner]
 
-    def advance(self, steps: int, *, early: bool, longest: int) -> Block:
+    def advance(self, steps: int, longest: int) -> Block:
         del longest
-        drawn = [self.rows.draw(self._decode(), early=early) for _ in range(steps)]
+        drawn = [self.rows.draw(self._decode()) for _ in range(steps)]
         tokens, logprobs, entropies = (torch.stack(parts) for parts in zip(*drawn, strict=True))
         return tokens, logprobs, entropies
 

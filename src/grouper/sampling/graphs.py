@@ -108,7 +108,7 @@ class CudaGraphs(OpByOp):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 step()
-            except BaseException:
+            except BaseException:  # whatever it is, the stream must not go on capturing
                 with contextlib.suppress(RuntimeError):  # a broken capture says so once more
                     graph.capture_end()
                 raise

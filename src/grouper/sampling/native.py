@@ -150,7 +150,7 @@ class NativeSampler:
         run = _Run(engine, requests, log, queue, steps, self.times)
         try:
             engine.begin(list(requests.values()))
-            while run.unfinished:
+            while queue or log.live.any():
                 for ended in run.step():
                     params = requests[ended.request].params
                     yield ended.request, self._completion(ended, params, engine.policy.version)
@@ -233,10 +233,6 @@ class _Run:
     """Tokens between two looks of the host."""
     times: SampleTimes
 
-    @property
-    def unfinished(self) -> bool:
-        return bool(self.queue or self.log.live.any())
-
     @torch.no_grad()
     def step(self) -> list[Finished]:
         """Fill free slots or decode; those that have ended."""
@@ -245,8 +241,7 @@ class _Run:
             with self.times.prefill():
                 ended = self.log.write(self._admit(free), free)
         else:
-            early, longest = self.log.early(), self.log.longest()
-            block = engine.advance(self.steps, early=early, longest=longest)
+            block = engine.advance(self.steps, self.log.longest())
             ended = self.log.write(block, range(engine.rows.count))
         if ended:
             engine.free([one.slot for one in ended])
@@ -266,7 +261,7 @@ class _Run:
         requests = [self.requests[number] for number in numbers]
         for slot, number, request in zip(free, numbers, requests, strict=True):
             self.log.begin(slot, number, request.params)
-        return self.engine.admit(requests, free, early=self.log.early())
+        return self.engine.admit(requests, free)
 
     def _compact(self) -> None:
         """Move unfinished sequences together where nobody comes and it pays."""
