@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grouper.kernels.cpu.calls import DTYPES, call, letters
 from grouper.kernels.cpu.library import library
-from grouper.kernels.switch import is_running
+from grouper.kernels.switch import device_type, is_running
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - no public name
 """What `scaled_dot_product_attention` runs on the CPU, which keeps the log-sum-exp to itself."""
@@ -44,12 +44,12 @@ def serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
     _, heads, tokens, _ = query.shape
     return (
         is_running()
+        and device_type(query) == "cpu"
         and torch.is_grad_enabled()
         and query.shape[3] == value.shape[3]
         and heads // key.shape[1] * tokens * key.shape[2] <= ROOM
         and query.dtype in DTYPES
         and query.dtype == key.dtype == value.dtype
-        and query.is_cpu
         and library() is not None
     )
 
