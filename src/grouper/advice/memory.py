@@ -8,6 +8,7 @@ docs/memory.md.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from grouper.algorithms.rows import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
 from grouper.kernels.cpu.library import library
 from grouper.kernels.cpu.packing import packed_bytes
+from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
 from grouper.models.token_scores import chunk_rows
 from grouper.training.optimizers import state_bytes
@@ -71,10 +73,10 @@ class ModelMemory:
         self._device = device
         self._shape: Any = policy.model.config.get_text_config()
         self._policy = policy
-        tracer = Tracer(policy, device)
+        self._tracer = Tracer(policy, device)
         # A plan asks for the same rows several times, and a trace takes seconds.
-        self._traced = functools.cache(tracer.update)
-        self._prefilled = functools.cache(tracer.forward)
+        self._traced = functools.cache(self._tracer.update)
+        self._sampled = functools.cache(self._sample_from)
         self.parameters = sum(p.numel() for p in policy.parameters())
         self.trainable = sum(p.numel() for p in policy.trainable().values())
         self._trainable_bytes = _bytes(policy.trainable().values())
@@ -158,12 +160,10 @@ class ModelMemory:
             optimizer: bytes of optimizer states that lie there meanwhile.
             reference: as in `update`.
         """
-        prefill = self._prefilled(Rows(prompt=prompt, completion=1, count=prompts))
+        policy, prefilled = self._sampled(copy)
+        prefill = prefilled(Rows(prompt=prompt, completion=1, count=prompts))
         vocabulary = int(self._shape.vocab_size)
         drawing = DRAW_COPIES * slots * vocabulary * 4
-        # A copy has its adapters merged.
-        named = self._policy.named_parameters()
-        base = sum(p.numel() for parameter, p in named if "lora_" not in parameter)
         return Memory(
             name=name,
             weights=self.weights,
@@ -171,10 +171,21 @@ class ModelMemory:
             optimizer=optimizer,
             activations=max(prefill, drawing) + self._dequantised,
             logits_chunk=slots * vocabulary * 4,
-            cache=((held or prompts) * prompt + slots * completion) * self.cache_bytes_per_token,
+            cache=((held or prompts) * prompt + slots * completion) * self._token_bytes(policy),
             sampling_copy=self._packed(completion, copy)
-            + (0 if copy is None else base * copy.itemsize),
+            + (0 if copy is None else _bytes(policy.parameters())),
         )
+
+    def _sample_from(self, copy: torch.dtype | None) -> tuple[Policy, Callable[[Rows], int]]:
+        """The policy that samples, its adapters merged in a copy, and the peak of its prefill."""
+        policy, tracer = self._policy, self._tracer
+        if copy is not None:
+            dtype = str(copy).removeprefix("torch.")
+            changes = {"dtype": dtype, "compute_dtype": dtype, "lora": None}
+            config = self._config.model_copy(update=changes)
+            policy = weightless_policy(config, policy.model.config, self._device)
+            tracer = Tracer(policy, self._device)
+        return policy, functools.cache(tracer.forward)
 
     def _packed(self, completion: int, copy: torch.dtype | None) -> int:
         """Weights that the sampler holds once more in the processor's own order."""
@@ -182,13 +193,12 @@ class ModelMemory:
             return 0
         return packed_bytes(self._policy.model, completion, copy)
 
-    @property
-    def cache_bytes_per_token(self) -> int:
-        """Keys and values of all layers, in the dtype of matrix products."""
+    def _token_bytes(self, policy: Policy) -> int:
+        """Keys and values of a token in all layers, in the dtype of matrix products."""
         shape = self._shape
         width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
         heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-        dtype = self._policy.compute_dtype or self._policy.model.dtype
+        dtype = policy.compute_dtype or policy.model.dtype
         return int(2 * shape.num_hidden_layers * heads * width * dtype.itemsize)
 
 

@@ -19,13 +19,12 @@ from transformers.utils import logging as transformers_logging
 
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ModelError, did_you_mean, require_extra
-from grouper.models.device import on_device
+from grouper.models.attention_check import check_native_attention
+from grouper.models.device import DTYPES, on_device
 from grouper.models.folders import base_of, looks_local, read_adapter, require_model_folder
 from grouper.models.policy import Policy
 
 log = logging.getLogger(__name__)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @contextlib.contextmanager
@@ -178,7 +177,7 @@ def load_policy(
     elif config.lora is not None:
         adapter = _new_adapter(model, config.lora, base, seed)
     policy = _as_policy(model, adapter, config).to(device)
-    policy.check_native_attention()
+    check_native_attention(policy)
     return policy
 
 
@@ -203,12 +202,18 @@ def weightless_policy(config: ModelConfig, shape: PretrainedConfig, device: str 
 
 
 def _as_policy(model: PreTrainedModel, adapter: Any, config: ModelConfig) -> Policy:
-    autocast = config.compute_dtype != config.dtype
+    compute = DTYPES[config.compute_dtype]
+    # Adapters are float32 whatever the base is; autocast rounds them for its products, and theirs.
+    mixed = any(p.is_floating_point() and p.dtype != compute for p in model.parameters())
+    for module in model.modules() if mixed and adapter is not None else ():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            # PEFT would first write the input of every adapter in float32.
+            module.cast_input_dtype_enabled = False
     return Policy(
         model,
         adapter=adapter,
         native=config.attention == "native",
-        compute_dtype=DTYPES[config.compute_dtype] if autocast else None,
+        compute_dtype=compute if mixed else None,
         gradient_checkpointing=config.gradient_checkpointing,
         activation_offload=config.activation_offload,
     )
