@@ -2,8 +2,8 @@
 
 The tensors have shapes and dtypes and no memory (`meta` or fake). Every operation that PyTorch
 would start as a kernel counts as one, with what it reads and what it writes; so does every launch
-of a Triton kernel. Views and bare allocations cost nothing. Nothing is said of caches on the chip, so
-that a tensor written by one kernel and read by the next counts twice: what fusion saves.
+of a Triton kernel. Views and bare allocations cost nothing. Caches on the chip do not count: what
+one kernel writes and the next one reads is moved twice.
 """
 
 from __future__ import annotations

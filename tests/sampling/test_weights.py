@@ -100,48 +100,44 @@ def test_a_copy_is_made_where_it_is_asked_for_or_faster(
     assert copy_dtype(config, shape, device) is expected
 
 
-@pytest.mark.parametrize(
-    ("model", "has_it", "expected"),
-    [
+BANNERS: list[tuple[dict[str, Any], bool, str]] = [
+    ({}, True, "float32 weights, products in bfloat16, samples from a bfloat16 copy."),
+    (
+        {**LORA, **HALF},
+        True,
         (
-            {},
-            True,
-            "On cuda: float32 weights, products in bfloat16, samples from a bfloat16 copy.",
+            "bfloat16 weights with float32 adapters, products in bfloat16, samples from a bfloat16 "
+            "copy with the adapters merged."
         ),
+    ),
+    (
+        {**LORA, **HALF, "quantization": "4bit"},
+        True,
         (
-            {**LORA, **HALF},
-            True,
-            (
-                "On cuda: bfloat16 weights with float32 adapters, products in bfloat16, samples from a "
-                "bfloat16 copy with the adapters merged."
-            ),
+            "NF4 weights with float32 adapters, products in bfloat16, samples from the weights "
+            "themselves."
         ),
+    ),
+    (
+        {},
+        False,
         (
-            {**LORA, **HALF, "quantization": "4bit"},
-            True,
-            (
-                "On cuda: NF4 weights with float32 adapters, products in bfloat16, samples from the "
-                "weights themselves."
-            ),
+            "float32 weights, products in float32, samples from the weights themselves. This card has "
+            "no bfloat16: everything is several times slower than on a newer one."
         ),
+    ),
+    (
+        HALF,
+        False,
         (
-            {},
-            False,
-            (
-                "On cuda: float32 weights, products in float32, samples from the weights themselves. "
-                "This card has no bfloat16: everything is several times slower than on a newer one."
-            ),
+            "bfloat16 weights, products in bfloat16, samples from the weights themselves. This card "
+            "has no bfloat16 and emulates it, slowly: set model.dtype=float32."
         ),
-        (
-            HALF,
-            False,
-            (
-                "On cuda: bfloat16 weights, products in bfloat16, samples from the weights themselves. "
-                "This card has no bfloat16 and emulates it, slowly: set model.dtype=float32."
-            ),
-        ),
-    ],
-)
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "has_it", "expected"), BANNERS)
 def test_the_banner_says_what_auto_is(
     model: dict[str, Any], has_it: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +145,7 @@ def test_the_banner_says_what_auto_is(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has_it)
     shape = ModelConfig.model_validate({"path": "a-model", **model})
-    assert describe_dtypes(SamplingConfig(), shape, "cuda") == expected
+    assert describe_dtypes(SamplingConfig(), shape, "cuda") == f"On cuda: {expected}"
 
 
 @torch.no_grad()
