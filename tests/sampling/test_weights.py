@@ -122,16 +122,16 @@ BANNERS: list[tuple[dict[str, Any], bool, str]] = [
         {},
         False,
         (
-            "float32 weights, products in float32, samples from the weights themselves. This card has "
-            "no bfloat16: everything is several times slower than on a newer one."
+            "float32 weights, products in float32, samples from the weights themselves. This card "
+            "has no bfloat16: everything is several times slower than on a newer one."
         ),
     ),
     (
         HALF,
         False,
         (
-            "bfloat16 weights, products in bfloat16, samples from the weights themselves. This card "
-            "has no bfloat16 and emulates it, slowly: set model.dtype=float32."
+            "bfloat16 weights, products in bfloat16, samples from the weights themselves. This "
+            "card has no bfloat16 and emulates it, slowly: set model.dtype=float32."
         ),
     ),
 ]
