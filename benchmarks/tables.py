@@ -1,9 +1,9 @@
-"""Puts the tables of docs/speed.md in place, from the result files of the benchmarks.
+"""Puts the tables of docs/speed.md and docs/models.md in place, from the benchmarks' result files.
 
     python benchmarks/tables.py
 
 Each table stands between `<!-- table: NAME -->` and `<!-- end -->`; what is there is replaced. A
-test fails while the page says anything else than the files.
+test fails while a page says anything else than the files.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TABLES", "render"]
+__all__ = ["PAGES", "TABLES", "read", "render"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "speed.md"
+PAGES = (ROOT / "docs" / "speed.md", ROOT / "docs" / "models.md")
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_YET = "Not measured here."
 
@@ -223,6 +223,24 @@ def profiles(records: Records) -> str:
     return f"{_table(head, rows)}\n\n{_where([record['machine']])}"
 
 
+def families(records: Records) -> str:
+    record = records["families"]
+    rows = []
+    for name, found in record["models"].items():
+        shape = found["shape"]
+        heads = f"{shape['num_attention_heads']} ({shape['num_key_value_heads']})"
+        sizes = [name, f"{shape['hidden_size']:,}", heads, shape["head_dim"]]
+        if found["refused"] is not None:
+            rows.append([*sizes, f"no: {found['refused']}", "", "", ""])
+            continue
+        words = {True: "yes", False: "**no**"}
+        same, finite = words[found["same_greedy"]], words[found["finite_gradients"]]
+        rows.append([*sizes, "yes", same, f"{found['logprob_gap']:.1e}", finite])
+    head = "model|width|heads (of keys)|dimensions|native|greedy as `generate`|"
+    head += "sampler and trainer, nats|gradients finite"
+    return f"{_table(head.split('|'), rows)}\n\n{_where([record['machine']])}"
+
+
 TABLES: dict[str, tuple[str, Callable[[Records], str]]] = {
     "step": ("cpu_step", step),
     "gradients": ("cpu_step", gradients),
@@ -232,6 +250,7 @@ TABLES: dict[str, tuple[str, Callable[[Records], str]]] = {
     "lora": ("lora_sampling", lora),
     "scaling": ("scaling", scaling),
     "profiles": ("cpu_profile", profiles),
+    "families": ("families", families),
 }
 """Name of a table -> (result file, what makes it)."""
 
@@ -254,7 +273,8 @@ def read() -> Records:
 
 
 def main() -> None:
-    PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), read()), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(render(page.read_text(encoding="utf-8"), read()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of docs/speed.md are what the result files say, and what they say is shown."""
+"""The tables of the pages are what the result files say, and what they say is shown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from codebase import ROOT
-
-PAGE = ROOT / "docs" / "speed.md"
 
 
 @pytest.fixture(scope="module")
@@ -23,16 +21,23 @@ def tables() -> ModuleType:
     return module
 
 
-def test_the_page_says_what_the_files_say(tables: ModuleType) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert tables.render(page, tables.read()) == page, "run `python benchmarks/tables.py`"
+def test_the_pages_say_what_the_files_say(tables: ModuleType) -> None:
+    for path in tables.PAGES:
+        page = path.read_text(encoding="utf-8")
+        assert tables.render(page, tables.read()) == page, "run `python benchmarks/tables.py`"
 
 
-def test_the_page_has_every_table_once(tables: ModuleType) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert [match[1] for match in tables.MARKED.findall(page)] == list(tables.TABLES)
+def test_the_pages_have_every_table_once(tables: ModuleType) -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in tables.PAGES)
+    assert [match[1] for match in tables.MARKED.findall(pages)] == list(tables.TABLES)
 
 
+SOME_SHAPE = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
 MACHINE = {
     "cpu": "A processor",
     "threads": 2,
@@ -98,6 +103,19 @@ def records() -> dict[str, Any]:
                 }
             },
         },
+        "families": {
+            "machine": MACHINE,
+            "models": {
+                "Some 1B": {
+                    "shape": SOME_SHAPE,
+                    "refused": None,
+                    "same_greedy": True,
+                    "logprob_gap": 2.5e-6,
+                    "finite_gradients": False,
+                },
+                "Other 2B": {"shape": SOME_SHAPE, "refused": "It has sinks."},
+            },
+        },
         "cpu_profile": {"machine": MACHINE, "cases": {"0.5M": {"sample": part, "update": part}}},
         "scaling": {
             "machine": MACHINE,
@@ -131,6 +149,7 @@ SHOWN = {
     "| 4.00 (4.00-4.00) | **2.00** | 3 | 0.50 (0.50-0.50) | 0.33 |",
     "logprobs": "| float32, ragged | grouper | 1.0e-07 | 2.0e-06 |",
     "lora": "| 25M bf16 | 6.00 (5.00-7.00) | 2.00 (2.00-2.00) | **3.00** | 1.0e-03 | 2.0e-03 |",
+    "families": "| Some 1B | 1,024 | 16 (8) | 128 | yes | yes | 2.5e-06 | **no** |",
     "profiles": "| 0.5M, sampling | 75 % | 25 % | 0.50 |",
     "scaling": "| layers | 2, 4 | 2.00, 4.00 | 0.50 (0.50) | 0.90 (0.90) | 0.70 (1.00) |",
 }
@@ -154,6 +173,11 @@ def test_tries_have_their_threads_in_each_row_and_nowhere_else(tables: ModuleTyp
     made = tables.render("<!-- table: tries -->\n<!-- end -->", records())
     assert "threads 1" in made
     assert "thread(s)" not in made
+
+
+def test_a_refused_model_has_its_sentence(tables: ModuleType) -> None:
+    made = tables.render("<!-- table: families -->\n<!-- end -->", records())
+    assert "| Other 2B | 1,024 | 16 (8) | 128 | no: It has sinks. |  |  |  |" in made.split("\n")
 
 
 def test_what_was_not_measured_says_so(tables: ModuleType) -> None:
