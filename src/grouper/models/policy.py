@@ -21,7 +21,12 @@ from grouper.kernels.modules import attach
 from grouper.kernels.switch import running
 from grouper.models import attention
 from grouper.models.memory_savers import checkpoint_layers, offloaded_activations
-from grouper.models.token_scores import LinearHead, LogitScaling, plain_token_scores
+from grouper.models.token_scores import (
+    LinearHead,
+    LogitScaling,
+    head_product,
+    plain_token_scores,
+)
 
 log = logging.getLogger(__name__)
 
@@ -156,8 +161,11 @@ class Policy(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H]: the one head of trainer and sampler."""
+        head = self.model.get_output_embeddings()
         with self.autocast():
-            return self._scaling(self.model.get_output_embeddings()(hidden))
+            if type(head) is nn.Linear:
+                return self._scaling(head_product(hidden, head.weight, head.bias))
+            return self._scaling(head(hidden))
 
     def forward(self, batch: TrainBatch, entropy_gradient: bool = False) -> TokenOutputs:
         """Log-probs and entropies of the batch's completion tokens, each [R, T].
