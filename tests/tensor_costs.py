@@ -35,6 +35,9 @@ WRITING_PARTS = {"index_copy_", "index_copy", "index_put_", "scatter_", "index_f
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"}
 
 
+Share = Callable[[str, Tensor], float]
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One kernel."""
@@ -47,10 +50,11 @@ class TensorCosts(TorchDispatchMode):
     """What runs inside the block.
 
     Args:
-        share: of a tensor, the part that a Triton kernel touches; left out: all of it.
+        share: of a tensor that a Triton kernel of this name is given, the part that it touches;
+            left out: all of it.
     """
 
-    def __init__(self, share: Callable[[Tensor], float] = lambda _: 1.0) -> None:
+    def __init__(self, share: Share = lambda *_: 1.0) -> None:
         super().__init__()
         self.kernels: list[Kernel] = []
         self._share = share
@@ -82,15 +86,16 @@ class TensorCosts(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._schema.name.rpartition("::")[2]
-        if name not in FREE and not _is_view(func):
+        written = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        # Of fake tensors their device and the like are asked here as well.
+        if written and name not in FREE and not _is_view(func):
             read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-            written = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
             self.kernels.append(Kernel(name, _moved(name, read, written)))
         return result
 
     def launched(self, name: str, tensors: tuple[Tensor, ...]) -> None:
         """A listener of `language.launches`."""
-        self.kernels.append(Kernel(name, int(sum(self._share(t) * size(t) for t in tensors))))
+        self.kernels.append(Kernel(name, int(sum(self._share(name, t) * size(t) for t in tensors))))
 
 
 def _is_view(func: Any) -> bool:
@@ -121,7 +126,7 @@ def size(tensor: Tensor) -> int:
 
 
 @contextlib.contextmanager
-def costs_on_cuda(share: Callable[[Tensor], float] = lambda _: 1.0) -> Iterator[TensorCosts]:
+def costs_on_cuda(share: Share = lambda *_: 1.0) -> Iterator[TensorCosts]:
     """What a computation on tensors without memory would cost on a CUDA device.
 
     Args:

@@ -161,12 +161,14 @@ class _Joined:
 
 
 def _join(module: nn.Module) -> None:
-    """One product of a module's q, k and v; norms of q or k would first have to copy their part."""
-    layers = [getattr(module, f"{name}_proj", None) for name in "qkv"]
-    plain = [la for la in layers if type(la) is nn.Linear]
-    alike = len({la.bias is None for la in plain}) == 1
-    if len(plain) == len(layers) and alike and not hasattr(module, "q_norm"):
-        _Joined(plain)
+    """One product of a module's q, k and v, and one of its gate and up."""
+    for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        layers = [getattr(module, name, None) for name in names]
+        plain = [layer for layer in layers if type(layer) is nn.Linear]
+        alike = len({layer.bias is None for layer in plain}) == 1
+        # Norms of q and k would first have to copy their parts, head by head.
+        if len(plain) == len(names) and alike and not hasattr(module, "q_norm"):
+            _Joined(plain)
 
 
 def _lora_delta(module: nn.Module) -> torch.Tensor | None:
