@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -46,8 +47,8 @@ def check_native_attention(policy: Policy) -> None:
     """
     if not policy.native:
         return
-    tokens = (torch.arange(sum(PROMPTS + COMPLETIONS)) * 7919 + 11) % policy.vocabulary
-    texts = [part.tolist() for part in tokens.split([*PROMPTS, *COMPLETIONS])]
+    tokens = ((7919 * i + 11) % policy.vocabulary for i in count())
+    texts = [list(islice(tokens, length)) for length in PROMPTS + COMPLETIONS]
     prompts, completions = texts[: len(PROMPTS)], texts[len(PROMPTS) :]
     layout = SharedPrompts(unweighted_rows(prompts, completions, OWNERS).to(policy.device))
     pairs = zip(OWNERS, completions, strict=True)
@@ -84,8 +85,8 @@ class _Rows:
         # The place of each flat token of the layout in these rows: prompts, then completions, of
         # which the last token is no input.
         places = [(OWNERS.index(p), column) for p, n in enumerate(PROMPTS) for column in range(n)]
-        for row, (owner, count) in enumerate(zip(OWNERS, COMPLETIONS, strict=True)):
-            places += [(row, PROMPTS[owner] + column) for column in range(count - 1)]
+        for row, (owner, length) in enumerate(zip(OWNERS, COMPLETIONS, strict=True)):
+            places += [(row, PROMPTS[owner] + column) for column in range(length - 1)]
         self._places = torch.tensor(places, device=device).unbind(1)
 
     def flat(self, states: Tensor) -> Tensor:
@@ -152,22 +153,21 @@ class _Compared:
         self._rows = rows
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-        *given, expected = self._rows.heads(spec.layer)
+        q, k, v, expected = self._rows.heads(spec.layer)
         whole = query.dtype in {torch.float32, torch.float64} and self._policy.compute_dtype is None
-        heads = zip(("queries", "keys", "values"), (query, key, value), given, strict=True)
-        for name, ours, theirs in heads:
+        for name, ours, theirs in (("queries", query, q), ("keys", key, k), ("values", value, v)):
             # Each dimension by itself: some turn with every position, others are a hundred times
             # as large and hardly turn at all.
             gap = (accurate(ours) - accurate(theirs)).abs().amax(2)
             size = accurate(theirs).abs().amax(2)
             self._require(gap, size, EXACT if whole else ROUNDED, spec, name)
+        size = expected.abs().max()
         with torch.autocast(query.device.type, enabled=False):
-            out = self._layout.attend(*map(accurate, given), spec)
-        self._require((out - expected).abs(), expected.abs().max(), EXACT, spec, "results")
+            exact = self._layout.attend(accurate(q), accurate(k), accurate(v), spec)
+        self._require((exact - expected).abs(), size, EXACT, spec, "results")
         # What runs in training may be another kernel; soft-capped scores are rounded themselves.
         if not whole and spec.softcap is None:
-            rough = accurate(self._layout.attend(*given, spec))
-            size = expected.abs().max()
+            rough = accurate(self._layout.attend(q, k, v, spec))
             self._require((rough - expected).abs(), size, ROUGH, spec, "results in bfloat16")
         return expected.to(query.dtype)
 
@@ -187,16 +187,18 @@ class _Compared:
 @contextlib.contextmanager
 def _short_windows(model: nn.Module) -> Iterator[None]:
     """Sliding windows that a few tokens are longer than, wherever a model keeps their length."""
-    holders = {id(h): h for m in model.modules() for h in (m, getattr(m, "config", None))}
-    lengths = [(h, getattr(h, "sliding_window", None)) for h in holders.values()]
-    held = [(holder, length) for holder, length in lengths if isinstance(length, int)]
+    holders: dict[int, Any] = {
+        id(holder): holder for m in model.modules() for holder in (m, getattr(m, "config", None))
+    }
+    held = {i: getattr(holder, "sliding_window", None) for i, holder in holders.items()}
+    lengths = {i: length for i, length in held.items() if isinstance(length, int)}
     try:
-        for holder, length in held:
-            holder.sliding_window = min(length, WINDOW)
+        for i, length in lengths.items():
+            holders[i].sliding_window = min(length, WINDOW)
         yield
     finally:
-        for holder, length in held:
-            holder.sliding_window = length
+        for i, length in lengths.items():
+            holders[i].sliding_window = length
 
 
 def _require_finite_weights(policy: Policy) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -136,16 +136,17 @@ class _Joined:
         layers: of one module, with or without a bias.
     """
 
-    def __init__(self, layers: list[nn.Linear]) -> None:
+    def __init__(self, layers: list[Any]) -> None:
         self._sizes = [layer.out_features for layer in layers]
         self._weight = torch.cat([layer.weight for layer in layers])
-        self._bias = None if layers[0].bias is None else torch.cat([la.bias for la in layers])
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        self._bias = torch.cat(biases) if biases else None
         self._input: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
         for place, layer in enumerate(layers):
             for name, whole in (("weight", self._weight), ("bias", self._bias)):
                 if whole is not None:
-                    part = whole.split(self._sizes)[place]
+                    part = torch.split(whole, self._sizes)[place]
                     setattr(layer, name, nn.Parameter(part, requires_grad=False))
             layer.forward = partial(self.part, place)
 
@@ -153,7 +154,7 @@ class _Joined:
         """What the layer at this place makes of x."""
         if self._input is not x:
             out = nn.functional.linear(x, self._weight, self._bias)
-            self._input, self._parts = x, out.split(self._sizes, -1)
+            self._input, self._parts = x, torch.split(out, self._sizes, -1)
         part = self._parts[place]
         if place == len(self._sizes) - 1:  # the last one that reads it
             self._input, self._parts = None, ()
