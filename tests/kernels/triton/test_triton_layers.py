@@ -22,8 +22,9 @@ from grouper.kernels.triton.language import launches
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-# Of a gradient's norm, against float64: float32 sums, or results rounded to the type once.
-GRADIENT_ERROR = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
+# Of a gradient's norm, against float64: float32 sums, or results rounded to the type once. Triton's
+# interpreter cuts bfloat16 off instead of rounding, which costs twice as much.
+GRADIENT_ERROR = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 
 needs_triton = pytest.mark.needs_package("triton", extra="triton")
 
