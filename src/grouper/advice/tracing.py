@@ -162,7 +162,7 @@ class Tracer:
     @contextlib.contextmanager
     def _run(self) -> Iterator[_Live]:
         live = _Live()
-        fused = contextlib.nullcontext() if self._device == "cpu" else switched_off()
+        fused = switched_off() if self._device == "mps" else contextlib.nullcontext()
         with planned(self._device), fused, self.mode, live:
             for tensor in self._owned:
                 live.count(tensor)
