@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
+from types import MethodType
 from typing import Any
 
 import torch
@@ -205,10 +206,8 @@ def _as_policy(model: PreTrainedModel, adapter: Any, config: ModelConfig) -> Pol
     compute = DTYPES[config.compute_dtype]
     # Adapters are float32 whatever the base is; autocast rounds them for its products, and theirs.
     mixed = any(p.is_floating_point() and p.dtype != compute for p in model.parameters())
-    for module in model.modules() if mixed and adapter is not None else ():
-        if hasattr(module, "cast_input_dtype_enabled"):
-            # PEFT would first write the input of every adapter in float32.
-            module.cast_input_dtype_enabled = False
+    if mixed and adapter is not None:
+        _lean_adapters(model)
     return Policy(
         model,
         adapter=adapter,
@@ -217,6 +216,32 @@ def _as_policy(model: PreTrainedModel, adapter: Any, config: ModelConfig) -> Pol
         gradient_checkpointing=config.gradient_checkpointing,
         activation_offload=config.activation_offload,
     )
+
+
+def _lean_adapters(model: PreTrainedModel) -> None:
+    """Let adapters pass over memory less often than in PEFT; autocast has to be on from now on.
+
+    PEFT writes the input of each in float32 first, and what it adds twice before it adds it.
+    """
+    from peft.tuners.lora import Linear, LoraLayer
+
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.cast_input_dtype_enabled = False
+        if type(module) is Linear:  # subclasses do more
+            module.forward = MethodType(_adapted, module)
+
+
+def _adapted(module: Any, x: Tensor) -> Tensor:
+    """What PEFT's own forward gives, the adapter's second product adding to the layer's."""
+    names = module.active_adapters
+    if module.disable_adapters or module.merged or len(names) != 1:
+        out: Tensor = type(module).forward(module, x)
+        return out
+    (name,), out = names, module.base_layer(x)
+    inner = module.lora_A[name](module.lora_dropout[name](x))
+    tensors = (out.flatten(0, -2), inner.flatten(0, -2), module.lora_B[name].weight.T)
+    return torch.addmm(*tensors, alpha=module.scaling[name]).view(out.shape)
 
 
 def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> PreTrainedModel:
