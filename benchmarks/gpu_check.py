@@ -3,12 +3,12 @@
     python benchmarks/gpu_check.py                  # under 25 minutes
     python benchmarks/gpu_check.py --only step memory
 
-Needs PyTorch, transformers and this package; what needs more (PEFT, pytest, TRL, a second card) says
-"not measured" where it is missing. Every section (`gpu_sections.py`) is a process of its own, so that
-one that breaks the card's context, runs out of memory or hangs costs only itself. Each figure has its
-pass mark. On a CUDA device the outcome is written to benchmarks/results/gpu.json, from which
-`python benchmarks/tables.py` makes the page in docs/speed.md; anywhere else the sections run on toys,
-to see that they do, and nothing is written.
+Needs PyTorch, transformers and this package; what needs more (PEFT, pytest, TRL, a second card)
+says "not measured" where it is missing. Every section (`gpu_sections.py`) is a process of its own,
+so that one that breaks the card's context, runs out of memory or hangs costs only itself. Each
+figure has its pass mark. On a CUDA device the outcome is written to benchmarks/results/gpu.json,
+from which `python benchmarks/tables.py` makes the page in docs/speed.md; anywhere else the sections
+run on toys, to see that they do, and nothing is written.
 """
 
 from __future__ import annotations
