@@ -36,18 +36,20 @@ def begin(
     """A run whose demonstrations are these token ids, the stop token after each of them."""
     place = Path(folder)
     place.mkdir()
-    # The run takes the case's own demonstrations later on; these only give it problems.
-    rows = [{"question": f"Question {i}?", "answer": "1", "solution": "1"} for i in range(4)]
+    # The run takes the case's own demonstrations later on, whose words no format has: it is made
+    # ready for GRPO, and these only give it problems.
+    rows = [{"question": f"Question {i}?", "answer": "1"} for i in range(4)]
     (place / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = {
         "name": "sft",
         "output_dir": str(place),
         "threads": threads,
-        "skip_grpo": True,
+        "skip_sft": True,
         "model": {"path": model, "dtype": dtype},
         "prompt": {"format": "compact", "template": "plain"},
         "data": {"train": {"source": "file", "path": str(place / "train.jsonl")}},
         "grading": {"symbolic": False},
+        "sampling": {"max_new_tokens": 64},
         "sft": {
             "steps": 10_000,
             "batch_size": len(completions),
