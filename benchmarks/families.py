@@ -19,9 +19,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from demo_seeds import machine
 from transformers import AutoConfig, AutoModelForCausalLM
-from workload import RESULTS
+from workload import RESULTS, where
 
 from grouper.algorithms.batching import unweighted_rows
 from grouper.errors import ModelError
@@ -211,7 +210,7 @@ def main() -> None:
         known[name] = {"shape": config, **look_at(config)}
         print(name, {k: v for k, v in known[name].items() if k != "shape"}, flush=True)
         gc.collect()
-    record = {"machine": machine(), "models": {n: known[n] for n in FAMILIES if n in known}}
+    record = {"machine": where(), "models": {n: known[n] for n in FAMILIES if n in known}}
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -32,7 +32,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from grouper.kernels.triton import decode, draw, head, layers
+from grouper.kernels.triton import decode, draw, layers
+from grouper.kernels.triton import head as heads
 
 RESULTS = Path(__file__).parent / "results" / "triton_grid.json"
 
@@ -143,8 +144,8 @@ def layering(dtype: torch.dtype, dim: int) -> Iterator[Callable[[], object]]:
         for ones in (False, True):
             x, weight = torch.zeros(1, 32, width, dtype=dtype), torch.zeros(width, dtype=dtype)
             yield lambda x=x, weight=weight, ones=ones: normed(x, weight, ones=ones)
-    for heads in (1, 14):
-        x = torch.zeros(1, 32, heads, dim, dtype=dtype).transpose(1, 2).requires_grad_()
+    for count in (1, 14):
+        x = torch.zeros(1, 32, count, dim, dtype=dtype).transpose(1, 2).requires_grad_()
         angles = torch.zeros(1, 32, dim, dtype=dtype)
         yield lambda x=x, angles=angles: layers.rotate(x, angles, angles).sum().backward()
     gate, up = (torch.zeros(1, 4, 4864, dtype=dtype, requires_grad=True) for _ in range(2))
@@ -157,10 +158,10 @@ def heading(dtype: torch.dtype) -> Iterator[Callable[[], object]]:
     for given in {dtype, torch.float32}:
         for capped in (False, True):
             products = torch.empty(4, VOCABULARY, dtype=given)
-            curve = head.Curve(0.5, 30.0, capped)
-            yield lambda products=products, curve=curve: head.scores(products, targets, curve)
+            curve = heads.Curve(0.5, 30.0, capped)
+            yield lambda products=products, curve=curve: heads.scores(products, targets, curve)
             for entropies in (False, True):
-                yield lambda products=products, curve=curve, e=entropies: head.gradient(
+                yield lambda products=products, curve=curve, e=entropies: heads.gradient(
                     products, (targets, *[numbers] * 4), curve, dtype, entropies=e
                 )
 
@@ -213,6 +214,24 @@ def measured(launch: Launch, card: int) -> dict[str, Any]:
     return {"shared": shared, "fits": shared <= CARDS[card] * 1024}
 
 
+def summarised(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each card, kernel, type and dimension: programs, and the most that one needs."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        names = ("card", "part", "kernel", "dtype", "dim")
+        groups.setdefault(json.dumps({name: row[name] for name in names}), []).append(row)
+    return [
+        json.loads(name)
+        | {
+            "programs": len(group),
+            "shared": max((row["shared"] or 0 for row in group), default=0),
+            "limit": CARDS[int(group[0]["card"].removeprefix("sm_"))] * 1024,
+            "bad": sum(not row["fits"] for row in group),
+        }
+        for name, group in groups.items()
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", type=int, nargs="+", choices=CARDS, default=list(CARDS))
@@ -228,8 +247,9 @@ def main() -> int:
     bad = sum(not row["fits"] for row in rows)
     print(f"{len(rows)} programs in {seconds:.0f} s with Triton {triton.__version__}: {bad} bad")
     if (asked.arch, asked.dim, asked.part) == (list(CARDS), list(DIMS), list(PARTS)):
-        made = {"triton": triton.__version__, "torch": torch.__version__, "programs": rows}
-        RESULTS.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        table = ",\n ".join(json.dumps(row) for row in summarised(rows))
+        head = json.dumps({"triton": triton.__version__, "torch": torch.__version__})[1:-1]
+        RESULTS.write_text(f'{{{head},\n"programs": [\n {table}\n]}}\n', encoding="utf-8")
     return int(bad > 0 or not rows)
 
 

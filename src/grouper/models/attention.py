@@ -128,12 +128,11 @@ def attend(  # noqa: PLR0917 - tensors by position
     same in numbers, for a backward of our own. Query heads are grouped as transformers groups
     them: head h uses key head h // (Hq / Hkv).
     """
-    on_cuda = device_type(query) == "cuda"
-    plain = span is None or spec.softcap is not None or on_cuda
-    if not plain and fused.serves(query, key, value):
+    if span is not None and spec.softcap is None and fused.serves(query, key, value):
         return fused.attend(query, key, value, mask, span, spec.scaling)
     # The memory-efficient kernel of CUDA takes a mask but no grouped heads: without it all scores
     # [B, Hq, Q, K] would be held for the backward. Nor does the plain product below take them.
+    on_cuda = device_type(query) == "cuda"
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and (spec.softcap is not None or (mask is not None and on_cuda)):
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -223,25 +222,25 @@ def collect_rows(blocks: Tensor, places: Tensor) -> Tensor:
 
 class _SharedRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, index: Tensor) -> Tensor:
-        ctx.index, ctx.rows = index, len(tensor)
-        return tensor.index_select(0, index)
+    def forward(ctx: Any, tensor: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.index, ctx.rows, ctx.dtype = index, len(tensor), tensor.dtype
+        return tensor.to(dtype).index_select(0, index)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         total = grad.new_zeros((ctx.rows, *grad.shape[1:]), dtype=torch.float32)
-        return total.index_add_(0, ctx.index, grad.float()).to(grad.dtype), None
+        return total.index_add_(0, ctx.index, grad.float()).to(ctx.dtype), None, None
 
 
-def shared_rows(tensor: Tensor, index: Tensor) -> Tensor:
-    """`tensor[index]`; a row's gradients from the places it goes to are summed in float32.
+def shared_rows(tensor: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor[index]` in a dtype; the gradients of a row's places are summed in float32.
 
-    Autograd sums in the tensor's dtype, and a prompt's keys go to all of its completions: in
-    bfloat16 their gradient would be off by half a percent.
+    Autograd would sum in that dtype, and a prompt's keys go to all of its completions: in bfloat16
+    their gradient would be off by half a percent.
     """
-    if tensor.dtype not in HALVES:
-        return tensor[index]
-    out: Tensor = _SharedRows.apply(tensor, index)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    if dtype not in HALVES:
+        return tensor.to(dtype)[index]
+    out: Tensor = _SharedRows.apply(tensor, index, dtype)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out
 
 
@@ -296,13 +295,13 @@ class RaggedRows:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """As `Layout.attend`, without soft-capping."""
-        flat, keys, values = (
-            heads[0].transpose(0, 1).to(_compute_dtype(query)) for heads in (query, key, value)
-        )
+        dtype = _compute_dtype(query)
+        # Not `heads[0]`, whose gradient would be written into zeros once more.
+        flat, keys, values = (heads.squeeze(0).transpose(0, 1) for heads in (query, key, value))
         out = ragged_attention(
-            flat,
-            shared_rows(keys, self.key_index),
-            shared_rows(values, self.key_index),
+            flat.to(dtype),
+            shared_rows(keys, self.key_index, dtype),
+            shared_rows(values, self.key_index, dtype),
             self.query_ends,
             self.key_ends,
             self.longest_query,
@@ -334,7 +333,8 @@ def _flash_learns(device: torch.device, dtype: torch.dtype, dim: int) -> bool:
     ends = torch.tensor([0, 2], dtype=torch.int32, device=device)
     try:
         with torch.enable_grad():
-            out = ragged_attention(heads, heads, heads, ends, ends, 2, 2, window_size=(-1, 0))
+            tensors = (heads, heads, heads, ends, ends, 2, 2)
+            out = ragged_attention(*tensors, scale=1.0, window_size=(-1, 0))
             torch.autograd.grad(out.sum(), heads)
     except RuntimeError as error:
         log.warning(
@@ -428,7 +428,7 @@ class SharedPrompts:
             spread_rows(own, self._places, *self._shape) for _, own in pairs
         )
         rows_key, rows_value = (
-            torch.cat([shared_rows(prompt, self.prompt_index), own], 2)
+            torch.cat([shared_rows(prompt, self.prompt_index, own.dtype), own], 2)
             for prompt, own in ((prompt_key, own_key), (prompt_value, own_value))
         )
         before = self._prompts_of_rows, self._inputs, self._prompt_shape[1]

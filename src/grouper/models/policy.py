@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.kernels.modules import attach
-from grouper.kernels.switch import running
+from grouper.kernels.switch import device_type, running
 from grouper.models import attention
 from grouper.models.memory_savers import checkpoint_layers, offloaded_activations
 from grouper.models.token_scores import (
@@ -163,7 +163,7 @@ class Policy(nn.Module):
         """Logits [..., V] of hidden states [..., H]: the one head of trainer and sampler."""
         head = self.model.get_output_embeddings()
         with self.autocast():
-            if type(head) is nn.Linear:
+            if type(head) is nn.Linear and device_type(hidden) == "cuda":
                 return self._scaling(head_product(hidden, head.weight, head.bias))
             return self._scaling(head(hidden))
 

@@ -45,7 +45,7 @@ def _rows_now(vocabulary: int, hidden: Tensor) -> int:
     # What the allocator holds without using it is free as well.
     free += torch.cuda.memory_reserved(hidden.device) - torch.cuda.memory_allocated(hidden.device)
     fitting = int(free * CHUNK_SHARE) // (BYTES_PER_LOGIT * vocabulary)
-    return min(most, max(chunk_rows(vocabulary), 2 ** (fitting.bit_length() - 1)))
+    return min(most, max(chunk_rows(vocabulary), 1 << max(0, fitting.bit_length() - 1)))
 
 
 def head_product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

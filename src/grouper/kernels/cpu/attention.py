@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grouper.kernels.cpu.ops import attention_backward, attention_serves
-from grouper.kernels.switch import is_running
+from grouper.kernels.switch import device_type, is_running
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - no public name
 """What `scaled_dot_product_attention` runs on the CPU, which keeps the log-sum-exp to itself."""
@@ -43,6 +43,7 @@ def serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
     _, heads, tokens, _ = query.shape
     return (
         is_running()
+        and device_type(query) == "cpu"
         and torch.is_grad_enabled()
         and query.shape[3] == value.shape[3]
         and heads // key.shape[1] * tokens * key.shape[2] <= ROOM

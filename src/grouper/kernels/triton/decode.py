@@ -16,6 +16,7 @@ rows that continue a prompt. Names in capitals are compile-time constants.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,7 +77,7 @@ def decode(
     splits = tiling.own_splits + tiling.prompt_splits
     partial = query.new_empty((rows, query_heads, splits, dim), dtype=torch.float32)
     weight = query.new_empty((rows, query_heads, splits), dtype=torch.float32)
-    numbers = {
+    numbers: dict[str, Any] = {
         "DIM": dim,
         "BLOCK_D": tiling.block_d,
         "BLOCK_N": tiling.block_n,
@@ -155,9 +156,9 @@ def _tiling(
     block_d = max(16, power_of_two(ring.shape[3]))
     width = block_d * ring.element_size()
     lines = min(64 if width <= 256 else 32, max(16, power_of_two(size * share)))
-    # Keys and values of every stage, and the queries.
-    fitting = [shape for shape in STAGES if (2 * shape[0] * shape[1] + 2 * lines) * width <= room]
-    block_n, stages = fitting[0]
+    # Keys and values of every stage, and the queries; where nothing fits, the launch says so.
+    fitting = (shape for shape in STAGES if (2 * shape[0] * shape[1] + lines) * width <= room)
+    block_n, stages = next(fitting, STAGES[-1])
     tiles = -(-size * share // lines)
     wanted = PROGRAMS_PER_PROCESSOR * processors
     return _Tiling(

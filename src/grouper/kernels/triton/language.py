@@ -113,7 +113,7 @@ def limits(device: torch.device) -> tuple[int, int]:
     """
     if device.type != "cuda":
         return 16, 99 * 1024
-    card = torch.cuda.get_device_properties(device)
+    card: Any = torch.cuda.get_device_properties(device)
     return card.multi_processor_count, card.shared_memory_per_block_optin
 
 

@@ -104,7 +104,7 @@ def _warps(elements: int) -> int:
     return min(16, max(1, elements // OF_A_WARP))
 
 
-def _tile(rows: Tensor) -> dict[str, int]:
+def _tile(rows: Tensor) -> dict[str, Any]:
     """How the programs of a norm are compiled."""
     block = power_of_two(rows.shape[1])
     lines = max(1, TILE // block)
