@@ -27,15 +27,12 @@ from scaling import work
 from torch.profiler import ProfilerActivity, profile, record_function
 from workload import CASES, RESULTS, save_model, where
 
-from grouper.kernels.cpu import ops, products, tape
+from grouper.kernels.cpu import ops, tape
 from grouper.sampling.native import NativeSampler
 from grouper.training import grpo
 
 KINDS = {
-    "products": (
-        *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::", "aten::dot"),
-        *("ours::product", "ours::gated_product"),
-    ),
+    "products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::", "aten::dot"),
     "attention": ("scaled_dot_product", "ours::decode", "ours::attention", "Attention"),
     "softmax and drawing": (
         "ours::draw",
@@ -141,7 +138,6 @@ def main() -> None:
     options = parser.parse_args()
     with (
         patch.object(ops, "call", named_calls(ops.call)),
-        patch.object(products, "call", named_calls(products.call)),
         patch.object(tape._Tape, "_close", close_one_by_one),
     ):
         cases = {name: one_case(name, small=options.small) for name in options.cases}

@@ -31,8 +31,6 @@ VARIANTS: dict[str, dict[str, str]] = {
     "norms, rotary embedding, gates": {"PARTS_OFF": "layers"},
     "attention's backward": {"PARTS_OFF": "attention_backward"},
     "both of these": {"PARTS_OFF": "layers,attention_backward"},
-    "packed weights": {"PARTS_OFF": "packed_weights"},
-    "these three": {"PARTS_OFF": "layers,attention_backward,packed_weights"},
     "everything": {"GROUPER_KERNELS": "0"},
 }
 ROUNDS = {"0.5M": 24, "25M bf16": 5, "ragged": 5, "25M float32": 3}

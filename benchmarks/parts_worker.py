@@ -13,8 +13,9 @@ from workload import CASES
 
 from grouper.kernels import modules
 from grouper.kernels.cpu import attention, ops
-from grouper.sampling import engines, native
-from grouper.sampling.replay import OpByOp, Tapes
+from grouper.sampling import decode_attention as decoding
+from grouper.sampling import engine
+from grouper.sampling.graphs import OpByOp
 
 RUNNING: list[GrouperSteps] = []
 
@@ -25,25 +26,17 @@ def no(*_: object, **__: object) -> bool:
 
 
 def recorded_steps() -> None:
-    # A module function of its own, or no completion would be long enough to be recorded.
-    native.Tapes = lambda _: OpByOp()  # type: ignore[assignment,misc]
-    native.Tapes.fewest = Tapes.fewest  # type: ignore[attr-defined]
+    engine.choose_graphs = lambda *_: OpByOp()
 
 
 def decode_attention() -> None:
-    ops.decode_serves = no
-    native.has_compiled = no
+    decoding.kernel_for = lambda _: None
 
 
 def layers() -> None:
     modules.ops.norm_serves = no
     modules.ops.rotate_serves = no
     modules.ops.gated_serves = no
-
-
-def packed_weights() -> None:
-    pack = engines.pack
-    engines.pack = lambda model, *, rows, **_: pack(model, rows=rows, completion=0)
 
 
 def drawing() -> None:
@@ -58,7 +51,6 @@ PARTS: dict[str, Callable[[], None]] = {
     "recorded_steps": recorded_steps,
     "decode_attention": decode_attention,
     "layers": layers,
-    "packed_weights": packed_weights,
     "drawing": drawing,
     "attention_backward": attention_backward,
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from grouper.errors import ConfigError, require_extra
+from grouper.errors import ConfigError, first_line, is_out_of_memory, require_extra
 
 
 def test_what_is_installed_passes() -> None:
@@ -27,3 +28,23 @@ def test_what_does_without_is_named() -> None:
             where="sft.optimizer.name",
             instead="sft.optimizer.name=adamw",
         )
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (MemoryError(), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
+        (RuntimeError("size mismatch"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_an_exception_is_told_in_one_line() -> None:
+    assert first_line(RuntimeError("one\ntwo")) == "one"
+    assert first_line(MemoryError()) == "MemoryError"

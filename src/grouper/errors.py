@@ -23,6 +23,15 @@ import difflib
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
+# Exceptions by name, since torch is not imported here, and what allocators without one say.
+_OUT_OF_MEMORY = {"MemoryError", "OutOfMemoryError"}
+_ALLOCATORS_SAY = (
+    "MPS backend out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
 _SECRETS: dict[str, str] = {}
 # Characters: a shorter secret is found in text that has nothing to do with it.
 _SHORTEST_SECRET = 6
@@ -130,6 +139,21 @@ def raise_all(problems: Sequence[GrouperError]) -> None:
     # Each may itself carry others: all are told, in order.
     first, *rest = (part for problem in problems for part in (problem, *problem.others))
     raise type(first)(first.what, where=first.where, fix=first.fix, others=rest)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on any device.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("size mismatch"))
+    (True, False)
+    """
+    named = any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__)
+    return named or any(sign in str(error) for sign in _ALLOCATORS_SAY)
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, without the lines after its first one; or else its type."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -16,9 +16,12 @@ from grouper.config.schema import ModelConfig, OptimizerConfig
 from grouper.models.attention import RaggedRows
 from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
-from grouper.sampling.engines import SlotEngine
+from grouper.sampling.base import SampleRequest
+from grouper.sampling.engine import Engine
+from grouper.sampling.kv_cache import CacheSize
 from grouper.training.optimizers import make_optimizer, state_bytes
 from grouper.training.update import sft_objective, update
+from grouper.types import SamplingParams
 
 SHAPE: dict[str, Any] = {
     "model_type": "qwen3",
@@ -83,11 +86,14 @@ def test_optimizer_states_are_those_that_are_made(name: Any) -> None:
 def test_the_cache_is_the_one_that_is_made(compute: Any) -> None:
     model = tiny_model("qwen3", num_key_value_heads=2, head_dim=8)
     dtype = None if compute == "auto" else torch.bfloat16
-    engine = SlotEngine(Policy(model, compute_dtype=dtype), slots=3, prompt=7, completion=10)
-    engine.prefill([make_prompt(0).token_ids, make_prompt(1).token_ids], [0, 1, 2], [0, 0, 1])
-    engine.decode(torch.tensor([1, 1, 1]), torch.tensor([5, 5, 5]))
+    engine = Engine(Policy(model, compute_dtype=dtype), CacheSize(3, 2, 7, 10), [2])
+    params = SamplingParams(max_new_tokens=10)
+    asked = [SampleRequest(prompt=make_prompt(i // 2), params=params, key=i) for i in range(3)]
+    engine.begin(asked)
+    engine.admit(asked, [0, 1, 2])
+    engine.advance(1, 1)
     made = sum(
-        store.data.numel() * store.data.element_size()
+        store.numel() * store.element_size()
         for layer in engine._cache.layers.values()
         for store in (*layer.prompts, *layer.own)
     )

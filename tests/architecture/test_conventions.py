@@ -27,6 +27,7 @@ OTHER_NAMES = {
     "test_step_metrics.py": "metrics.py",
     "test_objectives.py": "update.py",
     "test_watchdog.py": "run.py",
+    "test_without_kernels.py": "switch.py",
     "test_public_names.py": "__init__.py",
     "test_generation.py": "api.py",
     "test_recipe_loading.py": "loading.py",

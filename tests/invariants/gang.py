@@ -24,7 +24,14 @@ from peft import LoraConfig, get_peft_model
 from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tiny_models import make_group, make_prompt, one_step, tiny_model, with_exact_norms
+from tiny_models import (
+    LetterTokenizer,
+    make_group,
+    make_prompt,
+    one_step,
+    tiny_model,
+    with_exact_norms,
+)
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.algorithms.weighting import sequence_mean
@@ -36,7 +43,9 @@ from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.graded import draw_and_grade
+from grouper.sampling.native import NativeSampler
 from grouper.sampling.scripted import ScriptedSampler
+from grouper.sampling.weights import SamplingWeights
 from grouper.training.checkpoint import (
     TrainState,
     damage,
@@ -215,6 +224,37 @@ def shortage(engine: str, at: int, budget: int, *, together: bool) -> dict[str, 
     return {"gap": max(gaps), "limit": replica.policy.token_limit, "forwards": len(rows)}
 
 
+def short_sampling() -> dict[str, Any]:
+    """What all draw together, the last process out of memory with more than two rows."""
+    processes = join_processes()
+    requests = [
+        SampleRequest(
+            prompt=make_prompt(i % 3),
+            params=SamplingParams(max_new_tokens=3 + i),
+            key=draw_seed(0, "short", i),
+        )
+        for i in range(13)
+    ]
+    policy = policy_of("qwen3", lora=False)
+    sampler = NativeSampler(SamplingWeights(policy), LetterTokenizer(), stop_token_ids=[2])
+    alone = dict(sampler.sample(requests))
+    plain = policy.logits
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        if len(hidden) > 2:
+            raise torch.OutOfMemoryError("injected")
+        return plain(hidden)
+
+    if processes.rank == processes.size - 1:
+        policy.logits = logits  # type: ignore[method-assign]
+    drawn, _ = draw_and_grade(
+        requests, ["1"] * 13, sampler=sampler, grader=CountingGrader(), processes=processes
+    )
+    leave_processes()
+    tokens = [one.completion.token_ids for one in drawn]
+    return {"same": tokens == [alone[i].token_ids for i in range(13)], "slots": sampler.max_slots}
+
+
 class CountingGrader:
     """Counts what it is asked to grade."""
 
@@ -360,6 +400,7 @@ JOBS: dict[str, Callable[..., Any]] = {
     "shortage": lambda size, engine, at, budget, *apart: fork_all(
         size, lambda: shortage(engine, int(at), int(budget), together=not apart)
     ),
+    "short_sampling": lambda size: fork_all(size, short_sampling),
     "full_disk": lambda size, run, rank: fork_all(size, lambda: full_disk(run, int(rank))),
     "states": lambda _, folder, pairs: states(folder, json.loads(pairs)),
     "run": lambda size, *arguments: fork_all(size, lambda: main(list(arguments))),

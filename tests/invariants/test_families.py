@@ -55,13 +55,13 @@ def told(completions: Sequence[Completion]) -> list[tuple[tuple[int, ...], str, 
 
 @pytest.mark.parametrize("family", INTERFACE)
 def test_what_runs_a_sequence_changes_none_of_its_tokens(family: str) -> None:
-    """One seed: all at once, refilled slots, one slot, another order, a stretch, a plain cache."""
+    """One seed: all at once, refilled slots, one slot, another order, in fours, a plain cache."""
     model, wanted, stops = tiny_model(family), requests(), range(16)
     policy = Policy(model)
     assert policy.native
     expected = drawn(policy, wanted, stops=stops)
     assert len({len(c.token_ids) for c in expected}) > 3, "they end at different times"
-    for options in ({"max_slots": 5}, {"max_slots": 1}, {"stretch": 4}):
+    for options in ({"max_slots": 5}, {"max_slots": 1}, {"steps_per_sync": 4}):
         assert told(drawn(policy, wanted, stops=stops, **options)) == told(expected), options
     backwards = drawn(policy, wanted[::-1], stops=stops, max_slots=4)[::-1]
     assert told(backwards) == told(expected)

@@ -114,6 +114,14 @@ def test_memory_that_runs_out_while_others_wait_ends_all_with_advice(engine: str
     assert first["exit"] != 0
 
 
+@pytest.mark.slow  # 4 s
+def test_a_process_that_runs_out_of_memory_while_sampling_holds_up_no_other() -> None:
+    """It draws its share in fewer slots; what all have in the end is what one would draw."""
+    first, last = gang("short_sampling", 2)
+    assert first == {"same": True, "slots": 256}
+    assert last == {"same": True, "slots": 1}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_everything_is_drawn_and_graded_exactly_once(size: int) -> None:

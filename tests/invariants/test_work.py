@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,9 +16,10 @@ from grouper.config.schema import GRPOConfig
 from grouper.kernels.cpu import tape
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, draw_seed
-from grouper.sampling.engines import COMPACT_SHARE, Engine, SlotEngine
-from grouper.sampling.native import NativeSampler, choose_engine
-from grouper.sampling.replay import Tapes
+from grouper.sampling.engine import BaseEngine, Engine, make_engine
+from grouper.sampling.graphs import CpuGraphs, OpByOp
+from grouper.sampling.kv_cache import CacheSize
+from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
 from grouper.training.update import accumulate_gradient, grpo_objective
 from grouper.types import SamplingParams
@@ -56,8 +57,12 @@ def counted(policy: Policy) -> Iterator[Counter[str]]:
         handle.remove()
 
 
-def plain_slots(policy: Policy, slots: int, prompt: int, completion: int) -> Engine:
-    return SlotEngine(policy, slots=slots, prompt=prompt, completion=completion)
+def op_by_op(policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> BaseEngine:
+    return Engine(policy, size, stop_ids, OpByOp())
+
+
+def recorded(policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> BaseEngine:
+    return Engine(policy, size, stop_ids, CpuGraphs("tiny"))
 
 
 def in_layers(rows: Counter[str]) -> int:
@@ -72,7 +77,7 @@ def sampled(
     lengths: list[list[int]],
     prompt: int = 5,
     slots: int = 64,
-    engine: Callable[[Policy, int, int, int], Engine] | None = None,
+    engine: Callable[[Policy, CacheSize, Sequence[int]], BaseEngine] = make_engine,
 ) -> Counter[str]:
     """Rows of sampling completions of these lengths, a list for each prompt."""
     requests = [
@@ -119,23 +124,44 @@ def test_sampling_runs_each_prompt_once_and_each_token_but_the_last(name: str) -
 def test_refills_run_no_prompt_again_while_it_is_read(slots: int) -> None:
     """Groups come one after the other, so a prompt's slots are filled while others go on."""
     lengths = [[4, 6, 3, 5], [7, 2, 5, 4]]
-    rows = sampled(Policy(tiny_model()), lengths, slots=slots, engine=plain_slots)
+    rows = sampled(Policy(tiny_model()), lengths, slots=slots, engine=op_by_op)
     tokens = 2 * 5 + sum((4, 6, 3, 5, 7, 2, 5, 4)) - 8
     assert in_layers(rows) == tokens
 
 
 @pytest.mark.parametrize(
-    ("engine", "share"), [("slots", 1 - COMPACT_SHARE), ("tapes", Tapes.share)]
+    ("engine", "share"), [(op_by_op, OpByOp.share), (recorded, CpuGraphs.share)]
 )
-def test_finished_rows_are_closed(engine: str, share: float) -> None:
+def test_finished_rows_are_left_out(engine: Any, share: float) -> None:
     """Lengths 1 to 64: rows that ended may run along only while they are few."""
     lengths = [list(range(1 + 8 * i, 9 + 8 * i)) for i in range(8)]
-    make = {"slots": plain_slots, "tapes": choose_engine}[engine]
-    rows = sampled(Policy(tiny_model()), lengths, engine=make)
+    rows = sampled(Policy(tiny_model()), lengths, engine=engine)
     live = 8 * 5 + sum(map(sum, lengths)) - 64
     assert in_layers(rows) <= live / share
     longest = 8 * 5 + 64 * 63
     assert in_layers(rows) < 0.62 * longest, "and not all of them to the end of the longest"
+
+
+@pytest.mark.parametrize(("slots", "most"), [(8, 56), (16, 24), (32, 8)])
+def test_slots_are_refilled_an_eighth_at_a_time(slots: int, most: int) -> None:
+    """G9: a prefill, op by op, is not worth a single slot; all 64 are answered nonetheless."""
+    prefills = []
+
+    def counting(policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> BaseEngine:
+        class Counting(Engine):
+            def admit(self, requests: Any, slots: Any) -> Any:
+                prefills.append(len(slots))
+                return super().admit(requests, slots)
+
+        return Counting(policy, size, stop_ids, OpByOp())
+
+    lengths = [list(range(1 + 8 * i, 9 + 8 * i)) for i in range(8)]
+    sampled(Policy(tiny_model()), lengths, slots=slots, engine=counting)
+    assert sum(prefills) == 64
+    assert prefills[0] == slots
+    # The last ones are as many as are left.
+    assert all(count >= slots / 8 for count in prefills[:-1])
+    assert len(prefills) <= 1 + most
 
 
 def step_batch(prompts: int, group: int, new: int, prompt: int) -> TrainBatch:

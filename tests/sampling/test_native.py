@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import FAMILIES, LetterTokenizer, make_group, make_prompt, one_step, tiny_model
+from torch import Tensor
 
-from grouper.errors import PromptError
+from grouper.errors import ModelError, PromptError
 from grouper.models.policy import Policy
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.native import NativeSampler
@@ -245,3 +246,95 @@ def test_a_prompt_beyond_the_context_is_refused() -> None:
 def test_no_stop_token_is_refused() -> None:
     with pytest.raises(PromptError, match="no stop token"):
         NativeSampler(SamplingWeights(Policy(tiny_model())), LetterTokenizer(), stop_token_ids=[])
+
+
+# --- memory that runs out ------------------------------------------------------------------------
+
+
+def run_short_of_memory(
+    policy: Policy, most: int, *, after: int = 1, error: Exception | None = None
+) -> list[int]:
+    """After so many passes every one over more than so many rows fails; the rows of each one."""
+    rows: list[int] = []
+    plain = policy.logits
+
+    def logits(hidden: Tensor) -> Tensor:
+        rows.append(len(hidden))
+        if len(hidden) > most and len(rows) > after:
+            raise error or torch.OutOfMemoryError("injected\nmore of it")
+        return plain(hidden)
+
+    policy.logits = logits  # type: ignore[method-assign]
+    return rows
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["slots", "padded"])
+@pytest.mark.parametrize(("new", "after"), [(11, 4), (30, 1)], ids=["op-by-op", "recorded"])
+def test_memory_that_runs_out_halves_the_slots_and_changes_no_token(
+    native: bool, new: int, after: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G6."""
+    wanted = requests(5, 4, max_new_tokens=new)
+    wanted += requests(2, 2, max_new_tokens=2)
+    expected = draw_all(make_sampler(Policy(tiny_model())), wanted)
+    policy = Policy(tiny_model(), native=native)
+    sampler = make_sampler(policy, slots=16)
+    caplog.clear()
+    rows = run_short_of_memory(policy, 5, after=after)
+    given = list(sampler.sample(wanted))
+    assert len(given) == len(wanted), "nothing is answered twice"
+    found = dict(given)
+    assert [found[i].token_ids for i in range(len(wanted))] == [c.token_ids for c in expected]
+    told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert sampler.max_slots == 4
+    assert [text.partition(" (")[0].rpartition(" sampling ")[2] for text in told] == [
+        "16 sequences at a time",
+        "8 sequences at a time",
+    ]
+    assert all("(injected)" in text and "the tokens are the same" in text for text in told)
+    caplog.clear()
+    rows.clear()
+    again = draw_all(sampler, wanted)
+    assert [c.token_ids for c in again] == [c.token_ids for c in expected]
+    assert max(rows) <= 5, "later calls begin with what was enough"
+    assert not caplog.records
+
+
+def test_what_is_answered_is_not_sampled_again() -> None:
+    policy = Policy(tiny_model())
+    wanted = requests(3, 1, max_new_tokens=1)
+    wanted += requests(5, 1, max_new_tokens=9, min_new_tokens=9)
+    rows = run_short_of_memory(policy, 4, after=4)
+    found = draw_all(make_sampler(policy, slots=8), wanted)
+    assert [len(c.token_ids) for c in found] == [1] * 3 + [9] * 5
+    # All prompts at first, of which five are asked by those that are not answered yet.
+    assert rows[0] == 5
+    failed = next(n for n, count in enumerate(rows) if n > 3 and count > 4)
+    assert rows[failed + 1] == 4
+
+
+def test_what_does_not_fit_a_single_sequence_is_told_in_one_paragraph() -> None:
+    policy = Policy(tiny_model())
+    run_short_of_memory(policy, 0, after=0)
+    sampler = make_sampler(policy, slots=3)
+    with pytest.raises(ModelError) as raised:
+        list(sampler.sample(requests(2, 2)))
+    told = raised.value.paragraph()
+    assert "one sequence of 24 tokens cannot be sampled in the memory of cpu: injected" in told
+    assert "sampling.max_new_tokens" in told
+    assert "grouper plan" in told
+    assert "\n" not in told
+
+
+def test_memory_of_the_host_counts_too_and_other_errors_do_not() -> None:
+    wanted, policy = requests(2, 4), Policy(tiny_model())
+    run_short_of_memory(policy, 4, error=MemoryError())
+    sampler = make_sampler(policy, slots=8)
+    assert len(draw_all(sampler, wanted)) == 8
+    assert sampler.max_slots == 4
+    broken = Policy(tiny_model())
+    run_short_of_memory(broken, 4, error=RuntimeError("size mismatch"))
+    sampler = make_sampler(broken, slots=8)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        draw_all(sampler, wanted)
+    assert sampler.max_slots == 8

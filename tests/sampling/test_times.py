@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import time
 
-import torch
 from tiny_models import LetterTokenizer, make_prompt, tiny_model
 
 from grouper.models.policy import Policy
@@ -12,13 +11,11 @@ from grouper.sampling.times import SampleTimes
 from grouper.sampling.weights import SamplingWeights
 from grouper.types import SamplingParams
 
-CPU = torch.device("cpu")
-
 
 def test_seconds_are_added_up_and_taken_once() -> None:
     times = SampleTimes()
     for _ in range(2):
-        with times.prefill(CPU):
+        with times.prefill():
             time.sleep(0.02)
     assert times.take() >= 0.04
     assert times.take() == 0.0

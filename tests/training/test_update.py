@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import make_batch, make_prompt, tiny_model, tokens, with_exact_norms
+from tiny_models import (
+    LetterTokenizer,
+    make_batch,
+    make_prompt,
+    tiny_model,
+    tokens,
+    with_exact_norms,
+)
 from torch import Tensor
 
 from grouper.algorithms.batching import TrainBatch, demonstration_batch
@@ -17,13 +24,14 @@ from grouper.config.schema import GRPOConfig, LoraConfig, OptimizerConfig
 from grouper.errors import ModelError
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy, TokenOutputs
+from grouper.sampling.native import NativeSampler
+from grouper.sampling.weights import SamplingWeights
 from grouper.training.optimizers import make_optimizer, schedule
 from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import (
     UpdateResult,
     accumulate_gradient,
     grpo_objective,
-    is_out_of_memory,
     sft_objective,
     update,
     validation_loss,
@@ -389,17 +397,28 @@ def test_other_errors_go_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
         accumulate_gradient(policy, make_batch(dtype=torch.float64), GRPO, token_budget=64)
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory."), True),
-        (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), True),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"), True),
-        (RuntimeError("size mismatch"), False),
-    ],
-)
-def test_what_counts_as_out_of_memory(error: RuntimeError, expected: bool) -> None:
-    assert is_out_of_memory(error) is expected
+class _KeptEngine:
+    """What a sampler may hold between calls."""
+
+    released = False
+
+    def release(self) -> None:
+        self.released = True
+
+
+def test_memory_that_runs_out_takes_what_samplers_hold() -> None:
+    """Cache and recorded steps are worth less than a step that can be taken."""
+    sampler = NativeSampler(
+        SamplingWeights(Policy(tiny_model())), LetterTokenizer(), stop_token_ids=[2]
+    )
+    held = _KeptEngine()
+    sampler._kept = held  # type: ignore[assignment]
+    gradient(None)
+    assert not held.released
+    gradient(Shortage(forwards=(0,)))
+    assert held.released
+    assert sampler._kept is None
+    assert not sampler.keeps
 
 
 # --- validation loss: the mean over held-out tokens, however they are cut

@@ -18,21 +18,16 @@ from torch import nn
 from grouper.advice.tracing import Tracer
 from grouper.algorithms.rows import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
-from grouper.kernels.cpu.library import library
-from grouper.kernels.cpu.packing import packed_bytes
 from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
 from grouper.models.token_scores import chunk_rows
+from grouper.sampling.kv_cache import CacheSize, cache_bytes, drawing_bytes
 from grouper.training.optimizers import state_bytes
 
 GIB = 2**30
 
 # Bytes of an NF4 weight: half a byte, a byte of scale for 64 of them, a float for 256 scales.
 FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
-
-# [slots, V] float32 at a time while tokens are drawn: logits old and new, scaled, log-softmax,
-# probabilities, cumulated.
-DRAW_COPIES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,17 +158,17 @@ class ModelMemory:
         policy, prefilled = self._sampled(copy)
         prefill = prefilled(Rows(prompt=prompt, completion=1, count=prompts))
         vocabulary = int(self._shape.vocab_size)
-        drawing = DRAW_COPIES * slots * vocabulary * 4
+        dtype = policy.compute_dtype or policy.model.dtype
+        room = CacheSize(slots, held or prompts, prompt, completion)
         return Memory(
             name=name,
             weights=self.weights,
             reference=self._trainable_bytes if reference else 0,
             optimizer=optimizer,
-            activations=max(prefill, drawing) + self._dequantised,
+            activations=max(prefill, drawing_bytes(slots, vocabulary)) + self._dequantised,
             logits_chunk=slots * vocabulary * 4,
-            cache=((held or prompts) * prompt + slots * completion) * self._token_bytes(policy),
-            sampling_copy=self._packed(completion, copy)
-            + (0 if copy is None else _bytes(policy.parameters())),
+            cache=cache_bytes(self._shape, dtype, room),
+            sampling_copy=0 if copy is None else _bytes(policy.parameters()),
         )
 
     def _sample_from(self, copy: torch.dtype | None) -> tuple[Policy, Callable[[Rows], int]]:
@@ -186,20 +181,6 @@ class ModelMemory:
             policy = weightless_policy(config, policy.model.config, self._device)
             tracer = Tracer(policy, self._device)
         return policy, functools.cache(tracer.forward)
-
-    def _packed(self, completion: int, copy: torch.dtype | None) -> int:
-        """Weights that the sampler holds once more in the processor's own order."""
-        if self._device != "cpu" or library() is None or not self._policy.native:
-            return 0
-        return packed_bytes(self._policy.model, completion, copy)
-
-    def _token_bytes(self, policy: Policy) -> int:
-        """Keys and values of a token in all layers, in the dtype of matrix products."""
-        shape = self._shape
-        width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-        heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-        dtype = policy.compute_dtype or policy.model.dtype
-        return int(2 * shape.num_hidden_layers * heads * width * dtype.itemsize)
 
 
 def _bytes(tensors: Any) -> int:

@@ -274,7 +274,7 @@ class _Planner:
             name,
             slots=slots,
             prompts=prompts,
-            # Slots that are refilled one by one end up with a prompt each.
+            # Slots that are refilled bit by bit end up with a prompt each.
             held=prompts if slots == most else min(slots, -(-most // samples)),
             prompt=max(self.prompts),
             completion=completion,

@@ -17,7 +17,7 @@ import click
 
 from grouper.cli.groups import NamingGroup
 from grouper.cli.launch import let_the_first_speak
-from grouper.errors import GrouperError, Interrupted, ModelError
+from grouper.errors import GrouperError, Interrupted, ModelError, first_line, is_out_of_memory
 from grouper.models.allocator import prefer_expandable_segments
 
 COMMANDS = {
@@ -226,22 +226,11 @@ def _shortage_told() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _is_shortage(error):
+        if not is_out_of_memory(error):
             raise
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ModelError(
-            f"memory ran out ({reason.rstrip('.')})",
+            f"memory ran out ({first_line(error).rstrip('.')})",
             fix="`grouper plan RECIPE` says what every part of a run takes, and what would fit: "
             "the model's size decides about weights and optimizer, sampling.max_slots and "
             "sampling.max_new_tokens about sampling, tokens_per_micro_batch about the update.",
         ) from error
-
-
-def _is_shortage(error: RuntimeError | MemoryError) -> bool:
-    if isinstance(error, MemoryError):
-        return True
-    if "torch" not in sys.modules:
-        return False
-    from grouper.training.update import is_out_of_memory
-
-    return is_out_of_memory(error)

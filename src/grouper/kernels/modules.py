@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import gelu, silu
 
 from grouper.kernels.cpu import ops
-from grouper.kernels.cpu.packing import current
 from grouper.kernels.switch import device_type, is_running, swap_while_running
 from grouper.kernels.triton import layers as gpu
 from grouper.kernels.triton.language import Refused
@@ -35,8 +34,6 @@ CLOSE = 1e-5
 
 def attach(model: nn.Module) -> None:
     """Let this model's layers use the kernels, where there are any; repeating it does nothing."""
-    find_head = getattr(model, "get_output_embeddings", lambda: None)
-    head = find_head()
     for module in model.modules():
         kind: Any = type(module)
         if "forward" in vars(module):
@@ -46,9 +43,6 @@ def attach(model: nn.Module) -> None:
                 vars(module)["fused_norm"] = (eps, ones)
                 # A bound method and no closure: a copy of the model must run its own weights.
                 module.forward = MethodType(_norm, module)
-        elif kind is nn.Linear and module is not head:
-            vars(module)["fused_linear"] = True
-            module.forward = MethodType(_linear, module)
         elif _looks_like_mlp(module) and _mlp_is_gated(kind):
             activation = _activation(module)
             if activation is not None:
@@ -110,7 +104,8 @@ def _norm(module: Any, x: Tensor) -> Tensor:
     kernels = _kernels(x)
     if is_running() and kernels.norm_serves(x, weight, ones=ones):
         with contextlib.suppress(Refused):
-            return _as_tensor(kernels.rms_norm(x, weight, eps, ones=ones))
+            out: Tensor = kernels.rms_norm(x, weight, eps, ones=ones)
+            return out
     return _as_ever(module, x)
 
 
@@ -158,32 +153,15 @@ def _activation(module: Any) -> str | None:
 def _mlp(module: Any, x: Tensor) -> Tensor:
     if not is_running():
         return _as_ever(module, x)
-    packed = current()
-    inner = None if packed is None else packed.gated(module, x, module.fused_activation)
-    if inner is not None:
-        return _as_tensor(module.down_proj(inner))
-    gate, up = module.gate_proj(x), module.up_proj(x)
+    gate, up, inner = module.gate_proj(x), module.up_proj(x), None
     kernels = _kernels(gate)
     if kernels.gated_serves(gate, up):
         with contextlib.suppress(Refused):
             inner = kernels.gated(gate, up, module.fused_activation)
     if inner is None:
         inner = module.act_fn(gate) * up
-    return _as_tensor(module.down_proj(inner))
-
-
-def _as_tensor(result: Tensor) -> Tensor:
-    """What a submodule gives back, which is untyped."""
-    return result
-
-
-def _linear(module: Any, x: Tensor) -> Tensor:
-    packed = current()
-    if packed is not None and is_running():
-        out = packed.product(module, x, module.bias)
-        if out is not None:
-            return out
-    return linear(x, module.weight, module.bias)
+    out: Tensor = module.down_proj(inner)
+    return out
 
 
 @cache

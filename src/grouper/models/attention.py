@@ -7,7 +7,7 @@ attend to which:
 
 - `SharedPrompts` (the update): each prompt once, its keys and values expanded to its
   completions, with gradient;
-- `Prefill` and `Decode` in `sampling/layouts.py` (the sampler): the same over a slot cache.
+- `Prefill` and `Decode` in `sampling/decode_attention.py` (the sampler): the same over its cache.
 
 What a layout does not understand is refused, never dropped: sliding windows and soft-capping are
 honoured here, attention sinks and other additions raise `ModelError`.

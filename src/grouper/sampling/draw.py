@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from grouper.kernels.cpu import ops
+from grouper.kernels.fallback import kernel_or_plain
+from grouper.kernels.triton.draw import draws_here, kernel_draw
 from grouper.types import SamplingParams
+
+Drawn = tuple[Tensor, Tensor, Tensor]
+"""Token ids [n] int64, their log-probs [n] float32, and the entropies [n] float32 in nats."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -33,21 +40,36 @@ def uniforms(key: int, count: int) -> np.ndarray:
     return ((z >> np.uint64(40)).astype(np.float32)) * np.float32(2.0**-24)
 
 
+class DrawFlags(NamedTuple):
+    """What some rows need; true of too many, they cost time and change no token."""
+
+    truncated: bool
+    """To draw from less than the full distribution."""
+    greedy: bool
+    """The most likely token."""
+    minimum: bool
+    """No stop token before `min_new_tokens`."""
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams]) -> DrawFlags:
+        return cls(
+            truncated=any(p.truncated for p in params),
+            greedy=any(p.temperature == 0 for p in params),
+            minimum=any(p.min_new_tokens > 0 for p in params),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class DrawSettings:
-    """The sampling parameters of n rows as tensors [n], so that rows may differ.
-
-    The flags may be true of more rows than these: they spare work and change no token.
-    """
+    """The sampling parameters of n rows as tensors [n], so that rows may differ."""
 
     temperature: Tensor
     top_p: Tensor
     top_k: Tensor
     min_p: Tensor
-    truncated: bool
-    """Whether any row draws from less than the full distribution."""
-    any_greedy: bool
-    all_greedy: bool
+    minimum: Tensor
+    """`min_new_tokens`."""
+    flags: DrawFlags
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> DrawSettings:
@@ -59,23 +81,47 @@ class DrawSettings:
             top_p=column("top_p").float(),
             top_k=column("top_k"),
             min_p=column("min_p").float(),
-            truncated=any(p.truncated for p in params),
-            any_greedy=any(p.temperature == 0 for p in params),
-            all_greedy=all(p.temperature == 0 for p in params),
+            minimum=column("min_new_tokens"),
+            flags=DrawFlags.of(params),
         )
 
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.temperature, self.top_p, self.top_k, self.min_p
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.temperature, self.top_p, self.top_k, self.min_p, self.minimum
 
     def at(self, rows: slice | Tensor) -> DrawSettings:
         """The same of some of the rows; a slice shares their memory."""
-        temperature, top_p, top_k, min_p = (column[rows] for column in self.tensors())
-        return replace(self, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
+        temperature, top_p, top_k, min_p, minimum = (column[rows] for column in self.tensors())
+        return DrawSettings(temperature, top_p, top_k, min_p, minimum, self.flags)
+
+
+def draw_tokens(
+    logits: Tensor, uniform: Tensor, settings: DrawSettings, early: Tensor | None, stops: Tensor
+) -> Drawn:
+    """As `draw`, by a kernel where one takes these; rounded sums may then differ in the last bits.
+
+    Args:
+        logits: [n, V].
+        uniform: [n] in [0, 1).
+        settings: of each row.
+        early: [n] bool, rows that may not draw stop tokens; None: none of them.
+        stops: [V] bool.
+    """
+
+    def plain(*_: object) -> Drawn:
+        banned = None if early is None else early[:, None] & stops
+        return draw(logits, uniform, settings, banned)
+
+    kernel: Callable[..., Drawn] | None = None
+    if draws_here(logits, truncated=settings.flags.truncated):
+        kernel = kernel_draw
+    elif not settings.flags.truncated and ops.draw_serves(logits):
+        kernel = ops.draw
+    return kernel_or_plain(kernel, plain, logits, uniform, settings.temperature, early, stops)
 
 
 def draw(
     logits: Tensor, uniform: Tensor, settings: DrawSettings, banned: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Drawn:
     """One token per row; no row's depends on the other rows, on bans of theirs or on the flags.
 
     Args:
@@ -96,16 +142,13 @@ def draw(
     normalised = scaled.log_softmax(-1)
     shares = normalised.exp()
     allowed = normalised if banned is None else normalised.masked_fill(banned, -torch.inf)
-    if settings.all_greedy:
-        tokens = allowed.argmax(-1)
-    else:
-        # What is banned leaves a total below 1, of which the inverse takes its share.
-        probabilities = shares if banned is None else shares.masked_fill(banned, 0.0)
-        if settings.truncated:
-            probabilities = _truncate(probabilities, settings)
-        tokens = _inverse_cdf(probabilities, uniform)
-        if settings.any_greedy:
-            tokens = torch.where(greedy, allowed.argmax(-1), tokens)
+    # What is banned leaves a total below 1, of which the inverse takes its share.
+    probabilities = shares if banned is None else shares.masked_fill(banned, 0.0)
+    if settings.flags.truncated:
+        probabilities = _truncate(probabilities, settings)
+    tokens = _inverse_cdf(probabilities, uniform)
+    if settings.flags.greedy:
+        tokens = torch.where(greedy, allowed.argmax(-1), tokens)
     logprobs = normalised.gather(1, tokens[:, None])[:, 0]
     return tokens, logprobs, torch.special.entr(shares).sum(-1)
 

@@ -1,35 +1,44 @@
 """The native sampler: continuous batching over the module being trained.
 
-One loop: fill free slots from the queue, take a stretch of steps with all slots, hand out what has
-finished. On a CPU a stretch is one token; on a GPU it is several, so that the host looks at what
-was drawn, and waits for it, only every few tokens. The tokens are the same whatever its length.
-The model runs behind an `Engine`.
+One loop: fill free slots from the queue, take a few steps with all slots, hand out what has
+finished. On a CPU the host looks at every token; on a GPU only every few, since it has to wait for
+them. The tokens are the same however many. The model runs behind an engine. Where memory runs out,
+what is unanswered is sampled again in half the slots: draws are addressed, so the tokens are the
+same, too.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
+import numpy as np
 import torch
 
-from grouper.errors import PromptError
+from grouper.errors import ModelError, PromptError, first_line, is_out_of_memory
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
-from grouper.sampling.compiled_decode import compiled_decode, has_compiled
-from grouper.sampling.decode_kernel import has_kernel, kernel_decode
-from grouper.sampling.engines import Engine, PlainEngine, SlotEngine
-from grouper.sampling.graphs import StaticEngine
-from grouper.sampling.replay import CudaGraphs, OpByOp, Replay, Tapes, allows_replay
+from grouper.sampling.decode_rows import Block, Finished, HostLog
+from grouper.sampling.engine import BaseEngine, make_engine
+from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.stops import StopStrings
 from grouper.sampling.times import SampleTimes
 from grouper.sampling.weights import SamplingWeights
-from grouper.sampling.writing import Block, Journal, Rows, Written
 from grouper.types import Completion, FinishReason, SamplingParams
 
-STRETCH = {"cuda": 8}
-"""Tokens between two looks of the host at what was drawn, by type of device; elsewhere one."""
+log = logging.getLogger(__name__)
+
+# Tokens between two looks of the host at what was drawn, by type of device; elsewhere one.
+STEPS_PER_SYNC = {"cuda": 8}
+
+# Free slots are filled once they are this part of all: each time, prompts are run op by op.
+REFILL_SHARE = 0.125
 
 
 class NativeSampler:
@@ -41,9 +50,8 @@ class NativeSampler:
         stop_token_ids: ids that end a completion.
         max_slots: sequences decoded at the same time.
         max_length: the longest sequence the model takes (prompt and completion), or None.
-        stretch: tokens drawn between two looks of the host at them; None: what suits the device.
-        engine: makes what runs the model, from the policy, the slots, and the tokens of the longest
-            prompt and completion.
+        steps_per_sync: tokens drawn between two looks of the host; None: what suits the device.
+        engine: makes what runs the model, from the policy, the room wanted and the stop ids.
     """
 
     def __init__(
@@ -54,202 +62,215 @@ class NativeSampler:
         stop_token_ids: Sequence[int],
         max_slots: int = 256,
         max_length: int | None = None,
-        stretch: int | None = None,
-        engine: Callable[[Policy, int, int, int], Engine] | None = None,
+        steps_per_sync: int | None = None,
+        engine: Callable[[Policy, CacheSize, Sequence[int]], BaseEngine] = make_engine,
     ) -> None:
         if not stop_token_ids:
             raise PromptError(
                 "no stop token is known", fix="Name one in the tokenizer's eos_token."
             )
         self._weights = weights
-        self._tokenizer = tokenizer
-        self._stop_ids = frozenset(stop_token_ids)
-        self._max_slots = max_slots
+        self._stop_ids = sorted(set(stop_token_ids))
+        self.max_slots = max_slots
         self._max_length = max_length
-        self._stretch = stretch
-        self.engine = engine or choose_engine
-        self._watchers: dict[tuple[str, ...], StopStrings] = {}
+        self._steps_per_sync = steps_per_sync
+        self._make_engine = engine
+        self._kept: BaseEngine | None = None
+        self.keeps = True
+        """Whether an engine may stay from call to call."""
+        self.watcher = functools.cache(functools.partial(StopStrings, tokenizer))
+        """What finds a set of stop strings."""
         self.times = SampleTimes()
+        self.captures, self.capture_seconds = 0, 0.0
+        """Steps that engines have recorded so far, and how long that took."""
+        _SAMPLERS.add(self)
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
         """Yield (request index, completion) as each finishes. Zero requests yield nothing.
 
         Raises:
             PromptError: a prompt and its completion may not fit the model's context.
+            ModelError: memory does not suffice for a single sequence.
         """
         if not requests:
             return
         self._check_lengths(requests)
         policy = self._weights.current()
-        run = _Run(
-            policy,
-            requests,
-            slots=min(self._max_slots, len(requests)),
-            stretch=self._stretch or STRETCH.get(policy.device.type, 1),
-            stop_ids=sorted(self._stop_ids),
-            sampler=self,
+        unanswered = dict(enumerate(requests))
+        while unanswered:
+            size = CacheSize.of(unanswered.values(), min(self.max_slots, len(unanswered)))
+            reason = None
+            try:
+                engine = self._engine_for(policy, size)
+                size = size._replace(slots=min(size.slots, engine.slots))
+                for index, completion in self._answers(engine, unanswered.copy(), size):
+                    del unanswered[index]
+                    yield index, completion
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = first_line(error)
+            if reason is not None:
+                # By now the exception is gone, and with it what its traceback kept alive.
+                self._halve(policy, size, reason)
+
+    def release(self) -> None:
+        """Give back the memory of cache and recorded steps; the next call makes them anew."""
+        if self._kept is not None:
+            self._kept.release()
+            self._kept = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _engine_for(self, policy: Policy, size: CacheSize) -> BaseEngine:
+        """The engine of the call before where it serves this one, too, else a new one."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            if kept.serves(policy, size):
+                return kept
+            kept.release()
+        return self._make_engine(policy, size, self._stop_ids)
+
+    def _answers(
+        self, engine: BaseEngine, requests: dict[int, SampleRequest], size: CacheSize
+    ) -> Iterator[tuple[int, Completion]]:
+        """As `sample`, by their numbers; afterwards the engine is kept or released."""
+        steps = self._steps_per_sync or STEPS_PER_SYNC.get(engine.policy.device.type, 1)
+        log = HostLog(
+            size,
+            steps=steps,
+            vocabulary=engine.rows.vocabulary,
+            stop_ids=self._stop_ids,
+            watcher=self.watcher,
         )
+        # What may take longest begins first, so that the last ones to end are short ones.
+        budgets = {number: request.params.max_new_tokens for number, request in requests.items()}
+        queue = deque(sorted(budgets, key=budgets.__getitem__, reverse=True))
+        run = _Run(engine, requests, log, queue, steps, self.times)
         try:
-            while run.unfinished:
-                for index, written, reason in run.step():
-                    params = requests[index].params
-                    yield index, self._completion(params, written, reason, policy.version)
+            engine.begin(list(requests.values()))
+            while queue or log.live.any():
+                for ended in run.step():
+                    params = requests[ended.request].params
+                    yield ended.request, self._completion(ended, params, engine.policy.version)
+            if engine.keeps and self.keeps:
+                self._kept = engine
         finally:
-            run.engine.release()
+            self.captures += len(engine.captured)
+            self.capture_seconds += sum(engine.captured)
+            engine.captured.clear()
+            if self._kept is not engine:
+                engine.release()
+
+    def _halve(self, policy: Policy, size: CacheSize, reason: str) -> None:
+        """Fewer slots from now on. Raises `ModelError` where there is only one."""
+        if size.slots == 1:
+            raise ModelError(
+                f"one sequence of {size.prompt + size.completion} tokens cannot be sampled in the "
+                f"memory of {policy.device}: {reason}",
+                where="sampling.max_new_tokens",
+                fix="What helps: fewer tokens (sampling.max_new_tokens, prompt.max_prompt_tokens), "
+                "model.compute_dtype: bfloat16, a smaller model. `grouper plan` says what each "
+                "part takes.",
+            )
+        self.max_slots = size.slots // 2
+        log.warning(
+            "Out of memory while sampling %d sequences at a time (%s). What is unanswered is "
+            "sampled again %d at a time, and so are later calls; the tokens are the same.",
+            *(size.slots, reason, self.max_slots),
+        )
+        self.release()
 
     def _check_lengths(self, requests: Sequence[SampleRequest]) -> None:
-        if self._max_length is None:
-            return
         for request in requests:
-            need = len(request.prompt.token_ids) + request.params.max_new_tokens
-            if need > self._max_length:
+            tokens, new = len(request.prompt.token_ids), request.params.max_new_tokens
+            if self._max_length is not None and tokens + new > self._max_length:
                 raise PromptError(
-                    f"a prompt of {len(request.prompt.token_ids)} tokens and "
-                    f"{request.params.max_new_tokens} new ones do not fit the model's context of "
-                    f"{self._max_length}",
+                    f"a prompt of {tokens} tokens and {new} new ones do not fit the model's "
+                    f"context of {self._max_length}",
                     where=request.prompt.problem_id,
                     fix="Lower sampling.max_new_tokens or prompt.max_prompt_tokens.",
                 )
 
-    def _completion(
-        self,
-        params: SamplingParams,
-        written: Written,
-        reason: FinishReason,
-        version: int,
-    ) -> Completion:
-        ids, watcher = written.token_ids, self.watcher(params.stop)
-        text = watcher.text(ids[:-1] if reason is FinishReason.STOP_TOKEN else ids)
-        if reason is FinishReason.STOP_STRING:
+    def _completion(self, ended: Finished, params: SamplingParams, version: int) -> Completion:
+        ids, watcher = ended.token_ids, self.watcher(params.stop)
+        text = watcher.text(ids[:-1] if ended.reason is FinishReason.STOP_TOKEN else ids)
+        if ended.reason is FinishReason.STOP_STRING:
             cut = watcher.cut(text, include_stop=params.include_stop)
             text = text if cut is None else cut
         return Completion(
             token_ids=tuple(ids),
-            logprobs=tuple(written.logprobs),
+            logprobs=tuple(ended.logprobs),
             text=text,
-            finish_reason=reason,
+            finish_reason=ended.reason,
             policy_version=version,
-            entropies=tuple(written.entropies),
+            entropies=tuple(ended.entropies),
         )
 
-    def watcher(self, stops: tuple[str, ...]) -> StopStrings:
-        """What finds these stop strings; one for each set of them."""
-        if stops not in self._watchers:
-            self._watchers[stops] = StopStrings(self._tokenizer, stops)
-        return self._watchers[stops]
+
+_SAMPLERS: WeakSet[NativeSampler] = WeakSet()
 
 
+def keep_no_engines() -> None:
+    """Memory is short elsewhere: no sampler holds anything between calls from now on."""
+    for sampler in list(_SAMPLERS):
+        sampler.keeps = False
+        sampler.release()
+
+
+@dataclass(slots=True)
 class _Run:
-    """One call of `sample`: who is in which slot, and what comes next.
+    """One try at some requests: who is in which slot, and what comes next."""
 
-    Args:
-        policy: the model.
-        requests: what to draw.
-        slots: sequences at the same time.
-        stretch: tokens between two looks of the host.
-        stop_ids: ids that end a completion.
-        sampler: knows stop strings and counts times.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        requests: Sequence[SampleRequest],
-        *,
-        slots: int,
-        stretch: int,
-        stop_ids: Sequence[int],
-        sampler: NativeSampler,
-    ) -> None:
-        longest = max(r.params.max_new_tokens for r in requests)
-        vocabulary = _vocabulary(policy)
-        self._requests = requests
-        self._slots = slots
-        self._stretch = stretch
-        self._times = sampler.times
-        self._device = policy.device
-        prompt = max(len(r.prompt.token_ids) for r in requests)
-        self.engine = sampler.engine(policy, slots, prompt, longest)
-        self._rows = Rows(requests, slots, vocabulary, stop_ids, policy.device)
-        self._journal = Journal(
-            slots=slots,
-            longest=longest,
-            stretch=stretch,
-            vocabulary=vocabulary,
-            stop_ids=stop_ids,
-            watcher=sampler.watcher,
-        )
-        # What may take longest begins first, so that the last ones to end are short ones.
-        order = sorted(
-            range(len(requests)), key=lambda i: requests[i].params.max_new_tokens, reverse=True
-        )
-        self._queue = deque(order)
-        self._held: list[int | None] = []
-        """The request that each slot in use holds; None: it is closed."""
-
-    @property
-    def unfinished(self) -> bool:
-        return bool(self._queue or self._held)
+    engine: BaseEngine
+    requests: dict[int, SampleRequest]
+    """By number."""
+    log: HostLog
+    queue: deque[int]
+    """Requests that have not begun."""
+    steps: int
+    """Tokens between two looks of the host."""
+    times: SampleTimes
 
     @torch.no_grad()
-    def step(self) -> list[tuple[int, Written, FinishReason]]:
-        """Fill free slots or take a stretch: (request, what it drew, reason) of who finished."""
-        free = self._free()
+    def step(self) -> list[Finished]:
+        """Fill free slots or decode; those that have ended."""
+        engine, free = self.engine, self._free()
         if free:
-            ended = self._journal.write(self._admit(free), free)
+            with self.times.prefill():
+                ended = self.log.write(self._admit(free), free)
         else:
-            early = self._journal.early()
-            ended = self._journal.write(self.engine.advance(self._rows, self._stretch, early=early))
-        return self._retire(ended) if ended else []
+            block = engine.advance(self.steps, self.log.longest())
+            ended = self.log.write(block, range(engine.rows.count))
+        if ended:
+            engine.free([one.slot for one in ended])
+            self._compact()
+        return ended
 
     def _free(self) -> list[int]:
-        """Slots that can be filled now, as many as are asked for."""
-        if not self._queue or (self._held and not self.engine.refills):
-            return []
-        free = [slot for slot, request in enumerate(self._held) if request is None]
-        free += range(len(self._held), self._slots)
-        return free[: len(self._queue)]
+        """Slots that are to be filled now, as many as are asked for."""
+        live = self.log.live
+        free: list[int] = np.flatnonzero(~live).tolist()
+        few = not self.engine.refills or len(free) < REFILL_SHARE * len(live)
+        return [] if few and live.any() else free[: len(self.queue)]
 
     def _admit(self, free: list[int]) -> Block:
         """Fill these slots from the queue and draw the first token of each."""
-        newcomers = [self._queue.popleft() for _ in free]
-        requests = [self._requests[i] for i in newcomers]
-        prompts: dict[tuple[int, ...], int] = {}
-        owners = [prompts.setdefault(r.prompt.token_ids, len(prompts)) for r in requests]
-        with self._times.prefill(self._device):
-            logits = self.engine.prefill(list(prompts), free, owners)
-        self._rows.fill(free, requests)
-        self._journal.begin(free, requests)
-        self._held += [None] * (max(free) + 1 - len(self._held))
-        for slot, request in zip(free, newcomers, strict=True):
-            self._held[slot] = request
-        places = torch.tensor(free, device=self._device)
-        drawn = self._rows.draw(logits, early=self._journal.early(), places=places)
-        tokens, logprobs, entropies = (part[None] for part in drawn)
-        return tokens, logprobs, entropies
+        numbers = [self.queue.popleft() for _ in free]
+        requests = [self.requests[number] for number in numbers]
+        for slot, number, request in zip(free, numbers, requests, strict=True):
+            self.log.begin(slot, number, request.params)
+        return self.engine.admit(requests, free)
 
-    def _retire(
-        self, ended: list[tuple[int, FinishReason]]
-    ) -> list[tuple[int, Written, FinishReason]]:
-        """Close the slots of those that have ended, and move the others together if it pays."""
-        finished = []
-        for slot, reason in ended:
-            index = self._held[slot]
-            assert index is not None
-            finished.append((index, self._journal.written(slot), reason))
-            self._held[slot] = None
-            self.engine.close(slot)
-        self._rows.close([slot for slot, _ in ended])
-        kept = [slot for slot, request in enumerate(self._held) if request is not None]
-        refill = bool(self._queue) and self.engine.refills
-        if not kept or (not refill and self.engine.crowded(len(kept), len(self._held))):
+    def _compact(self) -> None:
+        """Move unfinished sequences together where nobody comes and it pays."""
+        kept: list[int] = np.flatnonzero(self.log.live).tolist()
+        refill = bool(self.queue) and self.engine.refills
+        if not kept or (not refill and self.engine.should_compact(len(kept))):
             kept = _closed_up(kept)
-            if kept:
-                self.engine.keep(kept)
-            self._rows.keep(kept)
-            self._journal.keep(kept)
-            self._held = [self._held[slot] for slot in kept]
-        return finished
+            self.engine.compact(kept)
+            self.log.compact(kept)
 
 
 def _closed_up(kept: Sequence[int]) -> list[int]:
@@ -261,35 +282,3 @@ def _closed_up(kept: Sequence[int]) -> list[int]:
     places, live = range(len(kept)), set(kept)
     movers = iter([slot for slot in kept if slot >= len(kept)])
     return [place if place in live else next(movers) for place in places]
-
-
-def choose_engine(policy: Policy, slots: int, prompt: int, completion: int) -> Engine:
-    """What runs the model: our slots where its attention goes through us, or a plain cache.
-
-    Args:
-        policy: the model.
-        slots: sequences at the same time.
-        prompt: tokens of the longest prompt.
-        completion: tokens of the longest completion.
-    """
-    if not policy.native:
-        return PlainEngine(policy)
-    sizes = {"slots": slots, "prompt": prompt, "completion": completion}
-    steady = allows_replay(policy.model.config)
-    device, dtype = policy.device, next(policy.parameters()).dtype
-    name = type(policy.model).__name__
-    # A step that can be played back pays only where there is a kernel for it.
-    if has_kernel(device, dtype):
-        replay: Replay = CudaGraphs(device, name) if steady else OpByOp()
-        return StaticEngine(policy, **sizes, attend=kernel_decode, replay=replay)
-    if steady and has_compiled(device, dtype):
-        pays = completion >= Tapes.fewest
-        replay = Tapes(name) if pays else OpByOp()
-        return StaticEngine(policy, **sizes, attend=compiled_decode, replay=replay)
-    return SlotEngine(policy, **sizes)
-
-
-def _vocabulary(policy: Policy) -> int:
-    """Number of token ids that the head scores."""
-    head = policy.model.get_output_embeddings()
-    return int(getattr(head, "out_features", 0) or policy.model.config.get_text_config().vocab_size)

@@ -37,7 +37,7 @@ from torch.distributed.tensor import DTensor
 from grouper.algorithms.batching import TrainBatch
 from grouper.config.loading import resolved_yaml
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
-from grouper.errors import CheckpointError, RunFolderError
+from grouper.errors import CheckpointError, RunFolderError, first_line, is_out_of_memory
 from grouper.files import refusing, remove_folder, whole_folder, write_atomic
 from grouper.models.folders import ADAPTER_FILE, RECIPE_FILE
 from grouper.models.loading import save_policy
@@ -48,7 +48,6 @@ from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes
 from grouper.training.parallel import ParallelPolicy
-from grouper.training.update import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -248,11 +247,11 @@ def save_checkpoint(
         except RunFolderError as error:
             problem = error
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             # There is no room for the copy that is written.
             problem = RunFolderError(
-                f"the optimizer state cannot be written: {str(error).splitlines()[0]}",
+                f"the optimizer state cannot be written: {first_line(error)}",
                 where=str(target),
                 fix="Free some memory; `grouper plan` says what each part takes.",
             )
@@ -328,7 +327,7 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
         optimizer.load_state_dict(state)
     except (OSError, RuntimeError, ValueError, LookupError, TypeError, SafetensorError) as error:
         raise CheckpointError(
-            f"the optimizer state does not fit: {str(error).splitlines()[0]}",
+            f"the optimizer state does not fit: {first_line(error)}",
             where=str(folder),
             fix="Go on with the optimizer and the model of that run, or start this phase again.",
         ) from error

@@ -160,8 +160,15 @@ class Run:
     def sampler(self, policy: Policy) -> NativeSampler:
         """The sampler over a policy's weights: one for each policy, and one copy at most."""
         if self._sampler is None or self._sampler[0] is not policy:
+            self._forget_sampler()
             self._sampler = (policy, self.prepared.sampler(policy))
         return self._sampler[1]
+
+    def _forget_sampler(self) -> None:
+        """Give back its copy of the weights, and what it holds between calls."""
+        if self._sampler is not None:
+            self._sampler[1].release()
+        self._sampler = None
 
     def _base(self, recipe: Recipe, sets: ProblemSets) -> str:
         """The model before training, whose tokenizer the whole run uses; a new one is made once."""
@@ -194,14 +201,14 @@ class Run:
         if self._replica is None or self._replica.policy is not policy:
             if self.processes.size > 1 and self.recipe.parallel == "fsdp":
                 # The sampler's copy is made while the weights are still in one piece.
-                self._sampler = None  # not two copies at a time
+                self._forget_sampler()  # not two copies at a time
                 self._sampler = (policy, self.prepared.sampler(policy, copy_now=True))
             self._replica = make_parallel(policy, self.processes, self.recipe.parallel)
         return self._replica
 
     def forget_policy(self) -> None:
         """Let go of the policy that was trained last, and of the sampler's copy of it."""
-        self._sampler = None
+        self._forget_sampler()
         self._replica = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -34,8 +34,9 @@ from grouper.algorithms.losses import (
     nll,
 )
 from grouper.algorithms.weighting import token_mean
-from grouper.errors import ModelError
+from grouper.errors import ModelError, first_line, is_out_of_memory
 from grouper.models.policy import Policy, TokenOutputs
+from grouper.sampling.native import keep_no_engines
 from grouper.training.optimizers import Optimizer
 from grouper.training.parallel import ParallelPolicy, Slice
 from grouper.types import Demonstration, Tally, merge_tallies
@@ -47,8 +48,6 @@ log = logging.getLogger(__name__)
 
 # Bound on the importance weights of `grpo.importance`.
 IMPORTANCE_CAP = 2.0
-# What allocators without an exception of their own say.
-_OUT_OF_MEMORY = ("MPS backend out of memory", "DefaultCPUAllocator: can't allocate memory")
 
 
 # --- one optimizer step --------------------------------------------------------------------------
@@ -417,13 +416,6 @@ def validation_loss(
 # --- where memory runs out -----------------------------------------------------------------------
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an allocation failed, on any device."""
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        sign in str(error) for sign in _OUT_OF_MEMORY
-    )
-
-
 @dataclass(slots=True)
 class _Tries:
     """Runs a step over its slices; where memory runs out, again over slices of half the tokens.
@@ -477,7 +469,7 @@ class _Tries:
         except RuntimeError as error:
             if not is_out_of_memory(error) or self._current is None:
                 raise
-            self._ran_out = str(error).splitlines()[0]
+            self._ran_out = first_line(error)
             if not self._repeatable:
                 raise _while_others_wait(self._current, policy, self._ran_out) from error
 
@@ -534,8 +526,9 @@ class _MemoryRanOutElsewhereError(Exception):
 
 
 def _release(policy: Policy) -> None:
-    """Give what a broken try held back to the allocator."""
+    """Give what a broken try held back to the allocator, and what samplers hold meanwhile."""
     policy.zero_grad(set_to_none=True)
+    keep_no_engines()
     gc.collect()
     if policy.device.type == "cuda":
         torch.cuda.empty_cache()

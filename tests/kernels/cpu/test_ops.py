@@ -119,7 +119,7 @@ def test_what_is_no_number_stays_so(bad: float) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [6, 32, 64, 128])
 @pytest.mark.parametrize("width", [12, 70])
-@pytest.mark.parametrize("group", [3, 17])  # the matrix unit takes sixteen queries at most
+@pytest.mark.parametrize("group", [3, 17])
 @pytest.mark.parametrize(
     ("window", "softcap"), [(None, None), (4, None), (None, 2.0), (9, 3.0), (40, None), (1, None)]
 )

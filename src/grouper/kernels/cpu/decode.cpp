@@ -178,11 +178,6 @@ template <int64_t D> void decode_of(const Decode<float> &the, int threads) {
 }
 
 template <int64_t D> void decode_of(const Decode<bf16> &the, int threads) {
-#if defined(HAS_AMX)
-    if constexpr (D > 0) {
-        if (Tiled<D>::serves(the.group)) return decode<Tiled<D>>(the, threads);
-    }
-#endif
 #if defined(HAS_WIDE)
     if constexpr (D > 0) return decode<Wide<D>>(the, threads);
 #endif

@@ -105,19 +105,17 @@ void rotate(const X *x, const C *cosine, const C *sine, Y *y, int64_t tokens, in
 // Cut by hand: compilers vectorise a plain inner loop, and not always a parallel one.
 constexpr int64_t BLOCK = 4096;
 
-// Gate and up: [rows, width] with this stride between rows; y is contiguous.
 template <class T>
-void gated(const T *gate, const T *up, T *y, int64_t rows, int64_t width, int64_t stride, float m,
-           float c, int threads) {
+void gated(const T *__restrict gate, const T *__restrict up, T *__restrict y, int64_t count,
+           float m, float c, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t row = 0; row < rows; ++row) {
-        const T *__restrict a = gate + row * stride, *__restrict b = up + row * stride;
-        T *__restrict out = y + row * width;
+    for (int64_t start = 0; start < count; start += BLOCK) {
+        const int64_t end = start + BLOCK < count ? start + BLOCK : count;
 #pragma omp simd
-        for (int64_t i = 0; i < width; ++i) {
-            const float g = load(a[i]);
+        for (int64_t i = start; i < end; ++i) {
+            const float g = load(gate[i]);
             const float share = 1.0f / (1.0f + exponential(-(m * g + c * g * g * g)));
-            store(out[i], rounded<T>(g * share) * load(b[i]));
+            store(y[i], rounded<T>(g * share) * load(up[i]));
         }
     }
 }
@@ -196,9 +194,9 @@ void add(const T *__restrict one, const T *__restrict other, T *__restrict y, in
         Arguments a(first);                                                                       \
         const T *gate = a.pointer<T>(), *up = a.pointer<T>();                                     \
         T *y = a.pointer<T>();                                                                    \
-        const int64_t rows = a.whole(), width = a.whole(), stride = a.whole();                    \
+        const int64_t count = a.whole();                                                          \
         const float m = a.real(), c = a.real();                                                   \
-        gated(gate, up, y, rows, width, stride, m, c, a.count());                                 \
+        gated(gate, up, y, count, m, c, a.count());                                               \
     }                                                                                             \
     KERNEL(gated_backward_##NAME) {                                                               \
         Arguments a(first);                                                                       \

@@ -194,19 +194,9 @@ CURVES = {"silu": (1.0, 0.0), "gelu_tanh": (_ROOT, _ROOT * 0.044715)}
 
 
 def _gated(gate: Tensor, up: Tensor, m: float, c: float) -> Tensor:
-    """Gate and up may be two halves of one tensor, row by row."""
-    out, width = gate.new_empty(gate.shape), gate.shape[-1]
-    rows, count = gate.numel() // width, gate.numel()
-    stride = width if gate.dim() < 2 else gate.stride(-2)
-    numbers = (rows, width, stride, m, c, threads_for(count))
-    call(f"gated_{letters(gate.dtype)}", (gate, up, out), *numbers)
+    out, count = torch.empty_like(gate), gate.numel()
+    call(f"gated_{letters(gate.dtype)}", (gate, up, out), count, m, c, threads_for(count))
     return out
-
-
-def gated_halves(both: Tensor, activation: str) -> Tensor:
-    """activation(first half) * second half of the last dimension of [..., 2 D]; no gradient."""
-    gate, up = both.chunk(2, dim=-1)
-    return _gated(gate, up, *CURVES[activation])
 
 
 class _Gated(torch.autograd.Function):

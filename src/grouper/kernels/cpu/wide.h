@@ -1,8 +1,7 @@
-// Queries, keys and values in bf16 by the processor's 512-bit registers, and by its matrix unit.
+// Queries, keys and values in bf16 by the processor's 512-bit registers.
 
 #pragma once
 
-#include "amx.h"
 #include "numbers.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
@@ -95,7 +94,7 @@ template <int64_t D> class Wide {
         }
     }
 
-  protected:
+  private:
     static __m512 product(const bf16 *query, const bf16 *key) {
         __m512 sum = _mm512_setzero_ps();
 #pragma GCC unroll 8
@@ -145,109 +144,6 @@ template <int64_t D> class Wide {
     const bf16 *queries_ = nullptr;
     std::vector<float> out_;
 };
-
-#if defined(HAS_AMX)
-
-// The same with the products of keys and queries in tiles: sixteen keys times all queries, of which
-// there are sixteen at most; D is 128 at most.
-template <int64_t D> class Tiled : public Wide<D> {
-  public:
-    static bool serves(int64_t group) { return group <= 16 && D <= 128 && tiles_are_granted(); }
-
-    Tiled(int64_t group, int64_t dim) : Wide<D>(group, dim) {
-        TileShapes shapes;
-        const int across = static_cast<int>(4 * group);
-        for (const int tile : {0, 1}) shapes.set(tile, 16, across);
-        for (const int tile : {2, 3}) shapes.set(tile, 16, 64);
-        for (const int tile : {4, 5, 6, 7}) shapes.set(tile, 16, across);
-        shapes.use();
-    }
-    ~Tiled() { _tile_release(); }
-    Tiled(const Tiled &) = delete;
-    Tiled &operator=(const Tiled &) = delete;
-
-    void begin(const bf16 *queries) {
-        Wide<D>::begin(queries);
-        const int64_t group = this->group_;
-        // A tile on the right holds pairs: line r has numbers 2 r and 2 r + 1 of every query.
-        for (int64_t g = 0; g < group; ++g)
-            for (int64_t d = 0; d < D / 2; ++d)
-                std::memcpy(turned_ + (d * group + g) * 2, queries + g * D + 2 * d, 4);
-        written(turned_);
-        const int64_t step = 32 * group;  // numbers of a tile
-        _tile_loadd(4, turned_, 4 * group);
-        if constexpr (D >= 64) _tile_loadd(5, turned_ + step, 4 * group);
-        if constexpr (D >= 96) _tile_loadd(6, turned_ + 2 * step, 4 * group);
-        if constexpr (D >= 128) _tile_loadd(7, turned_ + 3 * step, 4 * group);
-    }
-
-    void scores(const bf16 *keys, const bf16 *ahead, int64_t count, float *score, int64_t most) {
-        int64_t k = 0;
-        for (; k + 32 <= count; k += 32) {
-            fetch<D>(ahead + k * D, 32);
-            _tile_zero(0);
-            _tile_zero(1);
-            two_blocks(keys + k * D, keys + (k + 16) * D);
-            _tile_stored(0, found_, 4 * this->group_);
-            _tile_stored(1, found_ + 16 * this->group_, 4 * this->group_);
-            spread(score + k, most, 32);
-        }
-        for (; k < count; k += 16) {
-            const bf16 *block = keys + k * D;
-            const int64_t left = count - k < 16 ? count - k : 16;
-            if (left < 16) {
-                std::memcpy(last_, block, sizeof(bf16) * left * D);
-                block = last_;
-            }
-            written(block);
-            _tile_zero(0);
-            _tile_zero(1);
-            two_blocks(block, block);  // the second one for nothing
-            _tile_stored(0, found_, 4 * this->group_);
-            spread(score + k, most, left);
-        }
-    }
-
-  private:
-    static void two_blocks(const bf16 *one, const bf16 *other) {
-        constexpr int64_t line = 2 * D;
-        _tile_loadd(2, one, line);
-        _tile_dpbf16ps(0, 2, 4);
-        _tile_loadd(3, other, line);
-        _tile_dpbf16ps(1, 3, 4);
-        if constexpr (D >= 64) {
-            _tile_loadd(2, one + 32, line);
-            _tile_dpbf16ps(0, 2, 5);
-            _tile_loadd(3, other + 32, line);
-            _tile_dpbf16ps(1, 3, 5);
-        }
-        if constexpr (D >= 96) {
-            _tile_loadd(2, one + 64, line);
-            _tile_dpbf16ps(0, 2, 6);
-            _tile_loadd(3, other + 64, line);
-            _tile_dpbf16ps(1, 3, 6);
-        }
-        if constexpr (D >= 128) {
-            _tile_loadd(2, one + 96, line);
-            _tile_dpbf16ps(0, 2, 7);
-            _tile_loadd(3, other + 96, line);
-            _tile_dpbf16ps(1, 3, 7);
-        }
-    }
-
-    // From [keys, queries] to a line of scores for each query.
-    void spread(float *score, int64_t most, int64_t count) const {
-        for (int64_t g = 0; g < this->group_; ++g)
-            for (int64_t i = 0; i < count; ++i)
-                score[g * most + i] = found_[i * this->group_ + g];
-    }
-
-    alignas(64) bf16 turned_[16 * 128];
-    alignas(64) bf16 last_[16 * D] = {};
-    alignas(64) float found_[32 * 16];
-};
-
-#endif
 
 }  // namespace
 

@@ -1,17 +1,28 @@
-"""Attention over the slot cache in its replayable form, against attention by the book."""
+"""Attention of a decode step, plain and by kernels, against attention by the book."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from grouper.kernels.cpu.library import library
 from grouper.kernels.switch import planned
 from grouper.kernels.triton.language import AVAILABLE
 from grouper.models.attention import AttentionSpec
-from grouper.sampling.decode_kernel import DecodeState, has_kernel, kernel_decode, plain_decode
+from grouper.sampling import decode_attention as decode_attention_module
+from grouper.sampling.decode_attention import (
+    Attend,
+    DecodeState,
+    by_triton,
+    compiled,
+    decode_attention,
+    kernel_for,
+    plain,
+)
+from grouper.sampling.kv_cache import LayerCache
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NEEDS_TRITON = pytest.mark.skipif(
@@ -95,12 +106,10 @@ def spec_of(kind: str) -> AttentionSpec:
     return AttentionSpec(layer=0, scaling=0.3, window=window, softcap=softcap)
 
 
-def check(
-    attend: Callable[..., Tensor], one: Situation, spec: AttentionSpec, tolerance: float
-) -> None:
+def check(attend: Attend, one: Situation, spec: AttentionSpec, tolerance: float) -> None:
     expected = one.expected(spec)
     untouched = one.own[0][one.rows :].clone()
-    out = attend(one.query, one.new, (one.prompts, one.own), one.state, spec)
+    out = attend(one.query, one.new, LayerCache(one.prompts, one.own), one.state, spec)
     torch.testing.assert_close(out.double().cpu(), expected, rtol=tolerance, atol=tolerance)
     column = int(one.state.column)
     for ring, new in zip(one.own, one.new, strict=True):
@@ -112,7 +121,35 @@ def check(
 @pytest.mark.parametrize("share", [1, 2, 7])
 def test_plain_decoding_is_attention_by_the_book(kind: str, share: int) -> None:
     for seed in range(6):
-        check(plain_decode, Situation(seed, share=share, dim=16), spec_of(kind), 1e-5)
+        check(plain, Situation(seed, share=share, dim=16), spec_of(kind), 1e-5)
+        half = Situation(seed, share=share, dim=16, dtype=torch.bfloat16)
+        check(plain, half, spec_of(kind), 0.03)
+
+
+def test_a_row_that_continues_no_prompt_is_finite_and_changes_no_other() -> None:
+    """What it leaves in the ring is masked later, and 0 times what is no number is none, either."""
+    one, spec = Situation(5, share=2, dim=16), spec_of("plain")
+    cache = LayerCache(one.prompts, one.own)
+    whole = plain(one.query, one.new, cache, one.state, spec)
+    left_out = one.state.members.masked_fill(one.state.members == 1, -1)
+    out = plain(one.query, one.new, cache, replace(one.state, members=left_out), spec)
+    assert one.rows > 2
+    assert bool(out.isfinite().all())
+    others = [row for row in range(one.rows) if row != 1]
+    assert torch.equal(out[others], whole[others])
+
+
+@pytest.mark.skipif(library() is None or DEVICE.type != "cpu", reason="no compiled kernels")
+@pytest.mark.parametrize("dim", [16, 64])
+@pytest.mark.parametrize("kind", ["plain", "window", "softcap", "both"])
+@pytest.mark.parametrize("share", [1, 7])
+def test_the_compiled_kernel_is_attention_by_the_book(kind: str, share: int, dim: int) -> None:
+    for seed in range(4):
+        one = Situation(seed, share=share, dim=dim)
+        assert kernel_for(one.own[0]) is compiled
+        check(compiled, one, spec_of(kind), 5e-5)
+        half = Situation(seed, share=share, dim=dim, dtype=torch.bfloat16)
+        check(decode_attention, half, spec_of(kind), 0.03)
 
 
 @NEEDS_TRITON
@@ -122,12 +159,12 @@ def test_plain_decoding_is_attention_by_the_book(kind: str, share: int) -> None:
 def test_the_kernel_is_attention_by_the_book(kind: str, share: int, dim: int) -> None:
     # Scores grow with the dimension; their rounding in float32 does, too.
     for seed in range(2):
-        check(kernel_decode, Situation(seed, share=share, dim=dim), spec_of(kind), 5e-5)
+        check(by_triton, Situation(seed, share=share, dim=dim), spec_of(kind), 5e-5)
 
 
 @NEEDS_TRITON
 def test_a_dimension_that_is_no_power_of_two() -> None:
-    check(kernel_decode, Situation(0, share=3, dim=80), spec_of("both"), 5e-5)
+    check(by_triton, Situation(0, share=3, dim=80), spec_of("both"), 5e-5)
 
 
 @NEEDS_TRITON
@@ -137,7 +174,7 @@ def test_the_kernel_in_half_precision(share: int) -> None:
     dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
     for seed in range(4):
         one = Situation(seed, share=share, dim=64, dtype=dtype)
-        check(kernel_decode, one, spec_of("plain"), 0.03)
+        check(by_triton, one, spec_of("plain"), 0.03)
 
 
 @NEEDS_TRITON
@@ -162,11 +199,18 @@ def test_large_groups_are_cut_into_tiles() -> None:
         prompt_lengths=one.state.prompt_lengths,
         members=members,
     )
-    check(kernel_decode, one, spec_of("plain"), 5e-5)
+    check(by_triton, one, spec_of("plain"), 5e-5)
 
 
-def test_the_kernel_is_offered_only_where_it_runs() -> None:
-    assert not has_kernel(torch.device("cpu"), torch.float32)
+def test_each_kernel_is_offered_only_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, half = torch.empty(1), torch.empty(1, dtype=torch.bfloat16, device="meta")
+    assert kernel_for(one) is (None if library() is None else compiled)
+    assert kernel_for(one.double()) is None
     with planned("cuda"):
-        assert not has_kernel(torch.device("meta"), torch.float64)
-        assert has_kernel(torch.device("meta"), torch.bfloat16)
+        monkeypatch.delenv("GROUPER_KERNELS", raising=False)
+        assert kernel_for(half) is by_triton
+        assert kernel_for(half.double()) is None
+        monkeypatch.setenv("GROUPER_KERNELS", "0")
+        assert kernel_for(half) is None
+    monkeypatch.setattr(decode_attention_module, "library", lambda: None)
+    assert kernel_for(one) is None

@@ -1,0 +1,378 @@
+"""What runs the model in the sampler's loop: slots over our cache, or padded rows over a plain one.
+
+The engine decodes in one step, which is recorded where that pays (`graphs.py`) and played back: it
+needs nothing of the host. What it reads and writes lies in tensors that stay where they are: the
+tokens, how many each row has drawn, the ring's column, the tokens drawn so far. It is recorded once
+for each bucket of rows, and again where a tensor has to grow.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from grouper.models.policy import Policy
+from grouper.sampling.base import SampleRequest
+from grouper.sampling.decode_attention import Decode, DecodeState, Prefill, has_kernel
+from grouper.sampling.decode_rows import Block, DecodeRows
+from grouper.sampling.draw import DrawFlags
+from grouper.sampling.graphs import OpByOp, Step, choose_graphs
+from grouper.sampling.kv_cache import CacheSize, KVCache, Tokens, free_bytes, slots_that_fit
+
+# Columns of the ring to begin with: where a kernel reads live ones only, the others cost memory
+# and no time; plain operations look at all of them.
+KERNEL_WIDTH = 512
+PLAIN_WIDTH = 32
+
+
+class BaseEngine(ABC):
+    """Slots that hold sequences, each with its prompt and what has been drawn for it.
+
+    Args:
+        policy: the model.
+        size: what is held at the same time.
+        stop_ids: what must not be drawn before `min_new_tokens`.
+    """
+
+    refills = True
+    """Whether a finished slot can be refilled while others go on."""
+    keeps = False
+    """Whether what has been made here is worth its memory until the sampler is called again."""
+
+    def __init__(self, policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> None:
+        self.policy = policy
+        self.slots = size.slots
+        self.asked = size
+        """What was wanted; where memory is short there are fewer slots."""
+        self.captured: list[float] = []
+        """Seconds that each step took to record."""
+        self._storage = _storage(policy)
+        self.rows = DecodeRows(size, _head_size(policy), stop_ids, policy.device)
+
+    def serves(self, policy: Policy, size: CacheSize) -> bool:
+        """Whether it can sample from this policy, and has this much room."""
+        enough = all(asked <= held for asked, held in zip(size, self.asked, strict=True))
+        return policy is self.policy and enough and self._storage == _storage(policy)
+
+    def begin(self, requests: Sequence[SampleRequest]) -> None:
+        """All slots are free, and these will be asked."""
+        self.rows.begin(requests)
+
+    def admit(self, requests: Sequence[SampleRequest], slots: Sequence[int]) -> Block:
+        """Begin these in these slots: run each prompt once, draw the first tokens [1, slots].
+
+        Args:
+            requests: one for each slot.
+            slots: free ones.
+        """
+        prompts: dict[Tokens, int] = {}
+        owners = [prompts.setdefault(r.prompt.token_ids, len(prompts)) for r in requests]
+        logits = self._prefill(list(prompts), slots, owners)
+        self.rows.fill(slots, requests)
+        places = torch.tensor(slots, device=self.policy.device)
+        tokens, logprobs, entropies = self.rows.draw(logits, places)
+        return tokens[None], logprobs[None], entropies[None]
+
+    @abstractmethod
+    def _prefill(
+        self, prompts: list[Tokens], slots: Sequence[int], owners: Sequence[int]
+    ) -> Tensor:
+        """Run each prompt once and give it to its slots; logits [len(slots), V] in float32."""
+
+    @abstractmethod
+    def advance(self, steps: int, longest: int) -> Block:
+        """So many tokens more in every slot in use.
+
+        Args:
+            steps: of decoding and drawing.
+            longest: tokens that the longest unfinished sequence has drawn.
+        """
+
+    def free(self, slots: Sequence[int]) -> None:
+        """What these hold is finished; until a slot is filled or goes, it runs along."""
+        self.rows.free(slots)
+
+    @abstractmethod
+    def should_compact(self, live: int) -> bool:
+        """Whether so few of the slots in use are live that `compact` pays."""
+
+    def compact(self, slots: Sequence[int]) -> None:
+        """Move these slots to the front, in order; the others are gone."""
+        self.rows.compact(slots)
+
+    def release(self) -> None:  # noqa: B027 - what is held here goes with the engine
+        """Nothing more is asked: give back what sampling alone needs."""
+
+
+class Engine(BaseEngine):
+    """The model's own code over our cache: no padding, prompts run once, slots refilled.
+
+    Args:
+        policy: the model.
+        size: what is held at the same time.
+        stop_ids: as in `BaseEngine`.
+        graphs: repeats steps; None: what suits the model and its device.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        size: CacheSize,
+        stop_ids: Sequence[int],
+        graphs: OpByOp | None = None,
+    ) -> None:
+        super().__init__(policy, size, stop_ids)
+        device = policy.device
+        self._graphs = graphs or choose_graphs(policy, size.completion)
+        self.keeps = self._graphs.keeps
+        self._recorded: dict[tuple[int, DrawFlags], Step] = {}
+        """By all that a step decides on the host, for tensors of these shapes."""
+        self._shapes = (0, 0, 0)
+        """Places, columns of the ring, and rows of a prompt."""
+        self._cache = KVCache(size, KERNEL_WIDTH if has_kernel(policy) else PLAIN_WIDTH, device)
+        self._prompts: dict[Tokens, int] = {}
+        """Prompt -> its place in the cache."""
+        self._last: dict[Tokens, Tensor] = {}
+        """Prompt -> hidden state [H] of its last token."""
+        self._owners: list[int | None] = []
+        """The place of each slot's prompt; None: the slot is free."""
+        none = torch.zeros(self.slots, dtype=torch.long, device=device)
+        self._state = DecodeState(
+            column=self._cache.column,
+            lengths=self.rows.drawn,
+            owners=none,
+            prompt_lengths=none[:0],
+            members=none.view(self.slots, 1)[:0],
+        )
+        """Of all slots."""
+        self._settled = False
+        """Whether it says who continues which prompt."""
+        self._bucket = 0
+        """Rows that a step runs."""
+        self._cursor = torch.zeros(1, dtype=torch.long, device=device)
+        """[1]: how many steps the host has not seen."""
+        self._block: Block | None = None
+        """[steps, slots]: what they have drawn; the first call asks for as many as any."""
+
+    def begin(self, requests: Sequence[SampleRequest]) -> None:
+        super().begin(requests)
+        # The weights may have changed: what they made of prompts is worth nothing.
+        self._prompts, self._last, self._owners, self._bucket = {}, {}, [], 0
+
+    def _prefill(
+        self, prompts: list[Tokens], slots: Sequence[int], owners: Sequence[int]
+    ) -> Tensor:
+        device = self.policy.device
+        places = self._place(prompts, set(slots))
+        fresh = [p for p in prompts if p not in self._last]
+        if fresh:
+            self._cache.make_places(len(self._prompts))
+            entries = torch.tensor([self._prompts[p] for p in fresh], device=device)
+            layout = Prefill(self._cache, fresh, entries)
+            hidden = self.policy.hidden_states(layout, layout.token_ids, layout.position_ids)
+            self._last |= zip(fresh, hidden.index_select(0, layout.sources), strict=True)
+        self._owners += [None] * (max(slots) + 1 - len(self._owners))
+        for slot, owner in zip(slots, owners, strict=True):
+            self._owners[slot] = places[owner]
+        if len(self._owners) > self._bucket:
+            self._resize_bucket()
+        self._settled = False
+        last = torch.stack([self._last[p] for p in prompts])
+        return self.policy.logits(last)[torch.tensor(owners, device=device)]
+
+    def _place(self, prompts: list[Tokens], slots: set[int]) -> list[int]:
+        """Where each prompt lies, or is to be put: where nobody reads any more, or after all."""
+        known = self._prompts
+        read = {owner for slot, owner in enumerate(self._owners) if slot not in slots}
+        read |= {known[p] for p in prompts if p in known}
+        unread = [p for p, place in known.items() if place not in read]
+        for prompt in prompts:
+            if prompt not in known and unread:
+                old = unread.pop()
+                self._last.pop(old, None)
+                known[prompt] = known.pop(old)
+            known.setdefault(prompt, len(known))
+        return [known[p] for p in prompts]
+
+    def advance(self, steps: int, longest: int) -> Block:
+        # What has been drawn last is not in the ring yet.
+        self._cache.make_columns(longest - 1 + steps)
+        self._settle()
+        if self._block is None:
+            tokens = self._cursor.new_zeros(steps, self.slots)
+            logprobs = torch.zeros(tokens.shape, device=tokens.device)
+            self._block = (tokens, logprobs, torch.zeros_like(logprobs))
+        self._cursor.zero_()
+        for _ in range(steps):
+            self._run_step()
+        tokens, logprobs, entropies = (part[:steps, : self.rows.count] for part in self._block)
+        return tokens, logprobs, entropies
+
+    def free(self, slots: Sequence[int]) -> None:
+        super().free(slots)
+        for slot in slots:
+            self._owners[slot] = None
+
+    def should_compact(self, live: int) -> bool:
+        return live <= self._graphs.share * self._bucket
+
+    def compact(self, slots: Sequence[int]) -> None:
+        """Rows move within their tensors, prompts stay: what was recorded remains true."""
+        super().compact(slots)
+        self._cache.compact(slots)
+        self._owners = [self._owners[slot] for slot in slots]
+        self._resize_bucket()
+        self._settled = False
+
+    def _resize_bucket(self) -> None:
+        self._bucket = min(self.slots, self._graphs.bucket(len(self._owners)))
+
+    def release(self) -> None:
+        # Recorded steps hold this engine, which holds them.
+        self._recorded.clear()
+        self._cache.layers.clear()
+        self._graphs = OpByOp()
+
+    def _settle(self) -> None:
+        """Say in tensors who continues which prompt."""
+        if self._settled:
+            return
+        state, places = self._state, self._cache.places
+        groups: list[list[int]] = [[] for _ in range(places)]
+        for row, place in enumerate(self._owners):
+            if place is not None:
+                groups[place].append(row)
+        largest = max(map(len, groups))
+        size = max(state.members.shape[1], 1 << (largest - 1).bit_length())
+        if state.members.shape != (places, size):
+            members = self._cursor.new_zeros(places, size)
+            self._state = state = replace(state, members=members, prompt_lengths=members[:, 0] + 1)
+        lengths = {place: len(prompt) for prompt, place in self._prompts.items()}
+        owners = [place or 0 for place in self._owners] + [0] * (self.slots - len(self._owners))
+        state.members.copy_(torch.tensor([g + [-1] * (size - len(g)) for g in groups]))
+        state.prompt_lengths.copy_(torch.tensor([lengths.get(p, 1) for p in range(places)]))
+        state.owners.copy_(torch.tensor(owners))
+        self._settled = True
+
+    def _run_step(self) -> None:
+        shapes = (self._cache.places, self._cache.width, self._state.members.shape[1])
+        if shapes != self._shapes:  # tensors have moved
+            self._recorded.clear()
+            self._shapes = shapes
+        key = (self._bucket, self.rows.settings.flags)
+        if key in self._recorded:
+            self._recorded[key]()
+            return
+        started = time.perf_counter()
+        recorded = self._graphs.record(self._step)
+        self.captured.append(time.perf_counter() - started)
+        if recorded is None:
+            self._graphs, recorded = OpByOp(), self._step
+        self._recorded[key] = recorded
+
+    def _step(self) -> None:
+        """Feed every row its last token, and draw the next; no operation waits for the device."""
+        assert self._block is not None
+        rows, count, state = self.rows, self._bucket, self._state
+        state.column.add_(1).remainder_(self._cache.width)
+        state = replace(state, lengths=state.lengths[:count], owners=state.owners[:count])
+        tokens, positions = rows.tokens[None, :count], rows.positions(count)[None]
+        hidden = self.policy.hidden_states(Decode(self._cache, state), tokens, positions)
+        drawn = rows.draw(self.policy.logits(hidden))
+        for held, new in zip(self._block, drawn, strict=True):
+            held[:, :count].index_copy_(0, self._cursor, new[None].to(held.dtype))
+        self._cursor.add_(1)
+
+
+class PaddedEngine(BaseEngine):
+    """Left-padded rows over transformers' own cache, for models without the attention interface."""
+
+    refills = False
+
+    def __init__(self, policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> None:
+        super().__init__(policy, size, stop_ids)
+        self._cache: Any = None
+        self._mask = torch.empty(0)
+
+    def _prefill(
+        self, prompts: list[Tokens], slots: Sequence[int], owners: Sequence[int]
+    ) -> Tensor:
+        device = self.policy.device
+        assert list(slots) == list(range(len(slots))), "a plain cache is filled all at once"
+        width = max(len(p) for p in prompts)
+        ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
+        lengths = torch.tensor([len(p) for p in prompts], device=device)
+        self._mask = (torch.arange(width, device=device) >= width - lengths[:, None]).long()
+        self._cache = DynamicCache(config=self.policy.model.config)
+        logits = self._forward(ids, (self._mask.cumsum(1) - 1).clamp(min=0))
+        owner = torch.tensor(owners, device=device)
+        self._select(owner)
+        return logits[owner]
+
+    def advance(self, steps: int, longest: int) -> Block:
+        del longest
+        drawn = [self.rows.draw(self._decode()) for _ in range(steps)]
+        tokens, logprobs, entropies = (torch.stack(parts) for parts in zip(*drawn, strict=True))
+        return tokens, logprobs, entropies
+
+    def _decode(self) -> Tensor:
+        count = self.rows.count
+        self._mask = torch.cat([self._mask, self._mask.new_ones(count, 1)], dim=1)
+        return self._forward(self.rows.tokens[:count, None], self.rows.positions(count)[:, None])
+
+    def should_compact(self, live: int) -> bool:
+        return live <= OpByOp.share * self.rows.count
+
+    def compact(self, slots: Sequence[int]) -> None:
+        super().compact(slots)
+        self._select(torch.tensor(slots, dtype=torch.long, device=self._mask.device))
+
+    def _select(self, rows: Tensor) -> None:
+        self._cache.batch_select_indices(rows)
+        self._mask = self._mask[rows]
+
+    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        with self.policy.autocast():
+            output = self.policy.decoder(
+                input_ids=ids,
+                attention_mask=self._mask,
+                position_ids=positions,
+                past_key_values=self._cache,
+                use_cache=True,
+            )
+        return self.policy.logits(output.last_hidden_state[:, -1])
+
+
+def make_engine(policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> BaseEngine:
+    """What runs this model, with as many of the slots as a GPU's free memory allows.
+
+    Args:
+        policy: the model.
+        size: what is wanted at the same time.
+        stop_ids: as in `BaseEngine`.
+    """
+    room = size
+    if policy.device.type == "cuda":
+        slots = slots_that_fit(policy, size, free_bytes(policy.device))
+        room = size._replace(slots=slots, prompts=min(slots, size.prompts))
+    made = (Engine if policy.native else PaddedEngine)(policy, room, stop_ids)
+    made.asked = size
+    return made
+
+
+def _storage(policy: Policy) -> list[int]:
+    """Where the weights lie, which recorded steps read."""
+    return [parameter.data_ptr() for parameter in policy.parameters()]
+
+
+def _head_size(policy: Policy) -> int:
+    """Number of token ids that the head scores."""
+    head = policy.model.get_output_embeddings()
+    return int(getattr(head, "out_features", 0) or policy.vocabulary)

@@ -1,0 +1,175 @@
+"""The sampler's key-value cache: prompts once, completions in a ring of columns; and its size.
+
+A prompt's keys and values are held once, however many slots continue it. What the slots write
+themselves lies in columns that all slots share: a decode step writes one column, whatever position
+each slot has reached, since rotary embeddings have put the positions into keys and queries already.
+Columns older than the longest live sequence are written again; where there are none the ring grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from grouper.models.policy import Policy
+from grouper.sampling.base import SampleRequest
+
+Tokens = tuple[int, ...]
+"""The token ids of a prompt."""
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values."""
+
+# [slots, V] float32 at a time while tokens are drawn: logits old and new, scaled, log-softmax,
+# probabilities, cumulated.
+DRAW_COPIES = 6
+
+# Part of a device's free memory that cache and drawing may take; the rest is for prompts that are
+# run, the hidden states of a step, and what the allocator cannot put to use.
+SHARE_OF_FREE = 0.8
+
+
+class CacheSize(NamedTuple):
+    """What a cache has room for."""
+
+    slots: int
+    """Sequences at the same time."""
+    prompts: int
+    """Different prompts at the same time."""
+    prompt: int
+    """Tokens of the longest prompt."""
+    completion: int
+    """Tokens of the longest completion."""
+
+    @classmethod
+    def of(cls, requests: Collection[SampleRequest], slots: int) -> CacheSize:
+        """What these requests need in so many slots."""
+        prompts = {request.prompt.token_ids for request in requests}
+        longest = max(request.params.max_new_tokens for request in requests)
+        return cls(slots, min(slots, len(prompts)), max(map(len, prompts)), longest)
+
+
+def cache_bytes(config: Any, dtype: torch.dtype, size: CacheSize) -> int:
+    """Keys and values of all layers of a model with this text configuration."""
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    tokens = size.prompts * size.prompt + size.slots * size.completion
+    return int(2 * config.num_hidden_layers * heads * width * dtype.itemsize * tokens)
+
+
+def drawing_bytes(slots: int, vocabulary: int) -> int:
+    """What drawing a token for every slot takes."""
+    return DRAW_COPIES * slots * vocabulary * 4
+
+
+def slots_that_fit(policy: Policy, size: CacheSize, free: int) -> int:
+    """Slots, as many as are asked for at most, for which memory is enough; 1 or more.
+
+    Args:
+        policy: the model.
+        size: what is asked for.
+        free: bytes that cache and drawing may take `SHARE_OF_FREE` of.
+    """
+    config, dtype = policy.model.config.get_text_config(), policy.compute_dtype
+    for slots in range(size.slots, 1, -1):
+        part = size._replace(slots=slots, prompts=min(slots, size.prompts))
+        needed = cache_bytes(config, dtype or policy.model.dtype, part)
+        if needed + drawing_bytes(slots, policy.vocabulary) <= SHARE_OF_FREE * free:
+            return slots
+    return 1
+
+
+def free_bytes(device: torch.device) -> int:
+    """What new tensors can take on a CUDA device: what is free, and what PyTorch holds unused."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
+@dataclass(slots=True)
+class LayerCache:
+    """One layer's keys and values."""
+
+    prompts: Pair
+    """[places, Hkv, longest prompt, D]."""
+    own: Pair
+    """The ring [slots, Hkv, width, D]."""
+
+
+class KVCache:
+    """Keys and values of every layer, allocated when a layer is first run.
+
+    Args:
+        size: what there may be at the same time.
+        width: columns of the ring to begin with.
+        device: of the model.
+    """
+
+    def __init__(self, size: CacheSize, width: int, device: torch.device) -> None:
+        self.layers: dict[int, LayerCache] = {}
+        self.places = 0
+        """Prompts there is room for."""
+        self.width = min(width, size.completion)
+        """Columns of the ring."""
+        self.column = torch.full((1,), -1, device=device)
+        """[1] int64: the column that was written last."""
+        self._size = size
+
+    def layer(self, index: int, key: Tensor, value: Tensor) -> LayerCache:
+        """The cache of one layer, shaped after its keys and values [1, Hkv, _, D]."""
+        if index not in self.layers:
+            dtype, (slots, _, prompt, _) = _matrix_dtype(key), self._size
+            # Zeros, not empty: a masked column still meets the softmax, and 0 * NaN is NaN.
+            stores = [
+                heads.new_zeros((rows, heads.shape[1], columns, heads.shape[3]), dtype=dtype)
+                for rows, columns in ((self.places, prompt), (slots, self.width))
+                for heads in (key, value)
+            ]
+            self.layers[index] = LayerCache((stores[0], stores[1]), (stores[2], stores[3]))
+        return self.layers[index]
+
+    def make_places(self, prompts: int) -> None:
+        """Let at least this many prompts fit."""
+        if prompts <= self.places:
+            return
+        before, self.places = self.places, max(prompts, min(2 * self.places, self._size.prompts))
+        for layer in self.layers.values():
+            layer.prompts = _padded(layer.prompts, (0, 0, 0, 0, 0, 0, 0, self.places - before))
+
+    def make_columns(self, longest: int) -> None:
+        """Let the ring have room for sequences of this many tokens."""
+        wanted = min(longest, self._size.completion)  # a row writes no further than its budget
+        if wanted <= self.width:
+            return
+        oldest_first = torch.arange(self.width, device=self.column.device) + self.column + 1
+        oldest_first %= self.width
+        self.column.fill_(self.width - 1)
+        before, self.width = self.width, min(max(wanted, 2 * self.width), self._size.completion)
+        for layer in self.layers.values():
+            keys, values = (store.index_select(2, oldest_first) for store in layer.own)
+            layer.own = _padded((keys, values), (0, 0, 0, self.width - before))
+
+    def compact(self, slots: Sequence[int]) -> None:
+        """Move what these slots have written to the front, in order; the others are gone."""
+        moves = [(place, slot) for place, slot in enumerate(slots) if place != slot]
+        moved = torch.tensor(moves, dtype=torch.long, device=self.column.device).view(-1, 2)
+        places, sources = moved.unbind(1)
+        for layer in self.layers.values() if moves else ():
+            for store in layer.own:
+                store[places] = store[sources]
+
+
+def _padded(pair: Pair, widths: tuple[int, ...]) -> Pair:
+    """The same with zeros after it, in the dimensions from the last one on (before, after)."""
+    return pad(pair[0], widths), pad(pair[1], widths)
+
+
+def _matrix_dtype(key: Tensor) -> torch.dtype:
+    """Under autocast rotary embeddings leave keys in float32, and products round them anyway."""
+    if not key.is_meta and torch.is_autocast_enabled(key.device.type):
+        return torch.get_autocast_dtype(key.device.type)
+    return key.dtype

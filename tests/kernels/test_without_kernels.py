@@ -1,0 +1,31 @@
+"""With the kernels switched off everything that samples and trains passes the same tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.slow  # 150 s
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("room", ["sampling", "training"])
+def test_a_room_passes_in_plain_operations(room: str) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=0"),
+            *("-m", "not slow", "-W", "ignore", str(TESTS / room)),
+        ],
+        env={**os.environ, "GROUPER_KERNELS": "0"},
+        cwd=TESTS.parent,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert "[100%]" in done.stdout
