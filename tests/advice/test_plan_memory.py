@@ -10,8 +10,10 @@ from tiny_models import make_batch, make_prompt, tiny_model
 from transformers import AutoConfig
 
 from grouper.advice.memory import FOUR_BITS, ModelMemory
+from grouper.advice.tracing import Tracer
 from grouper.algorithms.rows import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
+from grouper.models.attention import RaggedRows
 from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
@@ -124,7 +126,6 @@ def test_what_should_save_memory_does() -> None:
     # On the CPU fused kernels keep less of each layer: there is less to save by running it again.
     assert peak(gradient_checkpointing=True) < 0.75 * plain
     assert peak(device="cuda", gradient_checkpointing=True) < 0.6 * peak(device="cuda")
-    assert plain < peak(device="cuda")
     assert peak(lora={"rank": 4}) < plain
     assert peak(device="cuda", activation_offload=True) < 0.6 * peak(device="cuda")
     assert peak(activation_offload=True) == plain
@@ -136,6 +137,38 @@ def test_four_bits_shrink_the_linear_layers_and_nothing_else() -> None:
     linear = 3 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128)
     # Each of 3 x 7 tensors is rounded to whole bytes.
     assert plain.weights - four.weights == pytest.approx(linear * (4 - FOUR_BITS), abs=21)
+
+
+def test_a_copy_is_counted_as_it_will_be() -> None:
+    """G3: on CUDA float32 weights sample from a bfloat16 copy, whose prefill and cache are half."""
+    numbers = {"slots": 4, "prompts": 2, "prompt": 100, "completion": 50}
+    memory = model_memory(device="cuda", compute_dtype="bfloat16", lora={"rank": 4})
+    beside = memory.sampling("sample", **numbers)
+    copied = memory.sampling("sample", **numbers, copy=torch.bfloat16)
+    adapters = memory.trainable
+    assert beside.sampling_copy == 0
+    assert copied.sampling_copy == 2 * (memory.parameters - adapters)
+    assert copied.cache == beside.cache
+    assert copied.activations < beside.activations
+    whole = memory.sampling("sample", **numbers, copy=torch.float32)
+    assert (whole.sampling_copy, whole.cache) == (2 * copied.sampling_copy, 2 * copied.cache)
+
+
+@pytest.mark.parametrize("window", [None, 32])
+def test_on_cuda_the_ragged_rows_are_traced(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G11: a plan for CUDA traced rows with their padding, and came out 10 % too high."""
+    shape = {**SHAPE, "sliding_window": window, "use_sliding_window": window is not None}
+    config = ModelConfig(path="x", dtype="bfloat16")
+
+    def peak() -> int:
+        policy = weightless_policy(config, AutoConfig.for_model(**shape, max_window_layers=0))
+        return Tracer(policy, "cuda").update(ROWS, accumulated=False)[1]
+
+    ragged = peak()
+    monkeypatch.setattr(RaggedRows, "serves", lambda *_: False)
+    assert ragged < 0.95 * peak()
 
 
 @pytest.mark.parametrize("family", ["gemma2", "cohere", "gpt2"])
@@ -150,8 +183,6 @@ def test_every_family_can_be_traced(family: str, attention: Any) -> None:
 
 def test_checkpoints_keep_one_hidden_state_a_layer() -> None:
     """What is kept between forward and backward, by hand."""
-    from grouper.advice.tracing import Tracer
-
     config = ModelConfig(path="x", gradient_checkpointing=True)
     kept = []
     for layers in (3, 7):

@@ -140,6 +140,17 @@ def test_what_would_fit_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert part.peak <= 0.1 * 2**30 * 1.05
 
 
+def test_a_plan_for_cuda_says_what_auto_means_and_counts_the_copy() -> None:
+    """G3, G7."""
+    found = plan_run(load_recipe("demo", [*SMALL, "skip_sft=true"]), device="cuda")
+    assert found.notes[0].startswith("On cuda: float32 weights, products in bfloat16, samples from")
+    sampled = [part for part in found.memory if part.name in {"grpo sample", "evaluation"}]
+    assert [part.sampling_copy for part in sampled] == [2 * found.parameters] * 2
+    here = plan("skip_sft=true")
+    assert all(part.sampling_copy == 0 for part in here.memory)
+    assert not any("auto" in note or "cpu:" in note for note in here.notes)
+
+
 def test_a_plan_can_be_written_as_json(demo: RunPlan) -> None:
     told = json.loads(json.dumps(demo.as_dict()))
     assert told["peak"] == max(part["peak"] for part in told["memory"])

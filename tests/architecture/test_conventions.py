@@ -43,6 +43,8 @@ OTHER_NAMES = {
     # A long subject has a file of tests for each part of it.
     "test_checkpoint_export.py": "checkpoint.py",
     "test_checkpoint_rotation.py": "checkpoint.py",
+    "test_decode_costs.py": "weights.py",
+    "test_update_costs.py": "update.py",
 }
 
 # Spelled in pieces, so that this file does not hold them itself.

@@ -1,4 +1,4 @@
-"""The tables of docs/speed.md are what the result files say, and what they say is shown."""
+"""The tables of the pages are what the result files say, and what they say is shown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from codebase import ROOT
-
-PAGE = ROOT / "docs" / "speed.md"
 
 
 @pytest.fixture(scope="module")
@@ -23,16 +21,23 @@ def tables() -> ModuleType:
     return module
 
 
-def test_the_page_says_what_the_files_say(tables: ModuleType) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert tables.render(page, tables.read()) == page, "run `python benchmarks/tables.py`"
+def test_the_pages_say_what_the_files_say(tables: ModuleType) -> None:
+    for path in tables.PAGES:
+        page = path.read_text(encoding="utf-8")
+        assert tables.render(page, tables.read()) == page, "run `python benchmarks/tables.py`"
 
 
-def test_the_page_has_every_table_once(tables: ModuleType) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert [match[1] for match in tables.MARKED.findall(page)] == list(tables.TABLES)
+def test_the_pages_have_every_table_once(tables: ModuleType) -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in tables.PAGES)
+    assert [match[1] for match in tables.MARKED.findall(pages)] == list(tables.TABLES)
 
 
+SOME_SHAPE = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
 MACHINE = {
     "cpu": "A processor",
     "threads": 2,
@@ -98,6 +103,46 @@ def records() -> dict[str, Any]:
                 }
             },
         },
+        "families": {
+            "machine": MACHINE,
+            "models": {
+                "Some 1B": {
+                    "shape": SOME_SHAPE,
+                    "refused": None,
+                    "same_greedy": True,
+                    "logprob_gap": 2.5e-6,
+                    "finite_gradients": False,
+                },
+                "Other 2B": {"shape": SOME_SHAPE, "refused": "It has sinks."},
+            },
+        },
+        "cpu_sft": {
+            "25M bf16": {
+                "tokens": 16384,
+                "seconds": {"trl": [6.0, 4.0], "grouper": [2.0, 3.0]},
+                "ratio": 2.0,
+                "peak_bytes": {"trl": 3 << 30, "grouper": 3 << 29},
+                "machine": MACHINE,
+            }
+        },
+        "kernel_parts": {
+            "0.5M": {
+                "prompts": 16,
+                "seconds": {"all on": [0.2, 0.4], "drawing": [0.5, 0.5]},
+                "off_over_on": {"all on": 1.0, "drawing": 1.25},
+                "machine": MACHINE,
+            }
+        },
+        "gpu": {
+            "sections": {
+                "step": {
+                    "marks": [{"what": "a", "value": 2.5, "wanted": "3", "passed": False}],
+                    "not_measured": ["TRL itself"],
+                    "problem": "Traceback\nRuntimeError: no",
+                    "machine": {**MACHINE, "device": "A card"},
+                }
+            }
+        },
         "cpu_profile": {"machine": MACHINE, "cases": {"0.5M": {"sample": part, "update": part}}},
         "scaling": {
             "machine": MACHINE,
@@ -127,10 +172,15 @@ SHOWN = {
     "| **2.50** | 2 (3) |",
     "gradients": "| 25M bf16 | 2 | 2.002 | 1.0e-03 |",
     "tries": "| micro_batch 16, checkpointing on, cache dynamic | **2.00** |",
+    "sft": "| 25M bf16 | 16,384 | 5.00 (4.00-6.00) | 2.50 (2.00-3.00) | **2.00** | 1.3 "
+    "| 3.00 | 1.50 |",
+    "gpu": "| step | a | 2.5 | 3 | **no** |",
+    "parts": "| drawing off | 1.25 |",
     "sampler": "| bfloat16, fixed | 500 | 1.50 (1.00-2.00) | 3.00 (3.00-3.00) "
     "| 4.00 (4.00-4.00) | **2.00** | 3 | 0.50 (0.50-0.50) | 0.33 |",
     "logprobs": "| float32, ragged | grouper | 1.0e-07 | 2.0e-06 |",
     "lora": "| 25M bf16 | 6.00 (5.00-7.00) | 2.00 (2.00-2.00) | **3.00** | 1.0e-03 | 2.0e-03 |",
+    "families": "| Some 1B | 1,024 | 16 (8) | 128 | yes | yes | 2.5e-06 | **no** |",
     "profiles": "| 0.5M, sampling | 75 % | 25 % | 0.50 |",
     "scaling": "| layers | 2, 4 | 2.00, 4.00 | 0.50 (0.50) | 0.90 (0.90) | 0.70 (1.00) |",
 }
@@ -154,6 +204,11 @@ def test_tries_have_their_threads_in_each_row_and_nowhere_else(tables: ModuleTyp
     made = tables.render("<!-- table: tries -->\n<!-- end -->", records())
     assert "threads 1" in made
     assert "thread(s)" not in made
+
+
+def test_a_refused_model_has_its_sentence(tables: ModuleType) -> None:
+    made = tables.render("<!-- table: families -->\n<!-- end -->", records())
+    assert "| Other 2B | 1,024 | 16 (8) | 128 | no: It has sinks. |  |  |  |" in made.split("\n")
 
 
 def test_what_was_not_measured_says_so(tables: ModuleType) -> None:

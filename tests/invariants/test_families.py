@@ -13,6 +13,7 @@ from transformers import GptOssConfig, GptOssForCausalLM
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.errors import ModelError, PromptError
+from grouper.models.attention_check import check_native_attention
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.native import NativeSampler
@@ -126,7 +127,7 @@ def with_sinks() -> Any:
 def test_attention_sinks_are_refused_and_never_dropped() -> None:
     policy = Policy(with_sinks())
     for run in (
-        policy.check_native_attention,
+        lambda: check_native_attention(policy),
         lambda: drawn(policy, requests((5,), 1)),
         lambda: policy(make_batch()),
     ):

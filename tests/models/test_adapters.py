@@ -10,11 +10,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import tiny_model
+from tiny_models import make_batch, tiny_model
+from torch import Tensor
 
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ModelError
-from grouper.models.loading import check_adapter, load_policy, quiet, save_policy
+from grouper.models.loading import (
+    _lean_adapters,
+    _new_adapter,
+    check_adapter,
+    load_policy,
+    quiet,
+    save_policy,
+)
 
 
 class NoTokenizer:
@@ -143,3 +151,42 @@ def test_damage_is_one_paragraph(base: Path, adapter: Path, change: Change, told
     change(adapter, str(base))
     with pytest.raises(ModelError, match=told):
         check_adapter(ModelConfig(path=str(base)), str(adapter))
+
+
+def test_adapters_that_pass_over_memory_less_often_compute_the_same() -> None:
+    """G2: the layer and its adapter, forward and backward, beside PEFT's own forward."""
+    model = tiny_model()
+    _new_adapter(model, LoraConfig(rank=4, alpha=3), "base", seed=0)
+    layer: Any = model.double().model.layers[0].mlp.up_proj
+    torch.manual_seed(0)
+    torch.nn.init.normal_(layer.lora_B["default"].weight)
+    x = torch.randn(1, 5, 32, dtype=torch.float64, requires_grad=True)
+
+    def results() -> list[Tensor]:
+        out = layer(x)
+        wanted = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), wanted)]
+
+    expected = results()
+    _lean_adapters(model)
+    assert "forward" in vars(layer)
+    for ours, theirs in zip(results(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_the_products_of_adapters_are_in_the_dtype_of_products(compute: str, base: Path) -> None:
+    """Adapters are float32 beside a base of any dtype."""
+    config = ModelConfig.model_validate(
+        {"path": str(base), "dtype": compute, "lora": LoraConfig(rank=4)}
+    )
+    policy = load_policy(config, str(base), seed=0)
+    assert {p.dtype for p in policy.trainable().values()} == {torch.float32}
+    seen = set()
+    for module in policy.model.modules():
+        if isinstance(module, torch.nn.Linear) and module.weight.requires_grad:
+            module.register_forward_hook(lambda _, __, out: seen.add(out.dtype))
+    policy(make_batch()).logprobs.sum().backward()
+    assert seen == {getattr(torch, compute)}
+    gradients = [p.grad for p in policy.trainable().values()]
+    assert all(g is not None and g.dtype == torch.float32 for g in gradients)

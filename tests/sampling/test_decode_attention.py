@@ -207,7 +207,10 @@ def test_each_kernel_is_offered_only_where_it_runs(monkeypatch: pytest.MonkeyPat
     assert kernel_for(one) is (None if library() is None else compiled)
     assert kernel_for(one.double()) is None
     with planned("cuda"):
+        monkeypatch.delenv("GROUPER_KERNELS", raising=False)
         assert kernel_for(half) is by_triton
         assert kernel_for(half.double()) is None
+        monkeypatch.setenv("GROUPER_KERNELS", "0")
+        assert kernel_for(half) is None
     monkeypatch.setattr(decode_attention_module, "library", lambda: None)
     assert kernel_for(one) is None

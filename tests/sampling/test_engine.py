@@ -16,7 +16,7 @@ from grouper.kernels.cpu import tape
 from grouper.kernels.cpu.library import library
 from grouper.kernels.triton.language import AVAILABLE
 from grouper.models.policy import Policy
-from grouper.sampling import decode_attention, engine, kv_cache
+from grouper.sampling import decode_attention, engine
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.engine import BaseEngine, Engine, PaddedEngine, make_engine
 from grouper.sampling.graphs import CpuGraphs, OpByOp, Step, allows_recording
@@ -164,13 +164,6 @@ def step_without_a_host(family: str, minimum: int = 0, **changes: Any) -> None:
         made._step()
 
 
-@pytest.fixture
-def no_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch has no autocast to be asked about on `meta`."""
-    monkeypatch.setattr(kv_cache, "_matrix_dtype", lambda key: key.dtype)
-
-
-@pytest.mark.usefixtures("no_autocast")
 @pytest.mark.parametrize("family", [family for family in MODELS if family != "gpt2"])
 @pytest.mark.parametrize("minimum", [0, 3])
 @torch.no_grad()
@@ -178,7 +171,6 @@ def test_no_op_of_a_step_waits_for_the_device_or_copies_to_it(family: str, minim
     step_without_a_host(family, minimum)
 
 
-@pytest.mark.usefixtures("no_autocast")
 @torch.no_grad()
 def test_rotary_embeddings_sized_by_the_longest_position_are_not_recorded() -> None:
     assert allows_recording(tiny_model("llama").config)

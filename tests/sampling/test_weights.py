@@ -12,7 +12,7 @@ from tiny_models import make_batch, tiny_model
 from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig
 from grouper.models.loading import load_policy
 from grouper.models.policy import Policy
-from grouper.sampling.weights import SamplingWeights, copy_dtype
+from grouper.sampling.weights import SamplingWeights, copy_dtype, describe_dtypes
 
 
 @pytest.fixture(scope="module")
@@ -64,32 +64,122 @@ def test_a_copy_made_late_is_one_that_was_kept_up(folder: Path, dtype: str) -> N
     assert all(torch.equal(p, theirs[name]) for name, p in late.named_parameters())
 
 
+LORA: dict[str, Any] = {"lora": LoraConfig()}
+HALF = {"dtype": "bfloat16"}
+
+
 @pytest.mark.parametrize(
-    ("sampling", "model", "device", "lora", "expected"),
+    ("sampling", "model", "device", "expected"),
     [
-        ("auto", {}, "cpu", False, None),
-        ("auto", {}, "cpu", True, torch.float32),
-        ("auto", {"dtype": "bfloat16"}, "cpu", True, torch.bfloat16),
-        ("auto", {"compute_dtype": "bfloat16"}, "cpu", True, torch.bfloat16),
-        ("auto", {}, "cuda", True, None),
-        ("same", {}, "cpu", True, None),
-        ("bfloat16", {}, "cuda", False, torch.bfloat16),
-        ("float32", {"dtype": "bfloat16"}, "cpu", True, torch.float32),
+        ("auto", {}, "cpu", None),
+        ("auto", LORA, "cpu", torch.float32),
+        ("auto", {**LORA, **HALF}, "cpu", torch.bfloat16),
+        ("auto", {**LORA, "compute_dtype": "bfloat16"}, "cpu", torch.bfloat16),
+        ("auto", {"compute_dtype": "bfloat16"}, "cpu", None),
+        ("auto", {}, "cuda", torch.bfloat16),
+        ("auto", HALF, "cuda", None),
+        ("auto", {**LORA, **HALF}, "cuda", torch.bfloat16),
+        ("auto", LORA, "cuda", torch.bfloat16),
+        ("auto", {"compute_dtype": "float32"}, "cuda", None),
+        ("auto", {**LORA, "compute_dtype": "float32"}, "cuda", torch.float32),
+        ("auto", {**LORA, **HALF, "quantization": "4bit"}, "cuda", None),
+        ("auto", {**LORA, "quantization": "4bit"}, "cpu", None),
+        ("auto", LORA, "mps", None),
+        ("same", LORA, "cpu", None),
+        ("same", LORA, "cuda", None),
+        ("bfloat16", {}, "cpu", torch.bfloat16),
+        ("float32", {**LORA, **HALF}, "cpu", torch.float32),
     ],
 )
 def test_a_copy_is_made_where_it_is_asked_for_or_faster(
-    sampling: str, model: dict[str, Any], device: str, lora: bool, expected: torch.dtype | None
+    sampling: str, model: dict[str, Any], device: str, expected: torch.dtype | None
 ) -> None:
+    """G2, G3: on CUDA of adapters and of float32 weights whose products are in bfloat16."""
     config = SamplingConfig.model_validate({"dtype": sampling})
     shape = ModelConfig.model_validate({"path": "a-model", **model})
-    assert copy_dtype(config, shape, device, lora=lora) is expected
+    assert copy_dtype(config, shape, device) is expected
 
 
-def test_quantised_weights_are_not_copied() -> None:
-    model = ModelConfig.model_validate(
-        {"path": "a-model", "quantization": "4bit", "lora": LoraConfig(), "dtype": "bfloat16"}
-    )
-    assert copy_dtype(SamplingConfig(), model, "cpu", lora=True) is None
+BANNERS: list[tuple[dict[str, Any], bool, str]] = [
+    ({}, True, "float32 weights, products in bfloat16, samples from a bfloat16 copy."),
+    (
+        {**LORA, **HALF},
+        True,
+        (
+            "bfloat16 weights with float32 adapters, products in bfloat16, samples from a bfloat16 "
+            "copy with the adapters merged."
+        ),
+    ),
+    (
+        {**LORA, **HALF, "quantization": "4bit"},
+        True,
+        (
+            "NF4 weights with float32 adapters, products in bfloat16, samples from the weights "
+            "themselves."
+        ),
+    ),
+    (
+        {},
+        False,
+        (
+            "float32 weights, products in float32, samples from the weights themselves. This card "
+            "has no bfloat16: everything is several times slower than on a newer one."
+        ),
+    ),
+    (
+        HALF,
+        False,
+        (
+            "bfloat16 weights, products in bfloat16, samples from the weights themselves. This "
+            "card has no bfloat16 and emulates it, slowly: set model.dtype=float32."
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "has_it", "expected"), BANNERS)
+def test_the_banner_says_what_auto_is(
+    model: dict[str, Any], has_it: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G7, G11: on a T4, too."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has_it)
+    shape = ModelConfig.model_validate({"path": "a-model", **model})
+    assert describe_dtypes(SamplingConfig(), shape, "cuda") == f"On cuda: {expected}"
+
+
+@torch.no_grad()
+def test_a_copy_keeps_its_frequencies_in_float32() -> None:
+    """Rounded to bfloat16 they would turn heads by whole radians after some hundred tokens."""
+    model = tiny_model("llama")
+    copied = SamplingWeights(Policy(model), torch.bfloat16, copy_now=True).current().model
+    assert {p.dtype for p in copied.parameters()} == {torch.bfloat16}
+    buffers = dict(model.named_buffers())
+    assert buffers
+    for name, buffer in copied.named_buffers():
+        assert torch.equal(buffer, buffers[name])
+        assert buffer.data_ptr() != buffers[name].data_ptr()
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3", "gemma2"])
+@torch.no_grad()
+def test_on_cuda_a_copy_has_one_product_for_queries_keys_and_values(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what it said before, and a refreshed one what the trainer says."""
+    from grouper.sampling import weights as module
+
+    monkeypatch.setattr(module, "device_type", lambda _: "cuda")
+    policy, batch = Policy(tiny_model(family)), make_batch()
+    weights = SamplingWeights(policy, torch.float32)
+    for version in (1, 2):
+        change(policy, version)
+        copied = weights.current()
+        torch.testing.assert_close(copied(batch).logprobs, policy(batch).logprobs)
+        layer = copied.model.model.layers[0].self_attn
+        parts = [getattr(layer, f"{name}_proj").weight for name in "qkv"]
+        shared = {p.untyped_storage().data_ptr() for p in parts}
+        assert len(shared) == (3 if family == "qwen3" else 1), "whose norms read their own part"
 
 
 @torch.no_grad()

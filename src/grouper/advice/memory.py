@@ -8,6 +8,7 @@ docs/memory.md.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 from grouper.advice.tracing import Tracer
 from grouper.algorithms.rows import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
+from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
 from grouper.models.token_scores import chunk_rows
 from grouper.sampling.kv_cache import CacheSize, cache_bytes, drawing_bytes
@@ -66,10 +68,10 @@ class ModelMemory:
         self._device = device
         self._shape: Any = policy.model.config.get_text_config()
         self._policy = policy
-        tracer = Tracer(policy, device)
+        self._tracer = Tracer(policy, device)
         # A plan asks for the same rows several times, and a trace takes seconds.
-        self._traced = functools.cache(tracer.update)
-        self._prefilled = functools.cache(tracer.forward)
+        self._traced = functools.cache(self._tracer.update)
+        self._sampled = functools.cache(self._sample_from)
         self.parameters = sum(p.numel() for p in policy.parameters())
         self.trainable = sum(p.numel() for p in policy.trainable().values())
         self._trainable_bytes = _bytes(policy.trainable().values())
@@ -153,13 +155,11 @@ class ModelMemory:
             optimizer: bytes of optimizer states that lie there meanwhile.
             reference: as in `update`.
         """
-        prefill = self._prefilled(Rows(prompt=prompt, completion=1, count=prompts))
+        policy, prefilled = self._sampled(copy)
+        prefill = prefilled(Rows(prompt=prompt, completion=1, count=prompts))
         vocabulary = int(self._shape.vocab_size)
-        dtype = self._policy.compute_dtype or self._policy.model.dtype
+        dtype = policy.compute_dtype or policy.model.dtype
         room = CacheSize(slots, held or prompts, prompt, completion)
-        # A copy has its adapters merged.
-        named = self._policy.named_parameters()
-        base = sum(p.numel() for parameter, p in named if "lora_" not in parameter)
         return Memory(
             name=name,
             weights=self.weights,
@@ -168,8 +168,19 @@ class ModelMemory:
             activations=max(prefill, drawing_bytes(slots, vocabulary)) + self._dequantised,
             logits_chunk=slots * vocabulary * 4,
             cache=cache_bytes(self._shape, dtype, room),
-            sampling_copy=0 if copy is None else base * copy.itemsize,
+            sampling_copy=0 if copy is None else _bytes(policy.parameters()),
         )
+
+    def _sample_from(self, copy: torch.dtype | None) -> tuple[Policy, Callable[[Rows], int]]:
+        """The policy that samples, its adapters merged in a copy, and the peak of its prefill."""
+        policy, tracer = self._policy, self._tracer
+        if copy is not None:
+            dtype = str(copy).removeprefix("torch.")
+            changes = {"dtype": dtype, "compute_dtype": dtype, "lora": None}
+            config = self._config.model_copy(update=changes)
+            policy = weightless_policy(config, policy.model.config, self._device)
+            tracer = Tracer(policy, self._device)
+        return policy, functools.cache(tracer.forward)
 
 
 def _bytes(tensors: Any) -> int:

@@ -18,7 +18,7 @@ from grouper.errors import GrouperError
 from grouper.models.loading import context_length, shape_of, weightless_policy
 from grouper.models.new_model import make_new_model, new_model_config
 from grouper.prompts import make_format
-from grouper.sampling.weights import copy_dtype
+from grouper.sampling.weights import copy_dtype, describe_dtypes
 from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
 from grouper.training.prepare import Prepared, prepare
@@ -123,6 +123,8 @@ def plan_run(
         )
         cards.append(card)
     assumed = Assumed(measured=planner.prepared is not None, native=planner.policy.native)
+    # What `auto` means there; elsewhere all is in model.dtype.
+    dtypes = [describe_dtypes(recipe.sampling, recipe.model, device)] if device == "cuda" else []
     return RunPlan(
         device=device,
         parameters=model.parameters,
@@ -133,7 +135,7 @@ def plan_run(
             planner.phase(name, tokens_per_second, (seconds_per_step or {}).get(name))
             for name in planner.slices
         ),
-        notes=tuple(map(str, find(assumed))),
+        notes=(*dtypes, *map(str, find(assumed))),
         peak=max(part.peak for part in memory),
     )
 
@@ -268,7 +270,6 @@ class _Planner:
         optimizer = recipe.sft.optimizer if recipe.skip_grpo else recipe.grpo.optimizer
         slots = min(slots, most)
         prompts = -(-slots // samples)
-        lora = recipe.model.lora is not None
         return self.model.sampling(
             name,
             slots=slots,
@@ -277,7 +278,7 @@ class _Planner:
             held=prompts if slots == most else min(slots, -(-most // samples)),
             prompt=max(self.prompts),
             completion=completion,
-            copy=copy_dtype(recipe.sampling, recipe.model, self.device, lora=lora),
+            copy=copy_dtype(recipe.sampling, recipe.model, self.device),
             optimizer=state_bytes(optimizer, self.policy),
             reference=recipe.grpo.beta > 0 and not recipe.skip_grpo,
         )

@@ -72,21 +72,21 @@ class Tracer:
     """
 
     def __init__(self, policy: Policy, device: str) -> None:
-        self._policy = policy
+        self.policy = policy
         self._device = device
-        self._mode = FakeTensorMode()
+        self.mode = FakeTensorMode()
         self._vocabulary = int(policy.model.config.get_text_config().vocab_size)
         self._replace()
 
     def _replace(self) -> None:
         """Give every parameter and buffer a device; shared ones stay shared."""
         made: dict[int, Tensor] = {}
-        for tensor in (*self._policy.parameters(), *self._policy.buffers()):
-            fake: Tensor = FakeTensor(self._mode, tensor.detach(), torch.device("cpu"))
+        for tensor in (*self.policy.parameters(), *self.policy.buffers()):
+            fake: Tensor = FakeTensor(self.mode, tensor.detach(), torch.device("cpu"))
             if isinstance(tensor, nn.Parameter):
                 fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
             made[id(tensor)] = fake
-        for part in self._policy.modules():
+        for part in self.policy.modules():
             tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)  # noqa: SLF001 - tied weights stay tied
             for table in tables:
                 table.update({name: made[id(t)] for name, t in table.items() if t is not None})
@@ -105,13 +105,13 @@ class Tracer:
         """
         hidden_states = self._prepared(rows.batch(self._vocabulary))
         with self._run() as live:
-            trainable = list(self._policy.trainable().values())
+            trainable = list(self.policy.trainable().values())
             for parameter in trainable:
                 parameter.grad = torch.zeros_like(parameter) if accumulated else None
             base = live.bytes
             hidden = hidden_states()
             targets = torch.empty(rows.count * rows.completion, dtype=torch.int64)
-            logprobs, _ = self._policy.score(hidden, targets, 1.0, entropy_gradient=False)
+            logprobs, _ = self.policy.score(hidden, targets, 1.0, entropy_gradient=False)
             del hidden
             kept = live.bytes - base
             (logprobs * torch.empty_like(logprobs)).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -132,7 +132,7 @@ class Tracer:
 
         Everything that depends on contents is worked out here, on real tensors.
         """
-        policy = self._policy
+        policy = self.policy
         if not policy.native:
             last = int(batch.completion_lengths.max())
             shape = (batch.rows, int(batch.prompt_lengths.max()) + last)
@@ -151,7 +151,7 @@ class Tracer:
         for window in {None, getattr(config, "sliding_window", None)}:
             layout.mask(window)
         layout.ragged()
-        layout.convert(self._mode.from_tensor)
+        layout.convert(self.mode.from_tensor)
 
         def shared() -> Tensor:
             hidden = policy.hidden_states(layout, layout.token_ids, layout.position_ids)
@@ -162,8 +162,8 @@ class Tracer:
     @contextlib.contextmanager
     def _run(self) -> Iterator[_Live]:
         live = _Live()
-        fused = contextlib.nullcontext() if self._device == "cpu" else switched_off()
-        with planned(self._device), fused, self._mode, live:
+        fused = switched_off() if self._device == "mps" else contextlib.nullcontext()
+        with planned(self._device), fused, self.mode, live:
             for tensor in self._owned:
                 live.count(tensor)
             yield live

@@ -511,8 +511,9 @@ class SamplingConfig(Section):
     max_slots: Positive = Field(256, description="sequences decoded at the same time")
     dtype: Literal["auto", "same", "float32", "bfloat16"] = Field(
         "auto",
-        description="dtype of a copy of the weights to sample from, LoRA merged into it; same: "
-        "no copy, LoRA beside the weights; auto: same, but a copy with LoRA on the CPU (faster)",
+        description="dtype of a copy of the weights to sample from, LoRA merged into it; same: no "
+        "copy, LoRA beside the weights; auto: a copy in the dtype of products where that is faster "
+        "(with LoRA; on CUDA also of float32 weights), else same",
     )
 
     @model_validator(mode="after")

@@ -296,7 +296,8 @@ class RaggedRows:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """As `Layout.attend`, without soft-capping."""
         dtype = _compute_dtype(query)
-        flat, keys, values = (heads[0].transpose(0, 1) for heads in (query, key, value))
+        # Not `heads[0]`, whose gradient would be written into zeros once more.
+        flat, keys, values = (heads.squeeze(0).transpose(0, 1) for heads in (query, key, value))
         out = ragged_attention(
             flat.to(dtype),
             shared_rows(keys, self.key_index, dtype),

@@ -12,6 +12,9 @@ from grouper.errors import ConfigError
 if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
     from grouper.config.schema import ModelConfig
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""The dtypes that a recipe can name."""
+
 # What knows whether a device is there; the CPU always is.
 _BACKENDS: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.backends.mps}
 
@@ -25,9 +28,13 @@ def on_device(config: ModelConfig, device: str) -> ModelConfig:
     """
     if config.compute_dtype != "auto":
         return config
-    has = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
-    dtype = "bfloat16" if device == "cuda" and has else config.dtype
+    dtype = "bfloat16" if device == "cuda" and has_bfloat16() else config.dtype
     return config.model_copy(update={"compute_dtype": dtype})
+
+
+def has_bfloat16() -> bool:
+    """Whether the CUDA device computes in bfloat16; one that is not here counts as today's."""
+    return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def find_device(name: str) -> torch.device:

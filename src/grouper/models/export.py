@@ -12,8 +12,9 @@ from torch import Tensor
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ModelError
 from grouper.files import whole_folder
+from grouper.models.device import DTYPES
 from grouper.models.folders import read_adapter, require_model_folder
-from grouper.models.loading import DTYPES, load_policy, load_tokenizer, save_policy
+from grouper.models.loading import load_policy, load_tokenizer, save_policy
 from grouper.models.policy import Policy
 
 # How far log-probs may be from the source's: merging adds two products in another order, and

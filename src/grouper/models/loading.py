@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
+from types import MethodType
 from typing import Any
 
 import torch
@@ -19,13 +20,12 @@ from transformers.utils import logging as transformers_logging
 
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ModelError, did_you_mean, require_extra
-from grouper.models.device import on_device
+from grouper.models.attention_check import check_native_attention
+from grouper.models.device import DTYPES, on_device
 from grouper.models.folders import base_of, looks_local, read_adapter, require_model_folder
 from grouper.models.policy import Policy
 
 log = logging.getLogger(__name__)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @contextlib.contextmanager
@@ -178,7 +178,7 @@ def load_policy(
     elif config.lora is not None:
         adapter = _new_adapter(model, config.lora, base, seed)
     policy = _as_policy(model, adapter, config).to(device)
-    policy.check_native_attention()
+    check_native_attention(policy)
     return policy
 
 
@@ -203,15 +203,45 @@ def weightless_policy(config: ModelConfig, shape: PretrainedConfig, device: str 
 
 
 def _as_policy(model: PreTrainedModel, adapter: Any, config: ModelConfig) -> Policy:
-    autocast = config.compute_dtype != config.dtype
+    compute = DTYPES[config.compute_dtype]
+    # Adapters are float32 whatever the base is; autocast rounds them for its products, and theirs.
+    mixed = any(p.is_floating_point() and p.dtype != compute for p in model.parameters())
+    if mixed and adapter is not None:
+        _lean_adapters(model)
     return Policy(
         model,
         adapter=adapter,
         native=config.attention == "native",
-        compute_dtype=DTYPES[config.compute_dtype] if autocast else None,
+        compute_dtype=compute if mixed else None,
         gradient_checkpointing=config.gradient_checkpointing,
         activation_offload=config.activation_offload,
     )
+
+
+def _lean_adapters(model: PreTrainedModel) -> None:
+    """Let adapters pass over memory less often than in PEFT; autocast has to be on from now on.
+
+    PEFT writes the input of each in float32 first, and what it adds twice before it adds it.
+    """
+    from peft.tuners.lora import Linear, LoraLayer
+
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.cast_input_dtype_enabled = False
+        if type(module) is Linear:  # subclasses do more
+            module.forward = MethodType(_adapted, module)
+
+
+def _adapted(module: Any, x: Tensor) -> Tensor:
+    """What PEFT's own forward gives, the adapter's second product adding to the layer's."""
+    names = module.active_adapters
+    if module.disable_adapters or module.merged or len(names) != 1:
+        out: Tensor = type(module).forward(module, x)
+        return out
+    (name,), out = names, module.base_layer(x)
+    inner = module.lora_A[name](module.lora_dropout[name](x))
+    tensors = (out.flatten(0, -2), inner.flatten(0, -2), module.lora_B[name].weight.T)
+    return torch.addmm(*tensors, alpha=module.scaling[name]).view(out.shape)
 
 
 def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> PreTrainedModel:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from grouper.algorithms.batching import TrainBatch, unweighted_rows
-from grouper.errors import ModelError
+from grouper.algorithms.batching import TrainBatch
 from grouper.kernels.modules import attach
 from grouper.kernels.switch import device_type, running
 from grouper.models import attention
@@ -122,7 +120,7 @@ class Policy(nn.Module):
         return {n: p for n, p in self.named_parameters() if p.requires_grad}
 
     @contextlib.contextmanager
-    def _attention(self, name: str) -> Iterator[None]:
+    def attention_named(self, name: str) -> Iterator[None]:
         """Attention of that name inside this block.
 
         transformers' own `set_attn_implementation` walks over all modules each time; the models
@@ -139,7 +137,7 @@ class Policy(nn.Module):
 
     def native_attention(self) -> contextlib.AbstractContextManager[None]:
         """Attention goes through our layouts inside this block, and nowhere else."""
-        return self._attention(attention.NAME)
+        return self.attention_named(attention.NAME)
 
     @contextlib.contextmanager
     def _as_now(self) -> Iterator[None]:
@@ -263,50 +261,3 @@ class Policy(nn.Module):
         """Log-probs [R, T] under other weights for the trainable parameters; changes nothing."""
         outputs: TokenOutputs = torch.func.functional_call(self, weights, (batch,))
         return outputs.logprobs
-
-    @torch.no_grad()
-    def check_native_attention(self) -> None:
-        """Compare our attention with the model's own `eager` one on a few tokens.
-
-        Raises:
-            ModelError: the two disagree, so this model must not be run natively.
-        """
-        if not self.native:
-            return
-        tokens = ((torch.arange(24).view(4, 6) * 7919 + 11) % self.vocabulary).tolist()
-        # Two prompts and four completions, of different lengths.
-        prompts = [tokens[0][4::-1], tokens[1][4:1:-1]]
-        completions = [tokens[0], tokens[1][:1], tokens[2][:4], tokens[3][:3]]
-        batch = unweighted_rows(prompts, completions, [0, 1, 0, 1]).to(self.device)
-        ours = self(batch).logprobs
-        self.native = False
-        try:
-            with self._attention("eager"):
-                theirs = self(batch).logprobs
-        finally:
-            self.native = True
-        weights = next(self.parameters()).dtype
-        exact = self.compute_dtype is None and weights in {torch.float32, torch.float64}
-        bound = 1e-3 if exact else 0.3
-        gap = float((ours - theirs).abs().max())
-        if not math.isfinite(gap):
-            self._require_finite_weights()
-        if not gap <= bound:
-            raise ModelError(
-                "Grouper's attention disagrees with the eager attention of "
-                f"{type(self.model).__name__} (log-probs differ by {gap:.2g}, allowed {bound:g})",
-                fix="Set model.attention: sdpa (or eager), and please report the model.",
-            )
-
-    def _require_finite_weights(self) -> None:
-        """Raise `ModelError` if a weight is infinite or not a number, which no model file has."""
-        for name, weight in self.model.named_parameters():
-            bad = int((~torch.isfinite(weight)).sum())
-            if bad:
-                raise ModelError(
-                    f"{bad:,} of {weight.numel():,} numbers of the weight {name} are infinite or "
-                    "not a number",
-                    where=str(self.model.config._name_or_path),  # noqa: SLF001 - where it is from
-                    fix="The model file is damaged, or its training diverged: get it again, or use "
-                    "an earlier checkpoint.",
-                )

@@ -170,6 +170,6 @@ def _padded(pair: Pair, widths: tuple[int, ...]) -> Pair:
 
 def _matrix_dtype(key: Tensor) -> torch.dtype:
     """Under autocast rotary embeddings leave keys in float32, and products round them anyway."""
-    if torch.is_autocast_enabled(key.device.type):
+    if not key.is_meta and torch.is_autocast_enabled(key.device.type):
         return torch.get_autocast_dtype(key.device.type)
     return key.dtype

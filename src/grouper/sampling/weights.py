@@ -3,41 +3,60 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from grouper.models.device import on_device
+from grouper.kernels.switch import device_type
+from grouper.models.device import DTYPES, has_bfloat16, on_device
 from grouper.models.policy import Policy
 
 if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
     from grouper.config.schema import ModelConfig, SamplingConfig
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-
-def copy_dtype(
-    sampling: SamplingConfig, model: ModelConfig, device: str, *, lora: bool
-) -> torch.dtype | None:
+def copy_dtype(sampling: SamplingConfig, model: ModelConfig, device: str) -> torch.dtype | None:
     """The dtype of the copy that samples; None: the weights that are trained.
 
-    `auto` makes a copy where that is known to be faster: of a model with LoRA on the CPU, where
-    adapters beside the weights took 1.2 to 2.7 times as long as merged ones
-    (`benchmarks/lora_sampling.py`). Quantised weights cannot be merged without loss.
+    `auto` makes a copy where that is known to be faster: of a model with LoRA, whose adapters cost
+    more than its own products where they run beside them (on the CPU 1.2 to 2.7 times the time,
+    `benchmarks/lora_sampling.py`), and on CUDA of weights that are not in the dtype of the
+    products, for they would be read and rounded again for every token. Quantised weights cannot be
+    merged without loss.
 
     Args:
         sampling: names the dtype.
         model: says what the weights are like.
         device: its type.
-        lora: whether the model has adapters.
     """
     if sampling.dtype in DTYPES:
         return DTYPES[sampling.dtype]
-    mergeable = lora and model.quantization is None
-    if sampling.dtype == "auto" and mergeable and device == "cpu":
-        return DTYPES[on_device(model, device).compute_dtype]
-    return None
+    compute = on_device(model, device).compute_dtype
+    merged = model.lora is not None and device in {"cpu", "cuda"}
+    rounded = device == "cuda" and compute != model.dtype
+    wanted = sampling.dtype == "auto" and model.quantization is None and (merged or rounded)
+    return DTYPES[compute] if wanted else None
+
+
+def describe_dtypes(sampling: SamplingConfig, model: ModelConfig, device: str) -> str:
+    """In a sentence or two: the dtypes of weights, matrix products and samples on a device."""
+    compute = on_device(model, device).compute_dtype
+    weights = "NF4" if model.quantization else model.dtype
+    adapters = "" if model.lora is None else " with float32 adapters"
+    made = copy_dtype(sampling, model, device)
+    source = "the weights themselves"
+    if made is not None:
+        merged = "" if model.lora is None else " with the adapters merged"
+        source = f"a {str(made).removeprefix('torch.')} copy{merged}"
+    text = f"On {device}: {weights} weights{adapters}, products in {compute}, samples from {source}"
+    if device != "cuda" or has_bfloat16():
+        return f"{text}."
+    why = "This card has no bfloat16"
+    if compute == "bfloat16":
+        return f"{text}. {why} and emulates it, slowly: set model.dtype=float32."
+    return f"{text}. {why}: everything is several times slower than on a newer one."
 
 
 class SamplingWeights:
@@ -70,11 +89,17 @@ class SamplingWeights:
         return self._copy
 
     def _make(self) -> Policy:
+        # Weights are rounded before they are copied, one by one; buffers (the frequencies of rotary
+        # embeddings) stay as they are, for they are never as coarse as a dtype of weights.
+        memo = {
+            id(p): nn.Parameter(_whole(p.detach()).to(self._dtype or p.dtype, copy=True), False)
+            for p in self._policy.model.parameters()
+            if p.is_floating_point()
+        }
         if self._policy.adapter is None:
-            model = copy.deepcopy(self._policy.model)
+            model = copy.deepcopy(self._policy.model, memo)
         else:
-            model = copy.deepcopy(self._policy.adapter).merge_and_unload()
-        model = model if self._dtype is None else model.to(self._dtype)
+            model = copy.deepcopy(self._policy.adapter, memo).merge_and_unload()
         made = Policy(
             model.requires_grad_(False),
             native=self._policy.native,
@@ -84,6 +109,9 @@ class SamplingWeights:
         made.version = self._policy.version
         # Merged in the one way, so that a resumed run samples from the same numbers.
         self._refresh(made)
+        if device_type(next(made.parameters())) == "cuda":
+            for module in made.decoder.modules():
+                _join(module)
         return made
 
     @torch.no_grad()
@@ -97,6 +125,51 @@ class SamplingWeights:
             for key, parameter in module.named_parameters(recurse=False):
                 value = _whole(getattr(base, key))
                 parameter.copy_(value + delta if key == "weight" and delta is not None else value)
+
+
+class _Joined:
+    """Linear layers that read the same input, as one product; each takes its part.
+
+    Their weights become parts of one matrix, and stay theirs: who writes into them writes into it.
+
+    Args:
+        layers: of one module, with or without a bias.
+    """
+
+    def __init__(self, layers: list[Any]) -> None:
+        self._sizes = [layer.out_features for layer in layers]
+        self._weight = torch.cat([layer.weight for layer in layers])
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        self._bias = torch.cat(biases) if biases else None
+        self._input: Tensor | None = None
+        self._parts: tuple[Tensor, ...] = ()
+        for place, layer in enumerate(layers):
+            for name, whole in (("weight", self._weight), ("bias", self._bias)):
+                if whole is not None:
+                    part = torch.split(whole, self._sizes)[place]
+                    setattr(layer, name, nn.Parameter(part, requires_grad=False))
+            layer.forward = partial(self.part, place)
+
+    def part(self, place: int, x: Tensor) -> Tensor:
+        """What the layer at this place makes of x."""
+        if self._input is not x:
+            out = nn.functional.linear(x, self._weight, self._bias)
+            self._input, self._parts = x, torch.split(out, self._sizes, -1)
+        part = self._parts[place]
+        if place == len(self._sizes) - 1:  # the last one that reads it
+            self._input, self._parts = None, ()
+        return part
+
+
+def _join(module: nn.Module) -> None:
+    """One product of a module's q, k and v, and one of its gate and up."""
+    for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        layers = [getattr(module, name, None) for name in names]
+        plain = [layer for layer in layers if type(layer) is nn.Linear]
+        alike = len({layer.bias is None for layer in plain}) == 1
+        # Norms of q and k would first have to copy their parts, head by head.
+        if len(plain) == len(names) and alike and not hasattr(module, "q_norm"):
+            _Joined(plain)
 
 
 def _lora_delta(module: nn.Module) -> torch.Tensor | None:

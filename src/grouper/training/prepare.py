@@ -215,9 +215,7 @@ class Prepared:
             copy_now: copy the weights while they are still in one piece.
         """
         sampling = self.recipe.sampling
-        dtype = copy_dtype(
-            sampling, self.recipe.model, policy.device.type, lora=policy.adapter is not None
-        )
+        dtype = copy_dtype(sampling, self.recipe.model, policy.device.type)
         return NativeSampler(
             SamplingWeights(policy, dtype, copy_now=copy_now),
             self.tokenizer,

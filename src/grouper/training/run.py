@@ -31,6 +31,7 @@ from grouper.models.policy import Policy
 from grouper.rewards import RewardStack
 from grouper.rewards.user_code import code_fingerprints, load_hook
 from grouper.sampling.native import NativeSampler
+from grouper.sampling.weights import describe_dtypes
 from grouper.tracking.live import Progress, setup_logging
 from grouper.tracking.recorder import Recorder
 from grouper.training.checkpoint import STATE_FILE
@@ -120,6 +121,8 @@ class Run:
         self.base_path = self._base(recipe, sets)
         for line in opening_lines(recipe, sets):
             display.say(line)
+        if find_device(recipe.device).type == "cuda":  # elsewhere all is in model.dtype
+            display.say(describe_dtypes(recipe.sampling, recipe.model, "cuda"))
         for leak in find_leaks(sets):
             log.warning(leak.warning)
         if _needs_start(recipe, self.path):

@@ -1,0 +1,215 @@
+"""Whether our attention computes what a model's own code computes: looked at when it is loaded.
+
+Two passes over the same few tokens. The first runs padded rows through the model's own eager
+attention with its own masks, in float32; the second runs them in our layout. There every layer
+starts from the hidden states of the first pass, so that rounding does not add up over layers. Its
+queries and keys must then be those of the first pass up to one rounding (they depend on positions),
+and our attention over the first pass's queries and keys must give in float32 what it gave there
+(which depends on scale, mask and window).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from itertools import count, islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from grouper.algorithms.batching import unweighted_rows
+from grouper.errors import ModelError
+from grouper.models.attention import AttentionSpec, SharedPrompts
+from grouper.models.policy import Policy
+from grouper.models.token_scores import accurate
+
+NAME = "grouper-check"
+
+# Tokens of each prompt and of each completion, and the prompts that these continue.
+PROMPTS, COMPLETIONS, OWNERS = (5, 11), (14, 1, 8, 5), (0, 1, 0, 1)
+# A longer window is made this short in both passes.
+WINDOW = 6
+# How far heads may be apart, as a share of the largest: with everything in float32, after one
+# rounding to bfloat16, and with all of attention in bfloat16.
+EXACT, ROUNDED, ROUGH = 1e-3, 0.05, 0.1
+
+
+def check_native_attention(policy: Policy) -> None:
+    """Compare our attention with the model's own, layer by layer.
+
+    Raises:
+        ModelError: the two disagree, so that this model must not be run natively; or its weights
+            are not finite.
+    """
+    if not policy.native:
+        return
+    tokens = ((7919 * i + 11) % policy.vocabulary for i in count())
+    texts = [list(islice(tokens, length)) for length in PROMPTS + COMPLETIONS]
+    prompts, completions = texts[: len(PROMPTS)], texts[len(PROMPTS) :]
+    layout = SharedPrompts(unweighted_rows(prompts, completions, OWNERS).to(policy.device))
+    pairs = zip(OWNERS, completions, strict=True)
+    rows = _Rows([prompts[owner] + text for owner, text in pairs], policy.device)
+    with torch.no_grad(), _short_windows(policy.model), rows.hooks(policy.decoder):
+        with policy.attention_named(NAME), policy.autocast():
+            output = policy.decoder(**rows.inputs, use_cache=False, layout=rows)
+        if not output.last_hidden_state.isfinite().all():
+            _require_finite_weights(policy)
+        rows.recorded = True
+        compared = _Compared(policy, layout, rows)
+        policy.hidden_states(compared, layout.token_ids, layout.position_ids)
+
+
+class _Rows:
+    """The first pass: padded rows, and what each layer was given and made of it.
+
+    Args:
+        texts: the token ids of each row, prompt and completion.
+        device: of the model.
+    """
+
+    def __init__(self, texts: list[list[int]], device: torch.device) -> None:
+        longest = max(map(len, texts))
+        # What stands on the right of a row changes nothing on its left.
+        ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
+        columns = torch.arange(longest, device=device).expand_as(ids)
+        masks = torch.ones_like(ids)
+        self.inputs = {"input_ids": ids, "attention_mask": masks, "position_ids": columns}
+        self.recorded = False
+        self.layers: dict[int, tuple[Tensor, ...]] = {}
+        """Layer -> queries, keys, values [R, H, L, D] and what came out [R, L, H, D]."""
+        self._hidden: dict[nn.Module, Tensor] = {}
+        # The place of each flat token of the layout in these rows: prompts, then completions, of
+        # which the last token is no input.
+        places = [(OWNERS.index(p), column) for p, n in enumerate(PROMPTS) for column in range(n)]
+        for row, (owner, length) in enumerate(zip(OWNERS, COMPLETIONS, strict=True)):
+            places += [(row, PROMPTS[owner] + column) for column in range(length - 1)]
+        self._places = torch.tensor(places, device=device).unbind(1)
+
+    def flat(self, states: Tensor) -> Tensor:
+        """[R, L, ...] of the rows as [1, N, ...] of the layout's flat tokens."""
+        return states[self._places][None]
+
+    def heads(self, layer: int) -> list[Tensor]:
+        """Queries, keys, values and what came out of a layer, [1, H, N, D] of flat tokens."""
+        query, key, value, out = self.layers[layer]
+        rows = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), out)
+        return [self.flat(heads).transpose(1, 2) for heads in rows]
+
+    @contextlib.contextmanager
+    def hooks(self, decoder: nn.Module) -> Iterator[None]:
+        """Layers leave here what they are given, or once all is recorded are given that."""
+
+        def exchange(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+            by_name = "hidden_states" in options
+            states = options.pop("hidden_states") if by_name else args[0]
+            if not self.recorded:
+                self._hidden[module] = states
+            elif module in self._hidden:
+                states = self.flat(self._hidden[module])
+            return (states, *args[0 if by_name else 1 :]), options
+
+        layers = [module for module in decoder.modules() if hasattr(module, "layer_idx")]
+        handles = [m.register_forward_pre_hook(exchange, with_kwargs=True) for m in layers]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _eager(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: _Rows,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The model's own eager attention in float32, which `layout` records."""
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    mask = None if attention_mask is None else accurate(attention_mask)
+    with torch.autocast(query.device.type, enabled=False):
+        out, _ = eager(module, *map(accurate, (query, key, value)), mask, **options)
+    layout.layers[int(getattr(module, "layer_idx", 0))] = (query, key, value, out)
+    return out.to(query.dtype), None
+
+
+AttentionInterface.register(NAME, _eager)
+AttentionMaskInterface.register(NAME, eager_mask)
+
+
+class _Compared:
+    """The second pass: a layout that compares each layer with the first (an `attention.Layout`)."""
+
+    def __init__(self, policy: Policy, layout: SharedPrompts, rows: _Rows) -> None:
+        self._policy = policy
+        self._layout = layout
+        self._rows = rows
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        q, k, v, expected = self._rows.heads(spec.layer)
+        whole = query.dtype in {torch.float32, torch.float64} and self._policy.compute_dtype is None
+        for name, ours, theirs in (("queries", query, q), ("keys", key, k), ("values", value, v)):
+            # Each dimension by itself: some turn with every position, others are a hundred times
+            # as large and hardly turn at all.
+            gap = (accurate(ours) - accurate(theirs)).abs().amax(2)
+            size = accurate(theirs).abs().amax(2)
+            self._require(gap, size, EXACT if whole else ROUNDED, spec, name)
+        size = expected.abs().max()
+        with torch.autocast(query.device.type, enabled=False):
+            exact = self._layout.attend(accurate(q), accurate(k), accurate(v), spec)
+        self._require((exact - expected).abs(), size, EXACT, spec, "results")
+        # What runs in training may be another kernel; soft-capped scores are rounded themselves.
+        if not whole and spec.softcap is None:
+            rough = accurate(self._layout.attend(q, k, v, spec))
+            self._require((rough - expected).abs(), size, ROUGH, spec, "results in bfloat16")
+        return expected.to(query.dtype)
+
+    def _require(
+        self, gap: Tensor, size: Tensor, bound: float, spec: AttentionSpec, what: str
+    ) -> None:
+        share = float((gap / size.clamp(min=torch.finfo(size.dtype).tiny)).max())
+        if not share <= bound:
+            raise ModelError(
+                "Grouper's attention disagrees with the eager attention of "
+                f"{type(self._policy.model).__name__} in layer {spec.layer} ({what} differ by "
+                f"{share:.2g} of their size, allowed {bound:g})",
+                fix="Set model.attention: sdpa (or eager), and please report the model.",
+            )
+
+
+@contextlib.contextmanager
+def _short_windows(model: nn.Module) -> Iterator[None]:
+    """Sliding windows that a few tokens are longer than, wherever a model keeps their length."""
+    holders: dict[int, Any] = {
+        id(holder): holder for m in model.modules() for holder in (m, getattr(m, "config", None))
+    }
+    held = {i: getattr(holder, "sliding_window", None) for i, holder in holders.items()}
+    lengths = {i: length for i, length in held.items() if isinstance(length, int)}
+    try:
+        for i, length in lengths.items():
+            holders[i].sliding_window = min(length, WINDOW)
+        yield
+    finally:
+        for i, length in lengths.items():
+            holders[i].sliding_window = length
+
+
+def _require_finite_weights(policy: Policy) -> None:
+    """Raise `ModelError` if a weight is infinite or not a number, which no model file has."""
+    for name, weight in policy.model.named_parameters():
+        bad = int((~torch.isfinite(weight)).sum())
+        if bad:
+            raise ModelError(
+                f"{bad:,} of {weight.numel():,} numbers of the weight {name} are infinite or "
+                "not a number",
+                where=str(policy.model.config._name_or_path),  # noqa: SLF001 - where it is from
+                fix="The model file is damaged, or its training diverged: get it again, or use "
+                "an earlier checkpoint.",
+            )

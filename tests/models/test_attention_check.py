@@ -1,0 +1,143 @@
+"""The start-up check of attention: it passes what is right, and names what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import FAMILIES, tiny_model
+from torch import Tensor
+
+from grouper.config.schema import LoraConfig
+from grouper.errors import ModelError
+from grouper.models import attention
+from grouper.models.attention import SharedPrompts
+from grouper.models.attention_check import check_native_attention
+from grouper.models.loading import _new_adapter
+from grouper.models.policy import Policy
+
+INTERFACE = [family for family in FAMILIES if family != "gpt2"]
+BFLOAT16 = torch.bfloat16
+
+
+@pytest.mark.parametrize("family", INTERFACE)
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
+def test_every_family_passes_and_stays_as_it_was(family: str, dtype: torch.dtype) -> None:
+    model = tiny_model(family, dtype=dtype)
+    window = getattr(model.config, "sliding_window", None)
+    check_native_attention(Policy(model))
+    assert getattr(model.config, "sliding_window", None) == window
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert model.config._attn_implementation not in {attention.NAME, "grouper-check"}
+
+
+def test_what_does_not_run_natively_is_not_looked_at() -> None:
+    check_native_attention(Policy(tiny_model("gpt2"), native=False))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_24_random_layers_in_bfloat16_pass(seed: int) -> None:
+    """T9: rounding added up over the layers, and a model like this was refused."""
+    shape = {"num_hidden_layers": 24, "hidden_size": 128, "head_dim": 32, "scale": 1.0}
+    model = tiny_model("qwen2", intermediate_size=256, **shape)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.1)
+    check_native_attention(Policy(model.to(BFLOAT16)))
+
+
+@pytest.mark.parametrize("kind", ["autocast", "lora", "checkpointed"])
+def test_what_is_trained_in_another_way_passes(kind: str) -> None:
+    model = tiny_model(dtype=BFLOAT16 if kind == "lora" else torch.float32)
+    if kind == "lora":
+        _new_adapter(model, LoraConfig(rank=4), "base", seed=0)
+    policy = Policy(
+        model,
+        compute_dtype=None if kind == "checkpointed" else BFLOAT16,
+        gradient_checkpointing=kind == "checkpointed",
+    )
+    check_native_attention(policy)
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+Attend = Callable[..., Tensor]
+
+
+def wrong_spec(honest: Attend, **wrong: Callable[[Any], Any]) -> Attend:
+    """Our attention with one thing misunderstood."""
+
+    def attend(self: Any, query: Tensor, key: Tensor, value: Tensor, spec: Any) -> Tensor:
+        changes = {name: change(getattr(spec, name)) for name, change in wrong.items()}
+        return honest(self, query, key, value, replace(spec, **changes))
+
+    return attend
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_a_wrong_scale_is_caught(
+    family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = wrong_spec(SharedPrompts.attend, scaling=lambda scaling: 1.05 * scaling)
+    monkeypatch.setattr(SharedPrompts, "attend", wrong)
+    with pytest.raises(ModelError, match=r"disagrees .* layer 0 .results differ"):
+        check_native_attention(Policy(tiny_model(family, dtype=dtype)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
+@pytest.mark.parametrize("window", [4, 4096])
+def test_a_missing_window_is_caught(
+    window: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is longer than any text we could look at, too."""
+    wrong = wrong_spec(SharedPrompts.attend, window=lambda _: None)
+    monkeypatch.setattr(SharedPrompts, "attend", wrong)
+    model = tiny_model("mistral", dtype=dtype, sliding_window=window)
+    with pytest.raises(ModelError, match=r"disagrees .* layer 0 .results differ"):
+        check_native_attention(Policy(model))
+    assert model.config.sliding_window == window
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
+def test_shifted_positions_are_caught(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Completions that begin one position late; attention itself would be the same."""
+    honest = SharedPrompts.__init__
+
+    def shifted(self: Any, batch: Any) -> None:
+        honest(self, batch)
+        completions = torch.arange(self.token_ids.shape[1]) >= int(batch.prompt_lengths.sum())
+        self.position_ids = self.position_ids + completions
+
+    monkeypatch.setattr(SharedPrompts, "__init__", shifted)
+    with pytest.raises(ModelError, match=r"disagrees .* layer 0 .(queries|keys) differ"):
+        check_native_attention(Policy(tiny_model(dtype=dtype)))
+
+
+def test_a_fault_in_a_late_layer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = SharedPrompts.attend
+
+    def attend(self: Any, *heads: Any) -> Tensor:
+        spec = heads[-1]
+        return honest(self, *heads) * (1.01 if spec.layer == 1 else 1.0)
+
+    monkeypatch.setattr(SharedPrompts, "attend", attend)
+    with pytest.raises(ModelError, match="layer 1"):
+        check_native_attention(Policy(tiny_model(dtype=BFLOAT16)))
+
+
+def test_weights_that_are_not_finite_are_named() -> None:
+    """R10: they were told as attention that disagrees, to be reported."""
+    policy = Policy(tiny_model())
+    with torch.no_grad():
+        policy.model.model.layers[1].mlp.up_proj.weight[3, 5] = float("nan")
+    with pytest.raises(
+        ModelError, match=r"1 of 2,048 .* model\.layers\.1\.mlp\.up_proj\.weight are"
+    ) as told:
+        check_native_attention(policy)
+    assert "report" not in str(told.value)
