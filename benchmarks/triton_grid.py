@@ -32,8 +32,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from grouper.kernels.triton import decode, draw, layers
+from grouper.kernels import layers
+from grouper.kernels.triton import decode, draw
 from grouper.kernels.triton import head as heads
+from grouper.kernels.triton import layers as triton_layers
 
 RESULTS = Path(__file__).parent / "results" / "triton_grid.json"
 
@@ -135,7 +137,9 @@ def drawing() -> Iterator[Callable[[], object]]:
 
 
 def normed(x: Tensor, weight: Tensor, *, ones: bool) -> None:
-    layers.rms_norm(x.requires_grad_(), weight.requires_grad_(), 1e-6, ones=ones).sum().backward()
+    layers.rms_norm(
+        triton_layers, x.requires_grad_(), weight.requires_grad_(), 1e-6, ones=ones
+    ).sum().backward()
 
 
 def layering(dtype: torch.dtype, dim: int) -> Iterator[Callable[[], object]]:
@@ -147,9 +151,13 @@ def layering(dtype: torch.dtype, dim: int) -> Iterator[Callable[[], object]]:
     for count in (1, 14):
         x = torch.zeros(1, 32, count, dim, dtype=dtype).transpose(1, 2).requires_grad_()
         angles = torch.zeros(1, 32, dim, dtype=dtype)
-        yield lambda x=x, angles=angles: layers.rotate(x, angles, angles).sum().backward()
+        yield (
+            lambda x=x, angles=angles: (
+                layers.rotate(triton_layers, x, angles, angles).sum().backward()
+            )
+        )
     gate, up = (torch.zeros(1, 4, 4864, dtype=dtype, requires_grad=True) for _ in range(2))
-    yield lambda: layers.gated(gate, up, "silu").sum().backward()
+    yield lambda: layers.gated(triton_layers, gate, up, "silu").sum().backward()
 
 
 def heading(dtype: torch.dtype) -> Iterator[Callable[[], object]]:

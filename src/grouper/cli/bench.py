@@ -43,6 +43,7 @@ Reading the table:
   other             drawing problems, writing rollouts
   tok/s             of that part: sampled tokens over prefill and decode, trained over update
   MFU               model FLOPs over what the device does in large matrix products
+  no kernels        the median without Grouper's own kernels
 """
 
 
@@ -64,6 +65,12 @@ Reading the table:
     show_default=True,
     help="Steps before them that do not count.",
 )
+@click.option(
+    "--plain/--no-plain",
+    default=True,
+    show_default=True,
+    help="Measure as many steps without Grouper's kernels, for a column of their own.",
+)
 @click.option("--json", "as_json", is_flag=True, help="All figures as JSON.")
 @dry_run_option
 @quiet_option
@@ -76,6 +83,7 @@ def bench_command(
     completion_tokens: int | None,
     steps: int,
     warmup: int,
+    plain: bool,
     as_json: bool,
     dry_run: bool,
     quiet: bool,
@@ -107,6 +115,7 @@ def bench_command(
         warmup=warmup,
         steps=steps,
         completion_tokens=completion_tokens,
+        plain=plain,
         progress=progress,
     )
     if as_json:
@@ -192,19 +201,22 @@ def _table(seen: Bench) -> Table:
     from rich.table import Table
 
     table = Table()
-    for name in ("", "min", "median", "max", "share"):
+    last = ["no kernels"] if seen.plain_reports else []
+    for name in ("", "min", "median", "max", "share", *last):
         table.add_column(name, justify="left" if name == "" else "right")
-    for part in _PARTS:
-        spread = seen.spread(f"time.{part}")
-        if spread:
-            shown = [f"{value:.3f}" for value in spread.values()]
-            table.add_row(f"{part}, s", *shown, f"{seen.share(part):.0%}")
-    table.add_section()
-    for name, metric, form in _SPEEDS:
+
+    def add(name: str, metric: str, form: str, share: str) -> None:
         spread = seen.spread(metric)
         if spread:
             shown = [form.format(value) for value in spread.values()]
-            table.add_row(name, *shown, "")
+            plain = [form.format(seen.spread(metric, plain=True)["median"]) for _ in last]
+            table.add_row(name, *shown, share, *plain)
+
+    for part in _PARTS:
+        add(f"{part}, s", f"time.{part}", "{:.3f}", f"{seen.share(part):.0%}")
+    table.add_section()
+    for name, metric, form in _SPEEDS:
+        add(name, metric, form, "")
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from threading import Lock
@@ -73,9 +74,14 @@ def running() -> Iterator[None]:
         _RUNNING.reset(before)
 
 
+def kernels_are_off() -> bool:
+    """Whether everything runs on PyTorch's own operations, here or in the whole process."""
+    return _OFF.get() or os.environ.get(OFF) == "0"
+
+
 @contextlib.contextmanager
 def switched_off() -> Iterator[None]:
-    """No `running` inside this block has an effect."""
+    """Everything inside this block runs on PyTorch's own operations."""
     before = _OFF.set(True)
     try:
         yield

@@ -17,7 +17,7 @@ from tiny_models import tiny_model
 from grouper.algorithms.batching import unweighted_rows
 from grouper.kernels.cpu import library as building
 from grouper.kernels.cpu.library import kernels_in_use, library
-from grouper.kernels.switch import switched_off
+from grouper.kernels.switch import OFF, switched_off
 from grouper.models.policy import Policy
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -29,10 +29,10 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     small = [source for source in building.SOURCES if source.stem in {"tape", "drawing"}]
     monkeypatch.setattr(building, "SOURCES", small)
     monkeypatch.setenv("GROUPER_CACHE", str(tmp_path / "grouper"))
-    monkeypatch.delenv(building.OFF, raising=False)
-    library.cache_clear()
+    monkeypatch.delenv(OFF, raising=False)
+    building.built.cache_clear()
     yield tmp_path / "grouper"
-    library.cache_clear()
+    building.built.cache_clear()
 
 
 @needs_compiler
@@ -52,7 +52,7 @@ def build(cache: Path) -> Path:
     """
     child = os.fork()
     if not child:
-        library.cache_clear()
+        building.built.cache_clear()
         os._exit(0 if library() is not None else 1)
     assert os.waitpid(child, 0)[1] == 0
     (made,) = (cache / "kernels").glob("*.so")
@@ -102,7 +102,7 @@ def test_the_cache_is_private_and_what_others_can_change_is_not_loaded(
     folder.chmod(0o700)
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    library.cache_clear()
+    building.built.cache_clear()
     kernels = library()
     assert kernels is not None
     assert not Path(kernels._name).is_relative_to(folder)
@@ -148,7 +148,7 @@ def test_a_compiler_that_fails_is_told_once(
 
 
 def test_it_can_be_switched_off(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(building.OFF, "0")
+    monkeypatch.setenv(OFF, "0")
     assert library() is None
     assert not fresh.exists()
 
@@ -184,7 +184,7 @@ def test_one_set_of_threads_serves_torch_and_the_kernels() -> None:
     )
     if not Path("/proc/self/maps").exists():
         pytest.skip("no /proc")
-    environment = {**os.environ, building.OFF: "1"}
+    environment = {**os.environ, OFF: "1"}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     )

@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from grouper.files import cache_folder
-from grouper.kernels.switch import OFF
+from grouper.kernels.switch import kernels_are_off
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +58,14 @@ VARIANTS = (
 SECONDS = 120
 
 
-@functools.cache
 def library() -> ctypes.CDLL | None:
     """The kernels, or None where they are switched off or cannot be built."""
-    if os.environ.get(OFF) == "0":
-        return None
+    return None if kernels_are_off() else built()
+
+
+@functools.cache
+def built() -> ctypes.CDLL | None:
+    """The kernels of this process, or None where they cannot be built."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
         log.info("No C++ compiler was found: fused kernels are off (slower, nothing else).")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouper.kernels.switch import OFF, device_type, has_memory
+from grouper.kernels.switch import device_type, has_memory, kernels_are_off
 
 try:  # torch brings it along where it is built for CUDA
     import triton
@@ -56,7 +55,7 @@ def serves(*tensors: Tensor) -> bool:
     """
     return (
         all(device_type(t) == "cuda" and t.dtype in DTYPES for t in tensors)
-        and os.environ.get(OFF) != "0"
+        and not kernels_are_off()
         and (not has_memory(tensors[0]) or (AVAILABLE and not _FAILURES))
     )
 
