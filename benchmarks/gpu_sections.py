@@ -162,6 +162,7 @@ def kernels(device: torch.device, outcome: Outcome) -> None:
     """Decode attention in bfloat16 beside float64, and the sampler's log-probs by the trainer's."""
     from grouper.models.attention import AttentionSpec
     from grouper.sampling import decode_attention as attention
+    from grouper.sampling.kv_cache import LayerCache
 
     on_cuda = device.type == "cuda"
     dtype = torch.bfloat16 if on_cuda else torch.float32
@@ -183,21 +184,23 @@ def kernels(device: torch.device, outcome: Outcome) -> None:
                 members=members,
             )
             query, new = normal(rows, heads * share, dim), (normal(rows, heads, dim),) * 2
-            cache = (
-                (normal(places, heads, columns, dim), normal(places, heads, columns, dim)),
-                (normal(rows, heads, width, dim), normal(rows, heads, width, dim)),
-            )
-            exact = tuple(tuple(t.double() for t in pair) for pair in cache)
+            prompts = (normal(places, heads, columns, dim), normal(places, heads, columns, dim))
+            own = (normal(rows, heads, width, dim), normal(rows, heads, width, dim))
             for window in (None, 64):
                 spec = AttentionSpec(layer=0, scaling=dim**-0.5, window=window, softcap=None)
-                wide = (query.double(), tuple(t.double() for t in new))
-                expected = attention.plain(*wide, exact, state, spec)
+                cache = LayerCache(prompts, own)
+                exact = LayerCache(_doubled(prompts), _doubled(own))
+                expected = attention.plain(query.double(), _doubled(new), exact, state, spec)
                 found = attention.decode_attention(query, new, cache, state, spec)
                 gap = float((found.double() - expected).abs().max())
                 bound = 2e-2 if on_cuda else 1e-4
                 what = f"decode attention, D {dim}, group {size}, {share} heads, window {window}"
                 outcome.mark(what, f"{gap:.1e}", f"at most {bound:g}", passed=gap <= bound)
     _sampler_and_trainer_agree(device, outcome)
+
+
+def _doubled(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return pair[0].double(), pair[1].double()
 
 
 def _sampler_and_trainer_agree(device: torch.device, outcome: Outcome) -> None:
