@@ -55,7 +55,7 @@ def trl_seconds(work: Work, device: torch.device) -> list[float]:
             generation_kwargs={"min_new_tokens": work.new_tokens},
             max_steps=work.tries + 1,
             learning_rate=LEARNING_RATE,
-            bf16=work.dtype == torch.bfloat16,
+            bf16=work.mode == "full",
             use_cpu=device.type == "cpu",
             report_to="none",
             save_strategy="no",

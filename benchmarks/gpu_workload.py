@@ -1,12 +1,13 @@
 """What the GPU comparisons share: one random model, one step's worth of rollouts, two engines.
 
-The model has the shape of Qwen2.5-0.5B; the work is 16 prompts x 8 completions x 512 new tokens.
-`theirs` is what TRL 1.16's GRPO trainer does by default where no vLLM serves it, rebuilt from its
-parts so that it runs where TRL is not installed: `generate` of transformers; padded rows through
-the model in micro-batches with gradient checkpointing, log-probs and entropies of the completion
-from logits of its positions; AdamW.
+The models have the shapes of Qwen2.5-0.5B and 1.5B; the work is 16 prompts x 8 completions x 512
+new tokens. `Theirs` is what TRL 1.16's GRPO trainer does by default where no vLLM serves it,
+rebuilt from its parts so that it runs where TRL is not installed: `generate` of transformers;
+padded rows through the model in micro-batches with gradient checkpointing, log-probs and entropies
+of the completion from logits of its positions; AdamW.
 
-Only torch, transformers and Grouper's layers 2 and 3 are imported.
+Only torch, transformers and the rooms of Grouper below its recipe are imported; PEFT where LoRA is
+measured.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from grouper.algorithms.batching import TrainBatch, rollout_rows, step_batches
 from grouper.algorithms.losses import Bounds, ppo_clip
@@ -49,9 +56,27 @@ from grouper.types import (
     Verdict,
 )
 
-__all__ = ["Ours", "Theirs", "Work", "arguments", "make_model", "medians", "save", "seconds_of"]
+__all__ = [
+    "ON_POLICY",
+    "QWEN3_FOUR_BILLION",
+    "QWEN_HALF_BILLION",
+    "QWEN_ONE_AND_A_HALF_BILLION",
+    "Ours",
+    "Theirs",
+    "Work",
+    "arguments",
+    "machine",
+    "make_model",
+    "medians",
+    "save",
+    "seconds_of",
+    "synchronize",
+    "work_on",
+]
 
 RESULTS = Path(__file__).parent / "results"
+LENGTHS = Path(__file__).parent / "ragged_lengths.json"
+LORA_RANK = 16
 STOP = 151645
 LEARNING_RATE = 1e-6
 
@@ -69,6 +94,23 @@ QWEN_HALF_BILLION: dict[str, Any] = {
     "eos_token_id": STOP,
     "bos_token_id": 151643,
     "pad_token_id": 151643,
+}
+QWEN_ONE_AND_A_HALF_BILLION: dict[str, Any] = {
+    **QWEN_HALF_BILLION,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+}
+# Of Qwen3-4B, whose head dimension is not hidden size over heads.
+QWEN3_FOUR_BILLION: dict[str, Any] = {
+    **QWEN_HALF_BILLION,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
 }
 TOY: dict[str, Any] = {
     **QWEN_HALF_BILLION,
@@ -95,7 +137,11 @@ class Work:
     prompt_tokens: int = 256
     new_tokens: int = 512
     tries: int = 3
-    dtype: torch.dtype = torch.bfloat16
+    mode: str = "full"
+    """`full`: bfloat16 weights, all trained. `float32`: float32 weights, products in bfloat16, as
+    a recipe with `dtype: float32` runs on CUDA. `lora`: adapters on bfloat16 weights."""
+    ragged: bool = False
+    """Completions end at lengths of `ragged_lengths.json`, scaled to `new_tokens`."""
     counts: bool = True
     """Whether what is measured is a result, or the script is only tried out."""
 
@@ -107,6 +153,19 @@ class Work:
     def stop(self) -> int:
         return int(self.shape["eos_token_id"])
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return torch.float32 if self.mode == "float32" else torch.bfloat16
+
+    def lengths(self) -> list[int]:
+        """New tokens of each row."""
+        if not self.ragged:
+            return [self.new_tokens] * self.rows
+        known = json.loads(LENGTHS.read_text())
+        scale = self.new_tokens / max(known)
+        return [max(1, round(known[i % len(known)] * scale)) for i in range(self.rows)]
+
     def prompt_ids(self) -> Tensor:
         """[prompts, prompt_tokens], the same ones in every run."""
         chance = torch.Generator().manual_seed(1)
@@ -114,8 +173,7 @@ class Work:
         return torch.randint(6, int(self.shape["vocab_size"]) - 400, shape, generator=chance)
 
     def described(self) -> dict[str, Any]:
-        told = {name: value for name, value in vars(self).items() if name != "counts"}
-        return {**told, "dtype": str(self.dtype).removeprefix("torch.")}
+        return {name: value for name, value in vars(self).items() if name != "counts"}
 
 
 QUICK = {"prompts": 4, "group": 4, "prompt_tokens": 64, "new_tokens": 64, "tries": 2}
@@ -132,23 +190,54 @@ def arguments(doc: str | None) -> tuple[Work, torch.device]:
     parser.add_argument("--tries", type=int)
     given = parser.parse_args()
     device = torch.device(given.device)
-    if device.type == "cuda":
-        work = Work(QWEN_HALF_BILLION)
-        if given.quick:
-            work = replace(work, **QUICK, counts=False)
-    else:  # only to see that the script runs
-        work = replace(Work(TOY, dtype=torch.float32), **SMOKE, counts=False)
+    work = work_on(device, QWEN_HALF_BILLION)
+    if given.quick:
+        work = replace(work, **QUICK, counts=False)
     if given.tries:
         work = replace(work, tries=given.tries)
     return work, device
 
 
-def make_model(work: Work, device: torch.device) -> Qwen2ForCausalLM:
+def work_on(device: torch.device, shape: dict[str, Any], **settings: Any) -> Work:
+    """The work for a device; without a card a toy, only to see that the script runs."""
+    if device.type == "cuda":
+        return Work(shape, **settings)
+    toy = Work(TOY | {name: shape[name] for name in ("head_dim",) if name in shape}, **settings)
+    return replace(toy, **SMOKE, counts=False)
+
+
+def make_model(work: Work, device: torch.device) -> PreTrainedModel:
     """Random weights, the same ones every time."""
     torch.manual_seed(0)
-    with device:
-        model = Qwen2ForCausalLM(Qwen2Config(**work.shape))
-    return model.to(work.dtype)
+    shape = work.shape
+    config = Qwen3Config(**shape) if "head_dim" in shape else Qwen2Config(**shape)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(work.dtype)
+    try:
+        with device:
+            return AutoModelForCausalLM.from_config(config)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def make_policy(work: Work, device: torch.device) -> Policy:
+    """The model as it is trained, in one of the modes."""
+    model = make_model(work, device)
+    if work.mode == "full":
+        return Policy(model)
+    adapter = None
+    if work.mode == "lora":
+        import peft
+
+        settings = peft.LoraConfig(
+            r=LORA_RANK,
+            lora_alpha=2 * LORA_RANK,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
+        # Its own default: adapters are float32 whatever the base is.
+        adapter = peft.get_peft_model(model, settings)
+    return Policy(model, adapter=adapter, compute_dtype=torch.bfloat16)
 
 
 class _Letters:
@@ -171,36 +260,40 @@ def _on_policy(outputs: TokenOutputs, batch: TrainBatch, _: dict[str, Tally]) ->
     return -ppo_clip(ratios, outputs.logprobs, batch.advantages[:, None], bounds)
 
 
+ON_POLICY = Objective((_on_policy,))
+
+
 class Ours:
     """Grouper's sampler and update over one model."""
 
     def __init__(self, work: Work, device: torch.device, *, micro_tokens: int = 65536) -> None:
         self.work = work
         self._micro_tokens = micro_tokens
-        self.policy = Policy(make_model(work, device))
+        self.policy = make_policy(work, device)
         letters = _Letters(int(work.shape["vocab_size"]))
-        self.sampler = NativeSampler(
-            SamplingWeights(self.policy), letters, stop_token_ids=[work.stop]
-        )
+        # As `sampling.dtype: auto` resolves on CUDA.
+        weights = SamplingWeights(self.policy, None if work.mode == "full" else torch.bfloat16)
+        self.sampler = NativeSampler(weights, letters, stop_token_ids=[work.stop])
         adam = torch.optim.AdamW(
-            self.policy.parameters(), lr=LEARNING_RATE, fused=device.type == "cuda"
+            self.policy.trainable().values(), lr=LEARNING_RATE, fused=device.type == "cuda"
         )
-        self._optimizer = Optimizer([adam])
-        params = SamplingParams(max_new_tokens=work.new_tokens, min_new_tokens=work.new_tokens)
+        self.optimizer = Optimizer([adam])
         self._prompts = [
             Prompt(problem_id=str(i), text="", token_ids=tuple(ids))
             for i, ids in enumerate(work.prompt_ids().tolist())
         ]
         self._requests = [
-            SampleRequest(prompt=self._prompts[i // work.group], params=params, key=i)
-            for i in range(work.rows)
+            SampleRequest(
+                prompt=self._prompts[i // work.group],
+                params=SamplingParams(max_new_tokens=length, min_new_tokens=length),
+                key=i,
+            )
+            for i, length in enumerate(work.lengths())
         ]
 
     def sample(self) -> list[Completion]:
         drawn = dict(self.sampler.sample(self._requests))
-        assert sum(len(c.token_ids) for c in drawn.values()) == self.work.rows * (
-            self.work.new_tokens
-        )
+        assert sum(len(c.token_ids) for c in drawn.values()) == sum(self.work.lengths())
         return [drawn[i] for i in range(self.work.rows)]
 
     def batch(self, drawn: list[Completion]) -> TrainBatch:
@@ -227,8 +320,8 @@ class Ours:
         done = update(
             self.policy,
             batch,
-            Objective((_on_policy,)),
-            self._optimizer,
+            ON_POLICY,
+            self.optimizer,
             scale=1.0,
             max_grad_norm=1.0,
             token_budget=self._micro_tokens,
@@ -368,14 +461,15 @@ def medians(
 
 def save(name: str, record: dict[str, Any], work: Work, device: torch.device) -> None:
     """Print what was measured; the result of a GPU is also written."""
-    whole = {"machine": _machine(device), "work": work.described(), **record}
+    whole = {"machine": machine(device), "work": work.described(), **record}
     print(json.dumps(whole, indent=2))
     if work.counts:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=2) + "\n")
 
 
-def _machine(device: torch.device) -> dict[str, Any]:
+def machine(device: torch.device) -> dict[str, Any]:
+    """Device, versions and commit."""
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"],

@@ -23,6 +23,7 @@ MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_YET = "Not measured here."
 
 STEP_WANTED = {"25M bf16": "2 (3)", "25M float32": "1.3", "0.5M": "2", "ragged": "3 (4)"}
+SFT_WANTED = {"25M bf16": "1.3", "ragged": "1.5"}
 SAMPLER_WANTED = {("bfloat16", "fixed"): "3", ("bfloat16", "ragged"): "2"}
 FACTORS = {
     "group": "completions a prompt",
@@ -56,12 +57,15 @@ def _where(machines: Iterable[dict[str, str]]) -> str:
     return "\n".join(f"{text}." for text in dict.fromkeys(told))
 
 
-def _spread(seconds: list[float]) -> str:
-    """The median of some seconds and their range."""
+def _median(seconds: list[float]) -> float:
     middle = sorted(seconds)
     half = len(middle) // 2
-    median = middle[half] if len(middle) % 2 else (middle[half - 1] + middle[half]) / 2
-    return f"{median:.2f} ({middle[0]:.2f}-{middle[-1]:.2f})"
+    return middle[half] if len(middle) % 2 else (middle[half - 1] + middle[half]) / 2
+
+
+def _spread(seconds: list[float]) -> str:
+    """The median of some seconds and their range."""
+    return f"{_median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f})"
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -223,14 +227,76 @@ def profiles(records: Records) -> str:
     return f"{_table(head, rows)}\n\n{_where([record['machine']])}"
 
 
+def parts(records: Records) -> str:
+    cases = records["kernel_parts"]
+    variants = dict.fromkeys(name for case in cases.values() for name in case["off_over_on"])
+    rows = [
+        [
+            "everything on, seconds" if variant == "all on" else f"{variant} off",
+            *(
+                f"{_median(case['seconds'][variant]):.2f}"
+                if variant == "all on"
+                else f"{case['off_over_on'][variant]:.2f}"
+                for case in cases.values()
+            ),
+        ]
+        for variant in variants
+    ]
+    names = [f"{name}, {case['prompts']} prompts" for name, case in cases.items()]
+    where = _where(case["machine"] for case in cases.values())
+    return f"{_table(['', *names], rows)}\n\n{where}"
+
+
+def sft(records: Records) -> str:
+    cases = records["cpu_sft"]
+    rows = []
+    for name, case in cases.items():
+        peaks = (f"{case['peak_bytes'][side] / 2**30:.2f}" for side in ("trl", "grouper"))
+        rows.append(
+            [
+                name,
+                f"{case['tokens']:,}",
+                _spread(case["seconds"]["trl"]),
+                _spread(case["seconds"]["grouper"]),
+                f"**{case['ratio']:.2f}**",
+                SFT_WANTED.get(name, ""),
+                *peaks,
+            ]
+        )
+    head = "case|trained tokens|TRL, s|Grouper, s|ratio|wanted|TRL, GiB|Grouper, GiB"
+    return f"{_table(head.split('|'), rows)}\n\n{_where(c['machine'] for c in cases.values())}"
+
+
+def gpu(records: Records) -> str:
+    rows = []
+    for name, section in records["gpu"]["sections"].items():
+        for mark in section.get("marks", []):
+            verdict = "yes" if mark["passed"] else "**no**"
+            rows.append([name, mark["what"], mark["value"], mark["wanted"], verdict])
+        rows += [[name, why, "not measured", "", ""] for why in section.get("not_measured", [])]
+        if "problem" in section:
+            rows.append([name, "broke off", section["problem"].splitlines()[-1], "", "**no**"])
+    machines = [section["machine"] for section in records["gpu"]["sections"].values()]
+    where = dict.fromkeys(
+        f"{m['device']}, torch {m['torch']}, transformers {m['transformers']}; "
+        f"commit {m['commit'][:10]}."
+        for m in machines
+    )
+    head = ["section", "what", "measured", "wanted", "reached"]
+    return f"{_table(head, rows)}\n\n" + "\n".join(where)
+
+
 TABLES: dict[str, tuple[str, Callable[[Records], str]]] = {
     "step": ("cpu_step", step),
     "gradients": ("cpu_step", gradients),
+    "sft": ("cpu_sft", sft),
     "tries": ("cpu_step_tries", tries),
     "sampler": ("cpu_sampler", sampler),
     "logprobs": ("cpu_sampler", logprobs),
     "lora": ("lora_sampling", lora),
     "scaling": ("scaling", scaling),
+    "gpu": ("gpu", gpu),
+    "parts": ("kernel_parts", parts),
     "profiles": ("cpu_profile", profiles),
 }
 """Name of a table -> (result file, what makes it)."""

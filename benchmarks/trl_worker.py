@@ -15,6 +15,8 @@ import contextlib
 import gc
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -69,14 +71,21 @@ class AtLengths(Qwen3ForCausalLM):  # type: ignore[misc]  # transformers is unty
 
 
 class Gate(TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
-    """Waits before each step until it is asked for."""
+    """Waits before each step until it is asked for.
 
-    def __init__(self, requests: Requests, model: AtLengths) -> None:
+    Args:
+        requests: who asks.
+        report: what to answer of a step beside its seconds, from what the trainer logged of it.
+    """
+
+    def __init__(
+        self, requests: Requests, report: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> None:
         self._requests = requests
-        self._model = model
+        self._report = report
         self._started = 0.0
         self._waiting = False
-        """A step has been answered but for what the trainer logs behind it."""
+        """A step has been answered but for what the trainer logs after it."""
         self.seconds = 0.0
 
     def on_step_begin(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
@@ -95,22 +104,23 @@ class Gate(TrainerCallback):  # type: ignore[misc]  # transformers is untyped he
         if not self._waiting:
             self._requests.answer({"open": True})
             return
-        logged = state.log_history[-1]
-        calls, SEEN[:] = list(SEEN), []
-        self._requests.answer(
-            {
-                "seconds": self.seconds,
-                "sample_seconds": self._model.generate_seconds,
-                "tokens": sum(len(ids) for call in calls for ids in call[1]),
-                "loss": logged["loss"],
-                "grad_norm": float(logged["grad_norm"]),
-                "reward": logged["reward"],
-                "reward_std": logged["reward_std"],
-                "groups_without_signal": logged.get("frac_reward_zero_std"),
-                "prompts": [prompt for call in calls for prompt in call[0]],
-                "completion_ids": [ids for call in calls for ids in call[1]],
-            }
-        )
+        self._requests.answer({"seconds": self.seconds, **self._report(state.log_history[-1])})
+
+
+def step_report(model: AtLengths, logged: dict[str, Any]) -> dict[str, Any]:
+    """What there is to compare of a GRPO step."""
+    calls, SEEN[:] = list(SEEN), []
+    return {
+        "sample_seconds": model.generate_seconds,
+        "tokens": sum(len(ids) for call in calls for ids in call[1]),
+        "loss": logged["loss"],
+        "grad_norm": float(logged["grad_norm"]),
+        "reward": logged["reward"],
+        "reward_std": logged["reward_std"],
+        "groups_without_signal": logged.get("frac_reward_zero_std"),
+        "prompts": [prompt for call in calls for prompt in call[0]],
+        "completion_ids": [ids for call in calls for ids in call[1]],
+    }
 
 
 def settings(
@@ -187,7 +197,7 @@ def train(
             processing_class=AutoTokenizer.from_pretrained(model),
             reward_funcs=even_share,
             train_dataset=Dataset.from_list([{"prompt": text} for text in prompts]),
-            callbacks=[Gate(requests, policy)],
+            callbacks=[Gate(requests, partial(step_report, policy))],
             args=settings(
                 folder,
                 rows=len(prompts) * group,
@@ -206,7 +216,8 @@ def train(
         trainer.accelerator.free_memory()
 
 
-def main() -> None:
+def serve_trainer(train: Callable[..., None]) -> None:
+    """Answer `versions`, and give `open` to a trainer that does steps until it is closed."""
     transformers_logging.set_verbosity_error()
     requests = Requests()
     while (request := requests.next()) is not None:
@@ -221,4 +232,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve_trainer(train)

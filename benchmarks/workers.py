@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["Worker", "serve"]
+__all__ = ["Worker", "peak_memory", "serve"]
 
 
 class Worker:
@@ -69,6 +69,13 @@ class Requests:
     def answer(self, value: Any) -> None:
         self._out.write(json.dumps(value) + "\n")
         self._out.flush()
+
+
+def peak_memory() -> int:
+    """Bytes of memory that this process has held at most, shared libraries included."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (text for text in lines if text.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
 
 
 def serve(handlers: dict[str, Callable[..., Any]]) -> None:

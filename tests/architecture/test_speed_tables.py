@@ -98,6 +98,33 @@ def records() -> dict[str, Any]:
                 }
             },
         },
+        "cpu_sft": {
+            "25M bf16": {
+                "tokens": 16384,
+                "seconds": {"trl": [6.0, 4.0], "grouper": [2.0, 3.0]},
+                "ratio": 2.0,
+                "peak_bytes": {"trl": 3 << 30, "grouper": 3 << 29},
+                "machine": MACHINE,
+            }
+        },
+        "kernel_parts": {
+            "0.5M": {
+                "prompts": 16,
+                "seconds": {"all on": [0.2, 0.4], "drawing": [0.5, 0.5]},
+                "off_over_on": {"all on": 1.0, "drawing": 1.25},
+                "machine": MACHINE,
+            }
+        },
+        "gpu": {
+            "sections": {
+                "step": {
+                    "marks": [{"what": "a", "value": 2.5, "wanted": "3", "passed": False}],
+                    "not_measured": ["TRL itself"],
+                    "problem": "Traceback\nRuntimeError: no",
+                    "machine": {**MACHINE, "device": "A card"},
+                }
+            }
+        },
         "cpu_profile": {"machine": MACHINE, "cases": {"0.5M": {"sample": part, "update": part}}},
         "scaling": {
             "machine": MACHINE,
@@ -127,6 +154,10 @@ SHOWN = {
     "| **2.50** | 2 (3) |",
     "gradients": "| 25M bf16 | 2 | 2.002 | 1.0e-03 |",
     "tries": "| micro_batch 16, checkpointing on, cache dynamic | **2.00** |",
+    "sft": "| 25M bf16 | 16,384 | 5.00 (4.00-6.00) | 2.50 (2.00-3.00) | **2.00** | 1.3 "
+    "| 3.00 | 1.50 |",
+    "gpu": "| step | a | 2.5 | 3 | **no** |",
+    "parts": "| drawing off | 1.25 |",
     "sampler": "| bfloat16, fixed | 500 | 1.50 (1.00-2.00) | 3.00 (3.00-3.00) "
     "| 4.00 (4.00-4.00) | **2.00** | 3 | 0.50 (0.50-0.50) | 0.33 |",
     "logprobs": "| float32, ragged | grouper | 1.0e-07 | 2.0e-06 |",

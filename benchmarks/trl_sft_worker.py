@@ -1,0 +1,79 @@
+"""TRL's SFTTrainer, one step at a time on request; started by `cpu_sft.py` in TRL's environment.
+
+Requests as in `trl_worker.py`. Nothing of TRL's is replaced: prompt and completion are columns of
+the dataset, its tokenizer adds the stop token, and its default collator pads each micro-batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from typing import Any
+
+import torch
+import trl  # type: ignore[import-not-found]  # it has its own environment
+from datasets import Dataset
+from transformers import AutoTokenizer, Qwen3ForCausalLM
+from trl_worker import Gate, serve_trainer
+from workers import Requests, peak_memory
+
+
+def report(logged: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "loss": float(logged["loss"]),
+        "grad_norm": float(logged["grad_norm"]),
+        "peak_bytes": peak_memory(),
+    }
+
+
+def train(
+    requests: Requests,
+    *,
+    model: str,
+    dtype: str,
+    prompts: list[str],
+    completions: list[str],
+    micro_batch: int,
+    threads: int,
+) -> None:
+    """A trainer that does steps, each over all rows, until it is closed."""
+    torch.set_num_threads(threads)
+    policy = Qwen3ForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+    rows = [
+        {"prompt": prompt, "completion": " " + completion}
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trl.SFTTrainer(
+            model=policy,
+            processing_class=AutoTokenizer.from_pretrained(model),
+            train_dataset=Dataset.from_list(rows),
+            callbacks=[Gate(requests, report)],
+            args=trl.SFTConfig(
+                output_dir=folder,
+                max_steps=10_000,
+                per_device_train_batch_size=micro_batch,
+                gradient_accumulation_steps=len(rows) // micro_batch,
+                completion_only_loss=True,
+                max_length=None,
+                learning_rate=1e-6,
+                lr_scheduler_type="constant",
+                max_grad_norm=1.0,
+                gradient_checkpointing=False,
+                bf16=False,
+                fp16=False,
+                use_cpu=True,
+                dataloader_pin_memory=False,
+                logging_steps=1,
+                save_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+            ),
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            trainer.train()
+        trainer.accelerator.free_memory()
+
+
+if __name__ == "__main__":
+    serve_trainer(train)
