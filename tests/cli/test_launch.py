@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from conftest import Grouper
 
-from grouper.cli import launch
-from grouper.cli.launch import is_follower, let_the_first_speak, without_nproc
+from grouper.cli import launch, train
+from grouper.cli.launch import is_follower, let_the_first_speak, require_devices, without_nproc
+from grouper.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,26 @@ def test_the_first_speaks_at_once_and_the_others_after_it(monkeypatch: pytest.Mo
     assert is_follower()
     assert let_the_first_speak() == "[rank 2] "
     assert waited == [launch.HEAD_START]
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_more_processes_than_gpus_are_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    require_devices(2, device)
+    with pytest.raises(ConfigError, match="3 processes were asked for"):
+        require_devices(3, device)
+
+
+def test_processes_may_share_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    require_devices(8, "auto")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    require_devices(8, "cpu")
+
+
+def test_the_command_asks_before_it_starts_any(
+    grouper: Grouper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(train, "launch", lambda *_: pytest.fail("processes were started"))
+    grouper("run", "demo", "--nproc", "2").refused("2 processes", "has 1", "--nproc 1 or fewer")

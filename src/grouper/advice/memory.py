@@ -116,7 +116,7 @@ class ModelMemory:
         # Fused AdamW needs nothing for itself, others a tensor or two.
         stepping = gradients + (0 if optimizer.name == "adamw" else 2 * self._largest)
         vocabulary = int(self._shape.vocab_size)
-        targets = min(rows.count * rows.completion, chunk_rows(vocabulary))
+        targets = min(rows.count * rows.completion, chunk_rows(vocabulary, self._device))
         return Memory(
             name=name,
             weights=self.weights,

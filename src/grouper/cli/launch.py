@@ -11,6 +11,8 @@ import time
 import uuid
 from collections.abc import Sequence
 
+from grouper.errors import ConfigError
+
 PR_SET_PDEATHSIG = 1
 """Linux: the signal a process gets when its parent dies."""
 
@@ -42,6 +44,24 @@ def let_the_first_speak() -> str:
         return ""
     time.sleep(HEAD_START)
     return f"[rank {os.environ['RANK']}] "
+
+
+def require_devices(processes: int, device: str) -> None:
+    """Raise `ConfigError` if the processes of a run would have to share CUDA devices.
+
+    Args:
+        processes: how many will be started on this machine.
+        device: as in a recipe.
+    """
+    import torch
+
+    found = torch.cuda.device_count() if device in {"auto", "cuda"} else 0
+    if 0 < found < processes:
+        raise ConfigError(
+            f"{processes} processes were asked for, one per GPU, and this machine has {found}",
+            where="--nproc",
+            fix=f"Use --nproc {found} or fewer, or device=cpu.",
+        )
 
 
 def launch(processes: int, arguments: Sequence[str]) -> int:

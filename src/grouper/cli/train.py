@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grouper.cli.flags import CommandLine, TrainingCommand, add_flags, spelled_out
-from grouper.cli.launch import is_follower, launch, stop_with_the_launcher, without_nproc
+from grouper.cli.launch import (
+    is_follower,
+    launch,
+    require_devices,
+    stop_with_the_launcher,
+    without_nproc,
+)
 from grouper.cli.options import (
     dry_run_option,
     open_recipe,
@@ -167,6 +173,7 @@ def _start(
     for hook in recipe.hooks:
         load_hook(hook)
     if nproc > 1 and not dry_run:
+        require_devices(nproc, recipe.device)
         arguments = click.get_current_context().find_root().obj
         sys.exit(launch(nproc, without_nproc(arguments)))
     if dry_run:

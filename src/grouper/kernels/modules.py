@@ -8,6 +8,7 @@ name: a kernel is used only if the class's own code computes its formula on rand
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -19,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
 from grouper.kernels.cpu import ops
-from grouper.kernels.switch import is_running, swap_while_running
+from grouper.kernels.switch import device_type, is_running, swap_while_running
 from grouper.kernels.triton import layers as gpu
+from grouper.kernels.triton.language import Refused
 
 ROTARY = "apply_rotary_pos_emb"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -99,11 +101,17 @@ def _norm_ones(kind: Any) -> bool | None:
 def _norm(module: Any, x: Tensor) -> Tensor:
     eps, ones = module.fused_norm
     weight = module.weight
-    if is_running() and ops.norm_serves(x, weight, ones=ones):
-        return ops.rms_norm(x, weight, eps, ones=ones)
-    if is_running() and gpu.norm_serves(x, weight):
-        return gpu.rms_norm(x, weight, eps, ones=ones)
+    kernels = _kernels(x)
+    if is_running() and kernels.norm_serves(x, weight, ones=ones):
+        with contextlib.suppress(Refused):
+            out: Tensor = kernels.rms_norm(x, weight, eps, ones=ones)
+            return out
     return _as_ever(module, x)
+
+
+def _kernels(x: Tensor) -> Any:
+    """The module of kernels for where a tensor is."""
+    return gpu if device_type(x) == "cuda" else ops
 
 
 def _as_ever(module: Any, x: Tensor) -> Tensor:
@@ -145,12 +153,12 @@ def _activation(module: Any) -> str | None:
 def _mlp(module: Any, x: Tensor) -> Tensor:
     if not is_running():
         return _as_ever(module, x)
-    gate, up = module.gate_proj(x), module.up_proj(x)
-    if ops.gated_serves(gate, up):
-        inner = ops.gated(gate, up, module.fused_activation)
-    elif gpu.gated_serves(gate, up):
-        inner = gpu.gated(gate, up, module.fused_activation)
-    else:
+    gate, up, inner = module.gate_proj(x), module.up_proj(x), None
+    kernels = _kernels(gate)
+    if kernels.gated_serves(gate, up):
+        with contextlib.suppress(Refused):
+            inner = kernels.gated(gate, up, module.fused_activation)
+    if inner is None:
         inner = module.act_fn(gate) * up
     out: Tensor = module.down_proj(inner)
     return out
@@ -172,11 +180,11 @@ def _attach_rotary(name: str) -> None:
         return
 
     def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        kernels = _kernels(q)
         usual = not args and not kwargs and is_running()
-        if usual and ops.rotate_serves(q, cos) and ops.rotate_serves(k, cos):
-            return ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
-        if usual and gpu.rotate_serves(q, cos) and gpu.rotate_serves(k, cos):
-            return gpu.rotate(q, cos, sin), gpu.rotate(k, cos, sin)
+        if usual and all(kernels.rotate_serves(heads, cos) for heads in (q, k)):
+            with contextlib.suppress(Refused):
+                return kernels.rotate(q, cos, sin), kernels.rotate(k, cos, sin)
         return original(q, k, cos, sin, *args, **kwargs)
 
     swap_while_running(home, ROTARY, rotated)

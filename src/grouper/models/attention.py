@@ -15,7 +15,9 @@ honoured here, attention sinks and other additions raise `ModelError`.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,7 +33,11 @@ from grouper.errors import ModelError
 from grouper.kernels.cpu import attention as fused
 from grouper.kernels.switch import device_type, has_memory
 
+log = logging.getLogger(__name__)
+
 NAME = "grouper"
+
+HALVES = frozenset({torch.bfloat16, torch.float16})
 
 # Keywords that models pass along and that change nothing here: layouts know the positions.
 _HARMLESS = {
@@ -114,20 +120,19 @@ def attend(  # noqa: PLR0917 - tensors by position
     value: Tensor,
     mask: Tensor | None,
     spec: AttentionSpec,
-    sight: fused.Sight | None = None,
+    span: fused.VisibleSpan | None = None,
 ) -> Tensor:
     """Attention of query [B, Hq, Q, D] over key and value [B, Hkv, K, D] -> [B, Hq, Q, D].
 
-    `mask` is bool, broadcastable to [B, 1, Q, K]; None means causal with Q = K. `sight` says the
+    `mask` is bool, broadcastable to [B, 1, Q, K]; None means causal with Q = K. `span` says the
     same in numbers, for a backward of our own. Query heads are grouped as transformers groups
     them: head h uses key head h // (Hq / Hkv).
     """
-    on_cuda = device_type(query) == "cuda"
-    plain = sight is None or spec.softcap is not None or on_cuda
-    if not plain and fused.serves(query, key, value):
-        return fused.attend(query, key, value, mask, sight, spec.scaling)
+    if span is not None and spec.softcap is None and fused.serves(query, key, value):
+        return fused.attend(query, key, value, mask, span, spec.scaling)
     # The memory-efficient kernel of CUDA takes a mask but no grouped heads: without it all scores
     # [B, Hq, Q, K] would be held for the backward. Nor does the plain product below take them.
+    on_cuda = device_type(query) == "cuda"
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and (spec.softcap is not None or (mask is not None and on_cuda)):
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -215,6 +220,30 @@ def collect_rows(blocks: Tensor, places: Tensor) -> Tensor:
     return out
 
 
+class _SharedRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.index, ctx.rows, ctx.dtype = index, len(tensor), tensor.dtype
+        return tensor.to(dtype).index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        total = grad.new_zeros((ctx.rows, *grad.shape[1:]), dtype=torch.float32)
+        return total.index_add_(0, ctx.index, grad.float()).to(ctx.dtype), None, None
+
+
+def shared_rows(tensor: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor[index]` in a dtype; the gradients of a row's places are summed in float32.
+
+    Autograd would sum in that dtype, and a prompt's keys go to all of its completions: in bfloat16
+    their gradient would be off by half a percent.
+    """
+    if dtype not in HALVES:
+        return tensor.to(dtype)[index]
+    out: Tensor = _SharedRows.apply(tensor, index, dtype)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return out
+
+
 # --- attention without padding on a GPU ----------------------------------------------------------
 #
 # PyTorch's FlashAttention over ragged sequences. The flat row of `SharedPrompts` is the queries as
@@ -255,24 +284,24 @@ class RaggedRows:
         dim = query.shape[-1]
         return (
             device_type(query) == "cuda"
-            and _compute_dtype(query) in {torch.bfloat16, torch.float16}
+            and _compute_dtype(query) in HALVES
             and dim % 8 == 0
             and dim <= 256
             # For single queries the kernel folds heads in a way that its backward does not know.
             and self.longest_query > 1
-            # A device that is only planned is taken for one of today's.
-            and (not has_memory(query) or torch.cuda.get_device_capability(query.device) >= (8, 0))
+            # A device that is only planned is taken for one that can.
+            and (not has_memory(query) or _flash_learns(query.device, _compute_dtype(query), dim))
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """As `Layout.attend`, without soft-capping."""
-        flat, keys, values = (
-            heads[0].transpose(0, 1).to(_compute_dtype(query)) for heads in (query, key, value)
-        )
+        dtype = _compute_dtype(query)
+        # Not `heads[0]`, whose gradient would be written into zeros once more.
+        flat, keys, values = (heads.squeeze(0).transpose(0, 1) for heads in (query, key, value))
         out = ragged_attention(
-            flat,
-            keys.index_select(0, self.key_index),
-            values.index_select(0, self.key_index),
+            flat.to(dtype),
+            shared_rows(keys, self.key_index, dtype),
+            shared_rows(values, self.key_index, dtype),
             self.query_ends,
             self.key_ends,
             self.longest_query,
@@ -295,9 +324,31 @@ def ragged_attention(*tensors: Any, **options: Any) -> Tensor:
     return out
 
 
+@functools.cache
+def _flash_learns(device: torch.device, dtype: torch.dtype, dim: int) -> bool:
+    """Whether FlashAttention has a backward for heads of this size here; if not, one warning."""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    heads = torch.zeros(2, 1, dim, dtype=dtype, device=device, requires_grad=True)
+    ends = torch.tensor([0, 2], dtype=torch.int32, device=device)
+    try:
+        with torch.enable_grad():
+            tensors = (heads, heads, heads, ends, ends, 2, 2)
+            out = ragged_attention(*tensors, scale=1.0, window_size=(-1, 0))
+            torch.autograd.grad(out.sum(), heads)
+    except RuntimeError as error:
+        log.warning(
+            "FlashAttention does not take heads of %d dimensions on this device (%s): rows are "
+            "padded, which is slower.",
+            *(dim, error),
+        )
+        return False
+    return True
+
+
 def _compute_dtype(query: Tensor) -> torch.dtype:
     """Under autocast rotary embeddings leave queries and keys in float32."""
-    if torch.is_autocast_enabled(query.device.type):
+    if not query.is_meta and torch.is_autocast_enabled(query.device.type):
         return torch.get_autocast_dtype(query.device.type)
     return query.dtype
 
@@ -368,18 +419,21 @@ class SharedPrompts:
             spread_rows(prompt, self._prompt_places, *self._prompt_shape) for prompt, _ in pairs
         )
         none = torch.zeros_like(self._prompt_lengths)
-        sight = fused.Sight(none, self._prompt_lengths, 0, spec.window)
-        blocks = attend(prompt_query, prompt_key, prompt_value, prompt_mask, spec, sight)
+        span = fused.VisibleSpan(none, self._prompt_lengths, 0, spec.window)
+        blocks = attend(prompt_query, prompt_key, prompt_value, prompt_mask, spec, span)
         out = collect_rows(blocks, self._prompt_places)
         if self._places.numel() == 0:
             return out
         own_query, own_key, own_value = (
             spread_rows(own, self._places, *self._shape) for _, own in pairs
         )
-        rows_key = torch.cat([prompt_key[self.prompt_index], own_key], 2)
-        rows_value = torch.cat([prompt_value[self.prompt_index], own_value], 2)
-        sight = fused.Sight(self._prompts_of_rows, self._inputs, self._prompt_shape[1], spec.window)
-        rows = attend(own_query, rows_key, rows_value, mask, spec, sight)
+        rows_key, rows_value = (
+            torch.cat([shared_rows(prompt, self.prompt_index, own.dtype), own], 2)
+            for prompt, own in ((prompt_key, own_key), (prompt_value, own_value))
+        )
+        before = self._prompts_of_rows, self._inputs, self._prompt_shape[1]
+        span = fused.VisibleSpan(*before, spec.window)
+        rows = attend(own_query, rows_key, rows_value, mask, spec, span)
         return torch.cat([out, collect_rows(rows, self._places)], dim=2)
 
     def ragged(self) -> RaggedRows:

@@ -20,10 +20,15 @@ from transformers import PreTrainedModel
 from grouper.algorithms.batching import TrainBatch, unweighted_rows
 from grouper.errors import ModelError
 from grouper.kernels.modules import attach
-from grouper.kernels.switch import running
+from grouper.kernels.switch import device_type, running
 from grouper.models import attention
 from grouper.models.memory_savers import checkpoint_layers, offloaded_activations
-from grouper.models.token_scores import LinearHead, LogitScaling, plain_token_scores
+from grouper.models.token_scores import (
+    LinearHead,
+    LogitScaling,
+    head_product,
+    plain_token_scores,
+)
 
 log = logging.getLogger(__name__)
 
@@ -158,8 +163,11 @@ class Policy(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H]: the one head of trainer and sampler."""
+        head = self.model.get_output_embeddings()
         with self.autocast():
-            return self._scaling(self.model.get_output_embeddings()(hidden))
+            if type(head) is nn.Linear and device_type(hidden) == "cuda":
+                return self._scaling(head_product(hidden, head.weight, head.bias))
+            return self._scaling(head(hidden))
 
     def forward(self, batch: TrainBatch, entropy_gradient: bool = False) -> TokenOutputs:
         """Log-probs and entropies of the batch's completion tokens, each [R, T].

@@ -6,6 +6,7 @@ makes it anew: between the two only hidden states and one number per token are h
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +16,49 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from grouper.kernels.switch import device_type, has_memory
+from grouper.kernels.triton import head as fused
+from grouper.kernels.triton.language import Refused, serves
+
 # Logits held at a time: 128 MiB in float32. The backward holds three such chunks at most.
 CHUNK_ELEMENTS = 2**25
+# The same on CUDA: 1 GiB. Every chunk reads the head's matrix three times and adds to its gradient.
+CUDA_CHUNK_ELEMENTS = 2**28
+# Of the memory that is free there, what a chunk and its gradient may take.
+CHUNK_SHARE = 0.25
+# Bytes that the backward holds for each logit at most.
+BYTES_PER_LOGIT = 12
 
 
-def chunk_rows(vocabulary: int) -> int:
-    """Tokens whose logits are held at a time."""
-    return max(1, CHUNK_ELEMENTS // vocabulary)
+def chunk_rows(vocabulary: int, device: str = "cpu") -> int:
+    """Tokens whose logits are held at a time on a type of device, at most."""
+    elements = CUDA_CHUNK_ELEMENTS if device == "cuda" else CHUNK_ELEMENTS
+    return max(1, elements // vocabulary)
+
+
+def _rows_now(vocabulary: int, hidden: Tensor) -> int:
+    """The same for what is free at this moment: fewer, a power of two, where memory is short."""
+    most = chunk_rows(vocabulary, device_type(hidden))
+    if hidden.device.type != "cuda" or not has_memory(hidden):
+        return most
+    free, _ = torch.cuda.mem_get_info(hidden.device)
+    # What the allocator holds without using it is free as well.
+    free += torch.cuda.memory_reserved(hidden.device) - torch.cuda.memory_allocated(hidden.device)
+    fitting = int(free * CHUNK_SHARE) // (BYTES_PER_LOGIT * vocabulary)
+    return min(most, max(chunk_rows(vocabulary), 1 << max(0, fitting.bit_length() - 1)))
+
+
+def head_product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Hidden [n, H] times weight [V, H], plus a bias: in float32 where CUDA can give it.
+
+    A product of half precision sums in float32; rounding its results would cost a log-prob of a
+    token up to 0.06 nats.
+    """
+    halves = hidden.dtype in {torch.bfloat16, torch.float16} and hidden.dtype == weight.dtype
+    plain = bias is not None or torch.is_grad_enabled() or hidden.dim() != 2
+    if halves and not plain and device_type(hidden) == "cuda":
+        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+    return torch.nn.functional.linear(hidden, weight, bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +90,13 @@ class LogitScaling:
         if self.cap is not None:
             logits = torch.tanh(logits / self.cap) * self.cap
         return logits
+
+    def curve(self, temperature: float) -> fused.Curve:
+        """The same over a temperature, as the kernels take it."""
+        inner = (self.factor or 1.0) / (self.divisor or 1.0)
+        if self.cap is None:
+            return fused.Curve(inner / temperature, 1.0, capped=False)
+        return fused.Curve(inner / self.cap, self.cap / temperature, capped=True)
 
     def backward(self, gradient: Tensor, scaled: Tensor | None) -> Tensor:
         """The gradient at the head's output from the one at `scaled`; changes `gradient`."""
@@ -113,27 +157,48 @@ class LinearHead:
             bias: [V], or None.
             targets: [N] int64.
         """
-        with torch.autocast(hidden.device.type, enabled=False):
+        # There is no autocast for tensors without memory.
+        with torch.autocast("cpu" if hidden.is_meta else hidden.device.type, enabled=False):
             scores: tuple[Tensor, Tensor] = _TokenScores.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 hidden, weight, bias, targets, self
             )
         return scores
 
-    def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def logits(self, products: Tensor) -> Tensor:
         """[n, V] at the temperature, in float32 or higher."""
-        logits = self.scaling(torch.nn.functional.linear(hidden, weight, bias))
+        logits = self.scaling(products)
         return logits if self.temperature == 1.0 else logits / self.temperature
 
-    def logits_gradient(self, logits: Tensor, *of_tokens: Tensor) -> Tensor:
-        """The gradient [n, V] at the head's output.
+    def measured(self, products: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probs of targets, normalisers and entropies, [n] each, of products [n, V]."""
+        if serves(products):
+            with contextlib.suppress(Refused):
+                return fused.scores(products, targets, self.scaling.curve(self.temperature))
+        logits = self.logits(products)
+        logprobs, normalisers = _scores(logits, targets)
+        return logprobs, normalisers, _entropies(logits, normalisers)
+
+    def gradient(self, products: Tensor, *of_tokens: Tensor) -> Tensor:
+        """The gradient [n, V] at the head's products, which are used up.
+
+        Args:
+            products: [n, V].
+            of_tokens: [n] each: targets, normalisers, entropies, and the gradients at log-probs
+                and entropies.
+        """
+        if serves(products):
+            curve = self.scaling.curve(self.temperature)
+            with contextlib.suppress(Refused):
+                return fused.gradient(
+                    products, of_tokens, curve, self.dtype, entropies=self.entropy_gradient
+                )
+        return self._logits_gradient(self.logits(products), *of_tokens)
+
+    def _logits_gradient(self, logits: Tensor, *of_tokens: Tensor) -> Tensor:
+        """The same of logits, which are used up.
 
         With p the probabilities and z the logits at the temperature: d logp_t / dz_i =
         [i = t] - p_i, and dH / dz_i = -p_i (log p_i + H).
-
-        Args:
-            logits: [n, V]; they are used up.
-            of_tokens: [n] each: targets, normalisers, entropies, and the gradients at log-probs
-                and entropies.
         """
         targets, normaliser, entropies, to_logprobs, to_entropies = (t[:, None] for t in of_tokens)
         scaled = logits * self.temperature if self.scaling.cap is not None else None
@@ -163,9 +228,10 @@ class _TokenScores(torch.autograd.Function):
             for _ in range(3)
         )
         for part in _chunks(hidden, weight):
-            logits = head.logits(hidden[part].to(head.dtype), matrix, offset)
-            logprobs[part], normalisers[part] = _scores(logits, targets[part])
-            entropies[part] = _entropies(logits, normalisers[part])
+            products = head_product(hidden[part].to(head.dtype), matrix, offset)
+            scores = head.measured(products, targets[part])
+            for whole, of_part in zip((logprobs, normalisers, entropies), scores, strict=True):
+                whole[part] = of_part
         ctx.save_for_backward(hidden, weight, bias, targets, normalisers, entropies)
         ctx.head = head
         if not head.entropy_gradient:
@@ -186,11 +252,10 @@ class _TokenScores(torch.autograd.Function):
         matrix, offset = weight.to(head.dtype), None if bias is None else bias.to(head.dtype)
         for part in _chunks(hidden, weight):
             rows = hidden[part].to(head.dtype)
-            gradient = head.logits_gradient(
-                head.logits(rows, matrix, offset), *(tensor[part] for tensor in of_tokens)
-            )
+            products = head_product(rows, matrix, offset)
+            gradient = head.gradient(products, *(tensor[part] for tensor in of_tokens))
             if to_bias is not None:
-                to_bias += gradient.sum(0)
+                to_bias += gradient.sum(0, dtype=to_bias.dtype)
             gradient = gradient.to(head.dtype)
             if to_hidden is not None:
                 to_hidden[part] = gradient @ matrix
@@ -208,7 +273,7 @@ class _TokenScores(torch.autograd.Function):
 
 def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
     """The tokens of each chunk."""
-    rows = chunk_rows(weight.shape[0])
+    rows = _rows_now(weight.shape[0], hidden)
     return (slice(start, start + rows) for start in range(0, len(hidden), rows))
 
 
@@ -239,7 +304,7 @@ def plain_token_scores(
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             return logprobs, _entropies(logits, normaliser)
 
-    rows = chunk_rows(vocabulary)
+    rows = _rows_now(vocabulary, hidden)
     pieces = [
         checkpoint(score, part, wanted, use_reentrant=False)
         for part, wanted in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)

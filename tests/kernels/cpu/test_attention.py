@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from grouper.kernels.cpu import attention
-from grouper.kernels.cpu.attention import Sight, attend, serves
+from grouper.kernels.cpu.attention import VisibleSpan, attend, serves
 from grouper.kernels.cpu.library import library
 from grouper.kernels.switch import running, switched_off
 
@@ -28,40 +28,40 @@ PROMPTS, LENGTHS, PROMPT_COLUMNS, TOKENS = [5, 1, 3], [6, 2, 1], 5, 6
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
-def seen(sight: Sight, tokens: int) -> Tensor:
+def seen(span: VisibleSpan, tokens: int) -> Tensor:
     """[R, 1, T, K], token by token. A padded query sees something, as in the update's masks."""
-    rows = len(sight.prompts)
-    mask = torch.zeros(rows, 1, tokens, sight.prompt_columns + tokens, dtype=torch.bool)
-    for row, prompt in enumerate(sight.prompts.tolist()):
+    rows = len(span.prompts)
+    mask = torch.zeros(rows, 1, tokens, span.prompt_columns + tokens, dtype=torch.bool)
+    for row, prompt in enumerate(span.prompts.tolist()):
         for token in range(tokens):
             for column in range(mask.shape[3]):
-                own = column - sight.prompt_columns
+                own = column - span.prompt_columns
                 place = prompt + own if own >= 0 else column
                 live = own <= token if own >= 0 else column < prompt
-                near = sight.window is None or prompt + token - place < sight.window
+                near = span.window is None or prompt + token - place < span.window
                 mask[row, 0, token, column] = live and near
     return mask
 
 
 def made(
-    sight: Sight, heads: tuple[int, int], dim: int, dtype: torch.dtype, tokens: int = TOKENS
+    span: VisibleSpan, heads: tuple[int, int], dim: int, dtype: torch.dtype, tokens: int = TOKENS
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     generator = torch.Generator().manual_seed(0)
-    rows, columns = len(sight.prompts), sight.prompt_columns + tokens
+    rows, columns = len(span.prompts), span.prompt_columns + tokens
     shapes = [(rows, heads[0], tokens, dim), *[(rows, heads[1], columns, dim)] * 2]
     tensors = [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
     grad = torch.randn(shapes[0], generator=generator).to(dtype)
     # What comes back for padding is zero: nobody reads it.
-    live = torch.arange(tokens) < sight.lengths[:, None]
+    live = torch.arange(tokens) < span.lengths[:, None]
     query, key, value = tensors
     return (query, key, value), grad * live[:, None, :, None]
 
 
-def compare(sight: Sight, heads: tuple[int, int], dim: int, dtype: torch.dtype) -> None:
-    inputs, grad = made(sight, heads, dim, dtype)
-    mask = seen(sight, TOKENS)
+def compare(span: VisibleSpan, heads: tuple[int, int], dim: int, dtype: torch.dtype) -> None:
+    inputs, grad = made(span, heads, dim, dtype)
+    mask = seen(span, TOKENS)
     assert serves(*inputs)
-    ours = attend(*inputs, mask, sight, 0.3)
+    ours = attend(*inputs, mask, span, 0.3)
     theirs = scaled_dot_product_attention(*inputs, attn_mask=mask, scale=0.3, enable_gqa=True)
     assert torch.equal(ours, theirs)
     pairs = zip(
@@ -81,35 +81,35 @@ def compare(sight: Sight, heads: tuple[int, int], dim: int, dtype: torch.dtype) 
 def test_rows_that_continue_prompts(
     dtype: torch.dtype, heads: tuple[int, int], window: int | None
 ) -> None:
-    sight = Sight(torch.tensor(PROMPTS), torch.tensor(LENGTHS), PROMPT_COLUMNS, window)
-    compare(sight, heads, 8, dtype)
+    span = VisibleSpan(torch.tensor(PROMPTS), torch.tensor(LENGTHS), PROMPT_COLUMNS, window)
+    compare(span, heads, 8, dtype)
 
 
 @pytest.mark.parametrize("room", [1, 150, 300])
 def test_a_few_heads_at_a_time(room: int) -> None:
-    sight = Sight(torch.tensor(PROMPTS), torch.tensor(LENGTHS), PROMPT_COLUMNS, None)
-    inputs, grad = made(sight, (4, 2), 8, torch.float32)
-    mask = seen(sight, TOKENS)
-    whole = torch.autograd.grad(attend(*inputs, mask, sight, 0.3), inputs, grad)
+    span = VisibleSpan(torch.tensor(PROMPTS), torch.tensor(LENGTHS), PROMPT_COLUMNS, None)
+    inputs, grad = made(span, (4, 2), 8, torch.float32)
+    mask = seen(span, TOKENS)
+    whole = torch.autograd.grad(attend(*inputs, mask, span, 0.3), inputs, grad)
     with mock.patch.object(attention, "ROOM", room):
-        parts = torch.autograd.grad(attend(*inputs, mask, sight, 0.3), inputs, grad)
+        parts = torch.autograd.grad(attend(*inputs, mask, span, 0.3), inputs, grad)
     for a, b in zip(whole, parts, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
 def test_prompts_by_themselves_are_causal() -> None:
     lengths = torch.tensor([6, 4])
-    sight = Sight(torch.zeros_like(lengths), lengths, 0, None)
-    inputs, grad = made(sight, (4, 2), 8, torch.float32)
-    ours = torch.autograd.grad(attend(*inputs, None, sight, 0.3), inputs, grad)
+    span = VisibleSpan(torch.zeros_like(lengths), lengths, 0, None)
+    inputs, grad = made(span, (4, 2), 8, torch.float32)
+    ours = torch.autograd.grad(attend(*inputs, None, span, 0.3), inputs, grad)
     plain = scaled_dot_product_attention(*inputs, is_causal=True, scale=0.3, enable_gqa=True)
     for a, b in zip(ours, torch.autograd.grad(plain, inputs, grad), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_what_it_does_not_serve() -> None:
-    sight = Sight(torch.tensor(PROMPTS), torch.tensor(LENGTHS), PROMPT_COLUMNS, None)
-    inputs, _ = made(sight, (4, 2), 8, torch.float32)
+    span = VisibleSpan(torch.tensor(PROMPTS), torch.tensor(LENGTHS), PROMPT_COLUMNS, None)
+    inputs, _ = made(span, (4, 2), 8, torch.float32)
     query, key, value = inputs
     with switched_off(), running():
         assert not serves(*inputs)

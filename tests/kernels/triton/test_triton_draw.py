@@ -6,14 +6,11 @@ import pytest
 import torch
 
 from grouper.kernels.triton.draw import draws_here, kernel_draw
-from grouper.kernels.triton.language import AVAILABLE
 from grouper.sampling.draw import DrawSettings, draw
 from grouper.types import SamplingParams
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-pytestmark = pytest.mark.skipif(
-    not AVAILABLE, reason="Triton is not installed (pip install triton; 280 MB, Linux)"
-)
+pytestmark = pytest.mark.needs_package("triton", extra="triton")
 
 
 @pytest.mark.parametrize("vocabulary", [97, 2048, 5000])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grouper.kernels.cpu.ops import attention_backward, attention_serves
-from grouper.kernels.switch import is_running
+from grouper.kernels.switch import device_type, is_running
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - no public name
 """What `scaled_dot_product_attention` runs on the CPU, which keeps the log-sum-exp to itself."""
@@ -26,7 +26,7 @@ ROOM = 1 << 23
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sight:
+class VisibleSpan:
     """Which columns each of R rows of queries sees: those of its prompt, then its own, causally."""
 
     prompts: Tensor
@@ -43,6 +43,7 @@ def serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
     _, heads, tokens, _ = query.shape
     return (
         is_running()
+        and device_type(query) == "cpu"
         and torch.is_grad_enabled()
         and query.shape[3] == value.shape[3]
         and heads // key.shape[1] * tokens * key.shape[2] <= ROOM
@@ -55,13 +56,13 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Any, *others: Any
     ) -> Tensor:
-        sight, scaling = others
+        span, scaling = others
         out: Tensor
         out, weight = FLASH(
             query, key, value, attn_mask=bias, is_causal=bias is None, scale=scaling
         )
         ctx.save_for_backward(query, key, value, out, weight)
-        ctx.sight, ctx.scaling = sight, scaling
+        ctx.span, ctx.scaling = span, scaling
         return out
 
     @staticmethod
@@ -81,7 +82,7 @@ class _Attention(torch.autograd.Function):
             results = _block(
                 (q[part], k[part], v[part], g[part]),
                 tuple(t[part].contiguous() for t in by_block),
-                ctx.sight,
+                ctx.span,
                 scaling=ctx.scaling,
                 first=first,
                 per_row=key.shape[1],
@@ -113,7 +114,7 @@ def _halves_multiplied(dtype: torch.dtype) -> Iterator[None]:
 def _block(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     sums: tuple[Tensor, ...],
-    sight: Sight,
+    span: VisibleSpan,
     *,
     scaling: float,
     first: int,
@@ -128,12 +129,12 @@ def _block(
         share_grads = torch.bmm(g.float(), v.float().transpose(1, 2))
     shares, score_grads = attention_backward(
         (scores, share_grads, *sums),
-        (sight.prompts, sight.lengths),
+        (span.prompts, span.lengths),
         q.dtype,
         scaling=scaling,
         first=first,
         per_row=per_row,
-        shape=(*shape, k.shape[1], sight.prompt_columns, sight.window or 0),
+        shape=(*shape, k.shape[1], span.prompt_columns, span.window or 0),
     )
     return (
         torch.bmm(score_grads, k),
@@ -143,7 +144,12 @@ def _block(
 
 
 def attend(  # noqa: PLR0917 - tensors by position
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sight: Sight, scaling: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    span: VisibleSpan,
+    scaling: float,
 ) -> Tensor:
     """Attention of query [R, H, T, D] over key and value [R, Hkv, K, D] -> [R, H, T, D].
 
@@ -151,12 +157,12 @@ def attend(  # noqa: PLR0917 - tensors by position
         query: T tokens of each row.
         key: columns of the row's prompt, then T of its own.
         value: as `key`.
-        mask: what `sight` says as bool, broadcastable to [R, 1, T, K]; None: causal, T = K.
-        sight: what each query sees.
+        mask: what `span` says as bool, broadcastable to [R, 1, T, K]; None: causal, T = K.
+        span: what each query sees.
         scaling: of the scores.
     """
     bias = None
     if mask is not None:
         bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
-    out: Tensor = _Attention.apply(query, key, value, bias, sight, scaling)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    out: Tensor = _Attention.apply(query, key, value, bias, span, scaling)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out

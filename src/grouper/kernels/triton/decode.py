@@ -15,19 +15,20 @@ rows that continue a prompt. Names in capitals are compile-time constants.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grouper.kernels.triton.language import jit, launch, serves, tl
+from grouper.kernels.triton.language import jit, launch, limits, power_of_two, serves, tanh, tl
 
 __all__ = ["Pair", "decode", "serves"]
 
 # Programs a multiprocessor that keys are divided for; an estimate, not measured.
 PROGRAMS_PER_PROCESSOR = 4
+# Keys of a block and blocks under way at a time, the best first.
+STAGES = ((64, 3), (64, 2), (32, 3), (32, 2), (32, 1), (16, 1))
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
@@ -76,8 +77,12 @@ def decode(
     splits = tiling.own_splits + tiling.prompt_splits
     partial = query.new_empty((rows, query_heads, splits, dim), dtype=torch.float32)
     weight = query.new_empty((rows, query_heads, splits), dtype=torch.float32)
-    ring, shared = own[0].stride(), prompts[0].stride()
-    numbers = _numbers(own[0], tiling) | {
+    numbers: dict[str, Any] = {
+        "DIM": dim,
+        "BLOCK_D": tiling.block_d,
+        "BLOCK_N": tiling.block_n,
+        "num_warps": 4 if tiling.block_d <= 128 else 8,
+        "num_stages": tiling.stages,
         "SHARE": share,
         "SPLITS": splits,
         "scaling": scaling,
@@ -88,62 +93,31 @@ def decode(
     }
     steps = [stride for t in (query, key, value) for stride in t.stride()[:2]]
     launch(
-        own_part,
-        (rows, heads, tiling.own_splits),
-        query,
-        key,
-        value,
-        *own,
-        lengths[0],
-        column,
-        partial,
-        weight,
-        *steps,
-        ring[0],
-        ring[1],
-        own[0].shape[2],
+        *(own_part, (rows, heads, tiling.own_splits)),
+        *(query, key, value, *own, lengths[0], column, partial, weight),
+        *(*steps, *own[0].stride()[:2], own[0].shape[2]),
         FIRST=tiling.prompt_splits,
         PARTS=tiling.own_splits,
         BLOCK_M=tiling.own_lines,
         **numbers,
     )
     launch(
-        prompt_part,
-        (places * tiling.tiles, heads, tiling.prompt_splits),
-        query,
-        *prompts,
-        members,
-        lengths[1],
-        lengths[0],
-        partial,
-        weight,
-        query.stride(0),
-        query.stride(1),
-        shared[0],
-        shared[1],
+        *(prompt_part, (places * tiling.tiles, heads, tiling.prompt_splits)),
+        *(query, *prompts, members, lengths[1], lengths[0], partial, weight),
+        *(*steps[:2], *prompts[0].stride()[:2]),
         SIZE=size,
         TILES=tiling.tiles,
         PARTS=tiling.prompt_splits,
         BLOCK_M=tiling.lines,
         **numbers,
     )
-    return _merged(partial, weight, own[0].dtype)
-
-
-def _merged(partial: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """[rows, Hq, D] of parts [rows, Hq, splits, D] and their log-sum-exps [rows, Hq, splits]."""
-    rows, heads, splits, dim = partial.shape
-    out = partial.new_empty((rows, heads, dim), dtype=dtype)
+    out = partial.new_empty((rows, query_heads, dim), dtype=own[0].dtype)
     launch(
-        merge,
-        (rows, heads),
-        partial,
-        weight,
-        out,
+        *(merge, (rows, query_heads), partial, weight, out),
         SPLITS=splits,
-        BLOCK_S=max(2, _power_of_two(splits)),
+        BLOCK_S=max(2, power_of_two(splits)),
         DIM=dim,
-        BLOCK_D=max(16, _power_of_two(dim)),
+        BLOCK_D=tiling.block_d,
     )
     return out
 
@@ -159,6 +133,8 @@ class _Tiling:
     """Dimensions of a head that a program holds, a power of two."""
     block_n: int
     """Keys that it takes in at a time."""
+    stages: int
+    """Blocks of keys and values that are under way at a time."""
     own_lines: int
     """Lines of a program over a row's own keys."""
     lines: int
@@ -176,17 +152,20 @@ def _tiling(
 ) -> _Tiling:
     """For `heads` key heads of `share` query heads each; counts: rows, prompts, largest group."""
     rows, places, size = counts
-    block_d = max(16, _power_of_two(ring.shape[3]))
-    # What a program holds in shared memory stays below the 99 KB of the smaller devices.
-    wide = block_d * ring.element_size() > 256
-    block_n = 32 if wide else 64
-    lines = min(32 if wide else 64, max(16, _power_of_two(size * share)))
+    processors, room = limits(ring.device)
+    block_d = max(16, power_of_two(ring.shape[3]))
+    width = block_d * ring.element_size()
+    lines = min(64 if width <= 256 else 32, max(16, power_of_two(size * share)))
+    # Keys and values of every stage, and the queries; where nothing fits, the launch says so.
+    fitting = (shape for shape in STAGES if (2 * shape[0] * shape[1] + lines) * width <= room)
+    block_n, stages = next(fitting, STAGES[-1])
     tiles = -(-size * share // lines)
-    wanted = PROGRAMS_PER_PROCESSOR * _processors(ring.device)
+    wanted = PROGRAMS_PER_PROCESSOR * processors
     return _Tiling(
         block_d=block_d,
         block_n=block_n,
-        own_lines=max(16, _power_of_two(share)),
+        stages=stages,
+        own_lines=max(16, power_of_two(share)),
         lines=lines,
         tiles=tiles,
         own_splits=_splits(wanted, rows * heads, ring.shape[2], 2 * block_n),
@@ -194,36 +173,13 @@ def _tiling(
     )
 
 
-def _numbers(ring: Tensor, tiling: _Tiling) -> dict[str, Any]:
-    """How both parts are compiled."""
-    return {
-        "DIM": ring.shape[3],
-        "BLOCK_D": tiling.block_d,
-        "BLOCK_N": tiling.block_n,
-        "num_warps": 4 if tiling.block_d <= 128 else 8,
-        "num_stages": 1 if ring.element_size() > 2 else 3,
-    }
-
-
 def _last_dense(heads: Tensor) -> Tensor:
     return heads if heads.stride(-1) == 1 else heads.contiguous()
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
 
 
 def _splits(wanted: int, programs: int, columns: int, least: int) -> int:
     """Parts that the keys of a program are cut into: enough programs, none with too few keys."""
     return max(1, min(-(-wanted // programs), -(-columns // least), 16))
-
-
-@functools.lru_cache
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":  # Triton's interpreter
-        return 16
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
 
 
 @jit
@@ -234,8 +190,7 @@ def _fold(
     """Take a block of keys [N, D] into the running softmax of queries [M, D]."""
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scaling
     if HAS_SOFTCAP:
-        # tanh x = 2 sigmoid(2 x) - 1
-        scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
+        scores = softcap * tanh(scores / softcap)
     scores = tl.where(seen, scores, float("-inf"))
     highest = tl.maximum(top, tl.max(scores, 1))
     # A line that has seen nothing yet: -infinity less itself is no number.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouper.kernels.triton.language import jit, launch, serves, tl
+from grouper.kernels.triton.language import jit, launch, power_of_two, serves, tl
 
 BLOCK = 2048
 
@@ -52,34 +52,12 @@ def kernel_draw(
     logprobs, entropies = logits.new_empty(rows), logits.new_empty(rows)
     bans = stops[:1] if early is None else early
     common: dict[str, Any] = {"BANS": early is not None, "BLOCK": BLOCK}
+    bounds = (vocabulary, logits.stride(0))
+    launch(_sums, (rows, blocks), logits, temperature, bans, stops, held, *bounds, **common)
     launch(
-        _sums,
-        (rows, blocks),
-        logits,
-        temperature,
-        bans,
-        stops,
-        held,
-        vocabulary,
-        logits.stride(0),
-        **common,
-    )
-    launch(
-        _pick,
-        (rows,),
-        logits,
-        uniform,
-        temperature,
-        bans,
-        stops,
-        held,
-        tokens,
-        logprobs,
-        entropies,
-        vocabulary,
-        logits.stride(0),
-        blocks,
-        BLOCKS=1 << (blocks - 1).bit_length(),
+        *(_pick, (rows,), logits, uniform, temperature, bans, stops, held),
+        *(tokens, logprobs, entropies, *bounds, blocks),
+        BLOCKS=power_of_two(blocks),
         **common,
     )
     return tokens, logprobs, entropies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -22,7 +23,8 @@ except ImportError:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["AVAILABLE", "Refused", "jit", "launch", "launches", "serves", "tl"]
+__all__ = ["AVAILABLE", "Refused", "jit", "launch", "launches", "limits", "power_of_two"]
+__all__ += ["serves", "tanh", "tl"]
 
 AVAILABLE = triton is not None
 """Whether Triton is installed."""
@@ -101,3 +103,26 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
             *(kernel.__name__, _FAILURES[-1]),
         )
         raise Refused(kernel.__name__) from error
+
+
+@functools.cache
+def limits(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors, and bytes of shared memory that a program may have.
+
+    Those of a small card where there is none: in Triton's interpreter, or in a plan.
+    """
+    if device.type != "cuda":
+        return 16, 99 * 1024
+    card: Any = torch.cuda.get_device_properties(device)
+    return card.multi_processor_count, card.shared_memory_per_block_optin
+
+
+def power_of_two(least: int) -> int:
+    """The first power of two from `least` on: the size of a block that holds so many."""
+    return 1 << (least - 1).bit_length()
+
+
+@jit
+def tanh(x):  # type: ignore[no-untyped-def]  # Triton's own style
+    """The hyperbolic tangent, exact to a rounding of 1."""
+    return 2 * tl.sigmoid(2 * x) - 1

@@ -1,8 +1,9 @@
-"""The fused kernels of a decoding step on CUDA, in Triton: forward only.
+"""Norms, rotary embeddings and gates on CUDA in one kernel each, with gradients.
 
-At a few hundred rows a step should be bound by the number of kernels that start (an estimate from
-memory bandwidth, not measured), and a transformers model starts several for each norm, rotation and
-activation. Each function here is one kernel, and rounds where the model's own code does.
+A transformers model starts several kernels for each of them, and every one reads and writes all
+of the activations: at a few hundred rows a decoding step is bound by the number of starts, an
+update by the bytes. Forwards round where the model's own code does; backwards calculate in float32
+and round once. Nothing is kept for a backward but the inputs.
 """
 
 # ruff: noqa: N803, PLR0917 - Triton's own style: constants in capitals, pointers one by one
@@ -10,73 +11,64 @@ activation. Each function here is one kernel, and rounds where the model's own c
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from grouper.kernels.triton.language import AVAILABLE, jit, launch, serves, tl
+from grouper.kernels.cpu.ops import CURVES
+from grouper.kernels.triton.language import jit, launch, power_of_two, serves, tl
 
-__all__ = ["AVAILABLE", "gated", "gated_serves", "norm_serves", "rms_norm", "rotate"]
-__all__ += ["rotate_serves"]
+__all__ = ["gated", "gated_serves", "norm_serves", "rms_norm", "rotate", "rotate_serves"]
 
-BLOCK = 1024
+# Elements of a row that one program holds at most.
 WIDEST = 1 << 15
-"""Elements of a row that one program holds."""
+# Elements that a program takes at a time where rows are short; it is never less than a row.
+TILE = 2048
+# Elements of each warp.
+OF_A_WARP = 512
+# Programs that share the rows of a norm's backward; each leaves a sum for the weight's gradient.
+PARTIAL_SUMS = 1024
 
 
-def norm_serves(x: Tensor, weight: Tensor) -> bool:
+def norm_serves(x: Tensor, weight: Tensor, *, ones: bool) -> bool:
     """Whether `rms_norm` takes these."""
-    return _serves(x, weight) and x.is_contiguous() and weight.shape[0] <= WIDEST
+    del ones
+    return x.dim() > 1 and weight.shape[0] <= WIDEST and serves(x, weight)
 
 
 def rotate_serves(x: Tensor, cosine: Tensor) -> bool:
     """Whether `rotate` takes heads [1, H, N, D] and cosines [1, N, D]."""
     return (
-        _serves(x, cosine)
-        and x.dim() == 4
+        x.dim() == 4
         and cosine.dim() == 3
         and x.shape[0] == cosine.shape[0] == 1
         and cosine.shape[-1] == x.shape[-1]
         and x.shape[-1] % 2 == 0
-        and x.stride(-1) == 1
-        and cosine.is_contiguous()
+        and serves(x, cosine)
     )
 
 
 def gated_serves(gate: Tensor, up: Tensor) -> bool:
     """Whether `gated` takes these."""
     alike = gate.shape == up.shape and gate.dtype == up.dtype
-    return alike and _serves(gate, up) and gate.is_contiguous() and up.is_contiguous()
-
-
-def _serves(*tensors: Tensor) -> bool:
-    return not torch.is_grad_enabled() and serves(*tensors)
+    return alike and gate.dim() > 1 and serves(gate, up)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, ones: bool = False) -> Tensor:
     """X / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, 2019).
 
     Args:
-        x: [..., D], contiguous.
+        x: [..., D].
         weight: [D].
         eps: inside the root.
         ones: multiply by 1 + weight, before rounding (Gemma).
     """
-    width = weight.shape[0]
-    dtype = x.dtype if ones else torch.promote_types(x.dtype, weight.dtype)
-    out = torch.empty_like(x, dtype=dtype)
-    block = 1 << (width - 1).bit_length()
-    launch(
-        _norm,
-        (x.numel() // width,),
-        x,
-        weight,
-        out,
-        width,
-        eps,
-        ONES=ones,
-        BLOCK=block,
-        num_warps=min(8, max(1, block // 256)),
-    )
+    if x.dim() == 4 and not x.is_contiguous():  # heads before tokens (Gemma 3)
+        return rms_norm(x.transpose(1, 2), weight, eps, ones=ones).transpose(1, 2)
+    if not torch.is_grad_enabled():  # a sampler calls this often, and autograd takes its time
+        return _normed(x, weight, eps, ones)
+    out: Tensor = _RMSNorm.apply(x, weight, eps, ones)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out
 
 
@@ -88,57 +80,193 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         cosine: [1, N, D].
         sine: [1, N, D].
     """
+    if not torch.is_grad_enabled():
+        return _rotated(x, cosine, sine, torch.promote_types(x.dtype, cosine.dtype))
+    out: Tensor = _Rotate.apply(x, cosine, sine)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return out
+
+
+def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    """activation(gate) * up (Shazeer, 2020), `activation` a name in `CURVES`; [..., D]."""
+    if not torch.is_grad_enabled():
+        return _gated(gate, up, *CURVES[activation])
+    out: Tensor = _Gated.apply(gate, up, *CURVES[activation])  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return out
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[rows, D] of [..., D], each row dense; a copy where rows do not lie at even steps."""
+    rows = x.flatten(0, -2)
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def _warps(elements: int) -> int:
+    return min(16, max(1, elements // OF_A_WARP))
+
+
+def _tile(rows: Tensor) -> dict[str, Any]:
+    """How the programs of a norm are compiled."""
+    block = power_of_two(rows.shape[1])
+    lines = max(1, TILE // block)
+    return {"LINES": lines, "BLOCK": block, "num_warps": _warps(lines * block)}
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float, ones: bool) -> Tensor:
+    rows, tile = _rows(x), _tile(_rows(x))
+    dtype = x.dtype if ones else torch.promote_types(x.dtype, weight.dtype)
+    out = x.new_empty(x.shape, dtype=dtype)
+    numbers = (*rows.shape, rows.stride(0), eps)
+    launch(_norm, (-(-len(rows) // tile["LINES"]),), rows, weight, out, *numbers, ONES=ones, **tile)
+    return out
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, ones: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.settings = eps, ones
+        return _normed(x, weight, eps, ones)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        eps, ones = ctx.settings
+        rows, grads, tile = _rows(x), _rows(grad), _tile(_rows(x))
+        tiles = -(-len(rows) // tile["LINES"])
+        programs = min(tiles, PARTIAL_SUMS)
+        to_x = x.new_empty(x.shape)
+        to_weight = x.new_empty((programs, weight.shape[0]), dtype=torch.float32)
+        steps = (rows.stride(0), grads.stride(0))
+        launch(
+            *(_norm_gradient, (programs,), rows, weight, grads, to_x, to_weight),
+            *(*rows.shape, *steps, eps, -(-tiles // programs)),
+            ONES=ones,
+            **tile,
+        )
+        return to_x, to_weight.sum(0).to(weight.dtype), None, None
+
+
+def _rotated(
+    x: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype, *, back: bool = False
+) -> Tensor:
+    """Heads [1, H, N, D] -> the same, contiguous as [1, N, H, D]."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
     _, heads, tokens, dim = x.shape
-    dtype = torch.promote_types(x.dtype, cosine.dtype)
     out = x.new_empty((1, tokens, heads, dim), dtype=dtype)
-    lines = 1 << (heads - 1).bit_length()
+    lines, block = power_of_two(heads), power_of_two(dim)
     launch(
-        _rotate,
-        (tokens,),
-        x,
-        cosine,
-        sine.contiguous(),
-        out,
-        heads,
-        x.stride(1),
-        x.stride(2),
+        *(_rotate, (tokens,), x, cosine.contiguous(), sine.contiguous(), out),
+        *(heads, x.stride(1), x.stride(2)),
+        BACK=back,
         DIM=dim,
         LINES=lines,
-        BLOCK=1 << (dim - 1).bit_length(),
+        BLOCK=block,
+        num_warps=_warps(lines * block),
     )
     return out.transpose(1, 2)
 
 
-def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """activation(gate) * up (Shazeer, 2020), `activation` being `silu` or `gelu_tanh`."""
-    out, count = torch.empty_like(gate), gate.numel()
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        ctx.dtype = x.dtype
+        return _rotated(x, cosine, sine, torch.promote_types(x.dtype, cosine.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        cosine, sine = ctx.saved_tensors
+        return _rotated(grad, cosine, sine, ctx.dtype, back=True), None, None
+
+
+def _over_gates(kernel: Any, gate: Tensor, *others: Tensor, curve: tuple[float, float]) -> Any:
+    """Launch a kernel of gates: inputs, then what it writes, which is dense."""
+    rows = _rows(gate)
+    block = min(1024, power_of_two(rows.shape[1]))
     launch(
-        _gate, (-(-count // BLOCK),), gate, up, out, count, SILU=activation == "silu", BLOCK=BLOCK
+        *(kernel, (len(rows), -(-rows.shape[1] // block)), rows, *others),
+        *(rows.shape[1], rows.stride(0), others[0].stride(0), *curve),
+        BLOCK=block,
+        num_warps=_warps(block),
     )
+
+
+def _gated(gate: Tensor, up: Tensor, m: float, c: float) -> Tensor:
+    out = gate.new_empty(gate.shape)
+    _over_gates(_gate, gate, _rows(up), out, curve=(m, c))
     return out
 
 
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, m: float, c: float) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.curve = (m, c)
+        return _gated(gate, up, m, c)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        gate, up = ctx.saved_tensors
+        to_gate, to_up = gate.new_empty(gate.shape), up.new_empty(up.shape)
+        tensors = (_rows(up), grad.contiguous(), to_gate, to_up)
+        _over_gates(_gate_gradient, gate, *tensors, curve=ctx.curve)
+        return to_gate, to_up, None, None
+
+
 @jit
-def _norm(x, weight, out, width, eps, ONES: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    there = at < width
-    start = tl.program_id(0).to(tl.int64) * width
-    given = tl.load(x + start + at, mask=there, other=0.0)
+def _norm(
+    x, weight, out, rows, width, step, eps,
+    ONES: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    lines = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)[:, None]
+    dims = tl.arange(0, BLOCK)[None, :]
+    there = (lines < rows) & (dims < width)
+    given = tl.load(x + lines * step + dims, mask=there, other=0.0)
     values = given.to(tl.float32)
-    scaled = values * tl.rsqrt(tl.sum(values * values, 0) / width + eps)
-    factors = tl.load(weight + at, mask=there, other=0.0)
+    scaled = values * tl.rsqrt(tl.sum(values * values, 1)[:, None] / width + eps)
+    factors = tl.load(weight + dims, mask=dims < width, other=0.0).to(tl.float32)
     if ONES:
-        scaled = scaled * (1.0 + factors.to(tl.float32))
+        factors += 1.0
     else:
-        scaled = scaled.to(given.dtype).to(tl.float32) * factors.to(tl.float32)
-    tl.store(out + start + at, scaled.to(out.dtype.element_ty), mask=there)
+        scaled = scaled.to(given.dtype).to(tl.float32)
+    tl.store(out + lines * width + dims, (scaled * factors).to(out.dtype.element_ty), mask=there)
+
+
+@jit
+def _norm_gradient(
+    x, weight, grad, to_x, to_weight, rows, width, step, grad_step, eps, rounds,
+    ONES: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of its inputs, and a sum of the weight's over the rows of each program."""
+    program = tl.program_id(0)
+    dims = tl.arange(0, BLOCK)[None, :]
+    factors = tl.load(weight + dims, mask=dims < width, other=0.0).to(tl.float32)
+    if ONES:
+        factors += 1.0
+    sums = tl.zeros((LINES, BLOCK), tl.float32)
+    for number in range(rounds):
+        tile = (number * tl.num_programs(0) + program).to(tl.int64)
+        lines = tile * LINES + tl.arange(0, LINES)[:, None]
+        there = (lines < rows) & (dims < width)
+        values = tl.load(x + lines * step + dims, mask=there, other=0.0).to(tl.float32)
+        pulls = tl.load(grad + lines * grad_step + dims, mask=there, other=0.0).to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(values * values, 1)[:, None] / width + eps)
+        scaled = values * inverse
+        sums += pulls * scaled
+        # y_i = w_i x_i / r: what the root takes from every x is their share of the whole pull.
+        pulls *= factors
+        pulls = (pulls - scaled * (tl.sum(pulls * scaled, 1)[:, None] / width)) * inverse
+        tl.store(to_x + lines * width + dims, pulls.to(to_x.dtype.element_ty), mask=there)
+    at = tl.arange(0, BLOCK)
+    tl.store(to_weight + program * width + at, tl.sum(sums, 0), mask=at < width)
 
 
 @jit
 def _rotate(
     x, cosine, sine, out, heads, head_step, token_step,
-    DIM: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+    BACK: tl.constexpr, DIM: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """A token's heads turned; or a gradient turned back."""
     token = tl.program_id(0).to(tl.int64)
     lines = tl.arange(0, LINES)[:, None]
     dims = tl.arange(0, BLOCK)[None, :]
@@ -149,24 +277,43 @@ def _rotate(
     kind = out.dtype.element_ty
     own = tl.load(base + dims, mask=there, other=0.0).to(tl.float32)
     other = tl.load(base + partner, mask=there, other=0.0).to(tl.float32)
-    other = tl.where(dims < half, -other, other)
     cos = tl.load(cosine + token * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
-    sin = tl.load(sine + token * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
-    # Two products and their sum, each rounded.
-    turned = (own * cos).to(kind).to(tl.float32) + (other * sin).to(kind).to(tl.float32)
+    if BACK:
+        sin = tl.load(sine + token * DIM + partner, mask=dims < DIM, other=0.0).to(tl.float32)
+        turned = own * cos + tl.where(dims < half, other, -other) * sin
+    else:
+        sin = tl.load(sine + token * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+        other = tl.where(dims < half, -other, other)
+        # Two products and their sum, each rounded.
+        turned = (own * cos).to(kind).to(tl.float32) + (other * sin).to(kind).to(tl.float32)
     tl.store(out + (token * heads + lines) * DIM + dims, turned.to(kind), mask=there)
 
 
 @jit
-def _gate(gate, up, out, count, SILU: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = at < count
+def _gate(gate, up, out, width, gate_step, up_step, m, c, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = at < width
     kind = out.dtype.element_ty
-    given = tl.load(gate + at, mask=there, other=0.0).to(tl.float32)
-    if SILU:
-        curved = given * tl.sigmoid(given)
-    else:
-        # 0.5 x (1 + tanh y) = x sigmoid(2 y), y = sqrt(2 / pi) (x + 0.044715 x^3)
-        curved = given * tl.sigmoid(1.5957691216057308 * (given + 0.044715 * given * given * given))
-    factor = tl.load(up + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + at, (curved.to(kind).to(tl.float32) * factor).to(kind), mask=there)
+    given = tl.load(gate + row * gate_step + at, mask=there, other=0.0).to(tl.float32)
+    factor = tl.load(up + row * up_step + at, mask=there, other=0.0).to(tl.float32)
+    curved = given * tl.sigmoid(given * (m + c * given * given))
+    result = curved.to(kind).to(tl.float32) * factor
+    tl.store(out + row * width + at, result.to(kind), mask=there)
+
+
+@jit
+def _gate_gradient(
+    gate, up, grad, to_gate, to_up, width, gate_step, up_step, m, c, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = at < width
+    kind = to_gate.dtype.element_ty
+    given = tl.load(gate + row * gate_step + at, mask=there, other=0.0).to(tl.float32)
+    factor = tl.load(up + row * up_step + at, mask=there, other=0.0).to(tl.float32)
+    pull = tl.load(grad + row * width + at, mask=there, other=0.0).to(tl.float32)
+    share = tl.sigmoid(given * (m + c * given * given))
+    tl.store(to_up + row * width + at, (pull * given * share).to(kind), mask=there)
+    slope = share + given * share * (1.0 - share) * (m + 3.0 * c * given * given)
+    tl.store(to_gate + row * width + at, (pull * factor * slope).to(kind), mask=there)
