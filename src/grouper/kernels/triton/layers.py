@@ -19,17 +19,6 @@ from torch import Tensor
 from grouper.kernels.layers import fits_rotation, norm_dtype
 from grouper.kernels.triton.language import jit, launch, power_of_two, serves, tl
 
-__all__ = [
-    "gate",
-    "gate_gradient",
-    "gated_serves",
-    "norm",
-    "norm_gradient",
-    "norm_serves",
-    "rotate",
-]
-__all__ += ["rotate_serves"]
-
 # Elements of a row that one program holds at most.
 WIDEST = 1 << 15
 # Elements that a program takes at a time where rows are short; it is never less than a row.
