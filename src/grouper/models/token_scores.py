@@ -105,18 +105,6 @@ class LogitScaling:
             return fused.Curve(inner / temperature, 1.0, capped=False)
         return fused.Curve(inner / self.cap, self.cap / temperature, capped=True)
 
-    def backward(self, gradient: Tensor, scaled: Tensor | None) -> Tensor:
-        """The gradient at the head's output from the one at `scaled`; changes `gradient`."""
-        if self.cap is not None:
-            assert scaled is not None
-            # d/dx cap tanh(x / cap) = 1 - tanh(x / cap)^2
-            gradient *= 1 - (scaled / self.cap).square_()
-        if self.factor is not None:
-            gradient *= self.factor
-        if self.divisor is not None:
-            gradient /= self.divisor
-        return gradient
-
 
 def accurate(tensor: Tensor) -> Tensor:
     """In float32 or higher."""
@@ -200,7 +188,9 @@ class LinearHead:
                 )
         logits = self.scaling(products, self.temperature)
         targets, normaliser, entropies, to_logprobs, to_entropies = (t[:, None] for t in of_tokens)
-        scaled = logits * self.temperature if self.scaling.cap is not None else None
+        divisor, factor, cap = self.scaling.divisor, self.scaling.factor, self.scaling.cap
+        # d/dx cap tanh(x / cap) = 1 - tanh(x / cap)^2
+        bend = None if cap is None else 1 - (logits * self.temperature / cap).square_()
         logprobs = logits.sub_(normaliser)
         if not self.entropy_gradient:
             gradient = logprobs.exp_().mul_(-to_logprobs)
@@ -210,7 +200,13 @@ class LinearHead:
         gradient.scatter_add_(1, targets, to_logprobs)
         if self.temperature != 1.0:
             gradient /= self.temperature
-        return self.scaling.backward(gradient, scaled)
+        if bend is not None:
+            gradient *= bend
+        if factor is not None:
+            gradient *= factor
+        if divisor is not None:
+            gradient /= divisor
+        return gradient
 
 
 class _TokenScores(torch.autograd.Function):
