@@ -22,7 +22,7 @@ from grouper.sampling.base import SampleRequest
 from grouper.sampling.decode_attention import Decode, DecodeState, Prefill
 from grouper.sampling.engine import Engine
 from grouper.sampling.graphs import OpByOp
-from grouper.sampling.kv_cache import CacheSize, KVCache, slots_that_fit
+from grouper.sampling.kv_cache import CacheSize, KVCache, fitting_size, slots_that_fit
 from grouper.types import SamplingParams
 
 HEADS, GROUP, DIM = 2, 3, 4
@@ -229,6 +229,18 @@ def test_never_more_slots_than_the_plan_says(
     for free in (1 << 28, 1 << 29, 1 << 31):
         slots = slots_that_fit(policy, size, free)
         assert slots == 1 or planned(slots) <= free
+
+
+def test_only_a_gpu_bounds_the_slots(
+    planned_model: ModelMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, size = planned_model._policy, CacheSize(256, 32, 256, 4096)
+    assert fitting_size(policy, size) is size
+    monkeypatch.setattr(Policy, "device", torch.device("cuda"))
+    monkeypatch.setattr(kv_cache, "free_bytes", lambda device: 2 << 30)
+    bounded = fitting_size(policy, size)
+    assert bounded.slots == slots_that_fit(policy, size, 2 << 30) < 256
+    assert bounded[1:] == (min(32, bounded.slots), 256, 4096)
 
 
 def test_the_size_is_that_of_the_requests() -> None:
