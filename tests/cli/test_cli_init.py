@@ -96,7 +96,7 @@ def test_memory_decides_about_the_update(
     grouper: Grouper, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write("rows.jsonl", ROWS)
-    monkeypatch.setattr(init, "SHARE", 0.01)
+    monkeypatch.setattr(init, "SHARE", 0.002)
     called = grouper("init", "--model", model, "--data", data, "--memory", "1")
     assert "warning: an update does not fit in 1 GB" in called.err
     recipe = load_recipe("./mine.yaml")

@@ -11,12 +11,14 @@ from tiny_models import LetterTokenizer, make_prompt, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grouper.kernels import fallback
 from grouper.kernels.cpu import tape
 from grouper.kernels.cpu.library import library
+from grouper.kernels.triton import decode as triton_decode
+from grouper.kernels.triton import draw as triton_draw
+from grouper.kernels.triton import language
 from grouper.kernels.triton.language import AVAILABLE
 from grouper.models.policy import Policy
-from grouper.sampling import decode_attention, engine
+from grouper.sampling import draw, engine
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.engine import BaseEngine, Engine, PaddedEngine, make_engine
 from grouper.sampling.graphs import CpuGraphs, OpByOp, Step, allows_recording
@@ -309,29 +311,42 @@ def test_fewer_slots_than_are_wanted_draw_the_same(monkeypatch: pytest.MonkeyPat
 # --- a kernel that fails -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def nothing_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "_FAILED", set())
+class Broken:
+    """A Triton kernel that cannot be started on this card."""
+
+    __name__ = "own_part"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def start(*_: Any, **__: Any) -> None:
+            self.asked += 1
+            raise LookupError("out of resource: shared memory, Required: 102400")
+
+        return start
 
 
-@pytest.mark.usefixtures("nothing_has_failed")
+@pytest.mark.parametrize("first", ["decode", "draw"])
 def test_sampling_goes_on_without_a_kernel_that_fails(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    first: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """G1: whatever it raises at its first use, with one warning that names the reason."""
     policy = Policy(tiny_model(scale=2.0))
     wanted = mixed()
     expected = draw_all(policy, wanted, PaddedEngine)
-    asked = []
-
-    def broken(*_: Any) -> Any:
-        asked.append(1)
-        raise LookupError("out of resource: shared memory, Required: 102400")
-
-    monkeypatch.setattr(decode_attention, "kernel_for", lambda store: broken)
+    broken = Broken()
+    # This processor as a card that Triton knows, and its first kernel does not fit.
+    monkeypatch.setattr(language, "device_type", lambda _: "cuda")
+    monkeypatch.setattr(language, "AVAILABLE", True)
+    monkeypatch.setattr(language, "_FAILURES", [])
+    monkeypatch.setattr(triton_decode, "own_part", broken)
+    monkeypatch.setattr(triton_draw, "_sums", broken)
+    if first == "decode":
+        monkeypatch.setattr(draw, "draws_here", lambda *_, **__: False)
     for make in (op_by_op, make_engine):
         assert_same(draw_all(policy, wanted, make, slots=5), expected)
-    assert len(asked) == 1
+    assert broken.asked == 1
     told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(told) == 1
     assert "LookupError: out of resource: shared memory, Required: 102400" in told[0]

@@ -237,7 +237,7 @@ def test_only_a_gpu_bounds_the_slots(
     policy, size = planned_model._policy, CacheSize(256, 32, 256, 4096)
     assert fitting_size(policy, size) is size
     monkeypatch.setattr(Policy, "device", torch.device("cuda"))
-    monkeypatch.setattr(kv_cache, "free_bytes", lambda device: 2 << 30)
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 2 << 30)
     bounded = fitting_size(policy, size)
     assert bounded.slots == slots_that_fit(policy, size, 2 << 30) < 256
     assert bounded[1:] == (min(32, bounded.slots), 256, 4096)

@@ -59,3 +59,9 @@ def find_device(name: str) -> torch.device:
             "its driver.",
         )
     return torch.device(name)
+
+
+def free_memory(device: torch.device) -> int:
+    """What new tensors can take on a CUDA device: what is free, and what PyTorch holds unused."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused

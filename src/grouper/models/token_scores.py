@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from grouper.kernels.switch import device_type, has_memory
 from grouper.kernels.triton import head as fused
 from grouper.kernels.triton.language import Refused, serves
+from grouper.models.device import free_memory
 
 # Logits held at a time: 128 MiB in float32. The backward holds three such chunks at most.
 CHUNK_ELEMENTS = 2**25
@@ -47,12 +48,6 @@ def chunk_rows(vocabulary: int, device: str = "cpu", free: int | None = None) ->
         # A power of two: the same, mostly, in a run that is repeated.
         most = min(most, 1 << max(0, fitting.bit_length() - 1))
     return max(usual, most)
-
-
-def _free_memory(device: torch.device) -> int:
-    """Bytes of a CUDA device that are free, or held by the allocator without use."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def head_product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -161,14 +156,6 @@ class LinearHead:
             )
         return scores
 
-    def measured(self, products: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probs of targets, normalisers and entropies, [n] each, of products [n, V]."""
-        if serves(products):
-            with contextlib.suppress(Refused):
-                return fused.scores(products, targets, self.scaling.curve(self.temperature))
-        logits = self.scaling(products, self.temperature)
-        return _scores(logits, targets, entropy_gradient=False)
-
     def gradient(self, products: Tensor, *of_tokens: Tensor) -> Tensor:
         """The gradient [n, V] at the head's products, which are used up.
 
@@ -224,7 +211,14 @@ class _TokenScores(torch.autograd.Function):
         )
         for part in _chunks(hidden, len(weight)):
             products = head_product(hidden[part].to(head.dtype), matrix, offset)
-            scores = head.measured(products, targets[part])
+            scores = None
+            if serves(products):
+                with contextlib.suppress(Refused):
+                    curve = head.scaling.curve(head.temperature)
+                    scores = fused.scores(products, targets[part], curve)
+            if scores is None:
+                logits = head.scaling(products, head.temperature)
+                scores = _scores(logits, targets[part], entropy_gradient=False)
             for whole, of_part in zip((logprobs, normalisers, entropies), scores, strict=True):
                 whole[part] = of_part
         ctx.save_for_backward(hidden, weight, bias, targets, normalisers, entropies)
@@ -269,7 +263,7 @@ class _TokenScores(torch.autograd.Function):
 def _chunks(hidden: Tensor, vocabulary: int) -> Iterator[slice]:
     """The tokens of each chunk."""
     device = device_type(hidden)
-    free = _free_memory(hidden.device) if device == "cuda" and has_memory(hidden) else None
+    free = free_memory(hidden.device) if device == "cuda" and has_memory(hidden) else None
     rows = chunk_rows(vocabulary, device, free)
     return (slice(start, start + rows) for start in range(0, len(hidden), rows))
 

@@ -8,6 +8,7 @@ a step can be recorded.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,8 @@ from grouper.algorithms.batching import unweighted_rows
 from grouper.kernels.cpu import ops
 from grouper.kernels.cpu.calls import DTYPES
 from grouper.kernels.cpu.library import library
-from grouper.kernels.fallback import kernel_or_plain
 from grouper.kernels.triton import decode as triton
+from grouper.kernels.triton.language import Refused
 from grouper.models.attention import AttentionSpec, SharedPrompts, spread_rows
 from grouper.models.policy import Policy
 from grouper.sampling.kv_cache import KVCache, LayerCache, Pair, Tokens, matrix_dtype
@@ -107,7 +108,11 @@ def decode_attention(
     Returns:
         [rows, Hq, D] in the ring's dtype.
     """
-    return kernel_or_plain(kernel_for(cache.own[0]), plain, query, new, cache, state, spec)
+    kernel = kernel_for(cache.own[0])
+    if kernel is not None:
+        with contextlib.suppress(Refused):
+            return kernel(query, new, cache, state, spec)
+    return plain(query, new, cache, state, spec)
 
 
 def kernel_for(store: Tensor) -> Attend | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from grouper.kernels.cpu import ops
-from grouper.kernels.fallback import kernel_or_plain
 from grouper.kernels.triton.draw import draws_here, kernel_draw
+from grouper.kernels.triton.language import Refused
 from grouper.types import SamplingParams
 
 Drawn = tuple[Tensor, Tensor, Tensor]
@@ -106,17 +107,16 @@ def draw_tokens(
         early: [n] bool, rows that may not draw stop tokens; None: none of them.
         stops: [V] bool.
     """
-
-    def plain(*_: object) -> Drawn:
-        banned = None if early is None else early[:, None] & stops
-        return draw(logits, uniform, settings, banned)
-
     kernel: Callable[..., Drawn] | None = None
     if draws_here(logits, truncated=settings.flags.truncated):
         kernel = kernel_draw
     elif not settings.flags.truncated and ops.draw_serves(logits):
         kernel = ops.draw
-    return kernel_or_plain(kernel, plain, logits, uniform, settings.temperature, early, stops)
+    if kernel is not None:
+        with contextlib.suppress(Refused):
+            return kernel(logits, uniform, settings.temperature, early, stops)
+    banned = None if early is None else early[:, None] & stops
+    return draw(logits, uniform, settings, banned)
 
 
 def draw(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from grouper.models.device import free_memory
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
 
@@ -108,14 +109,8 @@ def fitting_size(policy: Policy, size: CacheSize) -> CacheSize:
     """The same with as many slots as a GPU's free memory allows."""
     if policy.device.type != "cuda":
         return size
-    slots = slots_that_fit(policy, size, free_bytes(policy.device))
+    slots = slots_that_fit(policy, size, free_memory(policy.device))
     return size._replace(slots=slots, prompts=min(slots, size.prompts))
-
-
-def free_bytes(device: torch.device) -> int:
-    """What new tensors can take on a CUDA device: what is free, and what PyTorch holds unused."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 @dataclass(slots=True)
