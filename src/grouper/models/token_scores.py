@@ -7,6 +7,7 @@ makes it anew: between the two only hidden states and one number per token are h
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -58,9 +59,22 @@ def head_product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     halves = hidden.dtype in {torch.bfloat16, torch.float16} and hidden.dtype == weight.dtype
     plain = bias is not None or torch.is_grad_enabled() or hidden.dim() != 2
-    if halves and not plain and device_type(hidden) == "cuda":
+    on_cuda = halves and not plain and device_type(hidden) == "cuda"
+    # A device that is only planned is taken for one that can.
+    if on_cuda and (not has_memory(hidden) or _widens(hidden.device, hidden.dtype)):
         return torch.mm(hidden, weight.T, out_dtype=torch.float32)
     return torch.nn.functional.linear(hidden, weight, bias)
+
+
+@functools.cache
+def _widens(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products of this type can come out in float32 here."""
+    square = torch.ones(16, 16, dtype=dtype, device=device)
+    try:
+        torch.mm(square, square.T, out_dtype=torch.float32)
+    except RuntimeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
