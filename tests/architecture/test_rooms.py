@@ -27,7 +27,6 @@ LARGER_ROOMS = {
     "grading": 22,
     "kernels": 24,
     "rewards": 20,
-    "sampling": 17,
     "tracking": 19,
     "training": 18,
 }

@@ -12,7 +12,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.slow  # 150 s
+@pytest.mark.slow  # 90 s
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("room", ["sampling", "training"])
 def test_a_room_passes_in_plain_operations(room: str) -> None:

@@ -134,13 +134,13 @@ def test_the_host_decodes_only_what_may_end() -> None:
     assert log.longest() == 0
     a, b, c = (ord(letter) - 32 for letter in "abc")
     block = torch.tensor([[c, c], [b, a], [a, c], [b, c]])
-    first, second = log.write((block, *torch.zeros(2, 4, 2)), [0, 1])
+    first, second = log.write((block, *torch.zeros(2, 4, 2)), np.arange(2))
     assert (first.slot, first.request, first.reason) == (0, 10, FinishReason.STOP_STRING)
     assert (second.slot, second.request, second.reason) == (1, 11, FinishReason.LENGTH)
     assert first.token_ids == [c, b, a, b]
     assert second.token_ids == [c, a, c], "what came after its end is thrown away"
     assert Counted.asked == 2
-    assert log.write((block[:1], *torch.zeros(2, 1, 2)), [0, 1]) == [], "nobody is left"
+    assert log.write((block[:1], *torch.zeros(2, 1, 2)), np.arange(2)) == [], "nobody is left"
 
 
 def test_rows_never_move_and_never_pass_their_budget() -> None:

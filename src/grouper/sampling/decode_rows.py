@@ -185,13 +185,12 @@ class HostLog:
         """Tokens that the longest unfinished sequence has drawn."""
         return int(self._counts[self.live].max())
 
-    def write(self, block: Block, slots: Sequence[int]) -> list[Finished]:
-        """Note what these slots have drawn; those that it ends.
+    def write(self, block: Block, places: np.ndarray) -> list[Finished]:
+        """Note what the slots at these places have drawn; those that it ends.
 
         What a sequence drew after its end is thrown away.
         """
         tokens, logprobs, entropies = (part.cpu().numpy() for part in block)
-        places = np.array(slots)
         live = self.live[places]
         columns = self._counts[places] + np.arange(len(tokens))[:, None]
         # A free slot's last column is of no interest either.

@@ -236,13 +236,13 @@ class _Run:
     @torch.no_grad()
     def step(self) -> list[Finished]:
         """Fill free slots or decode; those that have ended."""
-        engine, free = self.engine, self._free()
+        engine, free = self.engine, self._free() if self.queue else []
         if free:
             with self.times.prefill():
-                ended = self.log.write(self._admit(free), free)
+                ended = self.log.write(self._admit(free), np.array(free))
         else:
             block = engine.advance(self.steps, self.log.longest())
-            ended = self.log.write(block, range(engine.rows.count))
+            ended = self.log.write(block, np.arange(engine.rows.count))
         if ended:
             engine.free([one.slot for one in ended])
             self._compact()
