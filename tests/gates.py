@@ -34,8 +34,12 @@ def shared(*parts: str) -> Path:
 def package(name: str, *, extra: str) -> Any:
     """The module of that name, which comes with an extra of Grouper."""
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
+        module = None
+    # A folder of tests of that name (tests/kernels/triton) can be imported, and is no package.
+    if getattr(module, "__file__", None) is None:
         missing(f"{name} is not installed (pip install -e '.[{extra}]')")
+    return module

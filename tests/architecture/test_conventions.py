@@ -37,6 +37,10 @@ OTHER_NAMES = {
     "test_varlen.py": "attention.py",
     # Two tests of one name cannot be collected together.
     "test_plan_rows.py": "rows.py",
+    "test_triton_draw.py": "draw.py",
+    "test_triton_head.py": "head.py",
+    "test_triton_layers.py": "layers.py",
+    "test_compiles.py": "decode.py",
     "test_plan_memory.py": "memory.py",
     "test_config_checks.py": "checks.py",
     "test_sink_registry.py": "registry.py",

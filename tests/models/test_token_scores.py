@@ -238,3 +238,16 @@ def test_nothing_of_tokens_times_vocabulary_is_kept_for_the_backward(
         scores = ours(**given)
     loss_of(scores).backward()
     assert max(kept) <= VOCABULARY * HIDDEN < TOKENS * VOCABULARY / 2
+
+
+def test_chunks_on_cuda_grow_with_the_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G4: 220 tokens at a time read the head's matrix 300 times in an update."""
+    monkeypatch.undo()
+    vocabulary = 151_936
+    rows = token_scores.chunk_rows
+    assert rows(vocabulary) == rows(vocabulary, "mps") == 220
+    assert rows(vocabulary, "cuda") == rows(vocabulary, "cuda", 80 * 10**9) == 1766
+    # A quarter of 4 GB, 12 bytes for each logit: 548 tokens.
+    assert rows(vocabulary, "cuda", 4 * 10**9) == 512
+    assert rows(vocabulary, "cuda", 10**6) == 220
+    assert rows(2**40) == rows(2**40, "cuda", 0) == 1

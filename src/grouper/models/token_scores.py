@@ -30,22 +30,29 @@ CHUNK_SHARE = 0.25
 BYTES_PER_LOGIT = 12
 
 
-def chunk_rows(vocabulary: int, device: str = "cpu") -> int:
-    """Tokens whose logits are held at a time on a type of device, at most."""
-    elements = CUDA_CHUNK_ELEMENTS if device == "cuda" else CHUNK_ELEMENTS
-    return max(1, elements // vocabulary)
+def chunk_rows(vocabulary: int, device: str = "cpu", free: int | None = None) -> int:
+    """Tokens whose logits are held at a time on a type of device.
+
+    Args:
+        vocabulary: logits of a token.
+        device: its type.
+        free: bytes that are free there; None: enough.
+    """
+    usual = max(1, CHUNK_ELEMENTS // vocabulary)
+    if device != "cuda":
+        return usual
+    most = CUDA_CHUNK_ELEMENTS // vocabulary
+    if free is not None:
+        fitting = int(free * CHUNK_SHARE) // (BYTES_PER_LOGIT * vocabulary)
+        # A power of two: the same, mostly, in a run that is repeated.
+        most = min(most, 1 << max(0, fitting.bit_length() - 1))
+    return max(usual, most)
 
 
-def _rows_now(vocabulary: int, hidden: Tensor) -> int:
-    """The same for what is free at this moment: fewer, a power of two, where memory is short."""
-    most = chunk_rows(vocabulary, device_type(hidden))
-    if hidden.device.type != "cuda" or not has_memory(hidden):
-        return most
-    free, _ = torch.cuda.mem_get_info(hidden.device)
-    # What the allocator holds without using it is free as well.
-    free += torch.cuda.memory_reserved(hidden.device) - torch.cuda.memory_allocated(hidden.device)
-    fitting = int(free * CHUNK_SHARE) // (BYTES_PER_LOGIT * vocabulary)
-    return min(most, max(chunk_rows(vocabulary), 1 << max(0, fitting.bit_length() - 1)))
+def _free_memory(device: torch.device) -> int:
+    """Bytes of a CUDA device that are free, or held by the allocator without use."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def head_product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -80,8 +87,8 @@ class LogitScaling:
         divisor, factor, cap = (getattr(config.get_text_config(), name, None) for name in names)
         return cls(divisor=divisor, factor=factor, cap=cap)
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """Scaled logits, in float32 or higher; differentiable."""
+    def __call__(self, logits: Tensor, temperature: float = 1.0) -> Tensor:
+        """Logits at a temperature, in float32 or higher, of what the head gives; differentiable."""
         logits = accurate(logits)
         if self.divisor is not None:
             logits = logits / self.divisor
@@ -89,7 +96,7 @@ class LogitScaling:
             logits = logits * self.factor
         if self.cap is not None:
             logits = torch.tanh(logits / self.cap) * self.cap
-        return logits
+        return logits if temperature == 1.0 else logits / temperature
 
     def curve(self, temperature: float) -> fused.Curve:
         """The same over a temperature, as the kernels take it."""
@@ -116,19 +123,21 @@ def accurate(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def _scores(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probs of `targets` [n] under `logits` [n, V], and the normalisers [n]."""
+def _scores(
+    logits: Tensor, targets: Tensor, *, entropy_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of `targets` [n] under `logits` [n, V], normalisers and entropies [n], in nats.
+
+    Entropies make one tensor of [n, V], or two where their gradient is recorded.
+    """
     normaliser = logits.logsumexp(-1)
-    return logits.gather(1, targets[:, None])[:, 0] - normaliser, normaliser
-
-
-def _entropies(logits: Tensor, normaliser: Tensor) -> Tensor:
-    """In nats [n]; of [n, V] one tensor is made, or two where a gradient is recorded."""
-    probabilities = (logits - normaliser[:, None]).exp_()
-    # Logits are finite: a probability of zero meets no infinity.
-    in_place = not torch.is_grad_enabled()
-    parts = probabilities.mul_(logits) if in_place else probabilities * logits
-    return normaliser - parts.sum(-1)
+    logprobs = logits.gather(1, targets[:, None])[:, 0] - normaliser
+    recorded = entropy_gradient and torch.is_grad_enabled()
+    with torch.set_grad_enabled(recorded):
+        probabilities = (logits - normaliser[:, None]).exp_()
+        # Logits are finite: a probability of zero meets no infinity.
+        parts = probabilities * logits if recorded else probabilities.mul_(logits)
+        return logprobs, normaliser, normaliser - parts.sum(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,22 +173,19 @@ class LinearHead:
             )
         return scores
 
-    def logits(self, products: Tensor) -> Tensor:
-        """[n, V] at the temperature, in float32 or higher."""
-        logits = self.scaling(products)
-        return logits if self.temperature == 1.0 else logits / self.temperature
-
     def measured(self, products: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs of targets, normalisers and entropies, [n] each, of products [n, V]."""
         if serves(products):
             with contextlib.suppress(Refused):
                 return fused.scores(products, targets, self.scaling.curve(self.temperature))
-        logits = self.logits(products)
-        logprobs, normalisers = _scores(logits, targets)
-        return logprobs, normalisers, _entropies(logits, normalisers)
+        logits = self.scaling(products, self.temperature)
+        return _scores(logits, targets, entropy_gradient=False)
 
     def gradient(self, products: Tensor, *of_tokens: Tensor) -> Tensor:
         """The gradient [n, V] at the head's products, which are used up.
+
+        With p the probabilities and z the logits at the temperature: d logp_t / dz_i =
+        [i = t] - p_i, and dH / dz_i = -p_i (log p_i + H).
 
         Args:
             products: [n, V].
@@ -192,14 +198,7 @@ class LinearHead:
                 return fused.gradient(
                     products, of_tokens, curve, self.dtype, entropies=self.entropy_gradient
                 )
-        return self._logits_gradient(self.logits(products), *of_tokens)
-
-    def _logits_gradient(self, logits: Tensor, *of_tokens: Tensor) -> Tensor:
-        """The same of logits, which are used up.
-
-        With p the probabilities and z the logits at the temperature: d logp_t / dz_i =
-        [i = t] - p_i, and dH / dz_i = -p_i (log p_i + H).
-        """
+        logits = self.scaling(products, self.temperature)
         targets, normaliser, entropies, to_logprobs, to_entropies = (t[:, None] for t in of_tokens)
         scaled = logits * self.temperature if self.scaling.cap is not None else None
         logprobs = logits.sub_(normaliser)
@@ -227,7 +226,7 @@ class _TokenScores(torch.autograd.Function):
             torch.empty(len(hidden), dtype=accurate(hidden[:0]).dtype, device=hidden.device)
             for _ in range(3)
         )
-        for part in _chunks(hidden, weight):
+        for part in _chunks(hidden, len(weight)):
             products = head_product(hidden[part].to(head.dtype), matrix, offset)
             scores = head.measured(products, targets[part])
             for whole, of_part in zip((logprobs, normalisers, entropies), scores, strict=True):
@@ -250,7 +249,7 @@ class _TokenScores(torch.autograd.Function):
             for t, needed in zip(inputs, ctx.needs_input_grad, strict=False)
         )
         matrix, offset = weight.to(head.dtype), None if bias is None else bias.to(head.dtype)
-        for part in _chunks(hidden, weight):
+        for part in _chunks(hidden, len(weight)):
             rows = hidden[part].to(head.dtype)
             products = head_product(rows, matrix, offset)
             gradient = head.gradient(products, *(tensor[part] for tensor in of_tokens))
@@ -271,9 +270,11 @@ class _TokenScores(torch.autograd.Function):
         return *grads, None, None
 
 
-def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
+def _chunks(hidden: Tensor, vocabulary: int) -> Iterator[slice]:
     """The tokens of each chunk."""
-    rows = _rows_now(weight.shape[0], hidden)
+    device = device_type(hidden)
+    free = _free_memory(hidden.device) if device == "cuda" and has_memory(hidden) else None
+    rows = chunk_rows(vocabulary, device, free)
     return (slice(start, start + rows) for start in range(0, len(hidden), rows))
 
 
@@ -300,13 +301,11 @@ def plain_token_scores(
     def score(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits_of(part)
         logits = logits if temperature == 1.0 else logits / temperature
-        logprobs, normaliser = _scores(logits, wanted)
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            return logprobs, _entropies(logits, normaliser)
+        logprobs, _, entropies = _scores(logits, wanted, entropy_gradient=entropy_gradient)
+        return logprobs, entropies
 
-    rows = _rows_now(vocabulary, hidden)
     pieces = [
-        checkpoint(score, part, wanted, use_reentrant=False)
-        for part, wanted in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+        checkpoint(score, hidden[part], targets[part], use_reentrant=False)
+        for part in _chunks(hidden, vocabulary)
     ]
     return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grouper.kernels.switch import planned
 from grouper.kernels.triton import head
-from grouper.kernels.triton.language import launches
+from grouper.kernels.triton.language import Refused, launches
 from grouper.models import token_scores
 from grouper.models.token_scores import LinearHead, LogitScaling
 
@@ -175,3 +175,31 @@ def test_what_the_head_moves_is_counted_without_memory() -> None:
     gradient = (torch.Size([6, 97]), torch.bfloat16)
     held = (torch.Size([3, 6]), torch.float32)
     assert heard == [("_scores", [logits, held]), ("_gradient", [logits, gradient])]
+
+
+def test_where_no_kernel_can_be_built_plain_operations_give_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = LinearHead(
+        scaling=SCALINGS["all"], temperature=0.7, dtype=torch.float32, entropy_gradient=True
+    )
+    hidden, weight = torch.randn(5, 8), torch.randn(31, 8)
+    targets = torch.arange(5)
+
+    def run() -> list[Tensor]:
+        leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
+        scores = settings.scores(*leaves, None, targets)
+        return [*scores, *torch.autograd.grad(scores[0].sum() + scores[1].sum(), leaves)]
+
+    expected = run()
+    asked: list[str] = []
+
+    def refuse(kernel: Any, *_: Any, **__: Any) -> None:
+        asked.append(kernel.__name__)
+        raise Refused(kernel.__name__)
+
+    monkeypatch.setattr(head, "launch", refuse)
+    monkeypatch.setattr(token_scores, "serves", lambda _: True)
+    for mine, right in zip(run(), expected, strict=True):
+        assert torch.equal(mine, right)
+    assert asked == ["_scores", "_gradient"]

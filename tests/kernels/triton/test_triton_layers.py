@@ -17,7 +17,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, apply_rotary_
 from grouper.kernels import modules
 from grouper.kernels.switch import planned, running, switched_off
 from grouper.kernels.triton import layers as gpu
-from grouper.kernels.triton.language import launches
+from grouper.kernels.triton.language import Refused, launches
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -222,3 +222,25 @@ def test_they_serve_nothing_but_cuda() -> None:
         assert answers("meta") == [True] * 3
         assert not gpu.gated_serves(x.to("meta"), x.to("meta").bfloat16())
         assert not gpu.rotate_serves(heads.to("meta"), cosine[..., :4].to("meta"))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_where_no_kernel_can_be_built_the_models_own_code_runs(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(family)
+    ids = torch.arange(6, 14)[None]
+    expected = model(ids).logits
+    modules.attach(model)
+    asked: list[Any] = []
+
+    def refuse(kernel: Any, *_: Any, **__: Any) -> None:
+        asked.append(kernel)
+        raise Refused(kernel.__name__)
+
+    monkeypatch.setattr(gpu, "launch", refuse)
+    monkeypatch.setattr(gpu, "serves", lambda *_: True)
+    monkeypatch.setattr(modules, "device_type", lambda _: "cuda")
+    with running():
+        assert torch.equal(model(ids).logits, expected)
+    assert {kernel.__name__ for kernel in asked} == {"_norm", "_rotate", "_gate"}

@@ -17,14 +17,13 @@ from grouper.kernels.switch import OFF, device_type, has_memory
 
 try:  # torch brings it along where it is built for CUDA
     import triton
-    import triton.language as tl
+    from triton import language
 except ImportError:
-    triton = tl = None
+    triton = language = None
+
+tl: Any = language
 
 log = logging.getLogger(__name__)
-
-__all__ = ["AVAILABLE", "Refused", "jit", "launch", "launches", "limits", "power_of_two"]
-__all__ += ["serves", "tanh", "tl"]
 
 AVAILABLE = triton is not None
 """Whether Triton is installed."""
@@ -95,7 +94,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
         kernel[grid](*arguments, **constants)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever it is, plain operations do the work
         _FAILURES.append(f"{type(error).__name__}: {error}")
         log.warning(
             "The CUDA kernel %s could not be built or started (%s): plain operations do its work "

@@ -19,8 +19,6 @@ from torch import Tensor
 from grouper.kernels.cpu.ops import CURVES
 from grouper.kernels.triton.language import jit, launch, power_of_two, serves, tl
 
-__all__ = ["gated", "gated_serves", "norm_serves", "rms_norm", "rotate", "rotate_serves"]
-
 # Elements of a row that one program holds at most.
 WIDEST = 1 << 15
 # Elements that a program takes at a time where rows are short; it is never less than a row.
