@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from grouper.kernels.switch import planned
 from grouper.models import token_scores
 from grouper.models.token_scores import LinearHead, LogitScaling, plain_token_scores
 
@@ -251,3 +252,28 @@ def test_chunks_on_cuda_grow_with_the_memory_that_is_free(monkeypatch: pytest.Mo
     assert rows(vocabulary, "cuda", 4 * 10**9) == 512
     assert rows(vocabulary, "cuda", 10**6) == 220
     assert rows(2**40) == rows(2**40, "cuda", 0) == 1
+
+
+def test_a_device_that_cannot_widen_products_rounds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU is one: asked as if it were a CUDA device, it says no, and once."""
+    monkeypatch.setattr(token_scores, "device_type", lambda _: "cuda")
+    token_scores._widens.cache_clear()
+    hidden, weight = torch.randn(3, 8).bfloat16(), torch.randn(5, 8).bfloat16()
+    with torch.no_grad():
+        for _ in range(2):
+            found = token_scores.head_product(hidden, weight, None)
+            assert torch.equal(found, hidden @ weight.T)
+    assert token_scores._widens.cache_info().misses == 1
+    token_scores._widens.cache_clear()
+
+
+def test_a_plan_widens_products_on_cuda_alone() -> None:
+    hidden, weight = (torch.empty(n, 8, dtype=torch.bfloat16, device="meta") for n in (3, 5))
+    with torch.no_grad():
+        assert token_scores.head_product(hidden, weight, None).dtype == torch.bfloat16
+        with planned("cuda"):
+            assert token_scores.head_product(hidden, weight, None).dtype == torch.float32
+            assert token_scores.head_product(hidden.float(), weight.float(), None).dtype == (
+                torch.float32
+            )
+            assert token_scores.head_product(hidden, weight, weight[:, 0]).dtype == torch.bfloat16

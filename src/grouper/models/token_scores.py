@@ -7,6 +7,7 @@ makes it anew: between the two only hidden states and one number per token are h
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -63,9 +64,22 @@ def head_product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     halves = hidden.dtype in {torch.bfloat16, torch.float16} and hidden.dtype == weight.dtype
     plain = bias is not None or torch.is_grad_enabled() or hidden.dim() != 2
-    if halves and not plain and device_type(hidden) == "cuda":
+    on_cuda = halves and not plain and device_type(hidden) == "cuda"
+    # A device that is only planned is taken for one that can.
+    if on_cuda and (not has_memory(hidden) or _widens(hidden.device, hidden.dtype)):
         return torch.mm(hidden, weight.T, out_dtype=torch.float32)
     return torch.nn.functional.linear(hidden, weight, bias)
+
+
+@functools.cache
+def _widens(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products of this type can come out in float32 here."""
+    square = torch.ones(16, 16, dtype=dtype, device=device)
+    try:
+        torch.mm(square, square.T, out_dtype=torch.float32)
+    except RuntimeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +118,6 @@ class LogitScaling:
         if self.cap is None:
             return fused.Curve(inner / temperature, 1.0, capped=False)
         return fused.Curve(inner / self.cap, self.cap / temperature, capped=True)
-
-    def backward(self, gradient: Tensor, scaled: Tensor | None) -> Tensor:
-        """The gradient at the head's output from the one at `scaled`; changes `gradient`."""
-        if self.cap is not None:
-            assert scaled is not None
-            # d/dx cap tanh(x / cap) = 1 - tanh(x / cap)^2
-            gradient *= 1 - (scaled / self.cap).square_()
-        if self.factor is not None:
-            gradient *= self.factor
-        if self.divisor is not None:
-            gradient /= self.divisor
-        return gradient
 
 
 def accurate(tensor: Tensor) -> Tensor:
@@ -200,7 +202,9 @@ class LinearHead:
                 )
         logits = self.scaling(products, self.temperature)
         targets, normaliser, entropies, to_logprobs, to_entropies = (t[:, None] for t in of_tokens)
-        scaled = logits * self.temperature if self.scaling.cap is not None else None
+        divisor, factor, cap = self.scaling.divisor, self.scaling.factor, self.scaling.cap
+        # d/dx cap tanh(x / cap) = 1 - tanh(x / cap)^2
+        bend = None if cap is None else 1 - (logits * self.temperature / cap).square_()
         logprobs = logits.sub_(normaliser)
         if not self.entropy_gradient:
             gradient = logprobs.exp_().mul_(-to_logprobs)
@@ -210,7 +214,13 @@ class LinearHead:
         gradient.scatter_add_(1, targets, to_logprobs)
         if self.temperature != 1.0:
             gradient /= self.temperature
-        return self.scaling.backward(gradient, scaled)
+        if bend is not None:
+            gradient *= bend
+        if factor is not None:
+            gradient *= factor
+        if divisor is not None:
+            gradient /= divisor
+        return gradient
 
 
 class _TokenScores(torch.autograd.Function):

@@ -68,7 +68,7 @@ def decode(
     Returns:
         [rows, Hq, D] in the dtype of the ring.
     """
-    query, key, value = (_last_dense(t) for t in (query, *new))
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, *new))
     rows, query_heads, dim = query.shape
     heads = key.shape[1]
     share = query_heads // heads
@@ -171,10 +171,6 @@ def _tiling(
         own_splits=_splits(wanted, rows * heads, ring.shape[2], 2 * block_n),
         prompt_splits=_splits(wanted, places * tiles * heads, prompts.shape[2], block_n),
     )
-
-
-def _last_dense(heads: Tensor) -> Tensor:
-    return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
 def _splits(wanted: int, programs: int, columns: int, least: int) -> int:

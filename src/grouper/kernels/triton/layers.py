@@ -276,12 +276,12 @@ def _rotate(
     own = tl.load(base + dims, mask=there, other=0.0).to(tl.float32)
     other = tl.load(base + partner, mask=there, other=0.0).to(tl.float32)
     cos = tl.load(cosine + token * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+    other = tl.where(dims < half, -other, other)
+    at = partner if BACK else dims
+    sin = tl.load(sine + token * DIM + at, mask=dims < DIM, other=0.0).to(tl.float32)
     if BACK:
-        sin = tl.load(sine + token * DIM + partner, mask=dims < DIM, other=0.0).to(tl.float32)
-        turned = own * cos + tl.where(dims < half, other, -other) * sin
+        turned = own * cos - other * sin
     else:
-        sin = tl.load(sine + token * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
-        other = tl.where(dims < half, -other, other)
         # Two products and their sum, each rounded.
         turned = (own * cos).to(kind).to(tl.float32) + (other * sin).to(kind).to(tl.float32)
     tl.store(out + (token * heads + lines) * DIM + dims, turned.to(kind), mask=there)
