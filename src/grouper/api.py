@@ -224,6 +224,7 @@ class Generator:
 
     def close(self) -> None:
         """End what was started for it."""
+        self.sampler.release()
         self.prepared.close()
 
     def __enter__(self) -> Self:

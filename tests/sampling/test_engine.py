@@ -293,6 +293,19 @@ def test_a_step_that_cannot_be_recorded_runs_op_by_op(
     assert caplog.text.count("cannot be recorded") == 1
 
 
+def test_fewer_slots_than_are_wanted_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU whose memory is short; and such an engine serves the next call as well."""
+    policy, wanted = Policy(tiny_model(scale=2.0)), mixed()
+    expected = draw_all(policy, wanted, make_engine)
+    monkeypatch.setattr(engine, "fitting_size", lambda policy, size: size._replace(slots=3))
+    size = CacheSize(64, 4, 9, 23)
+    made = make_engine(policy, size, STOPS)
+    assert (made.slots, made.rows.tokens.shape[0]) == (3, 3)
+    assert made.serves(policy, size)
+    assert not made.serves(policy, size._replace(slots=65))
+    assert_same(draw_all(policy, wanted, make_engine), expected)
+
+
 # --- a kernel that fails -------------------------------------------------------------------------
 
 

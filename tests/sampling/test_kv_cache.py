@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,12 @@ from grouper.models.attention import AttentionSpec
 from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
 from grouper.sampling import engine as engine_module
+from grouper.sampling import kv_cache
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.decode_attention import Decode, DecodeState, Prefill
 from grouper.sampling.engine import Engine
 from grouper.sampling.graphs import OpByOp
-from grouper.sampling.kv_cache import CacheSize, KVCache, slots_that_fit
+from grouper.sampling.kv_cache import CacheSize, KVCache, fitting_size, slots_that_fit
 from grouper.types import SamplingParams
 
 HEADS, GROUP, DIM = 2, 3, 4
@@ -207,25 +209,74 @@ def planned_model() -> ModelMemory:
     return ModelMemory(config, weightless_policy(config, AutoConfig.for_model(**QWEN)), "cuda")
 
 
-@pytest.mark.parametrize("completion", [64, 512, 4096])
-def test_never_more_slots_than_the_plan_says(planned_model: ModelMemory, completion: int) -> None:
+@pytest.mark.parametrize(("prompt", "completion"), [(256, 64), (256, 4096), (2048, 64)])
+def test_never_more_slots_than_the_plan_says(
+    planned_model: ModelMemory, prompt: int, completion: int
+) -> None:
     """For the same free memory, whatever a plan has beside weights."""
-    size = CacheSize(256, 32, 256, completion)
+    size = CacheSize(256, 32, prompt, completion)
     policy = planned_model._policy
 
     def planned(slots: int) -> int:
         prompts = -(-slots // 8)
         part = planned_model.sampling(
-            "sample", slots=slots, prompts=prompts, prompt=256, completion=completion
+            "sample", slots=slots, prompts=prompts, prompt=prompt, completion=completion
         )
         return part.peak - part.weights
 
     assert slots_that_fit(policy, size, 0) == 1
-    assert slots_that_fit(policy, size, 1 << 40) == 256
-    for free in (1 << 28, 1 << 29, 1 << 30):
+    assert slots_that_fit(policy, size, 1 << 33) == 256, "and not much fewer"
+    for free in (1 << 28, 1 << 29, 1 << 31):
         slots = slots_that_fit(policy, size, free)
-        assert planned(slots) <= free
-        assert planned(slots + slots // 2 + 1) > free or slots == 256, "and not much fewer"
+        assert slots == 1 or planned(slots) <= free
+
+
+def test_only_a_gpu_bounds_the_slots(
+    planned_model: ModelMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, size = planned_model._policy, CacheSize(256, 32, 256, 4096)
+    assert fitting_size(policy, size) is size
+    monkeypatch.setattr(Policy, "device", torch.device("cuda"))
+    monkeypatch.setattr(kv_cache, "free_bytes", lambda device: 2 << 30)
+    bounded = fitting_size(policy, size)
+    assert bounded.slots == slots_that_fit(policy, size, 2 << 30) < 256
+    assert bounded[1:] == (min(32, bounded.slots), 256, 4096)
+
+
+def test_the_size_is_that_of_the_requests() -> None:
+    asked = [
+        SampleRequest(
+            prompt=make_prompt(number, 3 + number),
+            params=SamplingParams(max_new_tokens=5 + sample),
+            key=0,
+        )
+        for number in range(3)
+        for sample in range(8)
+    ]
+    assert CacheSize.of(asked, 12) == (12, 3, 5, 12)
+    assert CacheSize.of(asked, 2) == (2, 2, 5, 12)
+
+
+@torch.no_grad()
+def test_long_prompts_are_run_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same logits, from less memory."""
+    asked = [ask(number) for number in range(5)]
+    logits, sizes = [], []
+    plain = Policy.hidden_states
+
+    def counted(policy: Policy, layout: Any, token_ids: Tensor, positions: Tensor) -> Tensor:
+        sizes.append(token_ids.shape[1])
+        return plain(policy, layout, token_ids, positions)
+
+    monkeypatch.setattr(Policy, "hidden_states", counted)
+    for most in (1 << 14, 11):
+        monkeypatch.setattr(kv_cache, "PREFILL_TOKENS", most)
+        engine = Engine(Policy(tiny_model("qwen3")), CacheSize(5, 5, 5, 4), [2], OpByOp())
+        engine.begin(asked)
+        prompts = [request.prompt.token_ids for request in asked]
+        logits.append(engine._prefill(prompts, range(5), range(5)))
+    torch.testing.assert_close(logits[1], logits[0])
+    assert sizes == [25, 10, 10, 5]
 
 
 @torch.no_grad()

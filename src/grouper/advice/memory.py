@@ -21,7 +21,13 @@ from grouper.config.schema import ModelConfig, OptimizerConfig
 from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
 from grouper.models.token_scores import chunk_rows
-from grouper.sampling.kv_cache import CacheSize, cache_bytes, drawing_bytes
+from grouper.sampling.kv_cache import (
+    CacheSize,
+    cache_bytes,
+    drawing_bytes,
+    matrix_dtype,
+    prompts_at_once,
+)
 from grouper.training.optimizers import state_bytes
 
 GIB = 2**30
@@ -148,18 +154,18 @@ class ModelMemory:
         Args:
             name: of the part.
             slots: sequences at the same time.
-            prompts: different prompts that are run at once.
+            prompts: different prompts that begin together.
             prompt: tokens of the longest.
             completion: tokens that may be drawn.
-            held: prompts that are remembered at the same time; None: those that are run at once.
+            held: prompts that are remembered at the same time; None: those that begin together.
             copy: dtype of the sampler's own weights; None samples the training weights.
             optimizer: bytes of optimizer states that lie there meanwhile.
             reference: as in `update`.
         """
         policy, prefilled = self.sampled(copy)
-        prefill = prefilled(Rows(prompt=prompt, completion=1, count=prompts))
+        run = min(prompts, prompts_at_once(prompt))
+        prefill = prefilled(Rows(prompt=prompt, completion=1, count=run))
         vocabulary = int(self._shape.vocab_size)
-        dtype = policy.compute_dtype or policy.model.dtype
         room = CacheSize(slots, held or prompts, prompt, completion)
         return Memory(
             name=name,
@@ -168,7 +174,7 @@ class ModelMemory:
             optimizer=optimizer,
             activations=max(prefill, drawing_bytes(slots, vocabulary)) + self._dequantised,
             logits_chunk=slots * vocabulary * 4,
-            cache=cache_bytes(self._shape, dtype, room),
+            cache=cache_bytes(self._shape, matrix_dtype(policy), room),
             sampling_copy=0 if copy is None else _bytes(policy.parameters()),
         )
 

@@ -22,7 +22,7 @@ from grouper.kernels.fallback import kernel_or_plain
 from grouper.kernels.triton import decode as triton
 from grouper.models.attention import AttentionSpec, SharedPrompts, spread_rows
 from grouper.models.policy import Policy
-from grouper.sampling.kv_cache import KVCache, LayerCache, Pair, Tokens
+from grouper.sampling.kv_cache import KVCache, LayerCache, Pair, Tokens, matrix_dtype
 
 
 class Prefill(SharedPrompts):
@@ -121,8 +121,8 @@ def kernel_for(store: Tensor) -> Attend | None:
 
 def has_kernel(policy: Policy) -> bool:
     """Whether this model's caches have a kernel, in the dtype of its matrix products."""
-    dtype = policy.compute_dtype or policy.model.dtype
-    return kernel_for(torch.empty(0, dtype=dtype, device=policy.device)) is not None
+    like = torch.empty(0, dtype=matrix_dtype(policy), device=policy.device)
+    return kernel_for(like) is not None
 
 
 def plain(

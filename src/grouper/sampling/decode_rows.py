@@ -21,9 +21,6 @@ from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.stops import StopStrings
 from grouper.types import FinishReason, SamplingParams
 
-Block = tuple[Tensor, Tensor, Tensor]
-"""Tokens [steps, rows] int64, their log-probs and the entropies [steps, rows] in nats."""
-
 
 class Finished(NamedTuple):
     """A sequence that has ended, token by token."""
@@ -185,8 +182,8 @@ class HostLog:
         """Tokens that the longest unfinished sequence has drawn."""
         return int(self._counts[self.live].max())
 
-    def write(self, block: Block, places: np.ndarray) -> list[Finished]:
-        """Note what the slots at these places have drawn; those that it ends.
+    def write(self, block: Drawn, places: np.ndarray) -> list[Finished]:
+        """Note the [steps, places] that the slots at these places have drawn; those that it ends.
 
         What a sequence drew after its end is thrown away.
         """

@@ -16,7 +16,7 @@ from grouper.kernels.triton.draw import draws_here, kernel_draw
 from grouper.types import SamplingParams
 
 Drawn = tuple[Tensor, Tensor, Tensor]
-"""Token ids [n] int64, their log-probs [n] float32, and the entropies [n] float32 in nats."""
+"""Token ids [n] or [steps, n] int64, their log-probs and the entropies in nats, both float32."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

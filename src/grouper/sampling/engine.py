@@ -21,10 +21,10 @@ from transformers import DynamicCache
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.decode_attention import Decode, DecodeState, Prefill, has_kernel
-from grouper.sampling.decode_rows import Block, DecodeRows
-from grouper.sampling.draw import DrawFlags
+from grouper.sampling.decode_rows import DecodeRows
+from grouper.sampling.draw import DrawFlags, Drawn
 from grouper.sampling.graphs import OpByOp, Step, choose_graphs
-from grouper.sampling.kv_cache import CacheSize, KVCache, Tokens, free_bytes, slots_that_fit
+from grouper.sampling.kv_cache import CacheSize, KVCache, Tokens, fitting_size, prompts_at_once
 
 # Columns of the ring to begin with: where a kernel reads live ones only, the others cost memory
 # and no time; plain operations look at all of them.
@@ -65,7 +65,7 @@ class BaseEngine(ABC):
         """All slots are free, and these will be asked."""
         self.rows.begin(requests)
 
-    def admit(self, requests: Sequence[SampleRequest], slots: Sequence[int]) -> Block:
+    def admit(self, requests: Sequence[SampleRequest], slots: Sequence[int]) -> Drawn:
         """Begin these in these slots: run each prompt once, draw the first tokens [1, slots].
 
         Args:
@@ -87,7 +87,7 @@ class BaseEngine(ABC):
         """Run each prompt once and give it to its slots; logits [len(slots), V] in float32."""
 
     @abstractmethod
-    def advance(self, steps: int, longest: int) -> Block:
+    def advance(self, steps: int, longest: int) -> Drawn:
         """So many tokens more in every slot in use.
 
         Args:
@@ -158,7 +158,7 @@ class Engine(BaseEngine):
         """Rows that a step runs."""
         self._cursor = torch.zeros(1, dtype=torch.long, device=device)
         """[1]: how many steps the host has not seen."""
-        self._block: Block | None = None
+        self._block: Drawn | None = None
         """[steps, slots]: what they have drawn; the first call asks for as many as any."""
 
     def begin(self, requests: Sequence[SampleRequest]) -> None:
@@ -172,12 +172,13 @@ class Engine(BaseEngine):
         device = self.policy.device
         places = self._place(prompts, set(slots))
         fresh = [p for p in prompts if p not in self._last]
-        if fresh:
-            self._cache.make_places(len(self._prompts))
-            entries = torch.tensor([self._prompts[p] for p in fresh], device=device)
-            layout = Prefill(self._cache, fresh, entries)
+        self._cache.make_places(len(self._prompts))
+        count = prompts_at_once(max(map(len, prompts)))
+        for part in (fresh[start : start + count] for start in range(0, len(fresh), count)):
+            entries = torch.tensor([self._prompts[p] for p in part], device=device)
+            layout = Prefill(self._cache, part, entries)
             hidden = self.policy.hidden_states(layout, layout.token_ids, layout.position_ids)
-            self._last |= zip(fresh, hidden.index_select(0, layout.sources), strict=True)
+            self._last |= zip(part, hidden.index_select(0, layout.sources), strict=True)
         self._owners += [None] * (max(slots) + 1 - len(self._owners))
         for slot, owner in zip(slots, owners, strict=True):
             self._owners[slot] = places[owner]
@@ -201,7 +202,7 @@ class Engine(BaseEngine):
             known.setdefault(prompt, len(known))
         return [known[p] for p in prompts]
 
-    def advance(self, steps: int, longest: int) -> Block:
+    def advance(self, steps: int, longest: int) -> Drawn:
         # What has been drawn last is not in the ring yet.
         self._cache.make_columns(longest - 1 + steps)
         self._settle()
@@ -316,7 +317,7 @@ class PaddedEngine(BaseEngine):
         self._select(owner)
         return logits[owner]
 
-    def advance(self, steps: int, longest: int) -> Block:
+    def advance(self, steps: int, longest: int) -> Drawn:
         del longest
         drawn = [self.rows.draw(self._decode()) for _ in range(steps)]
         tokens, logprobs, entropies = (torch.stack(parts) for parts in zip(*drawn, strict=True))
@@ -358,10 +359,7 @@ def make_engine(policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> Bas
         size: what is wanted at the same time.
         stop_ids: as in `BaseEngine`.
     """
-    room = size
-    if policy.device.type == "cuda":
-        slots = slots_that_fit(policy, size, free_bytes(policy.device))
-        room = size._replace(slots=slots, prompts=min(slots, size.prompts))
+    room = fitting_size(policy, size)
     made = (Engine if policy.native else PaddedEngine)(policy, room, stop_ids)
     made.asked = size
     return made

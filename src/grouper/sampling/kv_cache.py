@@ -29,8 +29,11 @@ Pair = tuple[Tensor, Tensor]
 # probabilities, cumulated.
 DRAW_COPIES = 6
 
-# Part of a device's free memory that cache and drawing may take; the rest is for prompts that are
-# run, the hidden states of a step, and what the allocator cannot put to use.
+# Tokens of prompts that are run at once: for more, what lies between layers would take gigabytes.
+PREFILL_TOKENS = 1 << 14
+
+# Part of a device's free memory that is counted on; the rest is for what is not counted, and for
+# what the allocator cannot put to use.
 SHARE_OF_FREE = 0.8
 
 
@@ -54,6 +57,11 @@ class CacheSize(NamedTuple):
         return cls(slots, min(slots, len(prompts)), max(map(len, prompts)), longest)
 
 
+def prompts_at_once(longest: int) -> int:
+    """How many prompts are run at once, of which the longest has so many tokens."""
+    return max(1, PREFILL_TOKENS // longest)
+
+
 def cache_bytes(config: Any, dtype: torch.dtype, size: CacheSize) -> int:
     """Keys and values of all layers of a model with this text configuration."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -67,21 +75,41 @@ def drawing_bytes(slots: int, vocabulary: int) -> int:
     return DRAW_COPIES * slots * vocabulary * 4
 
 
+def prefill_bytes(config: Any, dtype: torch.dtype, tokens: int) -> int:
+    """About what running prompts takes: hidden states, and the inside of an MLP."""
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return int(tokens * (4 * config.hidden_size + 3 * inner) * dtype.itemsize)
+
+
 def slots_that_fit(policy: Policy, size: CacheSize, free: int) -> int:
     """Slots, as many as are asked for at most, for which memory is enough; 1 or more.
 
     Args:
         policy: the model.
         size: what is asked for.
-        free: bytes that cache and drawing may take `SHARE_OF_FREE` of.
+        free: bytes, of which `SHARE_OF_FREE` is counted on.
     """
-    config, dtype = policy.model.config.get_text_config(), policy.compute_dtype
+    config, dtype = policy.model.config.get_text_config(), matrix_dtype(policy)
     for slots in range(size.slots, 1, -1):
         part = size._replace(slots=slots, prompts=min(slots, size.prompts))
-        needed = cache_bytes(config, dtype or policy.model.dtype, part)
-        if needed + drawing_bytes(slots, policy.vocabulary) <= SHARE_OF_FREE * free:
+        run = size.prompt * min(part.prompts, prompts_at_once(size.prompt))
+        passing = max(drawing_bytes(slots, policy.vocabulary), prefill_bytes(config, dtype, run))
+        if cache_bytes(config, dtype, part) + passing <= SHARE_OF_FREE * free:
             return slots
     return 1
+
+
+def matrix_dtype(policy: Policy) -> torch.dtype:
+    """The dtype of a model's matrix products, and of its cache."""
+    return policy.compute_dtype or policy.model.dtype
+
+
+def fitting_size(policy: Policy, size: CacheSize) -> CacheSize:
+    """The same with as many slots as a GPU's free memory allows."""
+    if policy.device.type != "cuda":
+        return size
+    slots = slots_that_fit(policy, size, free_bytes(policy.device))
+    return size._replace(slots=slots, prompts=min(slots, size.prompts))
 
 
 def free_bytes(device: torch.device) -> int:

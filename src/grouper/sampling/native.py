@@ -24,7 +24,8 @@ import torch
 from grouper.errors import ModelError, PromptError, first_line, is_out_of_memory
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
-from grouper.sampling.decode_rows import Block, Finished, HostLog
+from grouper.sampling.decode_rows import Finished, HostLog
+from grouper.sampling.draw import Drawn
 from grouper.sampling.engine import BaseEngine, make_engine
 from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.stops import StopStrings
@@ -255,7 +256,7 @@ class _Run:
         few = not self.engine.refills or len(free) < REFILL_SHARE * len(live)
         return [] if few and live.any() else free[: len(self.queue)]
 
-    def _admit(self, free: list[int]) -> Block:
+    def _admit(self, free: list[int]) -> Drawn:
         """Fill these slots from the queue and draw the first token of each."""
         numbers = [self.queue.popleft() for _ in free]
         requests = [self.requests[number] for number in numbers]
