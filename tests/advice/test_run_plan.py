@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import tiny_model
 
 from grouper.advice import run_plan
@@ -16,6 +17,7 @@ from grouper.config.loading import load_recipe
 from grouper.errors import ModelError
 from grouper.models.new_model import make_new_model
 from grouper.prompts import make_format
+from grouper.sampling.kv_cache import CacheSize, slots_that_fit
 from grouper.training.problem_sets import load_problem_sets
 
 SMALL = ["data.sft.options.count=50", "data.train.options.count=50", "data.test.options.count=8"]
@@ -126,6 +128,22 @@ def test_cards_say_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert numbers == sorted(numbers)
     assert numbers[0] < numbers[-1]
     assert large.fits
+
+
+def test_a_card_says_the_slots_that_the_run_takes() -> None:
+    """G6: a plan said 26 slots where the run took 32."""
+    recipe, room = load_recipe("demo", [*SMALL, "skip_sft=true"]), 9 * 2**20
+    planner = run_plan._Planner(recipe, "cuda")
+    part = planner.sampling("grpo sample", recipe.sampling.max_slots)
+    kept = part.weights + part.optimizer + part.reference + part.sampling_copy
+    prompts = recipe.grpo.prompts_per_step
+    rows = prompts * recipe.grpo.group_size
+    size = CacheSize(rows, prompts, max(planner.prompts), planner.completion)
+    taken = slots_that_fit(planner.model.sampled(torch.bfloat16)[0], size, room - kept)
+    assert 1 < taken < rows, "memory is what bounds them here"
+    assert planner.slots("grpo sample", 256, room) == taken
+    assert planner.slots("grpo sample", 256, 10 * room) == 256, "more than there are rows"
+    assert planner.slots("grpo sample", 256, kept) is None
 
 
 @pytest.mark.slow

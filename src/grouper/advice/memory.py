@@ -77,7 +77,8 @@ class ModelMemory:
         self._tracer = Tracer(policy, device)
         # A plan asks for the same rows several times, and a trace takes seconds.
         self._traced = functools.cache(self._tracer.update)
-        self._sampled = functools.cache(self._sample_from)
+        self.sampled = functools.cache(self._sample_from)
+        """Dtype of the copy that samples, or None -> the policy, and the peak of its prefill."""
         self.parameters = sum(p.numel() for p in policy.parameters())
         self.trainable = sum(p.numel() for p in policy.trainable().values())
         self._trainable_bytes = _bytes(policy.trainable().values())
@@ -161,7 +162,7 @@ class ModelMemory:
             optimizer: bytes of optimizer states that lie there meanwhile.
             reference: as in `update`.
         """
-        policy, prefilled = self._sampled(copy)
+        policy, prefilled = self.sampled(copy)
         run = min(prompts, prompts_at_once(prompt))
         prefill = prefilled(Rows(prompt=prompt, completion=1, count=run))
         vocabulary = int(self._shape.vocab_size)
@@ -178,7 +179,7 @@ class ModelMemory:
         )
 
     def _sample_from(self, copy: torch.dtype | None) -> tuple[Policy, Callable[[Rows], int]]:
-        """The policy that samples, its adapters merged in a copy, and the peak of its prefill."""
+        """As `sampled`; a copy has its adapters merged."""
         policy, tracer = self._policy, self._tracer
         if copy is not None:
             dtype = str(copy).removeprefix("torch.")

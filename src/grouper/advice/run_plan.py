@@ -18,6 +18,7 @@ from grouper.errors import GrouperError
 from grouper.models.loading import context_length, shape_of, weightless_policy
 from grouper.models.new_model import make_new_model, new_model_config
 from grouper.prompts import make_format
+from grouper.sampling.kv_cache import CacheSize, slots_that_fit
 from grouper.sampling.weights import copy_dtype, describe_dtypes
 from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
@@ -58,7 +59,7 @@ class CardPlan:
     tokens_per_micro_batch: dict[str, int | None]
     """Phase -> the largest that fits; None: not even one row."""
     max_slots: int | None
-    """The largest that fits; None: not even one."""
+    """As many as a run takes there at most; None: not even one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,16 +111,16 @@ def plan_run(
         *(planner.sampling(name, own) for name in planner.sampled),
     )
     tokens = {name: planner.token_curve(name, budget) for name, budget in budgets.items()}
-    settings = sorted({1, own, 4 * own})
-    slots = [[(n, planner.sampling(name, n).peak) for n in settings] for name in planner.sampled]
     cards = []
     for gib in CARDS:
         room = int((gib - RESERVE) * GIB)
+        slots = [planner.slots(name, 4 * own, room) for name in planner.sampled]
         card = CardPlan(
             gib=gib,
-            fits=all(part.peak <= room for part in memory),
-            tokens_per_micro_batch={n: _largest([curve], room) for n, curve in tokens.items()},
-            max_slots=_largest(slots, room),
+            # While sampling a run takes fewer slots where memory is short.
+            fits=all(part.peak <= room for part in memory[: len(budgets)]) and all(slots),
+            tokens_per_micro_batch={n: _largest(curve, room) for n, curve in tokens.items()},
+            max_slots=min((n or 0 for n in slots), default=0) or None,
         )
         cards.append(card)
     assumed = Assumed(measured=planner.prepared is not None, native=planner.policy.native)
@@ -162,6 +163,7 @@ class _Planner:
             shape = new_model_config(new, vocabulary=fitted)
         assert shape is not None, "a recipe has a path or a new model"
         self.policy = weightless_policy(recipe.model, shape, device)
+        self.copy = copy_dtype(recipe.sampling, recipe.model, device)
         self.model = ModelMemory(recipe.model, self.policy, device)
         self.prompts, self.demonstrations, self.completion = self._lengths()
         self.slices: dict[str, list[tuple[Rows, int]]] = {}
@@ -260,6 +262,31 @@ class _Planner:
 
     def sampling(self, name: str, slots: int) -> Memory:
         """The part with at most this many slots."""
+        recipe, (samples, size) = self.recipe, self._sizes(name, slots)
+        optimizer = recipe.sft.optimizer if recipe.skip_grpo else recipe.grpo.optimizer
+        return self.model.sampling(
+            name,
+            slots=size.slots,
+            prompts=-(-size.slots // samples),
+            held=size.prompts,
+            prompt=size.prompt,
+            completion=size.completion,
+            copy=self.copy,
+            optimizer=state_bytes(optimizer, self.policy),
+            reference=recipe.grpo.beta > 0 and not recipe.skip_grpo,
+        )
+
+    def slots(self, name: str, most: int, room: int) -> int | None:
+        """How many of `most` slots a run takes with `room` bytes for all; None: not even one."""
+        if self.sampling(name, 1).peak > room:
+            return None
+        part, (_, size) = self.sampling(name, most), self._sizes(name, most)
+        free = room - (part.peak - part.activations - part.cache)
+        fitting = slots_that_fit(self.model.sampled(self.copy)[0], size, free)
+        return most if fitting == size.slots else fitting
+
+    def _sizes(self, name: str, slots: int) -> tuple[int, CacheSize]:
+        """Completions of a prompt, and what at most so many slots hold."""
         recipe, completion = self.recipe, self.completion
         samples = recipe.grpo.group_size
         most = recipe.grpo.prompts_per_step * samples
@@ -267,21 +294,10 @@ class _Planner:
             samples, test = recipe.evaluation.samples, self.sets.test
             completion = recipe.evaluation.max_new_tokens or completion
             most = slots if test is None else len(test) * samples
-        optimizer = recipe.sft.optimizer if recipe.skip_grpo else recipe.grpo.optimizer
         slots = min(slots, most)
-        prompts = -(-slots // samples)
-        return self.model.sampling(
-            name,
-            slots=slots,
-            prompts=prompts,
-            # Slots that are refilled bit by bit end up with a prompt each.
-            held=prompts if slots == most else min(slots, -(-most // samples)),
-            prompt=max(self.prompts),
-            completion=completion,
-            copy=copy_dtype(recipe.sampling, recipe.model, self.device),
-            optimizer=state_bytes(optimizer, self.policy),
-            reference=recipe.grpo.beta > 0 and not recipe.skip_grpo,
-        )
+        # Slots that are refilled bit by bit end up with a prompt each.
+        prompts = min(slots, -(-most // samples))
+        return samples, CacheSize(slots, prompts, max(self.prompts), completion)
 
 
 def _mean(lengths: Sequence[int]) -> int:
@@ -289,23 +305,18 @@ def _mean(lengths: Sequence[int]) -> int:
     return -(-sum(lengths) // len(lengths))
 
 
-def _largest(curves: Sequence[Curve], room: int) -> int | None:
-    """The largest setting at which the peaks of all curves fit; None: not even the least.
+def _largest(curve: Curve, room: int) -> int | None:
+    """The largest setting at which the peak fits; None: not even the least.
 
     Peaks grow in straight lines: every row takes the same.
 
-    >>> [_largest([[(1, 10), (11, 110)], [(1, 0), (9, 8)]], room) for room in (5, 10, 65, 200)]
-    [None, 1, 6, 9]
+    >>> [_largest([(1, 10), (11, 110)], room) for room in (5, 10, 65, 200)]
+    [None, 1, 6, 11]
     """
-    smallest: list[int] = []
-    for curve in curves:
-        found = None
-        for (x0, y0), (x1, y1) in zip(curve, [*curve[1:], curve[-1]], strict=True):
-            if y0 > room:
-                break
-            share = 1.0 if y1 <= room else (room - y0) / (y1 - y0)
-            found = int(x0 + share * (x1 - x0))
-        if found is None:
-            return None
-        smallest.append(found)
-    return min(smallest, default=None)
+    found = None
+    for (x0, y0), (x1, y1) in zip(curve, [*curve[1:], curve[-1]], strict=True):
+        if y0 > room:
+            break
+        share = 1.0 if y1 <= room else (room - y0) / (y1 - y0)
+        found = int(x0 + share * (x1 - x0))
+    return found

@@ -150,7 +150,8 @@ class Tracer:
         config: Any = policy.model.config.get_text_config()
         for window in {None, getattr(config, "sliding_window", None)}:
             layout.mask(window)
-        layout.ragged()
+        if self._device == "cuda":
+            layout.ragged()
         layout.convert(self.mode.from_tensor)
 
         def shared() -> Tensor:

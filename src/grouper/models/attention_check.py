@@ -30,9 +30,9 @@ from grouper.models.token_scores import accurate
 NAME = "grouper-check"
 
 # Tokens of each prompt and of each completion, and the prompts that these continue.
-PROMPTS, COMPLETIONS, OWNERS = (5, 11), (14, 1, 8, 5), (0, 1, 0, 1)
+PROMPTS, COMPLETIONS, OWNERS = (3, 7), (8, 1, 5, 3), (0, 1, 0, 1)
 # A longer window is made this short in both passes.
-WINDOW = 6
+WINDOW = 4
 # How far heads may be apart, as a share of the largest: with everything in float32, after one
 # rounding to bfloat16, and with all of attention in bfloat16.
 EXACT, ROUNDED, ROUGH = 1e-3, 0.05, 0.1
