@@ -159,13 +159,6 @@ def attend(  # noqa: PLR0917 - tensors by position
 # --- rows and flat tokens ------------------------------------------------------------------------
 
 
-def gather_heads(flat: Tensor, index: Tensor) -> Tensor:
-    """Flat heads [1, H, N, D] at token indices [B, L] -> [B, H, L, D]."""
-    rows, width = index.shape
-    picked = flat[0].index_select(1, index.reshape(-1))
-    return picked.view(flat.shape[1], rows, width, flat.shape[3]).transpose(0, 1)
-
-
 def _moved(tensor: Tensor, places: Tensor, shape: tuple[int, int] | None) -> Tensor:
     """Flat heads as rows (B, L) padded with zeros; without a shape, rows as flat heads."""
     heads, dim = tensor.shape[1], tensor.shape[3]

@@ -21,6 +21,9 @@ from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.stops import StopStrings
 from grouper.types import FinishReason, SamplingParams
 
+# How a slot draws that was never filled.
+NOBODY = SamplingParams()
+
 
 class Finished(NamedTuple):
     """A sequence that has ended, token by token."""
@@ -61,7 +64,7 @@ class DecodeRows:
         self.prompts = torch.ones_like(self.tokens)
         """[slots]: tokens of each prompt."""
         self._uniforms = torch.zeros(size.slots, size.completion, device=device)
-        self.settings = DrawSettings.of([SamplingParams()] * size.slots, device)
+        self.settings = DrawSettings.of([NOBODY] * size.slots, device)
         """Of each slot, with flags that hold for all that will be asked."""
         self._stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self._stops[[i for i in stop_ids if i < vocabulary]] = True
