@@ -105,6 +105,7 @@ class ModelMemory:
         *,
         accumulated: bool,
         reference: bool = False,
+        copy: torch.dtype | None = None,
     ) -> Memory:
         """A step: the worse of a forward and backward of its largest slice and the optimizer.
 
@@ -114,6 +115,7 @@ class ModelMemory:
             optimizer: its states are there from the second step on.
             accumulated: whether earlier slices of the step have left their gradient.
             reference: whether a frozen copy of the trainable weights is held.
+            copy: dtype of the copy that samples, which is held meanwhile, or None.
         """
         kept, peak = self._traced(rows, accumulated=accumulated)
         gradients = self._trainable_bytes
@@ -134,6 +136,7 @@ class ModelMemory:
             optimizer=state_bytes(optimizer, self._policy),
             activations=max(peak, stepping) + self._dequantised - gradients,
             logits_chunk=targets * vocabulary * 4,
+            sampling_copy=self._copied(copy),
         )
 
     def sampling(
@@ -175,8 +178,12 @@ class ModelMemory:
             activations=max(prefill, drawing_bytes(slots, vocabulary)) + self._dequantised,
             logits_chunk=slots * vocabulary * 4,
             cache=cache_bytes(self._shape, matrix_dtype(policy), room),
-            sampling_copy=0 if copy is None else _bytes(policy.parameters()),
+            sampling_copy=self._copied(copy),
         )
+
+    def _copied(self, copy: torch.dtype | None) -> int:
+        """Bytes of the copy that samples."""
+        return 0 if copy is None else _bytes(self.sampled(copy)[0].parameters())
 
     def _sample_from(self, copy: torch.dtype | None) -> tuple[Policy, Callable[[Rows], int]]:
         """As `sampled`; a copy has its adapters merged."""

@@ -106,10 +106,12 @@ def plan_run(
     planner = _Planner(recipe, device)
     model, own = planner.model, recipe.sampling.max_slots
     budgets = {name: getattr(recipe, name).tokens_per_micro_batch for name in planner.slices}
-    memory = (
-        *(planner.update(name, budget) for name, budget in budgets.items()),
-        *(planner.sampling(name, own) for name in planner.sampled),
-    )
+    updates = [planner.update(name, budget) for name, budget in budgets.items()]
+    sampling = [planner.sampling(name, own) for name in planner.sampled]
+    # There the sampler keeps its cache; where an update runs out of memory, it is given back.
+    keeps = device == "cuda" and planner.policy.native
+    cache = max((part.cache for part in sampling), default=0) if keeps else 0
+    memory = (*(replace(part, cache=cache) for part in updates), *sampling)
     tokens = {name: planner.token_curve(name, budget) for name, budget in budgets.items()}
     cards = []
     for gib in CARDS:
@@ -118,7 +120,7 @@ def plan_run(
         card = CardPlan(
             gib=gib,
             # While sampling a run takes fewer slots where memory is short.
-            fits=all(part.peak <= room for part in memory[: len(budgets)]) and all(slots),
+            fits=all(part.peak <= room for part in updates) and all(slots),
             tokens_per_micro_batch={n: _largest(curve, room) for n, curve in tokens.items()},
             max_slots=min((n or 0 for n in slots), default=0) or None,
         )
@@ -248,6 +250,7 @@ class _Planner:
                 getattr(self.recipe, name).optimizer,
                 accumulated=rows.count < most,
                 reference=name == "grpo" and self.recipe.grpo.beta > 0,
+                copy=self.copy if self.sampled else None,
             )
             options.append(part)
         return max(options, key=lambda part: part.peak)
