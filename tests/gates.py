@@ -40,6 +40,7 @@ def package(name: str, *, extra: str) -> Any:
             raise
         module = None
     # A folder of tests of that name (tests/kernels/triton) can be imported, and is no package.
-    if getattr(module, "__file__", None) is None:
+    is_folder = hasattr(module, "__path__") and getattr(module, "__file__", None) is None
+    if module is None or is_folder:
         missing(f"{name} is not installed (pip install -e '.[{extra}]')")
     return module
