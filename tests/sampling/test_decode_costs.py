@@ -43,6 +43,13 @@ WRITTEN = 256
 LIVE = (SIZE.prompts * SIZE.prompt + SIZE.slots * WRITTEN) * 28 * 2 * 2 * 128 * 2
 GB = 10**9
 
+
+@pytest.fixture(autouse=True)
+def _with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suite without kernels runs this, too."""
+    monkeypatch.delenv("GROUPER_KERNELS", raising=False)
+
+
 MODELS = {
     "lora": {"dtype": "bfloat16", "lora": LoraConfig()},
     "float32 masters": {"dtype": "float32"},

@@ -34,6 +34,12 @@ ROWS = Rows(prompt=256, completion=512, count=128, per_prompt=8)
 GB = 10**9
 
 
+@pytest.fixture(autouse=True)
+def _with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suite without kernels runs this, too."""
+    monkeypatch.delenv("GROUPER_KERNELS", raising=False)
+
+
 @pytest.fixture(scope="module")
 def traced() -> Tracer:
     """What makes tensors without memory; its policy is in bfloat16."""

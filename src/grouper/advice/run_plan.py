@@ -108,10 +108,11 @@ def plan_run(
     budgets = {name: getattr(recipe, name).tokens_per_micro_batch for name in planner.slices}
     updates = [planner.update(name, budget) for name, budget in budgets.items()]
     sampling = [planner.sampling(name, own) for name in planner.sampled]
-    # There the sampler keeps its cache; where an update runs out of memory, it is given back.
-    keeps = device == "cuda" and planner.policy.native
-    cache = max((part.cache for part in sampling), default=0) if keeps else 0
-    memory = (*(replace(part, cache=cache) for part in updates), *sampling)
+    memory = [*updates, *sampling]
+    if device == "cuda" and planner.policy.native and not recipe.skip_grpo:
+        # There the sampler keeps its cache from step to step; where an update runs out of memory,
+        # it is given back.
+        memory[len(updates) - 1] = replace(updates[-1], cache=sampling[0].cache)
     tokens = {name: planner.token_curve(name, budget) for name, budget in budgets.items()}
     cards = []
     for gib in CARDS:
@@ -132,7 +133,7 @@ def plan_run(
         device=device,
         parameters=model.parameters,
         trainable=model.trainable,
-        memory=memory,
+        memory=tuple(memory),
         cards=tuple(cards),
         phases=tuple(
             planner.phase(name, tokens_per_second, (seconds_per_step or {}).get(name))

@@ -242,6 +242,8 @@ class Run:
                     self.recipe, self.prepared.format.layout, self.rewards
                 ),
             )
+        # What an evaluation needed of the cache may be far more than what steps do.
+        self.sampler(policy).release()
         line = metrics_line(result)
         if line is not None:
             self.display.say(line)
