@@ -27,7 +27,7 @@ from scaling import work
 from torch.profiler import ProfilerActivity, profile, record_function
 from workload import CASES, RESULTS, save_model, where
 
-from grouper.kernels.cpu import ops, tape
+from grouper.kernels.cpu import graph, ops
 from grouper.sampling.native import NativeSampler
 from grouper.training import grpo
 
@@ -44,7 +44,7 @@ KINDS = {
 }
 """Kind -> parts of the names of its operations; the first that fits counts."""
 OTHER = "other operations"
-PLAIN_CLOSE = tape._Tape._close
+PLAIN_CLOSE = graph._Graph._close
 PARTS = ("sample", "update")
 
 
@@ -66,7 +66,7 @@ def named_calls(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def close_one_by_one(recorded: Any, kernels: list[Any]) -> None:
-    """Kernels of a tape as runs of one each, which the profiler sees."""
+    """Kernels of a graph as runs of one each, which the profiler sees."""
     for kernel in kernels:
         PLAIN_CLOSE(recorded, [kernel])
         run = recorded._runs.pop()
@@ -138,7 +138,7 @@ def main() -> None:
     options = parser.parse_args()
     with (
         patch.object(ops, "call", named_calls(ops.call)),
-        patch.object(tape._Tape, "_close", close_one_by_one),
+        patch.object(graph._Graph, "_close", close_one_by_one),
     ):
         cases = {name: one_case(name, small=options.small) for name in options.cases}
     record = {"machine": where(), "cases": cases}

@@ -161,7 +161,7 @@ def test_what_would_fit_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_for_cuda_says_what_auto_means_and_counts_the_copy() -> None:
     """G3, G7."""
     found = plan_run(load_recipe("demo", [*SMALL, "skip_sft=true"]), device="cuda")
-    assert found.notes[0].startswith("On cuda: float32 weights, products in bfloat16, samples from")
+    assert found.notes[0].startswith("On CUDA: float32 weights, products in bfloat16, samples from")
     sampled = [part for part in found.memory if part.name in {"grpo sample", "evaluation"}]
     assert [part.sampling_copy for part in sampled] == [2 * found.parameters] * 2
     here = plan("skip_sft=true")

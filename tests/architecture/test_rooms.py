@@ -17,7 +17,7 @@ import pytest
 from codebase import SOURCE, TOP, modules
 
 # Lines of code of the whole package. It only falls: raise it with a reason in the commit.
-BUDGET = 26_076
+BUDGET = 26_058
 
 FILES_PER_ROOM = 14
 # Rooms that have not been put in order yet, with the files they have; these only fall, too.
@@ -25,7 +25,7 @@ LARGER_ROOMS = {
     "cli": 25,
     "data": 18,
     "grading": 22,
-    "kernels": 24,
+    "kernels": 22,
     "rewards": 20,
     "tracking": 19,
     "training": 18,

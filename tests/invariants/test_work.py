@@ -13,7 +13,7 @@ from tiny_models import LetterTokenizer, make_group, make_prompt, one_step, tiny
 
 from grouper.algorithms.batching import TrainBatch, micro_batches
 from grouper.config.schema import GRPOConfig
-from grouper.kernels.cpu import tape
+from grouper.kernels.cpu import graph
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.engine import BaseEngine, Engine, make_engine
@@ -33,7 +33,7 @@ def _nothing_is_played_back(monkeypatch: pytest.MonkeyPatch) -> None:
         step()
         return step
 
-    monkeypatch.setattr(tape, "record", record)
+    monkeypatch.setattr(graph, "record", record)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from tiny_models import LetterTokenizer, make_prompt, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grouper.kernels.cpu import tape
+from grouper.kernels.cpu import graph
 from grouper.kernels.cpu.library import library
 from grouper.kernels.triton import decode as triton_decode
 from grouper.kernels.triton import draw as triton_draw
@@ -256,13 +256,13 @@ def test_a_recorded_step_changes_nothing(
 ) -> None:
     """To the last bit, while rings grow, slots are refilled and rows are moved together."""
     played = []
-    original = tape.record
+    original = graph.record
 
     def record(step: Step) -> Step | None:
         played.append(original(step))
         return played[-1]
 
-    monkeypatch.setattr(tape, "record", record)
+    monkeypatch.setattr(graph, "record", record)
     policy = Policy(tiny_model(family, scale=2.0).to(dtype))
     wanted = mixed()
     # All at once, rows are moved together; in few slots, they are refilled.
@@ -288,7 +288,7 @@ def test_a_step_that_cannot_be_recorded_runs_op_by_op(
 ) -> None:
     caplog.set_level("INFO")
     asks = torch.ops.aten.embedding.default
-    monkeypatch.setattr(tape, "_depends_on_contents", lambda call, args: call is asks)
+    monkeypatch.setattr(graph, "_depends_on_contents", lambda call, args: call is asks)
     policy = Policy(tiny_model())
     wanted = mixed()
     assert_same(draw_all(policy, wanted, make_engine), draw_all(policy, wanted, op_by_op))
@@ -345,7 +345,7 @@ def test_sampling_goes_on_without_a_kernel_that_fails(
     monkeypatch.setattr(triton_decode, "own_part", broken)
     monkeypatch.setattr(triton_draw, "_sums", broken)
     if first == "decode":
-        monkeypatch.setattr(draw, "draws_here", lambda *_, **__: False)
+        monkeypatch.setattr(draw, "draws_here", lambda _: False)
     for make in (op_by_op, make_engine):
         assert_same(draw_all(policy, wanted, make, slots=5), expected)
     assert broken.asked == 1

@@ -181,7 +181,7 @@ def bench(
                     with switched_off():
                         _take(1, run, state, progress, "warming up without kernels")
                         plain_reports = _take(steps, run, state, progress, "without kernels")
-                dtype = policy.compute_dtype or policy.model.dtype
+                dtype = policy.products_dtype
                 card = torch.cuda.get_device_properties(device) if cuda else None
                 return Bench(
                     recipe=run.recipe,

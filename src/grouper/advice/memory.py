@@ -25,7 +25,6 @@ from grouper.sampling.kv_cache import (
     CacheSize,
     cache_bytes,
     drawing_bytes,
-    matrix_dtype,
     prompts_at_once,
 )
 from grouper.training.optimizers import state_bytes
@@ -177,7 +176,7 @@ class ModelMemory:
             optimizer=optimizer,
             activations=max(prefill, drawing_bytes(slots, vocabulary)) + self._dequantised,
             logits_chunk=slots * vocabulary * 4,
-            cache=cache_bytes(self._shape, matrix_dtype(policy), room),
+            cache=cache_bytes(self._shape, policy.products_dtype, room),
             sampling_copy=self._copied(copy),
         )
 

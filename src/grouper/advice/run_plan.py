@@ -128,7 +128,7 @@ def plan_run(
         cards.append(card)
     assumed = Assumed(measured=planner.prepared is not None, native=planner.policy.native)
     # What `auto` means there; elsewhere all is in model.dtype.
-    dtypes = [describe_dtypes(recipe.sampling, recipe.model, device)] if device == "cuda" else []
+    dtypes = [describe_dtypes(recipe.sampling, recipe.model)] if device == "cuda" else []
     return RunPlan(
         device=device,
         parameters=model.parameters,

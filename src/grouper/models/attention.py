@@ -277,18 +277,18 @@ class RaggedRows:
         dim = query.shape[-1]
         return (
             device_type(query) == "cuda"
-            and _compute_dtype(query) in HALVES
+            and heads_dtype(query) in HALVES
             and dim % 8 == 0
             and dim <= 256
             # For single queries the kernel folds heads in a way that its backward does not know.
             and self.longest_query > 1
             # A device that is only planned is taken for one that can.
-            and (not has_memory(query) or _flash_learns(query.device, _compute_dtype(query), dim))
+            and (not has_memory(query) or _flash_learns(query.device, heads_dtype(query), dim))
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """As `Layout.attend`, without soft-capping."""
-        dtype = _compute_dtype(query)
+        dtype = heads_dtype(query)
         # Not `heads[0]`, whose gradient would be written into zeros once more.
         flat, keys, values = (heads.squeeze(0).transpose(0, 1) for heads in (query, key, value))
         out = ragged_attention(
@@ -339,11 +339,11 @@ def _flash_learns(device: torch.device, dtype: torch.dtype, dim: int) -> bool:
     return True
 
 
-def _compute_dtype(query: Tensor) -> torch.dtype:
-    """Under autocast rotary embeddings leave queries and keys in float32."""
-    if not query.is_meta and torch.is_autocast_enabled(query.device.type):
-        return torch.get_autocast_dtype(query.device.type)
-    return query.dtype
+def heads_dtype(heads: Tensor) -> torch.dtype:
+    """The dtype of their products: autocast leaves rotated heads in float32, and rounds them."""
+    if not heads.is_meta and torch.is_autocast_enabled(heads.device.type):
+        return torch.get_autocast_dtype(heads.device.type)
+    return heads.dtype
 
 
 def _starts(lengths: Tensor) -> Tensor:

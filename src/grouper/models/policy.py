@@ -105,6 +105,11 @@ class Policy(nn.Module):
         return next(self.parameters()).device
 
     @property
+    def products_dtype(self) -> torch.dtype:
+        """The dtype of matrix products, and so of cached keys and values."""
+        return self.compute_dtype or self.model.dtype
+
+    @property
     def decoder(self) -> nn.Module:
         """The model without its LM head."""
         decoder: nn.Module = self.model.base_model

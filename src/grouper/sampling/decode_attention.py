@@ -23,7 +23,7 @@ from grouper.kernels.triton import decode as triton
 from grouper.kernels.triton.language import Refused
 from grouper.models.attention import AttentionSpec, SharedPrompts, spread_rows
 from grouper.models.policy import Policy
-from grouper.sampling.kv_cache import KVCache, LayerCache, Pair, Tokens, matrix_dtype
+from grouper.sampling.kv_cache import KVCache, LayerCache, Pair, Tokens
 
 
 class Prefill(SharedPrompts):
@@ -126,7 +126,7 @@ def kernel_for(store: Tensor) -> Attend | None:
 
 def has_kernel(policy: Policy) -> bool:
     """Whether this model's caches have a kernel, in the dtype of its matrix products."""
-    like = torch.empty(0, dtype=matrix_dtype(policy), device=policy.device)
+    like = torch.empty(0, dtype=policy.products_dtype, device=policy.device)
     return kernel_for(like) is not None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,14 +107,13 @@ def draw_tokens(
         early: [n] bool, rows that may not draw stop tokens; None: none of them.
         stops: [V] bool.
     """
-    kernel: Callable[..., Drawn] | None = None
-    if draws_here(logits, truncated=settings.flags.truncated):
-        kernel = kernel_draw
-    elif not settings.flags.truncated and ops.draw_serves(logits):
-        kernel = ops.draw
-    if kernel is not None:
-        with contextlib.suppress(Refused):
-            return kernel(logits, uniform, settings.temperature, early, stops)
+    if not settings.flags.truncated:
+        rows = (logits, uniform, settings.temperature, early, stops)
+        if draws_here(logits):
+            with contextlib.suppress(Refused):
+                return kernel_draw(*rows)
+        if ops.draw_serves(logits):
+            return ops.draw(*rows)
     banned = None if early is None else early[:, None] & stops
     return draw(logits, uniform, settings, banned)
 

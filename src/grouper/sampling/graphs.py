@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from grouper.errors import first_line, is_out_of_memory
-from grouper.kernels.cpu import tape
+from grouper.kernels.cpu import graph
 from grouper.models.policy import Policy
 from grouper.sampling.decode_attention import has_kernel
 
@@ -63,7 +63,7 @@ class CpuGraphs(OpByOp):
         self._model = model
 
     def record(self, step: Step) -> Step | None:
-        played = tape.record(step)
+        played = graph.record(step)
         if played is None:
             log.info(WHY, self._model, "", ".")
         return played
@@ -103,22 +103,22 @@ class CudaGraphs(OpByOp):
     def _captured(self, step: Step) -> Step | None:
         # Not `torch.cuda.graph`: where a capture fails it leaves its own stream current, and it
         # empties the allocator's cache every time.
-        graph = torch.cuda.CUDAGraph()
+        captured = torch.cuda.CUDAGraph()
         try:
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            captured.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 step()
             except BaseException:  # whatever it is, the stream must not go on capturing
                 with contextlib.suppress(RuntimeError):  # a broken capture says so once more
-                    graph.capture_end()
+                    captured.capture_end()
                 raise
-            graph.capture_end()
+            captured.capture_end()
         except RuntimeError as problem:
             if is_out_of_memory(problem):
                 raise
             log.warning(WHY, self._model, " as a CUDA graph", f": {first_line(problem)}")
             return None
-        replay: Step = graph.replay
+        replay: Step = captured.replay
         return replay
 
 

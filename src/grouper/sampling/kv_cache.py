@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from grouper.models.attention import heads_dtype
 from grouper.models.device import free_memory
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
@@ -90,7 +91,7 @@ def slots_that_fit(policy: Policy, size: CacheSize, free: int) -> int:
         size: what is asked for.
         free: bytes, of which `SHARE_OF_FREE` is counted on.
     """
-    config, dtype = policy.model.config.get_text_config(), matrix_dtype(policy)
+    config, dtype = policy.model.config.get_text_config(), policy.products_dtype
     for slots in range(size.slots, 1, -1):
         part = size._replace(slots=slots, prompts=min(slots, size.prompts))
         run = size.prompt * min(part.prompts, prompts_at_once(size.prompt))
@@ -98,11 +99,6 @@ def slots_that_fit(policy: Policy, size: CacheSize, free: int) -> int:
         if cache_bytes(config, dtype, part) + passing <= SHARE_OF_FREE * free:
             return slots
     return 1
-
-
-def matrix_dtype(policy: Policy) -> torch.dtype:
-    """The dtype of a model's matrix products, and of its cache."""
-    return policy.compute_dtype or policy.model.dtype
 
 
 def fitting_size(policy: Policy, size: CacheSize) -> CacheSize:
@@ -145,7 +141,7 @@ class KVCache:
     def layer(self, index: int, key: Tensor, value: Tensor) -> LayerCache:
         """The cache of one layer, shaped after its keys and values [1, Hkv, _, D]."""
         if index not in self.layers:
-            dtype, (slots, _, prompt, _) = _matrix_dtype(key), self._size
+            dtype, (slots, _, prompt, _) = heads_dtype(key), self._size
             # Zeros, not empty: a masked column still meets the softmax, and 0 * NaN is NaN.
             stores = [
                 heads.new_zeros((rows, heads.shape[1], columns, heads.shape[3]), dtype=dtype)
@@ -189,10 +185,3 @@ class KVCache:
 def _padded(pair: Pair, widths: tuple[int, ...]) -> Pair:
     """The same with zeros after it, in the dimensions from the last one on (before, after)."""
     return pad(pair[0], widths), pad(pair[1], widths)
-
-
-def _matrix_dtype(key: Tensor) -> torch.dtype:
-    """Under autocast rotary embeddings leave keys in float32, and products round them anyway."""
-    if not key.is_meta and torch.is_autocast_enabled(key.device.type):
-        return torch.get_autocast_dtype(key.device.type)
-    return key.dtype

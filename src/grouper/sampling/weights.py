@@ -40,23 +40,23 @@ def copy_dtype(sampling: SamplingConfig, model: ModelConfig, device: str) -> tor
     return DTYPES[compute] if wanted else None
 
 
-def describe_dtypes(sampling: SamplingConfig, model: ModelConfig, device: str) -> str:
-    """In a sentence or two: the dtypes of weights, matrix products and samples on a device."""
-    compute = on_device(model, device).compute_dtype
+def describe_dtypes(sampling: SamplingConfig, model: ModelConfig) -> str:
+    """In a sentence or two: the dtypes of weights, matrix products and samples on CUDA."""
+    compute = on_device(model, "cuda").compute_dtype
     weights = "NF4" if model.quantization else model.dtype
-    adapters = "" if model.lora is None else " with float32 adapters"
-    made = copy_dtype(sampling, model, device)
+    made = copy_dtype(sampling, model, "cuda")
+    adapters = merged = ""
+    if model.lora is not None:
+        adapters, merged = " with float32 adapters", " with the adapters merged"
     source = "the weights themselves"
     if made is not None:
-        merged = "" if model.lora is None else " with the adapters merged"
         source = f"a {str(made).removeprefix('torch.')} copy{merged}"
-    text = f"On {device}: {weights} weights{adapters}, products in {compute}, samples from {source}"
-    if device != "cuda" or has_bfloat16():
-        return f"{text}."
-    why = "This card has no bfloat16"
+    text = f"On CUDA: {weights} weights{adapters}, products in {compute}, samples from {source}."
+    if has_bfloat16():
+        return text
     if compute == "bfloat16":
-        return f"{text}. {why} and emulates it, slowly: set model.dtype=float32."
-    return f"{text}. {why}: everything is several times slower than on a newer one."
+        return f"{text} This card has no bfloat16 and emulates it: set model.dtype=float32."
+    return f"{text} This card has no bfloat16, so nothing is computed in it."
 
 
 class SamplingWeights:

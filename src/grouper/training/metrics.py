@@ -48,7 +48,7 @@ class StepClock:
         self._matrices = matrices_of(policy)
         config: Any = policy.model.config.get_text_config()
         self._is_mixture = any(getattr(config, name, None) for name in _EXPERTS)
-        dtype = policy.compute_dtype or policy.model.dtype
+        dtype = policy.products_dtype
         self._rate = processes * matrix_rate(self._device, dtype, torch.get_num_threads())
         self.begin()
 

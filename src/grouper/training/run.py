@@ -122,7 +122,7 @@ class Run:
         for line in opening_lines(recipe, sets):
             display.say(line)
         if find_device(recipe.device).type == "cuda":  # elsewhere all is in model.dtype
-            display.say(describe_dtypes(recipe.sampling, recipe.model, "cuda"))
+            display.say(describe_dtypes(recipe.sampling, recipe.model))
         for leak in find_leaks(sets):
             log.warning(leak.warning)
         if _needs_start(recipe, self.path):

@@ -560,7 +560,7 @@ def _too_large(part: TrainBatch, policy: Policy, reason: str) -> ModelError:
         ways.append("model.gradient_checkpointing: true")
     if policy.adapter is None:
         ways.append("model.lora")
-    if (policy.compute_dtype or policy.model.dtype) is torch.float32:
+    if policy.products_dtype is torch.float32:
         ways.append("model.compute_dtype: bfloat16")
     return ModelError(
         f"one row of {_tokens(part, policy)} tokens does not fit into the memory of "

@@ -26,7 +26,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A cache of this test's own, and no library loaded before or after; little is in it."""
-    small = [source for source in building.SOURCES if source.stem in {"tape", "drawing"}]
+    small = [source for source in building.SOURCES if source.stem in {"graph", "drawing"}]
     monkeypatch.setattr(building, "SOURCES", small)
     monkeypatch.setenv("GROUPER_CACHE", str(tmp_path / "grouper"))
     monkeypatch.delenv(OFF, raising=False)

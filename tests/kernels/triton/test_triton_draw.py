@@ -41,11 +41,10 @@ def test_it_draws_what_draw_draws(vocabulary: int, bans: bool) -> None:
     assert torch.equal(tokens[greedy], expected[greedy])
 
 
-def test_it_is_not_for_truncated_distributions() -> None:
+def test_where_it_is_offered() -> None:
     logits = torch.zeros(2, 97, device=DEVICE)
-    assert not draws_here(logits, truncated=True)
-    assert not draws_here(logits.double(), truncated=False)
-    assert draws_here(logits, truncated=False) == (DEVICE.type == "cuda")
+    assert not draws_here(logits.double())
+    assert draws_here(logits) == (DEVICE.type == "cuda")
 
 
 def test_nothing_impossible_is_drawn() -> None:

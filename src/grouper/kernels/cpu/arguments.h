@@ -1,6 +1,6 @@
 // What Python hands to a kernel: its pointers, then its numbers, eight bytes each.
 //
-// One shape for all kernels, so that a recorded step (tape.cpp) can call any of them.
+// One shape for all kernels, so that a recorded step (graph.cpp) can call any of them.
 
 #pragma once
 

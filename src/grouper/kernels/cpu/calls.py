@@ -1,6 +1,6 @@
 """How Python calls a kernel: pointers and numbers in one row of eight bytes each.
 
-While a tape is being recorded (`tape.py`), it is told of every call.
+While a graph is being recorded (`graph.py`), it is told of every call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The compiled kernels as functions of tensors, with gradients.
+"""The compiled kernels as functions of tensors.
 
 Each takes and returns ordinary CPU tensors. Its `..._serves` says whether there are kernels, and
 for these tensors; callers fall back to the model's own code for anything else. The library is
@@ -18,12 +18,11 @@ Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
 NORMS = {"fff", "bbb", "bff", "bfb"}
-ROTATIONS = {"fff": "fff", "bbb": "bbb", "bff": "ffb"}
-"""Types of a rotation -> types of its backward."""
+ROTATIONS = {"fff", "bbb", "bff"}
 
 
 def norm_serves(x: Tensor, weight: Tensor, *, ones: bool) -> bool:
-    """Whether `rms_norm` takes these."""
+    """Whether `norm` takes these."""
     return (
         letters(x.dtype, weight.dtype, norm_dtype(x, weight, ones=ones)) in NORMS
         and x.is_cpu
@@ -47,7 +46,7 @@ def rotate_serves(x: Tensor, cosine: Tensor) -> bool:
 
 
 def gated_serves(gate: Tensor, up: Tensor) -> bool:
-    """Whether `gated` takes these."""
+    """Whether `gate` takes these."""
     return _alike(gate, up) and gate.shape == up.shape
 
 
@@ -147,7 +146,7 @@ def decode(
     scaling: float,
     softcap: float | None,
 ) -> Tensor:
-    """Attention of one new token a row over its prompt and its own columns of the ring.
+    """Attention of one new token per row over its prompt and its own columns of the ring.
 
     The new key and value are written first.
 

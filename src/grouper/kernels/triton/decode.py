@@ -1,4 +1,4 @@
-"""Attention of one new token a row over the slot cache, in Triton.
+"""Attention of one new token per row over the slot cache, in Triton.
 
 It reads only live tokens, a prompt once for all rows that continue it and a key head once for all
 its query heads, and divides the keys of a row over several programs where there are few rows (as
@@ -47,7 +47,7 @@ def decode(
     scaling: float,
     softcap: float | None,
 ) -> Tensor:
-    """Attention of one new token a row over its prompt and its own columns of the ring.
+    """Attention of one new token per row over its prompt and its own columns of the ring.
 
     The new key and value are written first.
 

@@ -20,14 +20,9 @@ from grouper.kernels.triton.language import jit, launch, power_of_two, serves, t
 BLOCK = 2048
 
 
-def draws_here(logits: Tensor, *, truncated: bool) -> bool:
+def draws_here(logits: Tensor) -> bool:
     """Whether `kernel_draw` takes these."""
-    return (
-        not truncated
-        and logits.dtype == torch.float32
-        and logits.stride(-1) == 1
-        and serves(logits)
-    )
+    return logits.dtype == torch.float32 and logits.stride(-1) == 1 and serves(logits)
 
 
 def kernel_draw(

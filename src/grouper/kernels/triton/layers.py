@@ -30,7 +30,7 @@ PARTIAL_SUMS = 1024
 
 
 def norm_serves(x: Tensor, weight: Tensor, *, ones: bool) -> bool:
-    """Whether `rms_norm` takes these."""
+    """Whether `norm` takes these."""
     del ones
     return x.dim() > 1 and weight.shape[0] <= WIDEST and serves(x, weight)
 
@@ -41,7 +41,7 @@ def rotate_serves(x: Tensor, cosine: Tensor) -> bool:
 
 
 def gated_serves(gate: Tensor, up: Tensor) -> bool:
-    """Whether `gated` takes these."""
+    """Whether `gate` takes these."""
     alike = gate.shape == up.shape and gate.dtype == up.dtype
     return alike and gate.dim() > 1 and serves(gate, up)
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from grouper.kernels import layers
-from grouper.kernels.cpu import ops, tape
+from grouper.kernels.cpu import graph, ops
+from grouper.kernels.cpu.graph import _arranged, _Life, record
 from grouper.kernels.cpu.library import library
-from grouper.kernels.cpu.tape import _arranged, _Life, record
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or kernels are off")
 
@@ -157,7 +157,7 @@ def test_memory_is_used_again_and_never_by_two_at_once() -> None:
         lives.append(_Life(size, first, first + length % 7))
     total = _arranged(lives)
     for i, one in enumerate(lives):
-        assert one.offset % tape.ALIGNMENT == 0
+        assert one.offset % graph.ALIGNMENT == 0
         for other in lives[:i]:
             if one.first <= other.last and other.first <= one.last:
                 apart = one.offset + one.size <= other.offset

@@ -179,10 +179,10 @@ def record(step: Callable[[], None]) -> Callable[[], None] | None:
         step()
     if recorder.refused or library() is None:
         return None
-    return _Tape(recorder).play
+    return _Graph(recorder).play
 
 
-class _Tape:
+class _Graph:
     """A recorded step.
 
     Args:
@@ -216,7 +216,7 @@ class _Tape:
             run()
 
     def _place(self, given: Any) -> Any:
-        """A tensor where the tape has it; anything else as it is."""
+        """A tensor where the graph has it; anything else as it is."""
         if not isinstance(given, Tensor):
             return given
         life = self._lives.get(_address(given))
