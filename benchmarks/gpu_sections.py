@@ -561,7 +561,7 @@ def demonstration(device: torch.device, outcome: Outcome) -> None:
             run = Path(folder) / "demo"
             command = [
                 *(sys.executable, "-m", "grouper", "run", "demo", f"seed={seed}"),
-                *("device=cuda", f"output_dir={run}", "--quiet"),
+                *("device=cuda", f"output_dir={folder}", "--quiet"),
             ]
             if seed == 0:
                 _kill_in_grpo(command, run)

@@ -14,7 +14,7 @@ import torch
 import trl  # type: ignore[import-not-found]  # it has its own environment
 from datasets import Dataset
 from transformers import AutoTokenizer, Qwen3ForCausalLM
-from trl_worker import Gate, serve_trainer
+from trl_worker import EITHER_TRAINER, Gate, serve_trainer
 from workers import Requests, peak_memory
 
 
@@ -51,23 +51,13 @@ def train(
             callbacks=[Gate(requests, report)],
             args=trl.SFTConfig(
                 output_dir=folder,
-                max_steps=10_000,
                 per_device_train_batch_size=micro_batch,
                 gradient_accumulation_steps=len(rows) // micro_batch,
                 completion_only_loss=True,
                 max_length=None,
-                learning_rate=1e-6,
-                lr_scheduler_type="constant",
-                max_grad_norm=1.0,
                 gradient_checkpointing=False,
                 bf16=False,
-                fp16=False,
-                use_cpu=True,
-                dataloader_pin_memory=False,
-                logging_steps=1,
-                save_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
+                **EITHER_TRAINER,
             ),
         )
         with contextlib.suppress(KeyboardInterrupt):

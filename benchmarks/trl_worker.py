@@ -35,6 +35,22 @@ from transformers.utils import logging as transformers_logging
 from workers import Requests
 
 
+EITHER_TRAINER: dict[str, Any] = {
+    "max_steps": 10_000,
+    "learning_rate": 1e-6,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 1.0,
+    "fp16": False,
+    "use_cpu": True,
+    "dataloader_pin_memory": False,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+# Settings that both trainers get: one plain step after another on the CPU, nothing saved.
+
+
 class StopAt(LogitsProcessor):  # type: ignore[misc]  # transformers is untyped here
     """Row i draws `stop` as its lengths[i]-th token and not before."""
 
@@ -138,7 +154,6 @@ def settings(
     """What the trainer is told; `fixed`: no stop token before `new_tokens`."""
     return trl.GRPOConfig(
         output_dir=folder,
-        max_steps=10_000,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=rows // micro_batch,
         num_generations=group,
@@ -155,17 +170,8 @@ def settings(
         epsilon_high=0.28,
         loss_type="dapo",
         scale_rewards="group",
-        learning_rate=1e-6,
-        lr_scheduler_type="constant",
-        max_grad_norm=1.0,
         bf16=autocast,
-        fp16=False,
-        use_cpu=True,
-        dataloader_pin_memory=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **EITHER_TRAINER,
     )
 
 

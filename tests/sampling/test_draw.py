@@ -11,8 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grouper.kernels.cpu import ops
+from grouper.sampling import draw as draw_module
 from grouper.sampling.base import draw_seed
-from grouper.sampling.draw import DrawSettings, draw, uniforms
+from grouper.sampling.draw import DrawSettings, draw, draw_tokens, uniforms
 from grouper.types import SamplingParams
 
 CPU = torch.device("cpu")
@@ -94,3 +96,18 @@ def test_banned_tokens_are_not_drawn_but_counted_in_logprobs() -> None:
     assert float(logprob) == pytest.approx(float(logits.log_softmax(-1)[0, 1]))
     greedy, *_ = draw(logits, torch.tensor([0.1]), settings(1, temperature=0.0), banned)
     assert int(greedy) == 1
+
+
+@pytest.mark.parametrize("params", [{"top_p": 0.7}, {"top_k": 3}, {"min_p": 0.1}])
+def test_truncated_rows_are_drawn_in_plain_operations(
+    params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels draw from the full distribution only."""
+    for kernel in ((draw_module, "kernel_draw"), (ops, "draw")):
+        monkeypatch.setattr(*kernel, lambda *_: pytest.fail("a kernel was called"))
+    monkeypatch.setattr(draw_module, "draws_here", lambda _: True)
+    logits, uniform = torch.randn(5, 9), torch.rand(5)
+    rows = (logits, uniform, settings(5, **params))
+    found = draw_tokens(*rows, None, torch.zeros(9, dtype=torch.bool))
+    for got, expected in zip(found, draw(*rows), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)

@@ -16,6 +16,7 @@ from grouper.errors import ModelError
 from grouper.grading import Grader
 from grouper.models.loading import quiet
 from grouper.rewards import RewardStack
+from grouper.sampling.native import NativeSampler
 from grouper.tracking.live import Progress
 from grouper.training.run import Run, check_models
 
@@ -65,6 +66,19 @@ def test_a_run_that_goes_on_needs_its_start_no_more(recipe: Recipe, lora_run: Pa
             check_models(gone, run, resume=resume)
     with pytest.raises(ModelError, match="there is no folder"):  # the reference
         check_models(gone.override("grpo.beta=0.1"), lora_run, resume=True)
+
+
+def test_an_evaluation_gives_the_samplers_memory_back(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it needed of the cache may be far more than what steps do."""
+    released: list[NativeSampler] = []
+    monkeypatch.setattr(NativeSampler, "release", lambda self: released.append(self))
+    plain = recipe.override("grpo.start_from=null", "evaluation.max_new_tokens=2")
+    with Run(plain, Progress(quiet=True)) as run:
+        policy = run.prepared.model
+        run.evaluate(policy, phase="base", step=0, split="test")
+        assert released == [run.sampler(policy)]
 
 
 @pytest.mark.parametrize("opened", ["session", "setup"])
