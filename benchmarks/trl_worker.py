@@ -34,7 +34,6 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 from workers import Requests
 
-
 EITHER_TRAINER: dict[str, Any] = {
     "max_steps": 10_000,
     "learning_rate": 1e-6,

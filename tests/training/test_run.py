@@ -73,7 +73,11 @@ def test_an_evaluation_gives_the_samplers_memory_back(
 ) -> None:
     """What it needed of the cache may be far more than what steps do."""
     released: list[NativeSampler] = []
-    monkeypatch.setattr(NativeSampler, "release", lambda self: released.append(self))
+
+    def release(self: NativeSampler) -> None:
+        released.append(self)
+
+    monkeypatch.setattr(NativeSampler, "release", release)
     plain = recipe.override("grpo.start_from=null", "evaluation.max_new_tokens=2")
     with Run(plain, Progress(quiet=True)) as run:
         policy = run.prepared.model
