@@ -2,24 +2,26 @@
 
 `kernels` is the module `cpu.ops` or `triton.layers`. Both have
 
-    norm(x, weight, eps, ones=) -> the normalised x, and a tuple of what its gradient needs besides
-    norm_gradient(grad, x, weight, *kept, eps=, ones=) -> of x, and parts of the weight's [n, D]
-    rotate(x, cosine, sine, dtype, back=) -> heads turned, or a gradient turned back
+    norm(x, weight, eps, ones) -> the normalised x
+    norm_gradient(grad, x, weight, eps, ones) -> of x and of the weight
+    rotate(x, cosine, sine, dtype) -> heads turned
     gate(gate, up, m, c) -> gate sigmoid(m gate + c gate^3) up
     gate_gradient(grad, gate, up, m, c) -> of gate and of up
 
 and a `..._serves` for each of the three.
 """
 
-# ruff: noqa: PLR0917 - what autograd calls takes its arguments by position
-
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Kernel = Callable[..., Any]
 
 _ROOT = 1.5957691216057308  # sqrt(8 / pi)
 # Activation -> m and c of x sigmoid(m x + c x^3).
@@ -42,9 +44,6 @@ def fits_rotation(x: Tensor, cosine: Tensor) -> bool:
     )
 
 
-# Without a gradient a sampler calls these often, and autograd would take its time.
-
-
 def rms_norm(
     kernels: ModuleType, x: Tensor, weight: Tensor, eps: float, *, ones: bool = False
 ) -> Tensor:
@@ -59,12 +58,8 @@ def rms_norm(
     """
     if x.dim() == 4 and not x.is_contiguous():  # heads before tokens (Gemma 3)
         return rms_norm(kernels, x.transpose(1, 2), weight, eps, ones=ones).transpose(1, 2)
-    out: Tensor
-    if torch.is_grad_enabled():
-        out = _RMSNorm.apply(kernels, x, weight, eps, ones)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    else:
-        out, _ = kernels.norm(x, weight, eps, ones=ones)
-    return out
+    run = partial(kernels.norm, eps=eps, ones=ones)
+    return _run(run, partial(kernels.norm_gradient, eps=eps, ones=ones), 0, x, weight)
 
 
 def rotate(kernels: ModuleType, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -76,72 +71,47 @@ def rotate(kernels: ModuleType, x: Tensor, cosine: Tensor, sine: Tensor) -> Tens
         cosine: [1, N, D].
         sine: [1, N, D].
     """
-    if not torch.is_grad_enabled():
-        return _turned(kernels, x, cosine, sine)
-    out: Tensor = _Rotate.apply(kernels, x, cosine, sine)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return out
+
+    def gradient(grad: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor]:
+        # Turned back: the same with the sines of the other half, negated.
+        back = -sine.roll(sine.shape[-1] // 2, -1)
+        turned: Tensor = kernels.rotate(grad, cosine, back, x.dtype)
+        return (turned,)
+
+    dtype = torch.promote_types(x.dtype, cosine.dtype)
+    return _run(partial(kernels.rotate, dtype=dtype), gradient, 1, x, cosine, sine)
 
 
 def gated(kernels: ModuleType, gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """activation(gate) * up (Shazeer, 2020), `activation` a name in `CURVES`; [..., D]."""
-    out: Tensor
-    if torch.is_grad_enabled():
-        out = _Gated.apply(kernels, gate, up, *CURVES[activation])  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    else:
-        out = kernels.gate(gate, up, *CURVES[activation])
+    m, c = CURVES[activation]
+    run = partial(kernels.gate, m=m, c=c)
+    return _run(run, partial(kernels.gate_gradient, m=m, c=c), 0, gate, up)
+
+
+def _run(run: Kernel, gradient: Kernel, first: int, *tensors: Tensor) -> Tensor:
+    """A kernel's result, with a gradient where gradients are made.
+
+    Args:
+        run: the kernel, of the tensors.
+        gradient: from a gradient and the tensors kept, the gradients of the first tensors.
+        first: of the tensors that are kept for it.
+        tensors: what it is about.
+    """
+    # Without a gradient a sampler calls these often, and autograd would take its time.
+    with_gradient = torch.is_grad_enabled()
+    out: Tensor = _Op.apply(run, gradient, first, *tensors) if with_gradient else run(*tensors)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out
 
 
-class _RMSNorm(torch.autograd.Function):
+class _Op(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, kernels: ModuleType, x: Tensor, weight: Tensor, eps: float, ones: bool
-    ) -> Tensor:
-        out: Tensor
-        out, kept = kernels.norm(x, weight, eps, ones=ones)
-        ctx.save_for_backward(x, weight, *kept)
-        ctx.kernels, ctx.eps, ctx.ones = kernels, eps, ones
-        return out
+    def forward(ctx: Any, run: Kernel, gradient: Kernel, first: int, *tensors: Tensor) -> Any:
+        ctx.save_for_backward(*tensors[first:])
+        ctx.gradient, ctx.count = gradient, len(tensors)
+        return run(*tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight, *kept = ctx.saved_tensors
-        to_x, to_weight = ctx.kernels.norm_gradient(
-            grad, x, weight, *kept, eps=ctx.eps, ones=ctx.ones
-        )
-        return None, to_x, to_weight.sum(0).to(weight.dtype), None, None
-
-
-def _turned(kernels: ModuleType, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    dtype = torch.promote_types(x.dtype, cosine.dtype)
-    out: Tensor = kernels.rotate(x, cosine, sine, dtype, back=False)
-    return out
-
-
-class _Rotate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, kernels: ModuleType, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        ctx.save_for_backward(cosine, sine)
-        ctx.kernels, ctx.dtype = kernels, x.dtype
-        return _turned(kernels, x, cosine, sine)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        back = ctx.kernels.rotate(grad, *ctx.saved_tensors, ctx.dtype, back=True)
-        return None, back, None, None
-
-
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, kernels: ModuleType, gate: Tensor, up: Tensor, m: float, c: float
-    ) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        ctx.kernels, ctx.curve = kernels, (m, c)
-        out: Tensor = kernels.gate(gate, up, m, c)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        to_gate, to_up = ctx.kernels.gate_gradient(grad, *ctx.saved_tensors, *ctx.curve)
-        return None, to_gate, to_up, None, None
+        found = ctx.gradient(grad, *ctx.saved_tensors)
+        return None, None, None, *found, *[None] * (ctx.count - len(found))

@@ -31,46 +31,45 @@ class _Swaps:
     """
 
     def __init__(self) -> None:
-        self._ours: dict[tuple[ModuleType, str], Any] = {}
-        self._theirs: list[tuple[ModuleType, str, Any]] = []
+        self._others: dict[tuple[ModuleType, str], Any] = {}
+        """What is to take the place of a function, or was there before."""
         self._depth = 0
         self._lock = Lock()
 
     def add(self, home: ModuleType, name: str, function: Any) -> None:
+        """While a pass is running, `name` in this module is this function."""
         with self._lock:
-            self._ours[home, name] = function
+            self._others[home, name] = function
+            if self._depth:
+                self._exchange((home, name))
 
-    def enter(self) -> None:
+    def count(self, step: int) -> None:
+        """One pass more or less is running."""
         with self._lock:
-            self._depth += 1
-            if self._depth == 1:
-                self._theirs = [(*place, getattr(*place)) for place in self._ours]
-                for place, function in self._ours.items():
-                    setattr(*place, function)
+            before, self._depth = self._depth, self._depth + step
+            if 0 in {before, self._depth}:
+                for place in self._others:
+                    self._exchange(place)
 
-    def leave(self) -> None:
-        with self._lock:
-            self._depth -= 1
-            if self._depth == 0:
-                for home, name, function in self._theirs:
-                    setattr(home, name, function)
+    def _exchange(self, place: tuple[ModuleType, str]) -> None:
+        there = getattr(*place)
+        setattr(*place, self._others[place])
+        self._others[place] = there
 
 
 _SWAPS = _Swaps()
-
 swap_while_running = _SWAPS.add
-"""(module, name, function): what the module's function is while a pass of ours is running."""
 
 
 @contextlib.contextmanager
 def running() -> Iterator[None]:
     """The kernels may be used inside this block."""
     before = _RUNNING.set(not _OFF.get())
-    _SWAPS.enter()
+    _SWAPS.count(1)
     try:
         yield
     finally:
-        _SWAPS.leave()
+        _SWAPS.count(-1)
         _RUNNING.reset(before)
 
 

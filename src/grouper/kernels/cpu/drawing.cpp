@@ -16,7 +16,20 @@ struct Draw {
     const bool *early, *stops;  // early may be null: no row is
     int64_t *tokens;
     float *logprobs, *entropies;
-    int64_t vocabulary, stride;
+    int64_t rows, vocabulary, stride, threads;
+
+    void run() const {
+        const int64_t blocks = (vocabulary + BLOCK - 1) / BLOCK;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
+            double *sums = static_cast<double *>(
+                std::malloc(sizeof(double) * blocks + sizeof(float) * vocabulary));
+            float *shares = reinterpret_cast<float *>(sums + blocks);
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < rows; ++i) row(i, shares, sums);
+            std::free(sums);
+        }
+    }
 
     // `shares` [vocabulary] and `sums` [blocks] are room to work in.
     void row(int64_t i, float *__restrict shares, double *sums) const {
@@ -87,23 +100,6 @@ struct Draw {
     }
 };
 
-void draw(const float *logits, const float *uniform, const float *temperature, const bool *early,
-          const bool *stops, int64_t *tokens, float *logprobs, float *entropies, int64_t rows,
-          int64_t vocabulary, int64_t stride, bool bans, int threads) {
-    const Draw args{logits, uniform,  temperature, bans ? early : nullptr, stops,
-                    tokens, logprobs, entropies,   vocabulary,             stride};
-    const int64_t blocks = (vocabulary + BLOCK - 1) / BLOCK;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        double *sums = static_cast<double *>(
-            std::malloc(sizeof(double) * blocks + sizeof(float) * vocabulary));
-        float *shares = reinterpret_cast<float *>(sums + blocks);
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < rows; ++i) args.row(i, shares, sums);
-        std::free(sums);
-    }
-}
-
 }  // namespace
 
-KERNEL(draw_f, draw)
+KERNEL(draw_f, Draw)

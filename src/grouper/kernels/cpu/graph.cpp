@@ -1,10 +1,10 @@
 // A run of kernel calls that were recorded, without Python in between.
 
-#include "arguments.h"
+#include <cstdint>
 
 struct Entry {
-    void (*kernel)(const Argument *);
-    const Argument *arguments;
+    void (*kernel)(const void *);
+    const void *arguments;
 };
 
 extern "C" void play(const Entry *entries, int64_t count) {

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from grouper.kernels.cpu.calls import DTYPES, function, letters, listened, packed, threads_for
+from grouper.kernels.cpu.calls import function, listened, packed
 from grouper.kernels.cpu.library import library
 
 ALIGNMENT = 64
@@ -109,9 +109,8 @@ class _Recorder:
         self._own(fresh)
         if call in ALLOCATIONS or not (fresh or changes):
             return  # a view is where it always was
-        ours = _translated(call, args, kwargs, fresh) if fresh else None
         results = () if changes else tuple(made)
-        self._add(ours or _Operation(call, args, kwargs, results), taken + made)
+        self._add(_Operation(call, args, kwargs, results), taken + made)
 
     def _own(self, fresh: Sequence[Tensor]) -> None:
         """The step has taken the memory of these."""
@@ -311,30 +310,3 @@ def _arranged(lives: Sequence[_Life]) -> int:
             life.offset = max(life.offset, -(-end // ALIGNMENT) * ALIGNMENT)
         placed.append(life)
     return max((p.offset + p.size for p in placed), default=0)
-
-
-def _translated(
-    call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Sequence[Tensor]
-) -> _Kernel | None:
-    """One of our kernels that does what an operation of PyTorch's does, bit for bit."""
-    translate = _TRANSLATIONS.get(call)
-    return None if translate is None or kwargs else translate(args, made[0])
-
-
-def _sum(args: tuple[Any, ...], out: Tensor) -> _Kernel | None:
-    alike = all(
-        isinstance(t, Tensor)
-        and t.dtype == out.dtype
-        and t.shape == out.shape
-        and t.is_contiguous()
-        for t in (*args, out)
-    )
-    if not alike or out.dtype not in DTYPES:
-        return None
-    numbers = (out.numel(), threads_for(out.numel()))
-    return _Kernel(f"add_{letters(out.dtype)}", (*args, out), numbers)
-
-
-_TRANSLATIONS: dict[Any, Callable[[tuple[Any, ...], Tensor], _Kernel | None]] = {
-    _aten.add.Tensor: _sum,
-}

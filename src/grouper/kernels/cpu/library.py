@@ -24,7 +24,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from grouper.files import cache_folder
@@ -159,24 +158,12 @@ def _build(compiler: str, target: Path) -> None:
 
 
 def _compile(compiler: str, target: Path) -> None:
-    """All sources at the same time, then the library of them."""
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(len(SOURCES)) as pool:
-        objects = {source: Path(name, source.stem).with_suffix(".o") for source in SOURCES}
-        for variant in VARIANTS:
-            command = [compiler, *OPTIONS, *variant]
-            parts = [[*command, "-c", str(s), "-o", str(made)] for s, made in objects.items()]
-            problem = next(filter(None, pool.map(_problem, parts)), "")
-            whole = [*command, "-shared", *map(str, objects.values()), "-o", str(target)]
-            problem = problem or _problem(whole)
-            if not problem:
-                return
-    raise OSError(f"{compiler} failed: {problem[-500:]}")
-
-
-def _problem(command: list[str]) -> str:
-    """What a compiler has to say where it fails; else nothing."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    return "" if done.returncode == 0 else done.stderr.strip() or "without a word"
+    for variant in VARIANTS:
+        command = [compiler, *OPTIONS, *variant, "-shared", *map(str, SOURCES), "-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        if done.returncode == 0:
+            return
+    raise OSError(f"{compiler} failed: {done.stderr.strip()[-500:] or 'without a word'}")
 
 
 @contextlib.contextmanager

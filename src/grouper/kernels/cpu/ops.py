@@ -80,38 +80,33 @@ def _alike(*tensors: Tensor) -> bool:
     )
 
 
-def norm(x: Tensor, weight: Tensor, eps: float, *, ones: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """As `kernels/layers.py` says; what is kept is the inverse root of each row."""
-    width = weight.shape[0]
-    rows = x.numel() // width
+def norm(x: Tensor, weight: Tensor, eps: float, *, ones: bool) -> Tensor:
+    """As `kernels/layers.py` says."""
     out = x.new_empty(x.shape, dtype=norm_dtype(x, weight, ones=ones))
-    inverse = x.new_empty(rows, dtype=torch.float32)
-    numbers = (rows, width, float(eps), ones, threads_for(x.numel()))
-    call(
-        f"rms_norm_{letters(x.dtype, weight.dtype, out.dtype)}", (x, weight, out, inverse), *numbers
-    )
-    return out, (inverse,)
+    numbers = (x.numel() // len(weight), len(weight), float(eps), ones, threads_for(x.numel()))
+    call(f"rms_norm_{letters(x.dtype, weight.dtype, out.dtype)}", (x, weight, out), *numbers)
+    return out
 
 
 def norm_gradient(
-    grad: Tensor, x: Tensor, weight: Tensor, *kept: Tensor, eps: float, ones: bool
+    grad: Tensor, x: Tensor, weight: Tensor, eps: float, *, ones: bool
 ) -> tuple[Tensor, Tensor]:
     """As `kernels/layers.py` says."""
-    del eps
-    (inverse,) = kept
     threads, types = threads_for(x.numel()), letters(x.dtype, weight.dtype, grad.dtype)
-    to_x, to_weight = torch.empty_like(x), inverse.new_zeros(threads, weight.shape[0])
-    tensors = (grad.contiguous(), x, weight, inverse, to_x, to_weight)
-    call(f"rms_norm_backward_{types}", tensors, len(inverse), weight.shape[0], ones, threads)
-    return to_x, to_weight
+    to_x = torch.empty_like(x)
+    to_weight = x.new_zeros((threads, len(weight)), dtype=torch.float32)
+    numbers = (x.numel() // len(weight), len(weight), float(eps), ones, threads)
+    tensors = (grad.contiguous(), x, weight, to_x, to_weight)
+    call(f"rms_norm_backward_{types}", tensors, *numbers)
+    return to_x, to_weight.sum(0).to(weight.dtype)
 
 
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype, *, back: bool) -> Tensor:
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype) -> Tensor:
     """Heads [1, H, N, D] -> the same, contiguous as [1, N, H, D]."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     _, heads, tokens, dim = x.shape
     out = x.new_empty((1, tokens, heads, dim), dtype=dtype)
-    numbers = (tokens, heads, dim, x.stride(2), x.stride(1), back, threads_for(x.numel()))
+    numbers = (tokens, heads, dim, x.stride(2), x.stride(1), threads_for(x.numel()))
     tensors = (x, cosine.contiguous(), sine.contiguous(), out)
     call(f"rotate_{letters(x.dtype, cosine.dtype, dtype)}", tensors, *numbers)
     return out.transpose(1, 2)
@@ -195,8 +190,6 @@ def draw(
     rows, vocabulary = logits.shape
     tokens = torch.empty(rows, dtype=torch.long)
     logprobs, entropies = logits.new_empty(rows), logits.new_empty(rows)
-    bans = stops[:1] if early is None else early
-    tensors = (logits, uniform, temperature, bans, stops, tokens, logprobs, entropies)
-    numbers = (rows, vocabulary, logits.stride(0), early is not None)
-    call("draw_f", tensors, *numbers, threads_for(logits.numel()))
+    tensors = (logits, uniform, temperature, early, stops, tokens, logprobs, entropies)
+    call("draw_f", tensors, rows, vocabulary, logits.stride(0), threads_for(logits.numel()))
     return tokens, logprobs, entropies

@@ -63,20 +63,19 @@ def _tile(rows: Tensor) -> dict[str, Any]:
     return {"LINES": lines, "BLOCK": block, "num_warps": _warps(lines * block)}
 
 
-def norm(x: Tensor, weight: Tensor, eps: float, *, ones: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """As `kernels/layers.py` says; nothing is kept."""
+def norm(x: Tensor, weight: Tensor, eps: float, *, ones: bool) -> Tensor:
+    """As `kernels/layers.py` says."""
     rows, tile = _rows(x), _tile(_rows(x))
     out = x.new_empty(x.shape, dtype=norm_dtype(x, weight, ones=ones))
     numbers = (*rows.shape, rows.stride(0), eps)
     launch(_norm, (-(-len(rows) // tile["LINES"]),), rows, weight, out, *numbers, ONES=ones, **tile)
-    return out, ()
+    return out
 
 
 def norm_gradient(
-    grad: Tensor, x: Tensor, weight: Tensor, *kept: Tensor, eps: float, ones: bool
+    grad: Tensor, x: Tensor, weight: Tensor, eps: float, *, ones: bool
 ) -> tuple[Tensor, Tensor]:
     """As `kernels/layers.py` says."""
-    del kept
     rows, grads, tile = _rows(x), _rows(grad), _tile(_rows(x))
     tiles = -(-len(rows) // tile["LINES"])
     programs = min(tiles, PARTIAL_SUMS)
@@ -89,10 +88,10 @@ def norm_gradient(
         ONES=ones,
         **tile,
     )
-    return to_x, to_weight
+    return to_x, to_weight.sum(0).to(weight.dtype)
 
 
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype, *, back: bool) -> Tensor:
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype) -> Tensor:
     """Heads [1, H, N, D] -> the same, contiguous as [1, N, H, D]."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     _, heads, tokens, dim = x.shape
@@ -101,7 +100,6 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype, *, back:
     launch(
         *(_rotate, (tokens,), x, cosine.contiguous(), sine.contiguous(), out),
         *(heads, x.stride(1), x.stride(2)),
-        BACK=back,
         DIM=dim,
         LINES=lines,
         BLOCK=block,
@@ -189,9 +187,9 @@ def _norm_gradient(
 @jit
 def _rotate(
     x, cosine, sine, out, heads, head_step, token_step,
-    BACK: tl.constexpr, DIM: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+    DIM: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A token's heads turned; or a gradient turned back."""
+    """A token's heads turned."""
     token = tl.program_id(0).to(tl.int64)
     lines = tl.arange(0, LINES)[:, None]
     dims = tl.arange(0, BLOCK)[None, :]
@@ -204,13 +202,9 @@ def _rotate(
     other = tl.load(base + partner, mask=there, other=0.0).to(tl.float32)
     cos = tl.load(cosine + token * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
     other = tl.where(dims < half, -other, other)
-    at = partner if BACK else dims
-    sin = tl.load(sine + token * DIM + at, mask=dims < DIM, other=0.0).to(tl.float32)
-    if BACK:
-        turned = own * cos - other * sin
-    else:
-        # Two products and their sum, each rounded.
-        turned = (own * cos).to(kind).to(tl.float32) + (other * sin).to(kind).to(tl.float32)
+    sin = tl.load(sine + token * DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+    # Two products and their sum, each rounded.
+    turned = (own * cos).to(kind).to(tl.float32) + (other * sin).to(kind).to(tl.float32)
     tl.store(out + (token * heads + lines) * DIM + dims, turned.to(kind), mask=there)
 
 
