@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import MethodType, ModuleType
 from typing import Any
 
@@ -36,30 +36,27 @@ CLOSE = 1e-5
 def attach(model: nn.Module) -> None:
     """Let this model's layers use the kernels, where there are any; repeating it does nothing."""
     for module in model.modules():
-        kind: Any = type(module)
-        if "forward" in vars(module):
-            continue
-        if (eps := _eps(module)) is not None:
-            if (ones := _norm_ones(kind)) is not None:
-                vars(module)["fused_norm"] = (eps, ones)
-                # A bound method and no closure: a copy of the model must run its own weights.
-                module.forward = MethodType(_norm, module)
-        elif _looks_like_mlp(module) and _mlp_is_gated(kind):
-            activation = _activation(module)
-            if activation is not None:
-                vars(module)["fused_activation"] = activation
-                module.forward = MethodType(_mlp, module)
-        _attach_rotary(kind.__module__)
+        if "forward" not in vars(module) and (forward := _fused(module)) is not None:
+            # A bound method and no closure: a copy of the model must run its own weights.
+            module.forward = MethodType(forward, module)
+        _attach_rotary(type(module).__module__)
 
 
-def _eps(module: nn.Module) -> float | None:
-    """What a norm with a weight adds inside its root; None: it does not look like one."""
+def _fused(module: Any) -> Callable[..., Tensor] | None:
+    """What takes the place of a module's forward, which it is given; None: no kernel does that."""
+    kind: Any = type(module)
     weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dim() != 1:
-        return None
-    for name in ("variance_epsilon", "eps"):
-        if isinstance(value := getattr(module, name, None), float):
-            return value
+    roots = (getattr(module, name, None) for name in ("variance_epsilon", "eps"))
+    eps = next((value for value in roots if isinstance(value, float)), None)
+    if eps is not None and isinstance(weight, Tensor) and weight.dim() == 1:
+        ones = _norm_ones(kind)
+        return None if ones is None else partial(_norm, eps=eps, ones=ones)
+    parts = ("gate_proj", "up_proj", "down_proj", "act_fn")
+    if all(hasattr(module, name) for name in parts) and _mlp_is_gated(kind):
+        x = torch.linspace(-6, 6, 33, device="cpu")
+        for name, function in ACTIVATIONS.items():
+            if _agrees((function(x),), lambda: (module.act_fn(x),)):
+                return partial(_mlp, activation=name)
     return None
 
 
@@ -79,34 +76,32 @@ def _agrees(expected: tuple[Tensor, ...], theirs: Callable[[], Any]) -> bool:
         return False
 
 
+def _forward(kind: Any, x: Tensor, **parts: Any) -> tuple[Tensor]:
+    """What a class of modules with these attributes makes of x."""
+    probe = kind.__new__(kind)
+    nn.Module.__init__(probe)
+    vars(probe).update(parts)
+    return (kind.forward(probe, x),)
+
+
 @cache
 def _norm_ones(kind: Any) -> bool | None:
     """Whether a class of norms multiplies by 1 + weight; None: it is not what our kernel does."""
     x, weight = _random(3, 8), _random(8)
-
-    def theirs() -> tuple[Tensor]:
-        probe = kind.__new__(kind)
-        nn.Module.__init__(probe)
-        probe.weight = nn.Parameter(weight)
-        probe.variance_epsilon = probe.eps = 1e-3
-        return (kind.forward(probe, x),)
-
+    theirs = partial(_forward, kind, x, weight=weight, variance_epsilon=1e-3, eps=1e-3)
     normed = x / (x.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt()
-    for ones in (False, True):
-        expected = (normed * (weight + ones),)
-        if _agrees(expected, theirs):
-            return ones
-    return None
+    fitting = (ones for ones in (False, True) if _agrees((normed * (weight + ones),), theirs))
+    return next(fitting, None)
 
 
-def _norm(module: Any, x: Tensor) -> Tensor:
-    eps, ones = module.fused_norm
-    weight = module.weight
-    kernels = _kernels(x)
-    if is_running() and kernels.norm_serves(x, weight, ones=ones):
-        with contextlib.suppress(Refused):
-            return layers.rms_norm(kernels, x, weight, eps, ones=ones)
-    return _as_ever(module, x)
+@cache
+def _mlp_is_gated(kind: Any) -> bool:
+    """Whether a class computes down(act(gate(x)) * up(x)) of its linear layers."""
+    x, weights = _random(2, 4), {"gate_proj": _random(6, 4).T, "up_proj": _random(4, 6)}
+    layers = {name: partial(torch.matmul, other=weight) for name, weight in weights.items()}
+    gate, up = (layer(x) for layer in layers.values())
+    theirs = partial(_forward, kind, x, **layers, down_proj=torch.exp, act_fn=torch.tanh)
+    return _agrees(((gate.tanh() * up).exp(),), theirs)
 
 
 def _kernels(x: Tensor) -> ModuleType:
@@ -114,50 +109,23 @@ def _kernels(x: Tensor) -> ModuleType:
     return gpu if device_type(x) == "cuda" else ops
 
 
-def _as_ever(module: Any, x: Tensor) -> Tensor:
-    """What the model's own code does."""
+def _norm(module: Any, x: Tensor, *, eps: float, ones: bool) -> Tensor:
+    kernels = _kernels(x)
+    if is_running() and kernels.norm_serves(x, module.weight, ones=ones):
+        with contextlib.suppress(Refused):
+            return layers.rms_norm(kernels, x, module.weight, eps, ones=ones)
     out: Tensor = type(module).forward(module, x)
     return out
 
 
-def _looks_like_mlp(module: nn.Module) -> bool:
-    return all(hasattr(module, n) for n in ("gate_proj", "up_proj", "down_proj", "act_fn"))
-
-
-@cache
-def _mlp_is_gated(kind: Any) -> bool:
-    """Whether a class computes down(act(gate(x)) * up(x)) of its linear layers."""
-    gate, down, x = _random(6, 4), _random(4, 6), _random(2, 4)
-    up = down.T.contiguous()
-
-    def theirs() -> tuple[Tensor]:
-        probe = kind.__new__(kind)
-        nn.Module.__init__(probe)
-        probe.gate_proj = lambda h: h @ gate.T
-        probe.up_proj = lambda h: h @ up.T
-        probe.down_proj = lambda h: h @ down.T
-        probe.act_fn = torch.tanh
-        return (kind.forward(probe, x),)
-
-    return _agrees(((torch.tanh(x @ gate.T) * (x @ up.T)) @ down.T,), theirs)
-
-
-def _activation(module: Any) -> str | None:
-    x = torch.linspace(-6, 6, 33, device="cpu")
-    for name, function in ACTIVATIONS.items():
-        if _agrees((function(x),), lambda: (module.act_fn(x),)):
-            return name
-    return None
-
-
-def _mlp(module: Any, x: Tensor) -> Tensor:
+def _mlp(module: Any, x: Tensor, *, activation: str) -> Tensor:
     if not is_running():
-        return _as_ever(module, x)
+        return type(module).forward(module, x)  # type: ignore[no-any-return]  # any module's
     gate, up = module.gate_proj(x), module.up_proj(x)
     kernels, inner = _kernels(gate), None
     if kernels.gated_serves(gate, up):
         with contextlib.suppress(Refused):
-            inner = layers.gated(kernels, gate, up, module.fused_activation)
+            inner = layers.gated(kernels, gate, up, activation)
     if inner is None:
         inner = module.act_fn(gate) * up
     out: Tensor = module.down_proj(inner)

@@ -6,10 +6,10 @@ While a graph is being recorded (`graph.py`), it is told of every call.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,15 +23,9 @@ _SMALL = 1 << 15
 """Elements below which a second thread costs more than it brings."""
 
 
-class Listener(Protocol):
-    """Who wants to know of calls."""
-
-    def kernel(
-        self, name: str, tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...]
-    ) -> None:
-        """This kernel is called with these tensors, then these numbers."""
-        ...
-
+Tensors = tuple[Tensor | None, ...]
+Listener = Callable[[str, Tensors, tuple[float, ...]], None]
+"""Gets the name of a kernel that is called, its tensors and its numbers."""
 
 _listeners: list[Listener] = []
 
@@ -72,16 +66,16 @@ def _layout(pointers: int, kinds: tuple[type, ...]) -> struct.Struct:
     return struct.Struct("q" * pointers + "".join("d" if kind is float else "q" for kind in kinds))
 
 
-def packed(tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...]) -> bytes:
+def packed(tensors: Tensors, numbers: tuple[float, ...]) -> bytes:
     """What a kernel reads: floats as doubles, all else as whole numbers; None is a null pointer."""
     layout = _layout(len(tensors), tuple(map(type, numbers)))
     return layout.pack(*[0 if t is None else t.data_ptr() for t in tensors], *numbers)
 
 
-def call(name: str, tensors: tuple[Tensor | None, ...], *numbers: float) -> None:
+def call(name: str, tensors: Tensors, *numbers: float) -> None:
     """Run a kernel; on a `FakeTensor`, whose shapes the memory plan counts, nothing is done."""
     if isinstance(tensors[0], FakeTensor):
         return
     function(name)(packed(tensors, numbers))
     for listener in _listeners:
-        listener.kernel(name, tensors, numbers)
+        listener(name, tensors, numbers)

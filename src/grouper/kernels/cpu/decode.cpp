@@ -8,50 +8,30 @@
 #include "numbers.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
-#define HAS_WIDE
 #include <immintrin.h>
 #endif
 
 namespace {
 
-#if defined(HAS_WIDE)
-
-// Lane i of the result: the sum of all lanes of v[i].
-inline __m512 sums(const __m512 v[16]) {
-    __m512 pairs[8], fours[4];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i)
-        pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]),
-                                 _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        const __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
-        fours[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
-                                 _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-    }
-    const __m512 low = _mm512_add_ps(_mm512_shuffle_f32x4(fours[0], fours[1], 0x88),
-                                     _mm512_shuffle_f32x4(fours[0], fours[1], 0xdd));
-    const __m512 high = _mm512_add_ps(_mm512_shuffle_f32x4(fours[2], fours[3], 0x88),
-                                      _mm512_shuffle_f32x4(fours[2], fours[3], 0xdd));
-    return _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88),
-                         _mm512_shuffle_f32x4(low, high, 0xdd));
-}
-
-// The products of sixteen keys with a query, by the processor's own instruction for bf16.
-template <int64_t D> inline void sixteen(const bf16 *query, const bf16 *keys, float *score) {
-    __m512 held[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) {
-        held[i] = _mm512_setzero_ps();
+// D is the size of a head where it is a usual one, so that loops are unrolled and sums stay in
+// registers, and 0 elsewhere.
+template <int64_t D, class T> inline float product(const T *query, const T *key, int64_t dim) {
+    const int64_t size = D > 0 ? D : dim;
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+    if constexpr (D > 0 && sizeof(T) == sizeof(bf16)) {
+        __m512 lanes = _mm512_setzero_ps();
 #pragma GCC unroll 8
         for (int64_t d = 0; d < D; d += 32)
-            held[i] = _mm512_dpbf16_ps(held[i], (__m512bh)_mm512_loadu_si512(keys + i * D + d),
-                                       (__m512bh)_mm512_loadu_si512(query + d));
+            lanes = _mm512_dpbf16_ps(lanes, (__m512bh)_mm512_loadu_si512(key + d),
+                                     (__m512bh)_mm512_loadu_si512(query + d));
+        return _mm512_reduce_add_ps(lanes);
     }
-    _mm512_storeu_ps(score, sums(held));
-}
-
 #endif
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t d = 0; d < size; ++d) sum += load(query[d]) * load(key[d]);
+    return sum;
+}
 
 // Lines for the processor to bring nearer while it works on something else: what a worker reads
 // next lies elsewhere, and would not be seen coming.
@@ -59,8 +39,7 @@ template <class T> inline void fetch(const T *lines, int64_t count) {
     for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(lines + i, 0, 2);
 }
 
-// One key head's queries over its keys and values. D is the size of a head where it is a usual one,
-// so that loops are unrolled and sums stay in registers, and 0 elsewhere.
+// One key head's queries over its keys and values.
 template <class T, int64_t D> class Worker {
   public:
     Worker(int64_t group, int64_t dim)
@@ -78,19 +57,8 @@ template <class T, int64_t D> class Worker {
         fetch(ahead, count * size);
         for (int64_t g = 0; g < group_; ++g) {
             const T *query = queries_ + g * size;
-            int64_t k = 0;
-#if defined(HAS_WIDE)
-            if constexpr (D > 0 && sizeof(T) == sizeof(bf16))
-                for (; k + 16 <= count; k += 16)
-                    sixteen<D>(query, keys + k * D, score + g * most + k);
-#endif
-            for (; k < count; ++k) {
-                const T *key = keys + k * size;
-                float sum = 0;
-#pragma omp simd reduction(+ : sum)
-                for (int64_t d = 0; d < size; ++d) sum += load(query[d]) * load(key[d]);
-                score[g * most + k] = sum;
-            }
+            for (int64_t k = 0; k < count; ++k)
+                score[g * most + k] = product<D>(query, keys + k * size, size);
         }
     }
 

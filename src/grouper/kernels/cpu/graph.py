@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from grouper.kernels.cpu.calls import function, listened, packed
+from grouper.kernels.cpu.calls import Tensors, function, listened, packed
 from grouper.kernels.cpu.library import library
 
 ALIGNMENT = 64
@@ -52,7 +52,7 @@ class _Kernel:
     """A call of one of our kernels."""
 
     name: str
-    tensors: tuple[Tensor | None, ...]
+    tensors: Tensors
     numbers: tuple[float, ...]
 
 
@@ -66,9 +66,6 @@ class _Operation:
     results: tuple[Tensor, ...]
 
 
-_Entry = _Kernel | _Operation
-
-
 @dataclass(slots=True)
 class _Life:
     """From which entry to which one some memory is needed; both included."""
@@ -79,73 +76,56 @@ class _Life:
     offset: int = 0
 
 
-@dataclass(slots=True)
-class _Recorder:
-    """What a step does, in order."""
+class _Recorder(TorchDispatchMode):
+    """Runs every operation as ever, and notes what a step does, in order."""
 
-    entries: list[_Entry] = field(default_factory=list)
-    lives: dict[int, _Life] = field(default_factory=dict)
-    """Memory that the step itself has taken, by the address of its storage."""
-    held: list[Tensor] = field(default_factory=list)
-    """Keeps addresses from being given out twice while the step is watched."""
-    refused: bool = False
-    """Whether something was done that cannot be played back."""
-
-    def kernel(
-        self, name: str, tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...]
-    ) -> None:
-        self._add(_Kernel(name, tensors, numbers), [t for t in tensors if t is not None])
-
-    def operation(self, call: Any, args: Any, kwargs: Any, given: Any) -> None:
-        """Note what PyTorch has been asked for."""
-        taken, made = list(_tensors((args, kwargs))), list(_tensors(given))
-        known = {_address(t) for t in taken}
-        fresh = tuple(t for t in made if _address(t) not in known)
-        opaque = any(_address(t) == 0 < t.numel() for t in fresh)
-        changes = call._schema.is_mutable  # noqa: SLF001 - torch has no public name for it
-        # Played back, an operation either changes what is there or fills what it has made.
-        both = changes and bool(fresh)
-        self.refused |= opaque or both or _depends_on_contents(call, args)
-        self._own(fresh)
-        if call in ALLOCATIONS or not (fresh or changes):
-            return  # a view is where it always was
-        results = () if changes else tuple(made)
-        self._add(_Operation(call, args, kwargs, results), taken + made)
-
-    def _own(self, fresh: Sequence[Tensor]) -> None:
-        """The step has taken the memory of these."""
-        for tensor in fresh:
-            size = tensor.untyped_storage().nbytes()
-            self.lives.setdefault(_address(tensor), _Life(size, len(self.entries), -1))
-            self.held.append(tensor)
-
-    def _add(self, entry: _Entry, tensors: Sequence[Tensor]) -> None:
-        for tensor in tensors:
-            if life := self.lives.get(_address(tensor)):
-                life.last = len(self.entries)
-                life.first = min(life.first, life.last)
-            self.held.append(tensor)
-        self.entries.append(entry)
-
-
-class _Watch(TorchDispatchMode):
-    """Runs every operation as ever, and tells the recorder."""
-
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._recorder = recorder
+        self.entries: list[_Kernel | _Operation] = []
+        self.lives: dict[int, _Life] = {}
+        """Memory that the step itself has taken, by the address of its storage."""
+        self.refused = False
+        """Whether something was done that cannot be played back."""
+        self._held: list[Tensor] = []
+        """Keeps addresses from being given out twice while the step is watched."""
+
+    def kernel(self, name: str, tensors: Tensors, numbers: tuple[float, ...]) -> None:
+        """Note a call of one of our kernels."""
+        self._add(_Kernel(name, tensors, numbers), [t for t in tensors if t is not None])
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
         given = func(*args, **(kwargs or {}))
-        self._recorder.operation(func, args, kwargs or {}, given)
+        taken, made = list(_tensors((args, kwargs))), list(_tensors(given))
+        known = {_address(t) for t in taken}
+        fresh = [t for t in made if _address(t) not in known]
+        opaque = any(_address(t) == 0 < t.numel() for t in fresh)
+        changes = func._schema.is_mutable  # noqa: SLF001 - torch has no public name for it
+        # Played back, an operation either changes what is there or fills what it has made.
+        both = changes and bool(fresh)
+        self.refused |= opaque or both or _depends_on_contents(func, args)
+        for tensor in fresh:
+            size = tensor.untyped_storage().nbytes()
+            self.lives.setdefault(_address(tensor), _Life(size, len(self.entries), -1))
+        self._held += fresh
+        if func not in ALLOCATIONS and (fresh or changes):  # a view is where it always was
+            results = () if changes else tuple(made)
+            self._add(_Operation(func, args, kwargs or {}, results), taken + made)
         return given
+
+    def _add(self, entry: _Kernel | _Operation, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            if life := self.lives.get(_address(tensor)):
+                life.last = len(self.entries)
+                life.first = min(life.first, life.last)
+        self._held += tensors
+        self.entries.append(entry)
 
 
 class _Overheard(TorchFunctionMode):
-    """Tells the recorder of contents that are read on the host."""
+    """Refuses a recording that reads contents on the host."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -174,7 +154,7 @@ def record(step: Callable[[], None]) -> Callable[[], None] | None:
             into them; without gradients.
     """
     recorder = _Recorder()
-    with _Overheard(recorder), _Watch(recorder), listened(recorder):
+    with _Overheard(recorder), recorder, listened(recorder.kernel):
         step()
     if recorder.refused or library() is None:
         return None

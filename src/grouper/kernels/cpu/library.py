@@ -6,8 +6,7 @@ but for rounding. The library depends on the processor it was built for, so it l
 cache (`GROUPER_CACHE`) under a name that holds source, compiler, options and processor.
 
 Loading a library runs its code. It is loaded only from a folder that nobody else can write to, and
-only if it is the user's own file and has the checksum that was stored beside it when it was built;
-otherwise it is built again.
+only if it is the user's own file and has the checksum in its name; otherwise it is built again.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def built() -> ctypes.CDLL | None:
         return None
     try:
         with _place() as folder:
-            return _loaded(compiler, folder / f"kernels-{_fingerprint(compiler)}.so")
+            return _loaded(compiler, folder)
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("The fused kernels could not be built and stay off: %s", error)
         return None
@@ -82,16 +81,17 @@ def kernels_in_use() -> str:
     kernels = library()
     if kernels is None:
         return "none"
-    return Path(kernels._name).stem.removeprefix("kernels-")  # noqa: SLF001 - its path has no other name
+    return Path(kernels._name).name.split(".")[0].removeprefix("kernels-")  # noqa: SLF001 - its path has no other name
 
 
-def _loaded(compiler: str, target: Path) -> ctypes.CDLL:
-    """The library of this file, which is built if it is not there or cannot be trusted."""
+def _loaded(compiler: str, folder: Path) -> ctypes.CDLL:
+    """The library of this folder, which is built if it is not there or cannot be trusted."""
+    stem = f"kernels-{_fingerprint(compiler)}"
     for attempt in range(2):
-        if not _is_whole(target):
-            with _alone(target.parent):
-                if not _is_whole(target):  # nobody has built it meanwhile
-                    _build(compiler, target)
+        target = _whole(folder, stem)
+        if target is None:
+            with _alone(folder):  # somebody may have built it meanwhile
+                target = _whole(folder, stem) or _build(compiler, folder, stem)
         try:
             return ctypes.CDLL(str(target))
         except OSError as error:
@@ -102,20 +102,14 @@ def _loaded(compiler: str, target: Path) -> ctypes.CDLL:
     raise AssertionError("the second attempt has returned or raised")
 
 
-def _is_whole(target: Path) -> bool:
-    """Whether it is the user's own file, and still has the content that was built."""
-    if not target.exists():
-        return False
-    try:
-        if not all(map(_is_private, (target, _checksum_file(target)))):
-            log.warning("%s may be somebody else's: it is built again.", target)
-            return False
-        if _checksum_file(target).read_text(encoding="ascii") == _checksum(target):
-            return True
-    except (OSError, ValueError) as error:
-        log.debug("%s: %s", target, error)
-    log.warning("%s is damaged: it is built again.", target)
-    return False
+def _whole(folder: Path, stem: str) -> Path | None:
+    """The user's own file that still has the content of its name's checksum, if there is one."""
+    for path in folder.glob(f"{stem}.*.so"):
+        if _is_private(path) and path.suffixes[0] == f".{_checksum(path)}":
+            return path
+        log.warning("%s is damaged, or somebody else's: it is built again.", path)
+        path.unlink(missing_ok=True)
+    return None
 
 
 def _is_private(path: Path) -> bool:
@@ -126,10 +120,6 @@ def _is_private(path: Path) -> bool:
 
 def _checksum(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _checksum_file(target: Path) -> Path:
-    return target.with_suffix(".sha256")
 
 
 @contextlib.contextmanager
@@ -144,17 +134,15 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _build(compiler: str, target: Path) -> None:
-    """Make the library and its checksum; both are on disk before the library has its name."""
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as name:
-        made = Path(name, target.name)
+def _build(compiler: str, folder: Path, stem: str) -> Path:
+    """Make the library, which is whole on disk before it has its name."""
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as name:
+        made = Path(name, "made.so")
         _compile(compiler, made)
-        _checksum_file(made).write_text(_checksum(made), encoding="ascii")
-        for path in (_checksum_file(made), made):
-            path.chmod(0o700)
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-            path.replace(target.with_name(path.name))
+        made.chmod(0o700)
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
+        return made.replace(folder / f"{stem}.{_checksum(made)}.so")
 
 
 def _compile(compiler: str, target: Path) -> None:

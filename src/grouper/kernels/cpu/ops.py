@@ -23,61 +23,40 @@ ROTATIONS = {"fff", "bbb", "bff"}
 
 def norm_serves(x: Tensor, weight: Tensor, *, ones: bool) -> bool:
     """Whether `norm` takes these."""
-    return (
-        letters(x.dtype, weight.dtype, norm_dtype(x, weight, ones=ones)) in NORMS
-        and x.is_cpu
-        and weight.is_cpu
-        and x.is_contiguous()
-        and weight.is_contiguous()
-        and library() is not None
-    )
+    types = letters(x.dtype, weight.dtype, norm_dtype(x, weight, ones=ones))
+    return types in NORMS and x.is_contiguous() and weight.is_contiguous() and _here(x, weight)
 
 
 def rotate_serves(x: Tensor, cosine: Tensor) -> bool:
     """Whether `rotate` takes heads [1, H, N, D] and cosines [1, N, D]."""
-    dtype = torch.promote_types(x.dtype, cosine.dtype)
-    return (
-        x.is_cpu
-        and fits_rotation(x, cosine)
-        and x.stride(-1) == 1
-        and letters(x.dtype, cosine.dtype, dtype) in ROTATIONS
-        and library() is not None
-    )
+    types = letters(x.dtype, cosine.dtype, torch.promote_types(x.dtype, cosine.dtype))
+    return types in ROTATIONS and fits_rotation(x, cosine) and x.stride(-1) == 1 and _here(x)
 
 
 def gated_serves(gate: Tensor, up: Tensor) -> bool:
     """Whether `gate` takes these."""
-    return _alike(gate, up) and gate.shape == up.shape
+    return gate.shape == up.shape and _alike(gate, up)
 
 
 def decode_serves(query: Tensor, new: Pair, own: Pair, prompts: Pair) -> bool:
     """Whether `decode` takes these."""
-    return (
-        _alike(query, *new, *own, *prompts)
-        and own[0].shape == own[1].shape
-        and prompts[0].shape == prompts[1].shape
-        and query.shape[3] == own[0].shape[3]
-    )
+    sizes = {store.shape[3] for store in (query, *own, *prompts)}
+    return len(sizes) == 1 and _alike(query, *new, *own, *prompts)
 
 
 def draw_serves(logits: Tensor) -> bool:
     """Whether `draw` takes logits [n, V]."""
-    return (
-        logits.dtype is torch.float32
-        and logits.is_cpu
-        and logits.stride(-1) == 1
-        and library() is not None
-    )
+    return logits.dtype is torch.float32 and logits.stride(-1) == 1 and _here(logits)
+
+
+def _here(*tensors: Tensor) -> bool:
+    return all(tensor.is_cpu for tensor in tensors) and library() is not None
 
 
 def _alike(*tensors: Tensor) -> bool:
-    first = tensors[0]
-    return (
-        first.dtype in DTYPES
-        and first.is_cpu
-        and all(t.is_contiguous() and t.dtype == first.dtype for t in tensors)
-        and library() is not None
-    )
+    dtype = tensors[0].dtype
+    dense = all(tensor.is_contiguous() and tensor.dtype == dtype for tensor in tensors)
+    return dtype in DTYPES and dense and _here(*tensors)
 
 
 def norm(x: Tensor, weight: Tensor, eps: float, *, ones: bool) -> Tensor:

@@ -15,7 +15,6 @@ rows that continue a prompt. Names in capitals are compile-time constants.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -69,22 +68,32 @@ def decode(
         [rows, Hq, D] in the dtype of the ring.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, *new))
-    rows, query_heads, dim = query.shape
-    heads = key.shape[1]
+    (rows, query_heads, dim), (places, size) = query.shape, members.shape
+    heads, ring, shared = key.shape[1], own[0], prompts[0]
     share = query_heads // heads
-    places, size = members.shape
-    tiling = _tiling(own[0], prompts[0], (rows, places, size), heads, share)
-    splits = tiling.own_splits + tiling.prompt_splits
+    processors, room = limits(ring.device)
+    block_d = max(16, power_of_two(dim))  # a power of two, as all blocks
+    width = block_d * ring.element_size()
+    # Lines of a program over a prompt's keys, and programs that a prompt's lines are divided over.
+    lines = min(64 if width <= 256 else 32, max(16, power_of_two(size * share)))
+    tiles = -(-size * share // lines)
+    # Keys and values of every stage, and the queries; where nothing fits, the launch says so.
+    fitting = (shape for shape in STAGES if (2 * shape[0] * shape[1] + lines) * width <= room)
+    block_n, stages = next(fitting, STAGES[-1])
+    # Programs that a row's own keys, and those that a prompt's keys are divided over.
+    wanted = PROGRAMS_PER_PROCESSOR * processors
+    own_splits = _splits(wanted, rows * heads, ring.shape[2], 2 * block_n)
+    prompt_splits = _splits(wanted, places * tiles * heads, shared.shape[2], block_n)
+    splits = own_splits + prompt_splits
     partial = query.new_empty((rows, query_heads, splits, dim), dtype=torch.float32)
     weight = query.new_empty((rows, query_heads, splits), dtype=torch.float32)
+    of_heads = {"SPLITS": splits, "DIM": dim, "BLOCK_D": block_d}
     numbers: dict[str, Any] = {
-        "DIM": dim,
-        "BLOCK_D": tiling.block_d,
-        "BLOCK_N": tiling.block_n,
-        "num_warps": 4 if tiling.block_d <= 128 else 8,
-        "num_stages": tiling.stages,
+        **of_heads,
+        "BLOCK_N": block_n,
+        "num_warps": 4 if block_d <= 128 else 8,
+        "num_stages": stages,
         "SHARE": share,
-        "SPLITS": splits,
         "scaling": scaling,
         "softcap": softcap or 0.0,
         "window": window or 0,
@@ -93,84 +102,28 @@ def decode(
     }
     steps = [stride for t in (query, key, value) for stride in t.stride()[:2]]
     launch(
-        *(own_part, (rows, heads, tiling.own_splits)),
+        *(own_part, (rows, heads, own_splits)),
         *(query, key, value, *own, lengths[0], column, partial, weight),
-        *(*steps, *own[0].stride()[:2], own[0].shape[2]),
-        FIRST=tiling.prompt_splits,
-        PARTS=tiling.own_splits,
-        BLOCK_M=tiling.own_lines,
+        *(*steps, *ring.stride()[:2], ring.shape[2]),
+        FIRST=prompt_splits,
+        PARTS=own_splits,
+        BLOCK_M=max(16, power_of_two(share)),
         **numbers,
     )
     launch(
-        *(prompt_part, (places * tiling.tiles, heads, tiling.prompt_splits)),
+        *(prompt_part, (places * tiles, heads, prompt_splits)),
         *(query, *prompts, members, lengths[1], lengths[0], partial, weight),
-        *(*steps[:2], *prompts[0].stride()[:2]),
+        *(*steps[:2], *shared.stride()[:2]),
         SIZE=size,
-        TILES=tiling.tiles,
-        PARTS=tiling.prompt_splits,
-        BLOCK_M=tiling.lines,
+        TILES=tiles,
+        PARTS=prompt_splits,
+        BLOCK_M=lines,
         **numbers,
     )
-    out = partial.new_empty((rows, query_heads, dim), dtype=own[0].dtype)
-    launch(
-        *(merge, (rows, query_heads), partial, weight, out),
-        SPLITS=splits,
-        BLOCK_S=max(2, power_of_two(splits)),
-        DIM=dim,
-        BLOCK_D=tiling.block_d,
-    )
+    out = partial.new_empty((rows, query_heads, dim), dtype=ring.dtype)
+    block_s = max(2, power_of_two(splits))
+    launch(merge, (rows, query_heads), partial, weight, out, BLOCK_S=block_s, **of_heads)
     return out
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tiling:
-    """How the work of a step is cut into programs.
-
-    Example: 32 rows of one group, 2 query heads a key head: 1 tile of 64 lines.
-    """
-
-    block_d: int
-    """Dimensions of a head that a program holds, a power of two."""
-    block_n: int
-    """Keys that it takes in at a time."""
-    stages: int
-    """Blocks of keys and values that are under way at a time."""
-    own_lines: int
-    """Lines of a program over a row's own keys."""
-    lines: int
-    """Lines of a program over a prompt's keys."""
-    tiles: int
-    """Programs that the lines of a prompt are divided over."""
-    own_splits: int
-    """Programs that a row's own keys are divided over."""
-    prompt_splits: int
-    """Programs that a prompt's keys are divided over."""
-
-
-def _tiling(
-    ring: Tensor, prompts: Tensor, counts: tuple[int, int, int], heads: int, share: int
-) -> _Tiling:
-    """For `heads` key heads of `share` query heads each; counts: rows, prompts, largest group."""
-    rows, places, size = counts
-    processors, room = limits(ring.device)
-    block_d = max(16, power_of_two(ring.shape[3]))
-    width = block_d * ring.element_size()
-    lines = min(64 if width <= 256 else 32, max(16, power_of_two(size * share)))
-    # Keys and values of every stage, and the queries; where nothing fits, the launch says so.
-    fitting = (shape for shape in STAGES if (2 * shape[0] * shape[1] + lines) * width <= room)
-    block_n, stages = next(fitting, STAGES[-1])
-    tiles = -(-size * share // lines)
-    wanted = PROGRAMS_PER_PROCESSOR * processors
-    return _Tiling(
-        block_d=block_d,
-        block_n=block_n,
-        stages=stages,
-        own_lines=max(16, power_of_two(share)),
-        lines=lines,
-        tiles=tiles,
-        own_splits=_splits(wanted, rows * heads, ring.shape[2], 2 * block_n),
-        prompt_splits=_splits(wanted, places * tiles * heads, prompts.shape[2], block_n),
-    )
 
 
 def _splits(wanted: int, programs: int, columns: int, least: int) -> int:
