@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Kernel = Callable[..., Any]
+Run = Callable[..., Tensor]
 
 _ROOT = 1.5957691216057308  # sqrt(8 / pi)
 # Activation -> m and c of x sigmoid(m x + c x^3).
@@ -71,15 +71,17 @@ def rotate(kernels: ModuleType, x: Tensor, cosine: Tensor, sine: Tensor) -> Tens
         cosine: [1, N, D].
         sine: [1, N, D].
     """
-
-    def gradient(grad: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor]:
-        # Turned back: the same with the sines of the other half, negated.
-        back = -sine.roll(sine.shape[-1] // 2, -1)
-        turned: Tensor = kernels.rotate(grad, cosine, back, x.dtype)
-        return (turned,)
-
     dtype = torch.promote_types(x.dtype, cosine.dtype)
+    gradient = partial(_turned_back, kernels, x.dtype)
     return _run(partial(kernels.rotate, dtype=dtype), gradient, 1, x, cosine, sine)
+
+
+def _turned_back(
+    kernels: ModuleType, dtype: torch.dtype, grad: Tensor, cosine: Tensor, sine: Tensor
+) -> tuple[Tensor]:
+    """The gradient of `rotate`: the same with the sines of the other half, negated."""
+    back = -sine.roll(sine.shape[-1] // 2, -1)
+    return (kernels.rotate(grad, cosine, back, dtype),)
 
 
 def gated(kernels: ModuleType, gate: Tensor, up: Tensor, activation: str) -> Tensor:
@@ -89,7 +91,7 @@ def gated(kernels: ModuleType, gate: Tensor, up: Tensor, activation: str) -> Ten
     return _run(run, partial(kernels.gate_gradient, m=m, c=c), 0, gate, up)
 
 
-def _run(run: Kernel, gradient: Kernel, first: int, *tensors: Tensor) -> Tensor:
+def _run(run: Run, gradient: Callable[..., Any], first: int, *tensors: Tensor) -> Tensor:
     """A kernel's result, with a gradient where gradients are made.
 
     Args:
@@ -99,14 +101,13 @@ def _run(run: Kernel, gradient: Kernel, first: int, *tensors: Tensor) -> Tensor:
         tensors: what it is about.
     """
     # Without a gradient a sampler calls these often, and autograd would take its time.
-    with_gradient = torch.is_grad_enabled()
-    out: Tensor = _Op.apply(run, gradient, first, *tensors) if with_gradient else run(*tensors)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return out
+    do: Run = partial(_Op.apply, run, gradient, first) if torch.is_grad_enabled() else run
+    return do(*tensors)
 
 
 class _Op(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Kernel, gradient: Kernel, first: int, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, run: Run, gradient: Any, first: int, *tensors: Tensor) -> Tensor:
         ctx.save_for_backward(*tensors[first:])
         ctx.gradient, ctx.count = gradient, len(tensors)
         return run(*tensors)

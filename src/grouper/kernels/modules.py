@@ -21,7 +21,7 @@ from torch.nn.functional import gelu, silu
 
 from grouper.kernels import layers
 from grouper.kernels.cpu import ops
-from grouper.kernels.switch import device_type, is_running, swap_while_running
+from grouper.kernels.switch import SWAPS, device_type, is_running
 from grouper.kernels.triton import layers as gpu
 from grouper.kernels.triton.language import Refused
 
@@ -156,4 +156,4 @@ def _attach_rotary(name: str) -> None:
                 return q, k
         return original(q, k, cos, sin, *args, **kwargs)
 
-    swap_while_running(home, ROTARY, rotated)
+    SWAPS.add(home, ROTARY, rotated)

@@ -57,19 +57,18 @@ class _Swaps:
         self._others[place] = there
 
 
-_SWAPS = _Swaps()
-swap_while_running = _SWAPS.add
+SWAPS = _Swaps()
 
 
 @contextlib.contextmanager
 def running() -> Iterator[None]:
     """The kernels may be used inside this block."""
     before = _RUNNING.set(not _OFF.get())
-    _SWAPS.count(1)
+    SWAPS.count(1)
     try:
         yield
     finally:
-        _SWAPS.count(-1)
+        SWAPS.count(-1)
         _RUNNING.reset(before)
 
 

@@ -111,8 +111,8 @@ class LogitScaling:
         """The same over a temperature, as the kernels take it."""
         inner = (self.factor or 1.0) / (self.divisor or 1.0)
         if self.cap is None:
-            return fused.Curve(inner / temperature, 1.0, capped=False)
-        return fused.Curve(inner / self.cap, self.cap / temperature, capped=True)
+            return inner / temperature, 0.0
+        return inner / self.cap, self.cap / temperature
 
 
 def accurate(tensor: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from grouper.kernels.cpu import ops
 from grouper.kernels.cpu.calls import DTYPES
 from grouper.kernels.cpu.library import library
 from grouper.kernels.triton import decode as triton
-from grouper.kernels.triton.language import Refused
+from grouper.kernels.triton.language import Refused, serves
 from grouper.models.attention import AttentionSpec, SharedPrompts, spread_rows
 from grouper.models.policy import Policy
 from grouper.sampling.kv_cache import KVCache, LayerCache, Pair, Tokens
@@ -117,7 +117,7 @@ def decode_attention(
 
 def kernel_for(store: Tensor) -> Attend | None:
     """What decodes faster than `plain` over caches of this device and dtype, if anything does."""
-    if triton.serves(store):
+    if serves(store):
         return by_triton
     if store.is_cpu and store.dtype in DTYPES and library() is not None:
         return compiled

@@ -39,68 +39,36 @@ template <class T> inline void fetch(const T *lines, int64_t count) {
     for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(lines + i, 0, 2);
 }
 
-// One key head's queries over its keys and values.
-template <class T, int64_t D> class Worker {
-  public:
-    Worker(int64_t group, int64_t dim)
-        : group_(group), dim_(D > 0 ? D : dim), out_(static_cast<size_t>(group * dim)) {}
+// Products of a run of keys with each query, whose scores lie `most` apart. What lies `ahead`, as
+// many lines, is read next.
+template <int64_t D, class T>
+void multiply(const T *queries, int64_t group, int64_t size, const T *keys, const T *ahead,
+              int64_t count, float *score, int64_t most) {
+    fetch(ahead, count * size);
+    for (int64_t g = 0; g < group; ++g)
+        for (int64_t k = 0; k < count; ++k)
+            score[g * most + k] = product<D>(queries + g * size, keys + k * size, size);
+}
 
-    void begin(const T *queries) {
-        queries_ = queries;
-        std::memset(out_.data(), 0, sizeof(float) * out_.size());
-    }
-
-    // Products of a run of keys with each query, whose scores lie `most` apart. What lies `ahead`,
-    // as many lines, is read next.
-    void scores(const T *keys, const T *ahead, int64_t count, float *score, int64_t most) const {
-        const int64_t size = D > 0 ? D : dim_;
-        fetch(ahead, count * size);
-        for (int64_t g = 0; g < group_; ++g) {
-            const T *query = queries_ + g * size;
-            for (int64_t k = 0; k < count; ++k)
-                score[g * most + k] = product<D>(query, keys + k * size, size);
-        }
-    }
-
-    // Adds a run of values to each query's output, weighted by its shares, which lie `most` apart.
-    void add(const float *share, int64_t most, const T *values, const T *ahead, int64_t count) {
-        int64_t g = 0;
-        for (; g + 2 <= group_; g += 2)
-            add_some<2>(share + g * most, most, values, g > 0 ? values : ahead, count, g);
-        if (g < group_)
-            add_some<1>(share + g * most, most, values, g > 0 ? values : ahead, count, g);
-    }
-
-    void finish(T *y) const {
-        for (int64_t i = 0; i < group_ * dim_; ++i) store(y[i], out_[i]);
-    }
-
-  private:
-    // Two queries at a time take half the loads.
-    template <int Q>
-    void add_some(const float *share, int64_t most, const T *values, const T *ahead, int64_t count,
-                  int64_t g) {
-        const int64_t size = D > 0 ? D : dim_;
-        float held[Q * (D > 0 ? D : 1)];
-        float *out = out_.data() + g * size;
-        float *sum = D > 0 ? held : out;
-        if (D > 0) std::memcpy(held, out, sizeof held);
-        for (int64_t k = 0; k < count; ++k) {
-            const T *value = values + k * size;
-            fetch(ahead + k * size, size);
+// Adds a run of values to Q outputs, weighted by their shares, which lie `most` apart.
+template <int64_t D, int Q, class T>
+void mix(const float *share, int64_t most, const T *values, const T *ahead, int64_t count,
+         int64_t dim, float *out) {
+    const int64_t size = D > 0 ? D : dim;
+    float held[Q * (D > 0 ? D : 1)];
+    float *sum = D > 0 ? held : out;
+    if (D > 0) std::memcpy(held, out, sizeof held);
+    for (int64_t k = 0; k < count; ++k) {
+        const T *value = values + k * size;
+        fetch(ahead + k * size, size);
 #pragma omp simd
-            for (int64_t d = 0; d < size; ++d) {
-                const float one = load(value[d]);
-                for (int q = 0; q < Q; ++q) sum[q * size + d] += share[q * most + k] * one;
-            }
+        for (int64_t d = 0; d < size; ++d) {
+            const float one = load(value[d]);
+            for (int q = 0; q < Q; ++q) sum[q * size + d] += share[q * most + k] * one;
         }
-        if (D > 0) std::memcpy(out, held, sizeof held);
     }
-
-    int64_t group_, dim_;
-    const T *queries_ = nullptr;
-    std::vector<float> out_;
-};
+    if (D > 0) std::memcpy(out, held, sizeof held);
+}
 
 // Scores [count] become shares of a softmax.
 inline void softmax(float *score, int64_t count, float scaling, float softcap) {
@@ -174,7 +142,7 @@ template <class T> struct Decode {
         {
             const int64_t most = prompt_width + width;
             std::vector<float> scores(static_cast<size_t>(group * most));
-            Worker<T, D> worker(group, dim);
+            std::vector<float> out(static_cast<size_t>(group * dim));
             // In turns, since rows that began together are equally long: every thread gets as much.
 #pragma omp for schedule(static, 1)
             for (int64_t place = 0; place < places; ++place) {
@@ -186,22 +154,29 @@ template <class T> struct Decode {
                 Run<T> next[3];
                 const bool more = place + threads < places;
                 const int64_t coming = more ? runs_of(place + threads, column, next) : 0;
-                worker.begin(query + place * group * dim);
                 int64_t found = 0;
                 for (int64_t part = 0; part < parts; found += runs[part++].count) {
                     const Run<T> &run = runs[part];
-                    worker.scores(run.keys, run.values, run.count, scores.data() + found, most);
+                    multiply<D>(query + place * group * dim, group, dim, run.keys, run.values,
+                                run.count, scores.data() + found, most);
                 }
                 for (int64_t g = 0; g < group; ++g)
                     softmax(scores.data() + g * most, found, static_cast<float>(scaling),
                             static_cast<float>(softcap));
                 found = 0;
+                out.assign(out.size(), 0.0f);
                 for (int64_t part = 0; part < parts; found += runs[part++].count) {
                     const Run<T> &run = runs[part];
                     const T *ahead = part < coming ? next[part].keys : run.values;
-                    worker.add(scores.data() + found, most, run.values, ahead, run.count);
+                    // Two queries at a time take half the loads.
+                    for (int64_t g = 0; g < group; g += 2) {
+                        const float *share = scores.data() + g * most + found;
+                        const auto add = g + 1 < group ? mix<D, 2, T> : mix<D, 1, T>;
+                        add(share, most, run.values, g > 0 ? run.values : ahead, run.count, dim,
+                            out.data() + g * dim);
+                    }
                 }
-                worker.finish(y + place * group * dim);
+                for (int64_t i = 0; i < group * dim; ++i) store(y[place * group * dim + i], out[i]);
             }
         }
     }

@@ -20,9 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouper.kernels.triton.language import jit, launch, limits, power_of_two, serves, tanh, tl
-
-__all__ = ["Pair", "decode", "serves"]
+from grouper.kernels.triton.language import jit, launch, limits, power_of_two, tanh, tl
 
 # Programs a multiprocessor that keys are divided for; an estimate, not measured.
 PROGRAMS_PER_PROCESSOR = 4

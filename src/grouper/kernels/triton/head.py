@@ -12,8 +12,6 @@ With x what the product gives, the logits are z = b tanh(a x), or a x where a he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -24,13 +22,8 @@ BLOCK = 4096
 WARPS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """z = outer tanh(inner x), or inner x without a cap."""
-
-    inner: float
-    outer: float
-    capped: bool
+Curve = tuple[float, float]
+"""Inner and outer of z = outer tanh(inner x); outer 0: z = inner x."""
 
 
 def scores(products: Tensor, targets: Tensor, curve: Curve) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,8 +37,8 @@ def scores(products: Tensor, targets: Tensor, curve: Curve) -> tuple[Tensor, Ten
     rows, width = products.shape
     held = products.new_empty((3, rows), dtype=torch.float32)
     launch(
-        *(_scores, (rows,), products, targets, held, width, curve.inner, curve.outer),
-        CAPPED=curve.capped,
+        *(_scores, (rows,), products, targets, held, width, *curve),
+        CAPPED=curve[1] != 0,
         BLOCK=min(BLOCK, power_of_two(width)),
         num_warps=WARPS,
     )
@@ -75,8 +68,8 @@ def gradient(
     block = min(BLOCK, power_of_two(width))
     launch(
         *(_gradient, (rows, -(-width // block)), products, *(t.contiguous() for t in of_tokens)),
-        *(out, width, curve.inner, curve.outer),
-        CAPPED=curve.capped,
+        *(out, width, *curve),
+        CAPPED=curve[1] != 0,
         ENTROPIES=entropies,
         BLOCK=block,
         num_warps=WARPS,
