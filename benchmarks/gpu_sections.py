@@ -248,9 +248,10 @@ def sampler(device: torch.device, outcome: Outcome) -> None:
         runs = {"grouper": ours.sample, "generate": theirs.sample}
         middle, seconds = medians(runs, work.tries, device)
         del theirs, runs
-        ours.sampler.times.take()
+        earlier = ours.sampler.prefill_seconds
         whole = seconds_of(ours.sample, device)
-        decode = (whole - ours.sampler.times.take()) / max(1, work.new_tokens - 1)
+        prefill = ours.sampler.prefill_seconds - earlier
+        decode = (whole - prefill) / max(1, work.new_tokens - 1)
         share = step_bytes(work, ours.policy) / rate / decode
         outcome.figure(f"{name} seconds", seconds)
         outcome.figure(f"{name} tokens per second", round(sum(work.lengths()) / middle["grouper"]))
@@ -275,7 +276,7 @@ def sampler(device: torch.device, outcome: Outcome) -> None:
 def _captures_and_memory(
     name: str, ours: Ours, device: torch.device, outcome: Outcome, calls: int = 10
 ) -> None:
-    before, seconds = ours.sampler.captures, ours.sampler.capture_seconds
+    before, seconds = len(ours.sampler.captured), sum(ours.sampler.captured)
     outcome.figure(f"{name}: captures of the first calls", [before, round(seconds, 3)])
     reserved = []
     for _ in range(calls if device.type == "cuda" else 2):
@@ -283,7 +284,7 @@ def _captures_and_memory(
         if device.type == "cuda":
             reserved.append(torch.cuda.memory_reserved(device))
     if device.type == "cuda":
-        again = ours.sampler.captures - before
+        again = len(ours.sampler.captured) - before
         outcome.mark(f"{name}: captures in ten more calls", again, "0", passed=again == 0)
         growth = (reserved[-1] - reserved[0]) / reserved[0]
         outcome.mark(
@@ -410,9 +411,9 @@ def step(device: torch.device, outcome: Outcome) -> None:
 def _split(name: str, ours: Ours, rate: float, device: torch.device, outcome: Outcome) -> None:
     """Where the seconds of one step go."""
     work = ours.work
-    ours.sampler.times.take()
+    earlier = ours.sampler.prefill_seconds
     sampling = seconds_of(ours.sample, device)
-    prefill = ours.sampler.times.take()
+    prefill = ours.sampler.prefill_seconds - earlier
     batch = ours.batch(ours.sample())
     ours.update(batch)
     updating = seconds_of(lambda: ours.update(batch), device)

@@ -46,7 +46,7 @@ class Situation:
             return torch.randn(*shape, generator=make).to(DEVICE, dtype)
 
         self.rows, places = number(1, 6), number(1, 3)
-        width, prompt_width = number(3, 150), number(1, 90)
+        width, prompt_width = number(3, 150), number(1, 150)
         self.query = normal(heads * share, self.rows, dim).transpose(0, 1)
         self.new = (normal(self.rows, heads, dim), normal(self.rows, heads, dim))
         self.prompts = (

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from grouper.kernels.cpu import ops
 from grouper.sampling import draw as draw_module
 from grouper.sampling.base import draw_seed
-from grouper.sampling.draw import DrawSettings, draw, draw_tokens, uniforms
+from grouper.sampling.draw import (
+    DrawSettings,
+    draw,
+    draw_tokens,
+    truncate_by_bisection,
+    truncate_by_order,
+    uniforms,
+)
 from grouper.types import SamplingParams
 
 CPU = torch.device("cpu")
@@ -111,3 +118,36 @@ def test_truncated_rows_are_drawn_in_plain_operations(
     found = draw_tokens(*rows, None, torch.zeros(9, dtype=torch.bool))
     for got, expected in zip(found, draw(*rows), strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    top_k=st.integers(0, 40),
+    top_p=st.floats(0.01, 1.0),
+    min_p=st.floats(0.0, 0.99),
+    spread=st.sampled_from([0.1, 1.0, 5.0, 30.0]),
+)
+def test_truncation_without_sorting_keeps_the_same(
+    seed: int, top_k: int, top_p: float, min_p: float, spread: float
+) -> None:
+    """G10: in rows whose settings differ; a token next to the border may fall to either side."""
+    generator = torch.Generator().manual_seed(seed)
+    shares = (torch.randn(3, 33, generator=generator) * spread).softmax(-1)
+    rows = [
+        SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p),
+        SamplingParams(top_p=top_p),
+        SamplingParams(top_k=top_k),
+    ]
+    chosen = DrawSettings.of(rows, CPU)
+    expected, found = (
+        truncate(shares, chosen) for truncate in (truncate_by_order, truncate_by_bisection)
+    )
+    differ = (expected - found).abs().sum(-1)
+    assert bool((found.amax(-1) == shares.amax(-1)).all())
+    assert float(differ[2]) == 0, "counting is exact"
+    # Sums of tokens in another order: one token whose border lies within their rounding.
+    ordered = shares.sort(-1, descending=True)[0]
+    for row, most in ((0, top_k), (1, 0)):
+        sums = ordered[row, : most or None].cumsum(0)
+        near = bool((sums - top_p * sums[-1]).abs().min() < 1e-5)
+        assert float(differ[row]) == 0 or near

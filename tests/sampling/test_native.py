@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -338,3 +339,15 @@ def test_memory_of_the_host_counts_too_and_other_errors_do_not() -> None:
     with pytest.raises(RuntimeError, match="size mismatch"):
         draw_all(sampler, wanted)
     assert sampler.max_slots == 8
+
+
+def test_what_prompts_take_is_counted_apart() -> None:
+    sampler = make_sampler(Policy(tiny_model()), slots=2)
+    params = SamplingParams(max_new_tokens=24, min_new_tokens=24)
+    requests = [
+        SampleRequest(prompt=make_prompt(i), params=params, key=draw_seed(0, i)) for i in range(4)
+    ]
+    started = time.perf_counter()
+    list(sampler.sample(requests))
+    whole = time.perf_counter() - started
+    assert 0 < sampler.prefill_seconds < whole / 2

@@ -161,27 +161,6 @@ def test_a_copy_keeps_its_frequencies_in_float32() -> None:
         assert buffer.data_ptr() != buffers[name].data_ptr()
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3", "gemma2"])
-@torch.no_grad()
-def test_on_cuda_a_copy_has_one_product_for_queries_keys_and_values(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It says what it said before, and a refreshed one what the trainer says."""
-    from grouper.sampling import weights as module
-
-    monkeypatch.setattr(module, "device_type", lambda _: "cuda")
-    policy, batch = Policy(tiny_model(family)), make_batch()
-    weights = SamplingWeights(policy, torch.float32)
-    for version in (1, 2):
-        change(policy, version)
-        copied = weights.current()
-        torch.testing.assert_close(copied(batch).logprobs, policy(batch).logprobs)
-        layer = copied.model.model.layers[0].self_attn
-        parts = [getattr(layer, f"{name}_proj").weight for name in "qkv"]
-        shared = {p.untyped_storage().data_ptr() for p in parts}
-        assert len(shared) == (3 if family == "qwen3" else 1), "whose norms read their own part"
-
-
 @torch.no_grad()
 def test_a_copy_in_the_training_dtype_computes_as_training_does() -> None:
     """T4: float32 weights with bfloat16 products, copied because they are about to be split."""

@@ -31,7 +31,6 @@ class Sampler(Protocol):
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
         """Yield (index of the request, its completion) as each finishes, each index once."""
-        ...
 
 
 def draw_seed(*parts: int | str) -> int:

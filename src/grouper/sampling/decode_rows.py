@@ -177,8 +177,10 @@ class HostLog:
         self._budgets[slot] = params.max_new_tokens
         if params.stop not in self._sets:
             self._sets.append(params.stop)
-            more = self._watcher(params.stop).candidates(self._tables.shape[1])
-            self._tables = np.vstack([self._tables, self._tables[0] | np.array(more)])
+            may = np.ones(self._tables.shape[1], dtype=bool)  # so may an id without a text
+            known = self._watcher(params.stop).candidates[: len(may)]
+            may[: len(known)] = known
+            self._tables = np.vstack([self._tables, self._tables[0] | may])
         self._set[slot] = self._sets.index(params.stop)
 
     def longest(self) -> int:

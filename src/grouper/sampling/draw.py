@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -144,7 +144,8 @@ def draw(
     # What is banned leaves a total below 1, of which the inverse takes its share.
     probabilities = shares if banned is None else shares.masked_fill(banned, 0.0)
     if settings.flags.truncated:
-        probabilities = _truncate(probabilities, settings)
+        truncate = truncate_by_bisection if probabilities.is_cuda else truncate_by_order
+        probabilities = truncate(probabilities, settings)
     tokens = _inverse_cdf(probabilities, uniform)
     if settings.flags.greedy:
         tokens = torch.where(greedy, allowed.argmax(-1), tokens)
@@ -163,7 +164,7 @@ def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> Tensor:
     return found.clamp_(max=cumulative.shape[1] - 1)
 
 
-def _truncate(probabilities: Tensor, settings: DrawSettings) -> Tensor:
+def truncate_by_order(probabilities: Tensor, settings: DrawSettings) -> Tensor:
     """Zero what top-k, then top-p, then min-p leave out; the most likely token always stays."""
     ordered, order = probabilities.sort(-1, descending=True)
     rank = torch.arange(ordered.shape[1], device=ordered.device)
@@ -176,3 +177,37 @@ def _truncate(probabilities: Tensor, settings: DrawSettings) -> Tensor:
     keep &= ordered >= settings.min_p[:, None] * ordered[:, :1]
     keep[:, 0] = True
     return torch.zeros_like(probabilities).scatter(1, order, ordered * keep)
+
+
+def truncate_by_bisection(probabilities: Tensor, settings: DrawSettings) -> Tensor:
+    """The same without sorting, which for a large vocabulary takes longer than the model.
+
+    A token stays if those above it are fewer than k, and together less than p. So there is a least
+    probability that stays, and tokens as likely as the last one stay with it.
+    """
+    top_k, top_p, min_p = (
+        column[:, None] for column in (settings.top_k, settings.top_p, settings.min_p)
+    )
+    few = top_k.masked_fill(top_k == 0, probabilities.shape[1])
+    kept = _from_least(probabilities, lambda above: above.sum(-1, keepdim=True) < few)
+    least = top_p * kept.sum(-1, keepdim=True)
+    nucleus = _from_least(kept, lambda above: (kept * above).sum(-1, keepdim=True) < least)
+    kept = torch.where(top_p < 1, nucleus, kept)
+    return kept * (kept >= min_p * kept.amax(-1, keepdim=True))
+
+
+def _from_least(values: Tensor, holds: Callable[[Tensor], Tensor]) -> Tensor:
+    """Zero all but those of which it holds of all greater ones, which shrink as a value grows.
+
+    Args:
+        values: [n, V], 0 or more.
+        holds: of a mask [n, V], for each row [n, 1]; of the empty one always.
+    """
+    bits = values.view(torch.int32)  # in the order of the numbers that they stand for
+    high = bits.amax(-1, keepdim=True)
+    low = torch.zeros_like(high)
+    for _ in range(31):
+        middle = (low + high) // 2
+        enough = holds(bits > middle)
+        low, high = torch.where(enough, low, middle + 1), torch.where(enough, middle, high)
+    return values * (bits >= high)

@@ -54,7 +54,10 @@ class BaseEngine(ABC):
         self.captured: list[float] = []
         """Seconds that each step took to record."""
         self._storage = _storage(policy)
-        self.rows = DecodeRows(size, _head_size(policy), stop_ids, policy.device)
+        # Heads may score more ids than there are embeddings.
+        head: Any = policy.model.get_output_embeddings()
+        scored = int(getattr(head, "out_features", 0) or policy.vocabulary)
+        self.rows = DecodeRows(size, scored, stop_ids, policy.device)
 
     def serves(self, policy: Policy, size: CacheSize) -> bool:
         """Whether it can sample from this policy, and has this much room."""
@@ -368,9 +371,3 @@ def make_engine(policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> Bas
 def _storage(policy: Policy) -> list[int]:
     """Where the weights lie, which recorded steps read."""
     return [parameter.data_ptr() for parameter in policy.parameters()]
-
-
-def _head_size(policy: Policy) -> int:
-    """Number of token ids that the head scores."""
-    head = policy.model.get_output_embeddings()
-    return int(getattr(head, "out_features", 0) or policy.vocabulary)

@@ -18,11 +18,9 @@ class Grader(Protocol):
 
     def submit(self, text: str, reference: str) -> Future[Grade]:
         """Grade a completion's text against a reference answer; never raises."""
-        ...
 
     def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
         """The same with the answer taken from wherever it stands, in whatever format."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,30 +71,20 @@ def draw_and_grade(
     seconds = time.perf_counter() - started
     assert len(drawn) == len(mine), f"the sampler answered {len(drawn)} of {len(mine)} requests"
     graded = [(drawn[i][0], drawn[i][1].result()) for i in mine]
-    known = _leniently(graded, [references[i] for i in mine], grader) if lenient else {}
-    answered = [
-        Drawn(completion=completion, grade=grade, lenient=known.get(place))
-        for place, (completion, grade) in enumerate(graded)
-    ]
-    return [one for part in processes.gather(answered) for one in part], seconds
-
-
-def _leniently(
-    graded: Sequence[tuple[Completion, Grade]], references: Sequence[str], grader: Grader
-) -> dict[int, bool | None]:
-    """Whether the maths is right, format aside; what is right as asked is not graded again."""
+    # What is right as asked, or cannot be graded, is not graded again.
     again = {
         index: grader.submit_lenient(completion.text, references[index])
-        for index, (completion, grade) in enumerate(graded)
-        if not grade.correct and grade.verdict is not Verdict.NOT_SCORED
-    }
-    return {
-        index: None
-        if grade.verdict is Verdict.NOT_SCORED
-        else grade.correct or _known(again[index].result())
-        for index, (_, grade) in enumerate(graded)
+        for index, (completion, grade) in zip(mine, graded, strict=True)
+        if lenient and not grade.correct and grade.verdict is not Verdict.NOT_SCORED
     }
 
+    def known(index: int, grade: Grade) -> bool | None:
+        verdict = again[index].result() if index in again else grade
+        scored = lenient and verdict.verdict is not Verdict.NOT_SCORED
+        return verdict.correct if scored else None
 
-def _known(grade: Grade) -> bool | None:
-    return None if grade.verdict is Verdict.NOT_SCORED else grade.correct
+    answered = [
+        Drawn(completion=completion, grade=grade, lenient=known(index, grade))
+        for index, (completion, grade) in zip(mine, graded, strict=True)
+    ]
+    return [one for part in processes.gather(answered) for one in part], seconds

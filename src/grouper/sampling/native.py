@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ from grouper.sampling.draw import Drawn
 from grouper.sampling.engine import BaseEngine, make_engine
 from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.stops import StopStrings
-from grouper.sampling.times import SampleTimes
 from grouper.sampling.weights import SamplingWeights
 from grouper.types import Completion, FinishReason, SamplingParams
 
@@ -81,9 +81,10 @@ class NativeSampler:
         """Whether an engine may stay from call to call."""
         self.watcher = functools.cache(functools.partial(StopStrings, tokenizer))
         """What finds a set of stop strings."""
-        self.times = SampleTimes()
-        self.captures, self.capture_seconds = 0, 0.0
-        """Steps that engines have recorded so far, and how long that took."""
+        self.prefill_seconds = 0.0
+        """What prompts have taken of all sampling so far."""
+        self.captured: list[float] = []
+        """Seconds of each step that engines have recorded so far."""
         _SAMPLERS.add(self)
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
@@ -148,7 +149,7 @@ class NativeSampler:
         # What may take longest begins first, so that the last ones to end are short ones.
         budgets = {number: request.params.max_new_tokens for number, request in requests.items()}
         queue = deque(sorted(budgets, key=budgets.__getitem__, reverse=True))
-        run = _Run(engine, requests, log, queue, steps, self.times)
+        run = _Run(engine, requests, log, queue, steps)
         try:
             engine.begin(list(requests.values()))
             while queue or log.live.any():
@@ -158,8 +159,8 @@ class NativeSampler:
             if engine.keeps and self.keeps:
                 self._kept = engine
         finally:
-            self.captures += len(engine.captured)
-            self.capture_seconds += sum(engine.captured)
+            self.prefill_seconds += run.prefill_seconds
+            self.captured += engine.captured
             engine.captured.clear()
             if self._kept is not engine:
                 engine.release()
@@ -198,8 +199,7 @@ class NativeSampler:
         ids, watcher = ended.token_ids, self.watcher(params.stop)
         text = watcher.text(ids[:-1] if ended.reason is FinishReason.STOP_TOKEN else ids)
         if ended.reason is FinishReason.STOP_STRING:
-            cut = watcher.cut(text, include_stop=params.include_stop)
-            text = text if cut is None else cut
+            text = watcher.cut(text, include_stop=params.include_stop)
         return Completion(
             token_ids=tuple(ids),
             logprobs=tuple(ended.logprobs),
@@ -232,15 +232,16 @@ class _Run:
     """Requests that have not begun."""
     steps: int
     """Tokens between two looks of the host."""
-    times: SampleTimes
+    prefill_seconds: float = 0.0
 
     @torch.no_grad()
     def step(self) -> list[Finished]:
         """Fill free slots or decode; those that have ended."""
         engine, free = self.engine, self._free() if self.queue else []
         if free:
-            with self.times.prefill():
-                ended = self.log.write(self._admit(free), np.array(free))
+            started = time.perf_counter()
+            ended = self.log.write(self._admit(free), np.array(free))
+            self.prefill_seconds += time.perf_counter() - started
         else:
             block = engine.advance(self.steps, self.log.longest())
             ended = self.log.write(block, np.arange(engine.rows.count))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 
@@ -28,21 +29,14 @@ class StopStrings:
     def __init__(self, tokenizer: Decoder, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
-        self._candidates: list[bool] = []
-        if not self._stops:
-            return  # decoding the whole vocabulary takes a second where it is large
-        lasts = {stop[-1] for stop in stops}
-        # U+FFFD marks a token that is only part of a character's bytes.
-        lasts.add("\ufffd")
-        self._candidates = [
-            any(last in text for last in lasts)
-            for text in (self.text([token]) for token in range(len(tokenizer)))
-        ]
 
-    def candidates(self, vocabulary: int) -> list[bool]:
-        """By token id: whether it may complete a stop string. Ids without a text may."""
-        missing = vocabulary - len(self._candidates)
-        return (self._candidates + [bool(self._stops)] * missing)[:vocabulary]
+    @cached_property
+    def candidates(self) -> list[bool]:
+        """By token id: whether it may complete a stop string."""
+        # U+FFFD marks a token that is only part of a character's bytes.
+        lasts = {"\ufffd", *(stop[-1] for stop in self._stops)}
+        texts = (self.text([token]) for token in range(len(self._tokenizer)))
+        return [any(last in text for last in lasts) for text in texts]
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens kept: nothing the model wrote is hidden."""
@@ -52,15 +46,11 @@ class StopStrings:
 
     def completed(self, token_ids: Sequence[int]) -> bool:
         """Whether the last token has just completed a stop string."""
-        last = token_ids[-1]
-        if last < len(self._candidates) and not self._candidates[last]:
-            return False
-        return self.cut(self.text(token_ids), include_stop=True) is not None
+        text = self.text(token_ids)
+        return any(stop in text for stop in self._stops)
 
-    def cut(self, text: str, *, include_stop: bool) -> str | None:
-        """The text up to the first stop string, or None when there is none."""
+    def cut(self, text: str, *, include_stop: bool) -> str:
+        """The text up to the first stop string, of which there is one."""
         found = [(text.find(stop), stop) for stop in self._stops if stop in text]
-        if not found:
-            return None
         start, stop = min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
         return text[: start + len(stop)] if include_stop else text[:start]

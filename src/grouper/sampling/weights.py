@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from grouper.kernels.switch import device_type
 from grouper.models.device import DTYPES, has_bfloat16, on_device
 from grouper.models.policy import Policy
 
@@ -45,11 +43,10 @@ def describe_dtypes(sampling: SamplingConfig, model: ModelConfig) -> str:
     compute = on_device(model, "cuda").compute_dtype
     weights = "NF4" if model.quantization else model.dtype
     made = copy_dtype(sampling, model, "cuda")
-    adapters = merged = ""
-    if model.lora is not None:
-        adapters, merged = " with float32 adapters", " with the adapters merged"
+    adapters = " with float32 adapters" if model.lora else ""
     source = "the weights themselves"
     if made is not None:
+        merged = " with the adapters merged" if model.lora else ""
         source = f"a {str(made).removeprefix('torch.')} copy{merged}"
     text = f"On CUDA: {weights} weights{adapters}, products in {compute}, samples from {source}."
     if has_bfloat16():
@@ -109,9 +106,6 @@ class SamplingWeights:
         made.version = self._policy.version
         # Merged in the one way, so that a resumed run samples from the same numbers.
         self._refresh(made)
-        if device_type(next(made.parameters())) == "cuda":
-            for module in made.decoder.modules():
-                _join(module)
         return made
 
     @torch.no_grad()
@@ -127,67 +121,14 @@ class SamplingWeights:
                 parameter.copy_(value + delta if key == "weight" and delta is not None else value)
 
 
-class _Joined:
-    """Linear layers that read the same input, as one product; each takes its part.
-
-    Their weights become parts of one matrix, and stay theirs: who writes into them writes into it.
-
-    Args:
-        layers: of one module, with or without a bias.
-    """
-
-    def __init__(self, layers: list[Any]) -> None:
-        self._sizes = [layer.out_features for layer in layers]
-        self._weight = torch.cat([layer.weight for layer in layers])
-        biases = [layer.bias for layer in layers if layer.bias is not None]
-        self._bias = torch.cat(biases) if biases else None
-        self._input: Tensor | None = None
-        self._parts: tuple[Tensor, ...] = ()
-        for place, layer in enumerate(layers):
-            for name, whole in (("weight", self._weight), ("bias", self._bias)):
-                if whole is not None:
-                    part = torch.split(whole, self._sizes)[place]
-                    setattr(layer, name, nn.Parameter(part, requires_grad=False))
-            layer.forward = partial(self.part, place)
-
-    def part(self, place: int, x: Tensor) -> Tensor:
-        """What the layer at this place makes of x."""
-        if self._input is not x:
-            out = nn.functional.linear(x, self._weight, self._bias)
-            self._input, self._parts = x, torch.split(out, self._sizes, -1)
-        part = self._parts[place]
-        if place == len(self._sizes) - 1:  # the last one that reads it
-            self._input, self._parts = None, ()
-        return part
-
-
-def _join(module: nn.Module) -> None:
-    """One product of a module's q, k and v, and one of its gate and up."""
-    for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
-        layers = [getattr(module, name, None) for name in names]
-        plain = [layer for layer in layers if type(layer) is nn.Linear]
-        alike = len({layer.bias is None for layer in plain}) == 1
-        # Norms of q and k would first have to copy their parts, head by head.
-        if len(plain) == len(names) and alike and not hasattr(module, "q_norm"):
-            _Joined(plain)
-
-
-def _lora_delta(module: nn.Module) -> torch.Tensor | None:
+def _lora_delta(module: Any) -> torch.Tensor | None:
     """What the active adapters of a LoRA layer add to its weight, or None."""
     get_delta = getattr(module, "get_delta_weight", None)
     if get_delta is None:
         return None
     # Linear layers keep their adapters in lora_A, embeddings in lora_embedding_A.
-    held = {
-        name
-        for kind in ("lora_A", "lora_embedding_A")
-        for name in (getattr(module, kind, None) or ())
-    }
-    deltas: list[torch.Tensor] = [
-        get_delta(name)
-        for name in module.active_adapters  # type: ignore[union-attr]  # PEFT layers are untyped
-        if name in held
-    ]
+    held = {*module.lora_A, *module.lora_embedding_A}
+    deltas = [get_delta(name) for name in module.active_adapters if name in held]
     return _whole(sum(deltas[1:], deltas[0])) if deltas else None
 
 

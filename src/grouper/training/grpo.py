@@ -211,7 +211,7 @@ def _collect_step(run: Run, state: TrainState) -> RolloutBatch:
     """The rollouts of the step that comes next, problems outside the difficulty band left out."""
     config, train, step = run.recipe.grpo, run.prepared.train, state.step
     sampler, position, seen = run.sampler(state.policy), state.position, Counter[str]()
-    sampler.times.take()  # what an evaluation took is not part of the step
+    earlier = sampler.prefill_seconds
 
     band = state.difficulty
     wanted = None if band is None else lambda index, epoch: band.allows(train[index][0].id, epoch)
@@ -243,7 +243,7 @@ def _collect_step(run: Run, state: TrainState) -> RolloutBatch:
     rollouts = dynamically(
         draw, wanted=config.prompts_per_step, rounds=config.dynamic_sampling_rounds
     )
-    prefill = sampler.times.take()
+    prefill = sampler.prefill_seconds - earlier
     state.clock.sampled((*rollouts.groups, *rollouts.replaced))
     state.clock.took(
         prefill=prefill,

@@ -81,7 +81,8 @@ def decode(
     # Programs that a row's own keys, and those that a prompt's keys are divided over.
     wanted = PROGRAMS_PER_PROCESSOR * processors
     own_splits = _splits(wanted, rows * heads, ring.shape[2], 2 * block_n)
-    prompt_splits = _splits(wanted, places * tiles * heads, shared.shape[2], block_n)
+    # A part of a prompt leaves 8 bytes for each line and dimension, which have to be worth it.
+    prompt_splits = _splits(wanted, places * tiles * heads, shared.shape[2], 4 * lines)
     splits = own_splits + prompt_splits
     partial = query.new_empty((rows, query_heads, splits, dim), dtype=torch.float32)
     weight = query.new_empty((rows, query_heads, splits), dtype=torch.float32)
