@@ -22,6 +22,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+PARTS = {"sft", "train", "validation", "test"}
+
+
 def test_the_list_names_every_source(grouper):
     called = grouper("data", "list")
     assert called.code == 0
@@ -118,7 +121,7 @@ def test_prepare_writes_a_folder_that_a_recipe_reads(grouper, tmp_path, monkeypa
     assert called.code == 0, called.err
     folder = tmp_path / "prepared" / "openmath-mini"
     assert {f.name for f in folder.iterdir()} == {
-        "cot.jsonl", "validation.jsonl", "quarantine.jsonl", "manifest.json"
+        "cot.jsonl", "cot.invalid.jsonl", "validation.jsonl", "validation.invalid.jsonl"
     }  # fmt: skip
     assert "only_correct: 13 of 14 demonstrations are correct." in called.out
     use = [line.strip() for line in called.out.splitlines() if line.startswith("  data.")]
@@ -131,14 +134,14 @@ def test_prepare_writes_a_folder_that_a_recipe_reads(grouper, tmp_path, monkeypa
     assert dry.code == 0, dry.err
     assert "# Evaluation on validation: 3 problems" in dry.out
     again = grouper("data", "prepare", "openmath-mini", "--path", LAYOUTS / "openmath-mini")
-    again.refused("another 'cot' is prepared here", "--overwrite")
+    again.refused("a file with other content is here already", "--overwrite")
 
 
 def test_prepare_takes_a_whole_recipe(grouper, tmp_path, small):
     called = grouper("data", "prepare", "demo", *small, "--output", tmp_path / "ready")
     assert called.code == 0, called.err
     names = {f.stem for f in (tmp_path / "ready").glob("*.jsonl")}
-    assert names == {"sft", "train", "validation", "test", "quarantine"}
+    assert {name for name in names if not name.endswith(".invalid")} == PARTS
     shown = grouper("data", "show", tmp_path / "ready", "--split", "test", "-n", "1")
     assert "arithmetic/test/0" in shown.out
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from frozen_calls import Row, called
@@ -101,66 +100,23 @@ MIXTURES = (
 PREPARE = "data prepare gsm8k --path train.jsonl --output ready"
 
 
-def _prepared(change: Callable[[Path], object] | None = None) -> Callable[[Path], None]:
-    def make(folder: Path) -> None:
-        (folder / "train.jsonl").write_text(
-            lines(*[{**row, "answer": f"So it is. #### {row['answer']}"} for row in sums(9)])
-        )
-        told = called([*PREPARE.split()])
-        assert told.code == 0, told.err
-        if change is not None:
-            change(folder / "ready")
-
-    return make
-
-
-def _manifest(**changes: object) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        file = folder / "manifest.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-    return change
-
-
-def _line(text: str) -> Callable[[Path], None]:
-    """A prepared file with another line, and a manifest that says so."""
-
-    def change(folder: Path) -> None:
-        import hashlib
-
-        (folder / "train.jsonl").write_text(text)
-        manifest = json.loads((folder / "manifest.json").read_text())
-        facts = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "bytes": len(text)}
-        manifest["sets"]["train"] |= facts
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-
-    return change
-
-
-def prepared(name: str, change: Callable[[Path], object] | None, command: str = "") -> Row:
-    return Row(
-        name=f"prepared/{name}",
-        command=command or "data show ./ready",
-        prepare=_prepared(change),
+def _prepared(folder: Path) -> None:
+    (folder / "train.jsonl").write_text(
+        lines(*[{**row, "answer": f"So it is. #### {row['answer']}"} for row in sums(9)])
     )
+    told = called([*PREPARE.split()])
+    assert told.code == 0, told.err
+
+
+def prepared(name: str, command: str) -> Row:
+    return Row(name=f"prepared/{name}", command=command, prepare=_prepared)
 
 
 PREPARED = (
-    Row(
-        name="prepared/something-else",
-        command="data prepare ./train.jsonl --output mine",
-        files={"train.jsonl": lines(*sums(3)), "mine/thesis.tex": "years of work"},
-    ),
-    prepared("not-a-folder", None, f"{PREPARE}/train.jsonl/more"),
-    prepared("another", None, f"{PREPARE} limit=3"),
-    prepared("split", None, "data show ./ready --split tarin"),
-    prepared("source", None, "data show math --path ready --split train"),
-    prepared("changed", lambda folder: (folder / "train.jsonl").write_text("")),
-    prepared("gone", lambda folder: (folder / "train.jsonl").unlink()),
-    prepared("format", _manifest(format=99)),
-    prepared("manifest", lambda folder: (folder / "manifest.json").write_text("{")),
-    prepared("line", _line('{"id": "a"}\n')),
-)  # fmt: skip
+    prepared("not-a-folder", f"{PREPARE}/train.jsonl/more"),
+    prepared("another", f"{PREPARE} limit=3"),
+    prepared("split", "data show ./ready --split tarin"),
+)
 
 
 PARTS = "run demo --dry-run skip_sft=true data.sft=null data.test=null "

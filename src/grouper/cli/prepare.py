@@ -26,7 +26,7 @@ Examples:
     type=click.Path(path_type=Path, file_okay=False),
     help="The folder to write.  [default: prepared/<source>]",
 )
-@click.option("--overwrite", is_flag=True, help="Replace splits prepared before that differ.")
+@click.option("--overwrite", is_flag=True, help="Replace files that differ.")
 def prepare_command(
     source: str,
     settings: tuple[str, ...],
@@ -37,17 +37,18 @@ def prepare_command(
     overwrite: bool,
 ) -> None:
     """Read (or download) SOURCE, apply the filters in its settings, check every reference, and
-    write ready problems, the rows that could not be used, and a manifest with fingerprints.
+    write what is left as JSONL, a file per split, with the rows that could not be used beside it.
 
     A recipe names the folder as `path`, and needs no network for it. Settings are those of
     data.train (`grouper recipes fields data.train`), validation_share and seed.
     """
-    from grouper.data.prepared import write_prepared
+    from grouper.data.problem_set import write_problems
 
     sets = load_sets(source, path, splits, settings)
     sets = {_split_name(name, loaded): loaded for name, loaded in sets.items()}
     folder = output or Path("prepared") / Path(source).stem
-    write_prepared(folder.expanduser(), sets, overwrite=overwrite)
+    ready = {name: problems for name, (_, problems) in sets.items()}
+    sources = write_problems(folder.expanduser(), ready, overwrite=overwrite)
     for name, (_, problems) in sets.items():
         click.echo(click.style(f"{folder / name}.jsonl", bold=True))
         worked = sum(p.solution is not None for p in problems.problems)
@@ -55,11 +56,11 @@ def prepare_command(
         click.echo(f"  {facts}, fingerprint {problems.fingerprint}")
         for note in problems.notes:
             click.echo(f"  {note}")
-        click.echo(f"  {len(problems.quarantined):,} rows cannot be used (quarantine.jsonl)")
+        click.echo(f"  {len(problems.quarantined):,} rows cannot be used ({name}.invalid.jsonl)")
     click.echo("\nIn a recipe or on the command line:")
     for name in sets:
         part = name if name in ("sft", "train", "validation", "test") else "train"
-        click.echo(f"  data.{part}={{source: file, path: {folder}, split: {name}}}")
+        click.echo(f"  data.{part}={{source: {sources[name]}, path: {folder}, split: {name}}}")
 
 
 def _split_name(name: str, loaded: tuple[object, object]) -> str:

@@ -4,8 +4,8 @@
 
 `sources.py` is the table; `rows.py` and `hub.py` read, `streaming.py` what is larger than memory;
 `columns.py`, `templates.py` and `arithmetic.py` make problems of rows; `references.py` asks the
-grader; `filters.py`, `mixing.py` and `splitting.py` choose; `prepared.py` keeps the result;
-`loading.py` joins. `audit.py` and `overlap.py` look for what is wrong.
+grader; `filters.py`, `mixing.py` and `splitting.py` choose; `loading.py` joins. `audit.py` and
+`overlap.py` look for what is wrong.
 """
 
 from grouper.data.arithmetic import ArithmeticOptions

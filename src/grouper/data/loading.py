@@ -16,7 +16,6 @@ from grouper.data.columns import choose_columns, read_fields
 from grouper.data.filters import apply_filters, is_numeric
 from grouper.data.hub import read_hub, stream_hub
 from grouper.data.mixing import mix
-from grouper.data.prepared import CHOICES, find_prepared, problem_of
 from grouper.data.problem_set import (
     ProblemSet,
     Quarantined,
@@ -34,7 +33,6 @@ from grouper.types import Problem
 
 Item = TypeVar("Item")
 
-_DEFAULTS = {name: field.default for name, field in RowsConfig.model_fields.items()}
 LOOKED_AT = 1000
 """Rows whose columns are looked at."""
 TRIED = 20
@@ -90,16 +88,7 @@ def load_problems(
 def _load_one(
     config: RowsConfig, seed: int, fmt: PromptFormat | None, keep_unreadable: bool
 ) -> ProblemSet:
-    prepared = find_prepared(config)
-    if prepared is None:
-        return apply_filters(_load_source(config, seed, keep_unreadable), config, fmt)
-    if prepared.applied:
-        config = config.model_copy(update={name: _DEFAULTS[name] for name in CHOICES})
-    # What was read and checked before is taken as it is.
-    rows = (iterate_files if config.streaming else read_files)((prepared.file,))
-    numbered = enumerate(rows) if prepared.applied else _part(_numbered(rows), config)
-    problems = [problem_of(row, prepared, number) for number, row in numbered]
-    return apply_filters(_finish(prepared.name, prepared.name, problems, ()), config, fmt)
+    return apply_filters(_load_source(config, seed, keep_unreadable), config, fmt)
 
 
 def _load_source(config: RowsConfig, seed: int, keep_unreadable: bool) -> ProblemSet:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from grouper.errors import DataError
+from grouper.errors import DataError, RunFolderError
+from grouper.files import write_atomic
 from grouper.types import Problem
 
 
@@ -90,3 +93,53 @@ def require_distinct_ids(problems: Sequence[Problem], where: str) -> None:
             where=where,
             fix="Remove the repeated rows, or map `columns.id` to a column that is unique.",
         )
+
+
+def write_problems(
+    folder: Path, sets: Mapping[str, ProblemSet], *, overwrite: bool = False
+) -> dict[str, str]:
+    """Write problem sets as JSONL, `<split>.jsonl` each, and `<split>.invalid.jsonl` beside it.
+
+    A row is the source's, with our names for what was read from it, so that `source: file` gives
+    the same problems; rows of whole responses stay as they were, for `source: prompt-response`.
+
+    Args:
+        folder: made if it is missing.
+        sets: by split.
+        overwrite: replace a file with other content.
+
+    Returns:
+        Split -> the source that reads it back.
+
+    Raises:
+        DataError: such a file is there already, or it cannot be written.
+    """
+    files, sources = {}, {}
+    for split, problems in sets.items():
+        whole = any(p.response is not None or p.prompt is not None for p in problems.problems)
+        sources[split] = "prompt-response" if whole else "file"
+        rows = [dict(p.columns) if whole else _row_of(p) for p in problems.problems]
+        invalid = [{"row": q.row, "reason": q.reason} for q in problems.quarantined]
+        for name, written in ((split, rows), (f"{split}.invalid", invalid)):
+            # As in the fingerprint: what JSON does not know is written as Python shows it.
+            lines = [json.dumps(row, default=repr) + "\n" for row in written]
+            files[folder / f"{name}.jsonl"] = "".join(lines).encode()
+    for path, data in files.items():
+        if path.exists() and not overwrite and path.read_bytes() != data:
+            raise DataError(
+                "a file with other content is here already",
+                where=str(path),
+                fix="Add --overwrite, or choose another folder.",
+            )
+    try:
+        for path, data in files.items():
+            write_atomic(path, data)
+    except RunFolderError as error:
+        raise DataError(error.what, where=str(folder), fix="Choose another folder.") from error
+    return sources
+
+
+def _row_of(problem: Problem) -> dict[str, Any]:
+    names = ("id", "question", "answer", "solution", "subject", "level")
+    fields = {name: getattr(problem, name) for name in names}
+    return {**problem.columns, **{name: text for name, text in fields.items() if text is not None}}
