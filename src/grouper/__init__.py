@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from grouper.evaluation.evaluate import evaluate as evaluate
     from grouper.evaluation.result import EvaluationResult as EvaluationResult
     from grouper.grading import grade as grade
-    from grouper.prompts import PromptFormat as PromptFormat
     from grouper.prompts import make_format as make_format
     from grouper.rewards import RewardStack as RewardStack
     from grouper.rewards import build_rewards as build_rewards
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from grouper.training.pipeline import RunResult as RunResult
     from grouper.training.run import Run as Run
     from grouper.types import AnswerContract as AnswerContract
+    from grouper.types import AnswerFormat as AnswerFormat
     from grouper.types import Completion as Completion
     from grouper.types import Grade as Grade
     from grouper.types import Problem as Problem
@@ -72,13 +72,13 @@ _NAMES = {
     "evaluation.evaluate": "evaluate",
     "evaluation.result": "EvaluationResult",
     "grading": "grade",
-    "prompts": "PromptFormat make_format",
+    "prompts": "make_format",
     "rewards": "RewardStack build_rewards",
     "tracking.run_folder": "RunFolder",
     "training.pipeline": "RunResult",
     "training.run": "Run",
-    "types": "AnswerContract Completion Grade Problem Prompt Reward Rollout RolloutGroup "
-    "SamplingParams",
+    "types": "AnswerContract AnswerFormat Completion Grade Problem Prompt Reward Rollout "
+    "RolloutGroup SamplingParams",
 }
 _HOME_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 

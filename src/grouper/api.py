@@ -32,6 +32,7 @@ from grouper.files import dumps, refusing
 from grouper.grading import extract
 from grouper.models.folders import model_in, recipe_for, require_model_folder, with_sampling
 from grouper.models.loading import context_length
+from grouper.prompts import render
 from grouper.rewards.user_code import load_hook
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.tracking.live import Progress
@@ -167,7 +168,7 @@ class Generator:
         """The prompt of a question; `number` tells questions of one call apart."""
         # The reference is not known here, and rendering does not look at it.
         problem = Problem(id=f"question/{number}", question=question, answer="?", source="generate")
-        return self.prepared.format.render(problem, self.prepared.tokenizer)
+        return render(problem, self.prepared.format, self.prepared.tokenizer)
 
     def fits(self, prompt: Prompt) -> bool:
         """Whether the model's context has room for the prompt and a completion."""

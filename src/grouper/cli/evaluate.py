@@ -260,7 +260,7 @@ def _measure(
                 samples=recipe.evaluation.samples,
                 seed=recipe.seed,
                 progress=task,
-                behaviour=Behaviour.where_wanted(recipe, prepared.format.layout, prepared.rewards),
+                behaviour=Behaviour.where_wanted(recipe, prepared.format, prepared.rewards),
                 card={
                     "recipe_hash": recipe_hash(recipe),
                     "model": subject.model,

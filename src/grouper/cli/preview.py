@@ -26,8 +26,7 @@ from grouper.tracking.samples import printable
 
 if TYPE_CHECKING:
     from grouper.advice.checks import Finding, Samples
-    from grouper.prompts import PromptFormat
-    from grouper.types import Rollout, SamplingParams
+    from grouper.types import AnswerFormat, Rollout, SamplingParams
 
 EXAMPLES = """\b
 Examples:
@@ -143,7 +142,7 @@ def _sampling(params: SamplingParams) -> str:
     )
 
 
-def _show_rollout(rollout: Rollout, fmt: PromptFormat, place: str) -> None:
+def _show_rollout(rollout: Rollout, fmt: AnswerFormat, place: str) -> None:
     from grouper.advice.checks import tags_in
 
     completion, grade, reward = rollout.completion, rollout.grade, rollout.reward

@@ -20,8 +20,8 @@ from grouper.types import Completion, FinishReason, Grade, Message, Problem, Pro
 
 if TYPE_CHECKING:
     from grouper.grading import Grader
-    from grouper.prompts import PromptFormat
     from grouper.rewards import RewardStack
+    from grouper.types import AnswerFormat
 
 EXAMPLES = """\b
 Examples:
@@ -87,7 +87,7 @@ def regrade_command(
         if only != "rollouts":
             flips += _evaluations(run, grader, show)
         if only != "evaluations":
-            rewards = build_rewards(chosen.rewards, fmt.layout)
+            rewards = build_rewards(chosen.rewards, fmt)
             bench = _Bench(fmt=fmt, grader=grader, rewards=rewards, problems=_problems(own))
             flips += _rollouts(run, bench, show)
     click.echo(f"{len(flips):,} rows come out differently.")
@@ -112,7 +112,7 @@ def _recipes(run: Path, other: str | None, overrides: Sequence[str]) -> tuple[Re
 class _Bench:
     """What rollouts are judged with."""
 
-    fmt: PromptFormat
+    fmt: AnswerFormat
     grader: Grader
     rewards: RewardStack
     problems: Mapping[str, Problem]
@@ -239,9 +239,9 @@ def _bare_problem(row: Mapping[str, Any]) -> Problem:
     )
 
 
-def _prompt(row: Mapping[str, Any], problem: Problem, fmt: PromptFormat) -> Prompt:
+def _prompt(row: Mapping[str, Any], problem: Problem, fmt: AnswerFormat) -> Prompt:
     """The prompt as rewards saw it: a conversation where it was not written as plain text."""
-    plain = row["prompt"] in (fmt.plain_text(problem.question), problem.question)
+    plain = row["prompt"] in (fmt.plain_prompt(problem.question), problem.question)
     asked = [Message(role="user", content=problem.question)]
     if fmt.system:
         asked.insert(0, Message(role="system", content=fmt.system))

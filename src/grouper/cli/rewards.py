@@ -15,8 +15,8 @@ from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig
 from grouper.errors import RewardError, did_you_mean
 
 if TYPE_CHECKING:
-    from grouper.prompts import PromptFormat
     from grouper.rewards import ProbeResult
+    from grouper.types import AnswerFormat
 
 EXAMPLES = """\b
 Examples:
@@ -108,7 +108,7 @@ def _show_stack(name: str) -> None:
     from grouper.rewards import build_rewards
 
     shown, rewards = STACKS[name], stack(name)
-    bounds = build_rewards(rewards, make_format(PromptConfig(format=shown.format)).layout).bounds
+    bounds = build_rewards(rewards, make_format(PromptConfig(format=shown.format))).bounds
     assert bounds is not None
     click.echo(f"# {name}: {shown.description}")
     click.echo(f"# Made for prompt.format: {shown.format}. Total: {bounds[0]:g} to {bounds[1]:g}.")
@@ -148,7 +148,7 @@ def try_command(
     problem = Problem(id="try/0", question=question, answer=answer, source="try")
     with Grader(fmt.contract, grading) as grader:
         grade, reward = score_text(
-            build_rewards(rewards, fmt.layout), fmt, grader, problem=problem, text=text
+            build_rewards(rewards, fmt), fmt, grader, problem=problem, text=text
         )
     click.echo(f"format      {fmt.name}" + (f", opened by {fmt.prefix!r}" if fmt.prefix else ""))
     click.echo(f"answer      {grade.extracted if grade.extracted is not None else '(none)'}")
@@ -178,7 +178,7 @@ def probe_command(recipe: str, overrides: tuple[str, ...], texts: bool) -> int:
 
     fmt, rewards, grading = _open(recipe, overrides)
     with Grader(fmt.contract, grading) as grader:
-        results = probe(build_rewards(rewards, fmt.layout), fmt, grader)
+        results = probe(build_rewards(rewards, fmt), fmt, grader)
     _print_results(results)
     failed = [result for result in results if not result.passed]
     for result in failed if texts else ():
@@ -213,7 +213,7 @@ def _number(value: float | None) -> str:
 
 def _open(
     name: str, overrides: Sequence[str]
-) -> tuple[PromptFormat, tuple[RewardConfig, ...], GradingConfig]:
+) -> tuple[AnswerFormat, tuple[RewardConfig, ...], GradingConfig]:
     """Format, rewards and grading of a recipe, or of a stack in the format it is made for."""
     from grouper.config.named import PREFIX, STACKS
     from grouper.config.schema import stack

@@ -238,9 +238,7 @@ class Run:
                 progress=progress,
                 card={"recipe_hash": self.hash, **self._loss_card(policy, phase, split)},
                 processes=self.processes,
-                behaviour=Behaviour.where_wanted(
-                    self.recipe, self.prepared.format.layout, self.rewards
-                ),
+                behaviour=Behaviour.where_wanted(self.recipe, self.prepared.format, self.rewards),
             )
         # What an evaluation needed of the cache may be far more than what steps do.
         self.sampler(policy).release()
