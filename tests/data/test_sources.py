@@ -1,4 +1,4 @@
-"""Every source in the columns its set has on the Hub, and under the other usual names."""
+"""Every source in the layout of its set; what people call one; whole prompts and responses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from grouper.config.schema import SourceConfig
-from grouper.data import ProblemSet, load_problems
+from grouper.data import SOURCES, ProblemSet, load_problems
+from grouper.data.sources import read_prompt, read_response, source_named
 from grouper.errors import DataError
 from grouper.prompts import FORMATS, completion_text
 
@@ -164,3 +165,87 @@ def test_the_published_sft_rows_are_trained_behind_the_prompts_of_rollouts(share
     assert len(differ) == 1
     assert differ[0].columns["response"].startswith(differ[0].response)
     assert all(text != p.columns["prompt"] for text, p in zip(trained, sft.problems, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_a_source_goes_by_its_own_name_and_by_that_on_the_hub(name):
+    assert source_named(name) == {"source": name}
+    hub = SOURCES[name].hub
+    if hub:
+        assert source_named(hub) == {"source": name}
+
+
+def test_a_path_comes_before_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert source_named("mine/rows")["source"] == "hub"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "rows").touch()
+    assert source_named("mine/rows") == {"source": "file", "path": "mine/rows"}
+    assert source_named("/no/such")["source"] == "file"
+
+
+R1 = FORMATS["r1-zero"]
+TEXT = R1.plain_prompt("What is\n2 + 2?")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT,
+        TEXT.replace("\nUser:", "\n\nUser:"),
+        TEXT.replace("\nUser: ", "\n\n\nUser:  "),
+        TEXT.replace("\nAssistant:", "\n\nAssistant:"),
+        f"\n{TEXT}\n",
+        TEXT.replace("\n", "\r\n").replace("is\r\n2", "is\n2"),
+    ],
+)
+def test_white_space_of_the_template_does_not_matter(text):
+    question, fmt, opened = read_prompt(text)
+    assert question == "What is\n2 + 2?"
+    assert (fmt.name, opened) == ("r1-zero", True)
+    # Rendered again it is the prompt that rollouts start from, whatever the file had.
+    assert R1.plain_prompt(question) == TEXT
+
+
+def test_a_prompt_that_does_not_open_the_first_tag():
+    assert read_prompt(TEXT.removesuffix("<think>")) == ("What is\n2 + 2?", R1, False)
+
+
+def test_a_question_that_talks_like_the_template():
+    question = "User: says\nAssistant: what?"
+    assert read_prompt(R1.plain_prompt(question))[0] == question
+
+
+@pytest.mark.parametrize("text", ["", "2+2?", TEXT.replace("Assistant solves", "Assistant tries")])
+def test_other_texts_are_of_no_known_template(text):
+    assert read_prompt(text) is None
+
+
+def test_a_template_without_a_question():
+    assert read_prompt(R1.plain_prompt(" ")) == ("", R1, True)
+
+
+@pytest.mark.parametrize(
+    ("response", "trained"),
+    [
+        (" a </think> <answer> 2 </answer>", " a </think> <answer> 2 </answer>"),
+        (" a </think> <answer> 2 </answer>\n\n", " a </think> <answer> 2 </answer>"),
+        # sampling stops at the first closing tag
+        ("a</think> <answer>2</answer> or <answer>3</answer>", "a</think> <answer>2</answer>"),
+        # published without the stop string
+        (" a </think> <answer> 2", " a </think> <answer> 2 </answer>"),
+        # the prompt opens it already
+        ("<think> a </think> <answer> 2 </answer>", " a </think> <answer> 2 </answer>"),
+        # no answer at all: as it is, and graded as such
+        (" I give up", " I give up"),
+    ],
+)
+def test_the_ends_of_a_response(response, trained):
+    assert read_response(response, R1, opened=True) == trained
+
+
+def test_responses_that_cannot_be_trained():
+    with pytest.raises(ValueError, match="empty"):
+        read_response(" \n", R1, opened=True)
+    with pytest.raises(ValueError, match="neither the prompt nor the response opens <think>"):
+        read_response("a </think> <answer> 2 </answer>", R1, opened=False)

@@ -19,7 +19,7 @@ from grouper.cli.options import (
     show_plan,
 )
 from grouper.config.schema import Recipe
-from grouper.data.rows import find_file, read_files
+from grouper.data.reading import find_file, read_files
 from grouper.errors import DataError, RunFolderError
 from grouper.grading import extract
 from grouper.models.folders import model_in, recipe_for, with_sampling

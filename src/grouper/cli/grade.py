@@ -148,7 +148,7 @@ def grade_agreement_command(
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    from grouper.data.rows import read_files
+    from grouper.data.reading import read_files
     from grouper.files import read_lines
 
     rows = list(read_lines(file)) if file.suffix == ".gz" else read_files((file,))

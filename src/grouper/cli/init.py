@@ -108,9 +108,9 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
         DataError: it holds no problems.
     """
     from grouper.data import SOURCES, load_problems
-    from grouper.data.filters import is_numeric
-    from grouper.data.naming import source_named
-    from grouper.data.rows import READERS
+    from grouper.data.problems import is_numeric
+    from grouper.data.reading import READERS
+    from grouper.data.sources import source_named
 
     train = source_named(data)
     if train["source"] == "hub" and (data.count("/") != 1 or Path(data).suffix in READERS):

@@ -42,7 +42,7 @@ def prepare_command(
     A recipe names the folder as `path`, and needs no network for it. Settings are those of
     data.train (`grouper recipes fields data.train`), validation_share and seed.
     """
-    from grouper.data.problem_set import write_problems
+    from grouper.data.problems import write_problems
 
     sets = load_sets(source, path, splits, settings)
     sets = {_split_name(name, loaded): loaded for name, loaded in sets.items()}

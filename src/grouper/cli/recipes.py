@@ -120,7 +120,7 @@ def from_command(
     cannot be trained (num_generations 1) is refused.
     """
     from grouper.config.importing import import_recipe
-    from grouper.data.naming import source_named
+    from grouper.data.sources import source_named
     from grouper.files import write_atomic
     from grouper.rewards import REWARDS
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grouper.data.overlap import Overlap, question_words
-from grouper.data.problem_set import ProblemSet
+from grouper.data.problems import ProblemSet
 from grouper.grading import grade
 from grouper.grading.normalise import tidy
 from grouper.grading.numerals import read_number

@@ -12,21 +12,28 @@ import numpy as np
 
 from grouper.config.schema import RowsConfig, SourceConfig
 from grouper.data.arithmetic import arithmetic_options, generate
-from grouper.data.columns import choose_columns, read_fields
-from grouper.data.filters import apply_filters, is_numeric
-from grouper.data.hub import read_hub, stream_hub
-from grouper.data.mixing import mix
-from grouper.data.problem_set import (
+from grouper.data.problems import (
     ProblemSet,
     Quarantined,
+    apply_filters,
     fingerprint_of,
+    is_numeric,
+    mix,
     require_distinct_ids,
     subset_of,
 )
+from grouper.data.reading import (
+    SHUFFLE_BUFFER,
+    UnreadableRow,
+    find_file,
+    iterate_files,
+    read_files,
+    read_hub,
+    stream_hub,
+    window,
+)
 from grouper.data.references import check_references
-from grouper.data.rows import Row, UnreadableRow, find_file, iterate_files, read_files
-from grouper.data.sources import FIELDS, SOURCES, Source
-from grouper.data.streaming import SHUFFLE_BUFFER, window
+from grouper.data.sources import FIELDS, SOURCES, Row, Source, choose_columns, read_fields
 from grouper.errors import ConfigError, DataError, did_you_mean, raise_all
 from grouper.types import AnswerFormat, Problem
 

@@ -1,4 +1,4 @@
-r"""The table of data sources: where each lies, and which column means what.
+r"""The table of data sources: where each lies, what its columns are called, and how a row is read.
 
 A new source is one row of `SOURCES`; a layout that column names cannot describe also gets a
 `parse_row`.
@@ -6,15 +6,97 @@ A new source is one row of `SOURCES`; a layout that column names cannot describe
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from grouper.data.templates import RESPONSE_CONTRACT, read_prompt, read_response
+from grouper.errors import DataError, did_you_mean, raise_all
 from grouper.grading import extract
 from grouper.grading.normalise import tidy
 from grouper.grading.numerals import read_number
-from grouper.types import AnswerContract, AnswerKind
+from grouper.prompts import FORMATS
+from grouper.types import AnswerContract, AnswerFormat, AnswerKind
+
+Row = Mapping[str, Any]
+
+_TEMPLATES: tuple[AnswerFormat, ...] = (FORMATS["r1-zero"],)
+"""Formats whose plain text is published as whole prompts."""
+
+RESPONSE_CONTRACT: AnswerContract = replace(FORMATS["r1-zero"].contract, open="<answer>")
+"""Where the answer of a response is read from, whatever stands between the tags."""
+
+
+def read_prompt(text: str) -> tuple[str, AnswerFormat, bool] | None:
+    r"""The question in a whole prompt, its format, and whether the prompt opens its first tag.
+
+    None where the text follows no known template.
+
+    White space between the parts of the template may differ: the published SFT rows of R1-Zero
+    have one blank line more.
+
+    >>> found = read_prompt(FORMATS["r1-zero"].plain_prompt("1+1?"))
+    >>> found and found[0]
+    '1+1?'
+    """
+    for fmt in _TEMPLATES:
+        match = _pattern(fmt).fullmatch(text)
+        if match is not None:
+            return match["question"].strip(), fmt, match["prefix"] is not None
+    return None
+
+
+@cache
+def _pattern(fmt: AnswerFormat) -> re.Pattern[str]:
+    before, _, after = fmt.plain.removeprefix("{system}").partition("{question}")
+    return re.compile(
+        rf"\s*{_loose(fmt.system)}\s*\n\s*{_loose(before)}(?P<question>.*)\n\s*{_loose(after)}"
+        rf"\s*(?P<prefix>{re.escape(fmt.prefix)})?\s*",
+        re.DOTALL,
+    )
+
+
+def _loose(text: str) -> str:
+    return r"\s+".join(map(re.escape, text.split()))
+
+
+def read_response(text: str, fmt: AnswerFormat, *, opened: bool) -> str:
+    r"""A response as the completion that sampling would have given.
+
+    Word for word, but for its ends: the tag that `fmt`'s prompt opens is not written again, what
+    stands after the stop string is cut off, and an answer that was published without its closing
+    tag gets it back.
+
+    Args:
+        text: the response as published.
+        fmt: the format of its prompt.
+        opened: whether the published prompt ended in the format's prefix.
+
+    Raises:
+        ValueError: it is empty, or neither it nor its prompt opens the first tag.
+
+    >>> r1 = FORMATS["r1-zero"]
+    >>> read_response(" 1+1=2 </think> <answer> 2 </answer>\n", r1, opened=True)
+    ' 1+1=2 </think> <answer> 2 </answer>'
+    >>> read_response("<think> so </think> <answer> 2", r1, opened=False)
+    ' so </think> <answer> 2 </answer>'
+    """
+    if not text.strip():
+        raise ValueError("the response is empty")
+    if text.lstrip().startswith(fmt.prefix):
+        text = text.lstrip().removeprefix(fmt.prefix)
+    elif not opened:
+        raise ValueError(f"neither the prompt nor the response opens {fmt.prefix}")
+    ends = [text.find(stop) + len(stop) for stop in fmt.stop if stop in text]
+    if ends:
+        return text[: min(ends)]
+    if fmt.tags is not None and fmt.tags[2] in text:
+        return text.rstrip() + fmt.template.partition("{answer}")[2]
+    return text
+
 
 FIELDS = ("question", "answer", "solution", "response", "subject", "level", "id")
 Fields = dict[str, str | None]
@@ -253,3 +335,127 @@ SOURCES: dict[str, Source] = {
         splits=("train",),
     ),
 }
+
+
+Columns = Mapping[str, tuple[str, ...]]
+"""Our field -> the set's columns; the first that is not empty in a row counts."""
+
+
+def choose_columns(
+    source: Source, named: Mapping[str, str], rows: Collection[Row], *, where: str
+) -> dict[str, tuple[str, ...]]:
+    """The columns that a recipe names, and for the other fields those the source knows.
+
+    Args:
+        source: whose names to look for.
+        named: our field -> column, from the recipe.
+        rows: some rows of the set.
+        where: the set, for errors.
+
+    Raises:
+        DataError: every missing column.
+    """
+    present = {name for row in rows for name in row}
+    problems = []
+    chosen: dict[str, tuple[str, ...]] = {}
+    for ours, theirs in named.items():
+        if not _is_there(theirs, present):
+            problems.append(
+                DataError(
+                    f"there is no column {theirs!r} for `{ours}`",
+                    where=where,
+                    fix=did_you_mean(theirs, present),
+                )
+            )
+        chosen[ours] = (theirs,)
+    taken = set(named.values())
+    for ours, candidates in source.columns.items():
+        found = tuple(n for n in candidates if _is_there(n, present) and n not in taken)
+        if ours not in chosen and found:
+            chosen[ours] = found
+    if "question" not in chosen:
+        problems.append(_missing("question", present, where))
+    elif not {"answer", "solution", "response"} & chosen.keys():
+        problems.append(_missing("answer", present, where))
+    raise_all(problems)
+    return chosen
+
+
+def _is_there(column: str, present: Collection[str]) -> bool:
+    return column in present or column.partition(".")[0] in present
+
+
+def _missing(ours: str, present: set[str], where: str) -> DataError:
+    return DataError(
+        f"no column holds the {ours}",
+        where=where,
+        fix=f"Name it as `columns: {{{ours}: ...}}`. Columns: {', '.join(sorted(present))}.",
+    )
+
+
+def read_fields(row: Row, columns: Columns) -> Fields:
+    """Our fields of one row. Raises `ValueError` for a column that is neither text nor number."""
+    fields: Fields = dict.fromkeys(FIELDS)
+    for ours, candidates in columns.items():
+        values = (_text(_look_up(row, name), name) for name in candidates)
+        fields[ours] = next((value for value in values if value is not None), None)
+    return fields
+
+
+def _look_up(row: Row, column: str) -> Any:
+    """`reward_model.ground_truth` reaches into a nested column."""
+    if column in row:
+        return row[column]
+    value: Any = row
+    for part in column.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _text(value: Any, column: str) -> str | None:
+    """Text as it is, numbers in their shortest form (145.0 is `145`), what is missing as None.
+
+    pandas writes NaN for what is missing, and `nan` where it makes text of it.
+    """
+    if value is None or isinstance(value, str):
+        if value and not value.isascii():
+            _require_encodable(value, column)
+        return None if value is None or value.strip() in _MISSING else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else repr(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise ValueError(f"column {column!r} holds a {type(value).__name__}, not text or a number")
+
+
+_MISSING = {"", "nan", "NaN", "NAN"}
+
+
+def _require_encodable(text: str, column: str) -> None:
+    """Raise `ValueError` for half of a surrogate pair, which no tokenizer and no file takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"column {column!r} holds {text[error.start]!a}, half of a character"
+        ) from error
+
+
+def source_named(name: str) -> dict[str, Any]:
+    """The settings of a source, as a recipe would have them.
+
+    Args:
+        name: of a source, of a set on the Hub, or a path.
+
+    >>> source_named("openai/gsm8k"), source_named("./mine.jsonl")
+    ({'source': 'gsm8k'}, {'source': 'file', 'path': './mine.jsonl'})
+    >>> source_named("somebody/problems")
+    {'source': 'hub', 'path': 'somebody/problems'}
+    """
+    known = {source.hub: key for key, source in SOURCES.items() if source.hub}
+    if name in SOURCES or name in known:
+        return {"source": known.get(name, name)}
+    is_local = name.startswith((".", "/", "~")) or Path(name).exists()
+    return {"source": "file" if is_local else "hub", "path": name}

@@ -1,0 +1,422 @@
+r"""Problem sets: what loading gives, and how sets are filtered, split, mixed and written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grouper.config.schema import RowsConfig
+from grouper.data.overlap import question_words
+from grouper.errors import DataError, RunFolderError
+from grouper.files import write_atomic
+from grouper.grading import grade
+from grouper.prompts import FORMATS
+from grouper.rewards.format import format_holds
+from grouper.rewards.numeric import whole_number_text
+from grouper.types import AnswerContract, AnswerFormat, AnswerKind, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """A source row that is left out, and why.
+
+    Example: `Quarantined(row=17, reason="the answer is empty")`.
+    """
+
+    row: int
+    """Position in the source before `offset`, counted from 0."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemSet:
+    """The problems of one source, in the source's order.
+
+    Example: `ProblemSet(name="gsm8k/test", problems=(...), fingerprint="3f9a...")`.
+    """
+
+    name: str
+    problems: tuple[Problem, ...]
+    fingerprint: str
+    """16 hex digits of a hash of everything in `problems`: equal contents, equal fingerprint."""
+    quarantined: tuple[Quarantined, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What its filters left out, a sentence each."""
+    left_out: int = 0
+    """Problems that could have been used, and that filters left out."""
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+    @property
+    def rows_read(self) -> int:
+        """How many rows were read: used, left out by a filter, or not usable."""
+        return len(self.problems) + self.left_out + len(self.quarantined)
+
+    @property
+    def quarantined_share(self) -> float:
+        """Share of the rows read that could not be used."""
+        return len(self.quarantined) / self.rows_read if self.rows_read else 0.0
+
+
+def subset_of(
+    whole: ProblemSet, problems: Sequence[Problem], *, note: str, name: str | None = None
+) -> ProblemSet:
+    """A set of some problems of `whole`, with one more note (if it says anything)."""
+    return replace(
+        whole,
+        name=name or whole.name,
+        problems=tuple(problems),
+        fingerprint=fingerprint_of(problems),
+        notes=(*whole.notes, *([note] if note else [])),
+        left_out=whole.left_out + len(whole) - len(problems),
+    )
+
+
+def fingerprint_of(problems: Sequence[Problem]) -> str:
+    """16 hex digits of the SHA-256 over every field of every problem, in order."""
+    digest = hashlib.sha256()
+    for p in problems:
+        fields = [p.id, p.question, p.answer, p.solution, p.subject, p.level, dict(p.columns)]
+        fields += [text for text in (p.response, p.prompt) if text is not None]
+        digest.update(json.dumps(fields, sort_keys=True, default=repr).encode())
+        digest.update(b"\n")
+    return digest.hexdigest()[:16]
+
+
+def require_distinct_ids(problems: Sequence[Problem], where: str) -> None:
+    """Raise a `DataError` naming the ids that several rows share."""
+    repeated = [name for name, count in Counter(p.id for p in problems).items() if count > 1]
+    if repeated:
+        raise DataError(
+            f"{len(repeated)} ids are used by more than one row, for example "
+            f"{', '.join(map(repr, repeated[:3]))}",
+            where=where,
+            fix="Remove the repeated rows, or map `columns.id` to a column that is unique.",
+        )
+
+
+def write_problems(
+    folder: Path, sets: Mapping[str, ProblemSet], *, overwrite: bool = False
+) -> dict[str, str]:
+    """Write problem sets as JSONL, `<split>.jsonl` each, and `<split>.invalid.jsonl` beside it.
+
+    A row is the source's, with our names for what was read from it, so that `source: file` gives
+    the same problems; rows of whole responses stay as they were, for `source: prompt-response`.
+
+    Args:
+        folder: made if it is missing.
+        sets: by split.
+        overwrite: replace a file with other content.
+
+    Returns:
+        Split -> the source that reads it back.
+
+    Raises:
+        DataError: such a file is there already, or it cannot be written.
+    """
+    files, sources = {}, {}
+    for split, problems in sets.items():
+        whole = any(p.response is not None or p.prompt is not None for p in problems.problems)
+        sources[split] = "prompt-response" if whole else "file"
+        rows = [dict(p.columns) if whole else _row_of(p) for p in problems.problems]
+        invalid = [{"row": q.row, "reason": q.reason} for q in problems.quarantined]
+        for name, written in ((split, rows), (f"{split}.invalid", invalid)):
+            # As in the fingerprint: what JSON does not know is written as Python shows it.
+            lines = [json.dumps(row, default=repr) + "\n" for row in written]
+            files[folder / f"{name}.jsonl"] = "".join(lines).encode()
+    for path, data in files.items():
+        if path.exists() and not overwrite and path.read_bytes() != data:
+            raise DataError(
+                "a file with other content is here already",
+                where=str(path),
+                fix="Add --overwrite, or choose another folder.",
+            )
+    try:
+        for path, data in files.items():
+            write_atomic(path, data)
+    except RunFolderError as error:
+        raise DataError(error.what, where=str(folder), fix="Choose another folder.") from error
+    return sources
+
+
+def _row_of(problem: Problem) -> dict[str, Any]:
+    names = ("id", "question", "answer", "solution", "subject", "level")
+    fields = {name: getattr(problem, name) for name in names}
+    return {**problem.columns, **{name: text for name, text in fields.items() if text is not None}}
+
+
+_BOXED = AnswerContract(kind=AnswerKind.BOXED)
+
+
+def apply_filters(
+    problems: ProblemSet, config: RowsConfig, fmt: AnswerFormat | None = None
+) -> ProblemSet:
+    """The problems that `config` wants, in their order.
+
+    Args:
+        problems: all of them.
+        config: which filters.
+        fmt: the prompt format that whole responses must be in to count as correct; left out: that
+            of r1-zero, or a box where a response has no answer tag.
+
+    Raises:
+        DataError: a filter leaves nothing.
+    """
+    for name, keep in FILTERS.items():
+        value = getattr(config, name)
+        if value in (False, "all"):
+            continue
+        kept, note = keep(problems, config, fmt)
+        if not kept:
+            raise DataError(
+                f"{name}: {_told(value)} leaves none of {len(problems):,} problems",
+                where=problems.name,
+                fix=f"{note} Leave it out, or choose another source.",
+            )
+        problems = subset_of(problems, kept, note=note)
+    return problems
+
+
+def _told(value: Any) -> str:
+    return "true" if value is True else str(value)
+
+
+def is_numeric(answer: str) -> bool:
+    r"""Whether an answer is a plain decimal number, which rewards that compare numbers can read.
+
+    No unit, no per cent, no fraction, no arithmetic left to do.
+
+    >>> [is_numeric(a) for a in ("-3", "1,000", "2.5", r"\frac{1}{2}", "40%", "7 cm", "x+1")]
+    [True, True, True, False, False, False, False]
+    """
+    return whole_number_text(answer) is not None
+
+
+def _numeric(problems: ProblemSet, *_: object) -> tuple[list[Problem], str]:
+    kept = [p for p in problems.problems if is_numeric(p.answer)]
+    return kept, f"numeric_only: {len(kept):,} of {len(problems):,} answers are plain numbers."
+
+
+def grade_shown(problem: Problem, fmt: AnswerFormat | None = None) -> bool | None:
+    r"""Whether the answer that a demonstration shows is right; None where it shows none of its own.
+
+    That is the answer of a whole response, which must be in its format, the column
+    `demonstrated_answer`, or the last `\boxed{}` of the worked solution. A solution without it is
+    trained with the reference after it.
+
+    >>> problem = Problem(id="a", question="1+1?", answer="2", source="a", solution=r"\boxed{3}")
+    >>> grade_shown(problem)
+    False
+    """
+    if problem.response is not None:
+        fmt = fmt or FORMATS["r1-zero" if "<answer>" in problem.response else "question-only"]
+        right = grade(problem.response, problem.answer, fmt.contract).correct
+        return right and format_holds(problem.response, fmt)
+    if "demonstrated_answer" in problem.columns:
+        shown = rf"\boxed{{{problem.columns['demonstrated_answer']}}}"
+        return grade(shown, problem.answer, _BOXED).correct
+    if problem.solution is not None and r"\boxed" in problem.solution:
+        return grade(problem.solution, problem.answer, _BOXED).correct
+    return None if problem.solution is not None else False
+
+
+def _correct(
+    problems: ProblemSet, _: RowsConfig, fmt: AnswerFormat | None
+) -> tuple[list[Problem], str]:
+    verdicts = [grade_shown(problem, fmt) for problem in problems.problems]
+    kept = [p for p, right in zip(problems.problems, verdicts, strict=True) if right is not False]
+    silent = verdicts.count(None)
+    whole = any(problem.response is not None for problem in problems.problems)
+    name = f"the format {fmt.name}" if fmt else "their format"
+    layout = f" and in {name}" if whole else ""
+    note = (
+        f"only_correct: {len(kept) - silent:,} of {len(problems):,} demonstrations are "
+        f"correct{layout}."
+    )
+    if silent:
+        note = f"{note[:-1]}, {silent:,} more state no answer of their own and show the reference."
+    return kept, note
+
+
+def _unique(problems: ProblemSet, config: RowsConfig, *_: object) -> tuple[list[Problem], str]:
+    wanted, by_problem = int(config.unique), config.unique_by == "problem"
+    keys = [_question(p) if by_problem else _row(p) for p in problems.problems]
+    chosen = set(list(dict.fromkeys(keys))[:wanted])
+    seen: set[Any] = set()
+    kept = []
+    for problem, key in zip(problems.problems, keys, strict=True):
+        if key in chosen and (by_problem or key not in seen):
+            kept.append(problem)
+        seen.add(key)
+    noun = "problems" if by_problem else "rows"
+    note = (
+        f"unique: {len(chosen):,} different {noun} of the {len(seen):,} there are in "
+        f"{len(problems):,} rows, {len(kept):,} rows used"
+    )
+    return kept, f"{note}; {wanted:,} were asked for." if len(chosen) < wanted else f"{note}."
+
+
+def _question(problem: Problem) -> Any:
+    return question_words(problem.question)
+
+
+def _row(problem: Problem) -> Any:
+    return problem.question, problem.answer, problem.solution, problem.response
+
+
+Filter = Callable[[ProblemSet, RowsConfig, AnswerFormat | None], tuple[list[Problem], str]]
+
+FILTERS: dict[str, Filter] = {
+    "numeric_only": _numeric,
+    "only_correct": _correct,
+    "unique": _unique,
+}
+"""Setting -> (the problems that stay, a sentence), in the order they are applied."""
+
+
+def hold_out(whole: ProblemSet, share: float, *, seed: int) -> tuple[ProblemSet, ProblemSet]:
+    """(train, validation): about `share` of the problems held out, the same for equal seeds.
+
+    Problems that ask the same question stay together, on one side. Which side a question is on
+    depends on the seed and its words alone, so the order of the set plays no part.
+
+    Raises:
+        DataError: one side would be empty.
+
+    >>> from grouper.types import Problem
+    >>> many = tuple(
+    ...     Problem(id=str(i), question=f"{i}+{i}?", answer=str(2 * i), source="a")
+    ...     for i in range(50)
+    ... )
+    >>> train, held = hold_out(
+    ...     ProblemSet(name="a", problems=many, fingerprint=""), 0.1, seed=0
+    ... )
+    >>> len(train), len(held)
+    (45, 5)
+    """
+    words = [question_words(problem.question) for problem in whole.problems]
+    rows: dict[tuple[str, ...], int] = {}
+    for question in words:
+        rows[question] = rows.get(question, 0) + 1
+    wanted, chosen, count = round(share * len(whole)), set(), 0
+    for question in sorted(rows, key=lambda question: _rank(seed, question)):
+        if count >= wanted:
+            break
+        chosen.add(question)
+        count += rows[question]
+    sides: tuple[list[int], list[int]] = ([], [])
+    for place, question in enumerate(words):
+        sides[question in chosen].append(place)
+    if not all(sides):
+        raise DataError(
+            f"{share:g} of {len(whole)} problems leaves one side empty",
+            where="data.validation_share",
+            fix="Use more problems or another share.",
+        )
+    train, held = ([whole.problems[place] for place in side] for side in sides)
+    return (
+        subset_of(whole, train, note=f"validation_share: {len(held):,} problems are held out."),
+        subset_of(
+            replace(whole, notes=(), quarantined=()),  # told of the other side
+            held,
+            note=f"held out of {whole.name}: {len(held):,} of {len(whole):,} problems.",
+            name=f"{whole.name} (held out)",
+        ),
+    )
+
+
+def without(trained: ProblemSet, held_out: ProblemSet) -> ProblemSet:
+    """The problems of `trained` whose question is not held out.
+
+    Raises:
+        DataError: none is left.
+    """
+    known = {question_words(problem.question) for problem in held_out.problems}
+    kept = [p for p in trained.problems if question_words(p.question) not in known]
+    if len(kept) == len(trained):
+        return trained
+    if not kept:
+        raise DataError(
+            "every problem of it is held out for validation",
+            where=trained.name,
+            fix="Lower data.validation_share.",
+        )
+    gone = len(trained) - len(kept)
+    return subset_of(trained, kept, note=f"validation_share: {gone:,} held-out rows left out.")
+
+
+def _rank(seed: int, question: tuple[str, ...]) -> bytes:
+    return hashlib.sha256(f"grouper/validation/{seed}/{' '.join(question)}".encode()).digest()
+
+
+def mix(members: Sequence[tuple[ProblemSet, float]], *, seed: int) -> ProblemSet:
+    """As many problems as the weights allow without using one twice, in a seeded order.
+
+    The member that runs out first, for its weight, sets the size; of the others a random part is
+    taken. Ids that two members share get the member's position in front (`2/...`).
+
+    Args:
+        members: (set, weight) each.
+        seed: of the choice and the order.
+
+    Raises:
+        DataError: a member is too small for its weight.
+    """
+    size = min(len(problems) / weight for problems, weight in members)
+    counts = [round(size * weight) for _, weight in members]
+    draw = np.random.default_rng([seed, len(members)])
+    chosen: list[Problem] = []
+    shared = _shared_ids([problems for problems, _ in members])
+    for position, ((problems, _), count) in enumerate(zip(members, counts, strict=True), start=1):
+        if count == 0:
+            raise DataError(
+                f"{problems.name} would give no problem at this weight",
+                where="data.mixture",
+                fix="Raise its weight, or give the others more problems.",
+            )
+        places = sorted(draw.permutation(len(problems))[:count].tolist())
+        for place in places:
+            problem = problems.problems[place]
+            if problem.id in shared:
+                problem = replace(problem, id=f"{position}/{problem.id}")
+            chosen.append(problem)
+    order = draw.permutation(len(chosen)).tolist()
+    mixed = [chosen[place] for place in order]
+    require_distinct_ids(mixed, where="data.mixture")
+    parts = [
+        f"{count:,} of the {len(problems):,} in {problems.name}"
+        for (problems, _), count in zip(members, counts, strict=True)
+    ]
+    return ProblemSet(
+        name="+".join(problems.name for problems, _ in members),
+        problems=tuple(mixed),
+        fingerprint=fingerprint_of(mixed),
+        quarantined=tuple(
+            Quarantined(row=row.row, reason=f"{problems.name}: {row.reason}")
+            for problems, _ in members
+            for row in problems.quarantined
+        ),
+        notes=(
+            *(f"{p.name}: {note}" for p, _ in members for note in p.notes),
+            f"mixture: {', '.join(parts)}.",
+        ),
+        left_out=sum(p.left_out + len(p) for p, _ in members) - len(mixed),
+    )
+
+
+def _shared_ids(sets: Sequence[ProblemSet]) -> set[str]:
+    seen: set[str] = set()
+    shared: set[str] = set()
+    for problems in sets:
+        ids = {problem.id for problem in problems.problems}
+        shared |= ids & seen
+        seen |= ids
+    return shared
