@@ -221,10 +221,9 @@ QUESTION = ("question", "problem", "prompt")
 ANSWER = ("answer", "expected_answer", "ground_truth", "final_answer", "reward_model.ground_truth")
 SOLUTION = ("solution", "generated_solution", "response")
 
+_BASE = {"question": QUESTION, "answer": ANSWER, "solution": SOLUTION}
 ANY_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "question": QUESTION,
-    "answer": ANSWER,
-    "solution": SOLUTION,
+    **_BASE,
     "subject": ("subject",),
     "level": ("level",),
     "id": ("unique_id", "id"),
@@ -243,25 +242,14 @@ SOURCES: dict[str, Source] = {
         description="MATH competition problems with subject and level (MIT); the Hub has MATH-500",
         hub="HuggingFaceH4/MATH-500",
         splits=("test",),
-        columns={
-            "question": ("problem", "question", "prompt"),
-            "answer": ("answer",),
-            "solution": ("solution",),
-            "subject": ("subject", "type"),
-            "level": ("level",),
-            "id": ("unique_id",),
-        },
+        columns={**ANY_COLUMNS, "subject": ("subject", "type"), "id": ("unique_id",)},
         parse_row=_boxed_answer,
     ),
     "numina-tir": Source(
         description=r"72,540 competition problems solved with tools, answer in \boxed{}",
         hub="AI-MO/NuminaMath-TIR",
         splits=("train", "test"),
-        columns={
-            "question": ("problem", "question", "prompt"),
-            "answer": ("answer",),
-            "solution": ("solution",),
-        },
+        columns=_BASE,
         parse_row=_boxed_answer,
     ),
     "dapo-math": Source(
@@ -269,11 +257,8 @@ SOURCES: dict[str, Source] = {
         hub="open-r1/DAPO-Math-17k-Processed",
         subset="en",
         splits=("train",),
-        columns={
-            "question": ("prompt", "question", "problem"),
-            # What this set calls the solution is the answer alone.
-            "answer": ("solution", "answer", "reward_model.ground_truth"),
-        },
+        # What this set calls the solution is the answer alone.
+        columns={"question": QUESTION, "answer": ("solution", *ANSWER)},
         has_solutions=False,
     ),
     "openmath-mini": Source(
@@ -281,7 +266,7 @@ SOURCES: dict[str, Source] = {
         hub="unsloth/OpenMathReasoning-mini",
         splits=("cot",),
         columns={
-            "question": ("problem", "question", "prompt"),
+            "question": QUESTION,
             "answer": ("expected_answer", "answer"),
             "solution": ("generated_solution", "solution"),
         },
@@ -291,12 +276,11 @@ SOURCES: dict[str, Source] = {
         description="rows of whole prompt text and response, trained word for word",
         splits=("train",),
         columns={
-            "question": ("prompt", "question", "problem"),
+            **ANY_COLUMNS,
+            "question": ("prompt", *QUESTION),
             "response": ("response", "completion"),
-            "answer": ("ground_truth", "answer", "expected_answer", "solution"),
-            "subject": ("subject",),
-            "level": ("level",),
-            "id": ("unique_id", "id"),
+            "answer": (*ANSWER, "solution"),
+            "solution": (),
         },
         parse_row=_prompt_response,
     ),
