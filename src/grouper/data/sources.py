@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from grouper.data.templates import RESPONSE_CONTRACT, read_prompt, read_response
 from grouper.grading import extract
 from grouper.grading.normalise import tidy
-from grouper.grading.numerals import read_number
+from grouper.grading.numbers import read_number
 from grouper.types import AnswerContract, AnswerKind
 
 FIELDS = ("question", "answer", "solution", "response", "subject", "level", "id")
