@@ -15,17 +15,27 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from grouper.grading.normalise import canonical, closing_brace, tidy, tidy_reference
-from grouper.grading.numbers import TooLargeError, matched, read_number, same_number, split_unit
+from grouper.grading.numbers import (
+    ROUNDED_FROM,
+    Number,
+    TooLargeError,
+    matched,
+    read_number,
+    same_number,
+    split_unit,
+)
 from grouper.grading.shapes import (
     COLON,
+    MAX_NESTING,
     Chain,
+    atoms_of,
     candidates,
     chain_of,
     compare,
+    depths,
     paired,
     same_label,
     split,
-    too_nested,
     variables,
 )
 from grouper.types import Verdict
@@ -70,13 +80,13 @@ def equivalent(
 SYMBOLIC_OFF = Equivalence(
     Verdict.INCORRECT, "number", "not equal as text or number; the symbolic stage is off"
 )
-_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,300}")  # no two spellings of one number
 _PLAIN = re.compile(
     r"(?:\\?\$)?(-?)(?:\\?\$)?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,300})(?:\.([0-9]{1,300}))?"
 )
 _EQUAL = Equivalence(Verdict.CORRECT, "number", "equal numbers")
 _DIFFERENT = Equivalence(Verdict.INCORRECT, "number", "different numbers")
 _SAME_TEXT = Equivalence(Verdict.CORRECT, "text", "same text")
+_WORDS_FOR_A_NUMBER = "words where a number is expected"
 
 
 def exact(prediction: str, reference: str) -> Equivalence | None:
@@ -89,29 +99,23 @@ def exact(prediction: str, reference: str) -> Equivalence | None:
         return _SAME_TEXT
     if why := _broken(prediction):
         return Equivalence(Verdict.UNPARSEABLE, "text", why)
-    left, right = tidy(prediction), tidy_reference(reference)
-    if canonical(left) == canonical(right):
-        return _SAME_TEXT
-    if _is_choice(left, right):
-        return Equivalence(Verdict.CORRECT, "text", "same choice")
     comparison = Comparison()
     try:
-        outcome = comparison.answers(left, right)
+        outcome = comparison.answers(tidy(prediction), tidy_reference(reference))
     except TooLargeError:
         return Equivalence(Verdict.UNPARSEABLE, "number", "a number too large to write down")
-    if outcome is None:
-        return None
-    if outcome:
-        return Equivalence(Verdict.CORRECT, comparison.stage, comparison.reason)
-    verdict = Verdict.UNPARSEABLE if comparison.wordy else Verdict.INCORRECT
-    refusal = comparison.refusal or "another number of parts, or brackets"
-    return Equivalence(verdict, comparison.stage, refusal)
+    if outcome is not False:
+        reason = comparison.reason
+        return Equivalence(Verdict.CORRECT, comparison.stage, reason) if outcome else None
+    reason = comparison.refusal or "another number of parts, or brackets"
+    wordy = reason == _WORDS_FOR_A_NUMBER
+    return Equivalence(
+        Verdict.UNPARSEABLE if wordy else Verdict.INCORRECT, comparison.stage, reason
+    )
 
 
 def _plainly(prediction: str, reference: str) -> Equivalence | None:
     """Two plain numbers, compared digit by digit: most of all grading, and no arithmetic."""
-    if _INTEGER.fullmatch(reference) and _INTEGER.fullmatch(prediction):
-        return _SAME_TEXT if prediction == reference else _DIFFERENT
     right = _PLAIN.fullmatch(reference)
     left = right and _PLAIN.fullmatch(prediction)
     if left is None or right is None:
@@ -121,7 +125,7 @@ def _plainly(prediction: str, reference: str) -> Equivalence | None:
     if _digits(left) == _digits(right):
         return _EQUAL
     # With four decimals or more a reference may be rounded.
-    return _DIFFERENT if len(right[3] or "") < 4 else None
+    return _DIFFERENT if len(right[3] or "") < ROUNDED_FROM else None
 
 
 def _digits(number: re.Match[str]) -> tuple[str, str, str]:
@@ -130,48 +134,40 @@ def _digits(number: re.Match[str]) -> tuple[str, str, str]:
     return sign if whole or part else "", whole, part
 
 
-_LETTER = re.compile(r"\(?([A-J])\)?", re.ASCII)
-_CHOSEN = re.compile(r"(?:\(?([A-Ja-j])\)|([A-J])[.:])(?: ?([ A-Za-z].*))?", re.ASCII)
+_CHOICE = re.compile(r"(?:\(([A-Ja-j])\)|([A-J])[.:)]) ?(.*)|([A-J])", re.ASCII | re.DOTALL)
+_ANOTHER_MARK = re.compile(r"\([A-J]\)|\b[A-J][.:)]", re.ASCII)
 _ANOTHER_CHOICE = re.compile(
-    r"\b[A-J]\b|\([a-j]\)|\b(?:or|and|not|either|wrong|false|incorrect|except)\b|[,;/&]", re.ASCII
+    r"\b[A-J]\b|\([a-j]\)|\b(?:or|and|not|either|wrong|false|incorrect|except)\b|[,;/&]",
+    re.ASCII,
 )
-_MARKED = re.compile(
-    r"(?:\(?([A-J])\)|([A-J])[.:]) ?(?!.*(?:\([A-J]\)|\b[A-J][.:)]))(\S.*)", re.ASCII
-)
-
-
-def _is_choice(prediction: str, reference: str) -> bool:
-    """Whether a tidy answer chooses the letter that the reference is; a bare `b` is a variable."""
-    asked, chosen = _LETTER.fullmatch(reference), _CHOSEN.fullmatch(prediction)
-    if asked is None or chosen is None or _ANOTHER_CHOICE.search(chosen[3] or ""):
-        return False
-    return asked[1] == (chosen[1] or chosen[2]).upper()
 
 
 def choice_of(text: str) -> tuple[str, str]:
-    """(letter, value) of a choice that is written with its value; no letter for anything else.
+    """(letter, value) of a choice, either of which may be empty: a bare `b` is a variable.
 
-    >>> choice_of("B. 5"), choice_of("(A) 3, (B) 4")
-    (('B', '5'), ('', '(A) 3, (B) 4'))
+    >>> choice_of("B. 5"), choice_of("(b)"), choice_of("(A) 3, (B) 4"), choice_of("b")
+    (('B', '5'), ('B', ''), ('', '(A) 3, (B) 4'), ('', 'b'))
     """
-    match = _MARKED.fullmatch(text)
-    return (match[1] or match[2], match[3]) if match else ("", text)
+    match = _CHOICE.fullmatch(text)
+    if match is None or _ANOTHER_MARK.search(match[3] or ""):
+        return "", text
+    return (match[1] or match[2] or match[4]).upper(), match[3] or ""
 
 
-# --- part by part ----------------------------------------------------------------------------------
+# --- part by part ------------------------------------------------------------------------------
 
 _SENTENCE_END = re.compile(
     r"[.:;?!] +[A-Za-z]|\\(?:Rightarrow|Leftrightarrow|rightarrow|implies|iff|to)(?![A-Za-z])",
     re.ASCII,
 )
 _UNKNOWN = re.compile(r"\\?[A-Za-z](?:_(?:\{\w+\}|\w))?|\\(?!angle|triangle)[a-z]+", re.ASCII)
-_TEXT_REASONS = ("same text", "other words", "words where a number is expected")
+_TEXT_REASONS = ("same text", "other words", _WORDS_FOR_A_NUMBER)
 
 
 class Comparison:
     """One tidy answer against one reference, by text and exact numbers.
 
-    The symbolic stage is this with `values`, `sides` and `equations` that can tell more.
+    The symbolic stage is this with `values`, `sides`, `equations` and `regions` that can tell more.
     """
 
     def __init__(self) -> None:
@@ -180,21 +176,18 @@ class Comparison:
         """Why the answer is right."""
         self.refusal = ""
         """Why it is not."""
-        self.wordy = False
-        """Whether there are words where a number is expected."""
 
     def answers(self, prediction: str, reference: str) -> bool | None:
         """Every reading of one against every reading of the other."""
-        letter, reference = choice_of(reference)
-        if letter:
-            given, value = choice_of(re.sub(r"^\([a-j]\)", lambda m: m[0].upper(), prediction))
-            bare = _LETTER.fullmatch(prediction)
-            if given or bare:
-                same = letter == (given or bare[1])
-                self.reason = self.refusal = "the letter of the choice"
-                if bare or not same:
-                    return same
-            prediction = value
+        if canonical(prediction) == canonical(reference):
+            self.reason = "same text"
+            return True
+        (given, said), (asked, value) = choice_of(prediction), choice_of(reference)
+        if asked and given and (given != asked or not (value and said)):
+            self.reason = self.refusal = "the letter of the choice"
+            return given == asked and (bool(value) or not _ANOTHER_CHOICE.search(said))
+        if asked and value:
+            prediction, reference = said if given else prediction, value
         decided: bool | None = False
         for left, right in paired(prediction, reference):
             outcome = compare(left, right, self.atoms)
@@ -206,6 +199,7 @@ class Comparison:
         return decided
 
     def atoms(self, prediction: str, reference: str) -> bool | None:
+        """Two single answers: values, or equations with one value or several."""
         outcome, reason = self._chains(chain_of(prediction), chain_of(reference))
         if outcome is False:
             self.refusal = reason
@@ -213,46 +207,26 @@ class Comparison:
             self.reason = reason or self.reason
         if reason not in _TEXT_REASONS:
             self.stage = "number"
-        self.wordy |= reason == _TEXT_REASONS[2]
         return outcome
 
     def _chains(self, prediction: Chain, reference: Chain) -> Outcome:
         """Whether an answer states what the reference does."""
         if [*map(canonical, prediction.sides)] == [*map(canonical, reference.sides)]:
             return True, "same text"
-        bare = len(prediction.sides) == 1
-        if reference.is_equation:
-            if bare:
-                return False, "the reference is an equation, the answer is not"
+        if why := _misstated(prediction, reference):
+            return False, why
+        if reference.is_equation or (reference.label and prediction.is_equation):
             return self.equations(prediction, reference)
-        if not bare and len(reference.sides) == 1:
-            if _SENTENCE_END.search(prediction.sides[0]):
-                return False, "a sentence that ends in an equation"
-            if prediction.is_equation and prediction.values[-1] == "0":
-                return False, "an equation where a value is asked"
         if reference.label and prediction.label:
             if not same_label(prediction.label, reference.label):
-                if self._labels_settle_it(prediction, reference):
-                    return False, f"{prediction.label} is given, {reference.label} is asked"
                 return self.equations(prediction, reference)
-        elif reference.label and prediction.is_equation:
-            return self.equations(prediction, reference)
         outcome, reason = self.values(prediction.values[-1], reference.values[-1])
-        if outcome is not False:
-            for value in prediction.values[:-1]:
-                stated = self._is_stated(value, prediction, reference)
-                if stated is False:
-                    return False, "the equation given is false"
-                outcome = stated and outcome
+        for value in prediction.values[:-1] if outcome is not False else ():
+            stated = self._is_stated(value, prediction, reference)
+            if stated is False:
+                return False, "the equation given is false"
+            outcome = stated and outcome
         return outcome, reason
-
-    def _labels_settle_it(self, prediction: Chain, reference: Chain) -> bool:
-        """Whether other labels are wrong: `y = 2x` may be `x = y/2`, `f(x) = 2x` may not."""
-        if not (_UNKNOWN.fullmatch(prediction.label) and _UNKNOWN.fullmatch(reference.label)):
-            return True
-        left, right = prediction.values[-1], reference.values[-1]
-        both = read_number(left) is not None and read_number(right) is not None
-        return both or canonical(left) == canonical(right)
 
     def _is_stated(self, value: str, prediction: Chain, reference: Chain) -> bool | None:
         """Whether a value on the way to the answer agrees with what is known.
@@ -266,51 +240,39 @@ class Comparison:
         ):
             return True
         known = reference.values if letters else (*reference.values, prediction.values[-1])
-        outcomes = {self.sides(value, other) for other in known}
-        return True if True in outcomes else None if None in outcomes else False
+        return _best([self.sides(value, other) for other in known])
 
     def values(self, prediction: str, reference: str) -> Outcome:
         """Two values without labels."""
         if canonical(prediction).removeprefix("+") == canonical(reference).removeprefix("+"):
             return True, "same text"
-        right, left = read_number(reference), read_number(prediction)
-        if right is not None and left is None:
-            left = read_number(choice_of(prediction)[1])
+        right = read_number(reference)
+        left = read_number(prediction) or (right and read_number(choice_of(prediction)[1]))
         if left is not None and right is not None:
             return same_number(left, right)
-        wordy = _is_words(prediction), _is_words(reference)
-        if all(wordy):
-            same = _spoken(prediction) == _spoken(reference)
-            return same, "same text" if same else "other words"
-        if wordy[0] and right is not None:
-            return False, "words where a number is expected"
-        if wordy[1] and left is not None:
-            return False, "a number where words are expected"
-        (left_core, left_unit), (right_core, right_unit) = (
-            split_unit(prediction),
-            split_unit(reference),
+        decided = _same_words(prediction, reference, left, right) or _same_time(
+            prediction, reference
         )
-        if left_unit and right_unit and matched(left_unit, right_unit) is None:
+        if decided:
+            return decided
+        (core, unit), (asked_core, asked_unit) = split_unit(prediction), split_unit(reference)
+        if unit and asked_unit and matched(unit, asked_unit) is None:
             return False, "another unit"
-        if left_unit in (None, right_unit) or right_unit is None:
-            if canonical(left_core) == canonical(right_core):
-                return True, "same text but for the unit"
-        clocks = _CLOCK.fullmatch(prediction), _CLOCK.fullmatch(reference)
-        if clocks[0] and clocks[1]:
-            return _same_time(clocks[0], clocks[1]), "clock times"
-        if ":" in reference:
-            return self._ratios(prediction, reference)
-        return (False, "a ratio where none is asked") if ":" in prediction else (None, "")
+        if not (unit and asked_unit and unit != asked_unit) and canonical(core) == canonical(
+            asked_core
+        ):
+            return True, "same text but for the unit"
+        return self._ratios(prediction, reference)
 
     def _ratios(self, prediction: str, reference: str) -> Outcome:
         r"""`1:\sqrt2` against another ratio, or a ratio of two against its quotient."""
         asked, given = split(reference, COLON), split(prediction, COLON)
-        if len(given) == 1 and len(asked) == 2:
-            return self.values(prediction, rf"\frac{{{asked[0]}}}{{{asked[1]}}}")
+        if len(given) == 1 and len(asked) <= 2:
+            return self.values(prediction, _quotient(*asked)) if len(asked) == 2 else (None, "")
         if len(given) != len(asked) or not all(part.strip("0 ") for part in (*given, *asked)):
             return False, "a ratio of other parts"
         outcomes = [
-            self.values(rf"\frac{{{p}}}{{{given[0]}}}", rf"\frac{{{r}}}{{{asked[0]}}}")[0]
+            self.values(_quotient(p, given[0]), _quotient(r, asked[0]))[0]
             for p, r in zip(given[1:], asked[1:], strict=True)
         ]
         return False if False in outcomes else None if None in outcomes else True, "ratios"
@@ -331,28 +293,65 @@ class Comparison:
         return None
 
 
+def _misstated(prediction: Chain, reference: Chain) -> str | None:
+    """Why an answer says something else than what is asked, whatever its value; or None."""
+    if reference.is_equation and len(prediction.sides) == 1:
+        return "the reference is an equation, the answer is not"
+    if len(reference.sides) == 1 < len(prediction.sides):
+        if _SENTENCE_END.search(prediction.sides[0]):
+            return "a sentence that ends in an equation"
+        if prediction.is_equation and prediction.values[-1] == "0":
+            return "an equation where a value is asked"
+    labels = prediction.label, reference.label
+    if all(labels) and not same_label(*labels) and not all(map(_UNKNOWN.fullmatch, labels)):
+        # `y = 2x` may be `x = y/2`; `f(x) = 2x` is not `g(x) = 2x`.
+        return f"{labels[0]} is given, {labels[1]} is asked"
+    return None
+
+
+def _best(outcomes: list[bool | None]) -> bool | None:
+    return True if True in outcomes else None if None in outcomes else False
+
+
+def _quotient(top: str, bottom: str) -> str:
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
+
 _CLOCK = re.compile(
     r"(\d{1,2})(?=:| ?[ap])(?::([0-5]\d))?(?: ?([ap])\.? ?m\.?)?", re.ASCII | re.IGNORECASE
 )
 
 
-def _same_time(prediction: re.Match[str], reference: re.Match[str]) -> bool:
+def _same_time(prediction: str, reference: str) -> Outcome | None:
     """`9:00 AM` for `9 a.m.`; a half of the day that one side leaves out says nothing."""
-    (hour, minute, half), (other_hour, other_minute, other_half) = (
-        (int(clock[1]), clock[2] or "00", (clock[3] or "").lower())
-        for clock in (prediction, reference)
-    )
-    same = (hour, minute) == (other_hour, other_minute)
-    return same and (half == other_half or not (half and other_half))
+    clocks = [_CLOCK.fullmatch(text) for text in (prediction, reference)]
+    times = [(int(c[1]), c[2] or "00", (c[3] or "").lower()) for c in clocks if c]
+    if len(times) < 2:
+        return None
+    halves = {half for *_, half in times} - {""}
+    return times[0][:2] == times[1][:2] and len(halves) < 2, "clock times"
 
 
 _WORDY = re.compile(r"[A-Za-z][A-Za-z' .-]*", re.ASCII)
-_WORDS = re.compile(r"yes|no|odd|[A-Z]{3,}", re.ASCII)
+_WORDS = re.compile(r"(?i:yes|no|odd)|[A-Z]{3,}", re.ASCII)
+
+
+def _same_words(
+    prediction: str, reference: str, left: Number | None, right: Number | None
+) -> Outcome | None:
+    """Words against words, or against a number."""
+    wordy = _is_words(prediction), _is_words(reference)
+    if all(wordy):
+        same = _spoken(prediction) == _spoken(reference)
+        return same, "same text" if same else "other words"
+    if wordy[0] and right is not None:
+        return False, _WORDS_FOR_A_NUMBER
+    return (False, "a number where words are expected") if wordy[1] and left is not None else None
 
 
 def _is_words(text: str) -> bool:
     """Whether a text is words, or letters in an order, rather than a product of variables."""
-    if _WORDS.fullmatch(text) or text.lower() in ("yes", "no", "odd"):
+    if _WORDS.fullmatch(text):
         return True
     if not _WORDY.fullmatch(text) or text.lower() in ("infinity", "infty"):
         return False
@@ -360,8 +359,7 @@ def _is_words(text: str) -> bool:
 
 
 def _spoken(text: str) -> str:
-    words = re.sub(r"[^a-z ]", "", text.casefold()).split()
-    return " ".join(words[1:] if words[:1] in (["the"], ["a"], ["an"]) else words)
+    return re.sub(r"^(?:the|an?) |[^a-z ]", "", " ".join(text.casefold().split()))
 
 
 # --- what cannot be read ---------------------------------------------------------------------------
@@ -380,8 +378,9 @@ def unreadable(reference: str) -> str | None:
         return "it is an explanation, not an answer"
     try:
         for node in candidates(choice_of(tidy_reference(reference))[1]):
-            for value in chain_of(node.text).values:
-                read_number(value)
+            for atom in atoms_of(node):
+                chain_of(atom)
+                read_number(atom)
     except TooLargeError:
         return "a number too large to write down"
     return None
@@ -409,4 +408,5 @@ def _broken(text: str) -> str | None:
         return "unbalanced brackets"
     if opened + text.count("{") > _MAX_BRACKETS:
         return f"more than {_MAX_BRACKETS} brackets"
-    return "brackets nested more than 16 deep" if too_nested(text) else None
+    deep = depths(text)[1] > MAX_NESTING
+    return f"brackets nested more than {MAX_NESTING} deep" if deep else None

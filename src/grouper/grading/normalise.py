@@ -6,49 +6,28 @@ Both are idempotent enough for grading (a canonical text canonicalises to itself
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
-_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
-_SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
-_VULGAR = {
-    "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5",
-    "⅗": "3/5", "⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
-}  # fmt: skip
-_SYMBOLS = {
-    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "⁄": "/", "∕": "/", "÷": "/",
-    "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "π": r"\pi ",
-    "√": r"\sqrt ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ",
-    "∪": r"\cup ", "∩": r"\cap ", "±": r"\pm ", "°": r"^{\circ}", "∈": r"\in ", "θ": r"\theta ",
-    "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"',
-    "…": "...", "⟨": r"\langle ", "⟩": r"\rangle ",
-    "﹣": "-", "\u3000": " ",
-}  # fmt: skip
-# Zero-width and direction marks say nothing; leaving them in would make equal answers differ.
-_INVISIBLE = "\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\ufeff\u00ad"
-_SPACES = "\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f"
+_DATA = json.loads(Path(__file__).with_name("spelling.json").read_text("utf-8"))
 _TABLE = str.maketrans(
     {
-        **{c: f"^{{{i}}}" for i, c in enumerate(_SUPERSCRIPTS)},
-        **{c: f"_{{{i}}}" for i, c in enumerate(_SUBSCRIPTS)},
-        **{c: f" {fraction} " for c, fraction in _VULGAR.items()},
         **{chr(0xFEE0 + i): chr(i) for i in range(0x21, 0x7F)},  # full-width forms
-        **_SYMBOLS,
-        **dict.fromkeys(_INVISIBLE, ""),
-        **dict.fromkeys(_SPACES, " "),
+        **_DATA["characters"],
+        # Zero-width and direction marks say nothing; left in, they make equal answers differ.
+        **dict.fromkeys(_DATA["invisible"], ""),
+        **dict.fromkeys(_DATA["spaces"], " "),
     }
 )
-
-# What another command, or nothing, says as well.
-_COMMANDS = {
-    "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "dbinom": r"\binom", "tbinom": r"\binom",
-    "leq": r"\le", "leqslant": r"\le", "geq": r"\ge", "geqslant": r"\ge", "neq": r"\ne",
-    "varnothing": r"\emptyset", "langle": "(", "rangle": ")", "lbrace": r"\{", "rbrace": r"\}",
-    "lbrack": "[", "rbrack": "]", "dots": "...", "ldots": "...", "cdots": "...",
-    "degree": r"^{\circ}", "degrees": r"^{\circ}", "textdegree": r"^{\circ}",
-    "quad": " ", "qquad": " ", "thinspace": " ",
-    **dict.fromkeys("displaystyle textstyle limits middle left right".split(), ""),
-    **dict.fromkeys("big Big bigg Bigg bigl Bigl biggl Biggl bigr Bigr biggr Biggr".split(), ""),
-}  # fmt: skip
+_COMMANDS: dict[str, str] = {
+    **_DATA["commands"],
+    **dict.fromkeys(_DATA["command spaces"].split(), " "),
+    **dict.fromkeys(_DATA["command nothing"].split(), ""),
+}
+# Letters in Greek that stand for something, and names that do not.
+GREEK: frozenset[str] = frozenset(_DATA["variables"].split())
+CONSTANTS: frozenset[str] = frozenset(_DATA["constants"].split())
 _COMMAND = re.compile(r"\\([A-Za-z]+)((?<=left)\.|(?<=right)\.)?")
 _RULES = tuple(
     (re.compile(pattern, re.ASCII), replacement)

@@ -7,6 +7,7 @@ Everything is `Fraction` arithmetic, with no sympy. The words and units are data
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -374,16 +375,23 @@ def _is_computed(prediction: Number, reference: Number) -> bool:
     return -last / 2 <= abs(reference.value) - abs(prediction.value) < last
 
 
-# --- arithmetic ------------------------------------------------------------------------------------
+# --- arithmetic --------------------------------------------------------------------------------
 
 _MAX_BITS = 40_000
 _MAX_FACTORIAL = 3_000
 _MAX_DEPTH = 40
 _MAX_TOKENS = 400
 _TOKEN = re.compile(r"\s*(\\[A-Za-z]+|\d+(?:\.\d*)?|\.\d+|\*\*|[-+*/^!(){}\[\]])", re.ASCII)
-_TIMES = ("*", r"\times", r"\cdot")
-_OVER = ("/", r"\div")
-_CLOSING = {"(": ")", "{": "}", "[": "]"}
+_PYTHON = {
+    "^": "**", "{": "(", "}": ")", "!": "[0]", r"\times": "*", r"\cdot": "*", r"\div": "/",
+    r"\frac": "frac", r"\sqrt": "sqrt",
+}  # fmt: skip
+_SPACED_MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)", re.ASCII)
+_MIXED = re.compile(r"(?<![\d.])(?<!\d )(\d+) ?\\frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}", re.ASCII)
+_JUXTAPOSED = re.compile(r"(?<=[\d)}!]) ?(?=\()|(?<=[)}]) ?(?=\\frac)", re.ASCII)
+_SUM = re.compile(r"[\d)}\]!] ?[-+]", re.ASCII)
+_PRODUCT = re.compile(r"\\(?:times|cdot)(?![A-Za-z])|(?<!\*)\*(?!\*)|[\d)}!] ?\(", re.ASCII)
+_POWER = re.compile(r"[\^!]|\*\*")
 
 
 class TooLargeError(Exception):
@@ -395,138 +403,99 @@ class _UnknownError(Exception):
 
 
 def _evaluated(text: str) -> Number | None:
-    """The exact value of arithmetic on plain numbers, or None where there is anything else."""
-    tokens = ["^" if token == "**" else token for token in _TOKEN.findall(text)]
-    if _TOKEN.sub("", text).strip() or len(tokens) > _MAX_TOKENS:
+    r"""The exact value of arithmetic on plain numbers, or None where there is anything else.
+
+    Sums and products have the grammar of Python's, so its parser reads them, from names made of the
+    digits (`n1_5` is 1.5) and a few signs. Only the syntax tree is looked at; nothing is run.
+
+    >>> _evaluated(r"1\frac{4}{5}").value, _evaluated("12+7").unevaluated, _evaluated("2x")
+    (Fraction(9, 5), True, None)
+    """
+    text = _SPACED_MIXED.sub(r"\1\\frac{\2}{\3}", text)
+    spelled = _MIXED.sub(r"(\1+\\frac{\2}{\3})", _JUXTAPOSED.sub("*", text))
+    tokens = _TOKEN.findall(spelled)
+    if _TOKEN.sub("", spelled).strip() or len(tokens) > _MAX_TOKENS:
         return None
-    if sum(token in ("(", "{", "[", "^") for token in tokens) > _MAX_DEPTH:
+    if sum(token in ("(", "{", "[", "^", "**") for token in tokens) > _MAX_DEPTH:
         return None
-    reader = _Arithmetic(tokens)
+    names = (
+        f"n{t.replace('.', '_')}" if t[0] in ".0123456789" else _PYTHON.get(t, t) for t in tokens
+    )
     try:
-        value = reader.sum()
-    except (_UnknownError, ZeroDivisionError):
+        value = _value(ast.parse(" ".join(names), mode="eval").body)
+    except (_UnknownError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-    return None if reader.peek() else Number(value, unevaluated=reader.unevaluated)
+    # `3*2^5` and `1.5*10^3` are ways to write a number; `6*7` is left to be done.
+    product = _PRODUCT.search(text) and not _POWER.search(text)
+    return Number(value, unevaluated=bool(product or _SUM.search(text)))
 
 
-class _Arithmetic:
-    """One pass over the tokens; a method for each rule of the grammar, returning its value."""
+def _value(node: ast.AST) -> Fraction:
+    match node:
+        case ast.Name(id=name) if name.startswith("n"):
+            return Fraction(name[1:].replace("_", "."))
+        case ast.UnaryOp(op=sign, operand=operand):
+            return -_value(operand) if isinstance(sign, ast.USub) else _value(operand)
+        case ast.BinOp(left=left, op=operator, right=right):
+            return _operated(operator, _value(left), _value(right))
+        case ast.Call(func=ast.Name(id="sqrt"), args=[inside]):
+            return _root(_value(inside), Fraction(2))
+        case ast.Call(func=ast.Subscript(value=ast.Name(id="sqrt"), slice=degree), args=[inside]):
+            return _root(_value(inside), _value(degree))
+        case ast.Call(func=ast.Call(func=ast.Name(id="frac"), args=[top]), args=[bottom]):
+            return _operated(ast.Div(), _value(top), _value(bottom))
+        case ast.Subscript(value=inside, slice=ast.Constant(value=0)):
+            return _factorial(_value(inside))
+    raise _UnknownError
 
-    def __init__(self, tokens: list[str]) -> None:
-        self.tokens = tokens
-        self.at = 0
-        self.powers = 0
-        self.unevaluated = False
 
-    def peek(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+def _operated(operator: ast.operator, left: Fraction, right: Fraction) -> Fraction:
+    match operator:
+        case ast.Add():
+            value = left + right
+        case ast.Sub():
+            value = left - right
+        case ast.Mult():
+            value = left * right
+        case ast.Div():
+            value = left / right
+        case _:
+            value = _power(left, right)
+    if _bits(value) > 2 * _MAX_BITS:
+        raise TooLargeError
+    return value
 
-    def take(self, *expected: str) -> str:
-        """The next token, if it is one of those; else ""."""
-        token = self.peek()
-        self.at += token in expected
-        return token if token in expected else ""
 
-    def sum(self) -> Fraction:
-        value = self.product()
-        while operator := self.take("+", "-"):
-            term = self.product()
-            value = _fits(value + term if operator == "+" else value - term)
-            self.unevaluated = True
-        return value
-
-    def product(self) -> Fraction:
-        powers, multiplied = self.powers, False
-        value = self.factor()
-        while True:
-            if self.take(*_OVER):
-                value = _fits(value / self.factor())
-            elif self.take(*_TIMES) or self.peek() == "(" or self._follows_fraction():
-                value, multiplied = _fits(value * self.factor()), True
-            else:
-                break
-        # `3*2^5` and `1.5*10^3` are ways to write a number; `6*7` is left to be done.
-        self.unevaluated |= multiplied and self.powers == powers
-        return value
-
-    def _follows_fraction(self) -> bool:
-        return self.peek() == r"\frac" and self.tokens[self.at - 1] in (")", "}")
-
-    def factor(self) -> Fraction:
-        sign = 1
-        while operator := self.take("+", "-"):
-            sign *= -1 if operator == "-" else 1
-        value = self.primary()
-        while self.take("!"):
-            value = _factorial(value)
-            self.powers += 1
-        if self.take("^"):
-            value = _power(value, self.factor())
-            self.powers += 1
-        return sign * value
-
-    def primary(self) -> Fraction:
-        if self.peek() in ("(", "{"):
-            return self.group(self.peek())
-        if self.take(r"\frac"):
-            return _fits(self.group("{") / self.group("{"))
-        if self.take(r"\sqrt"):
-            degree = self.group("[") if self.peek() == "[" else Fraction(2)
-            return _root(self.group("{"), degree)
-        token = self.peek()
-        if not (token[:1].isdigit() or token[:1] == "."):
-            raise _UnknownError
-        self.at += 1
-        return Fraction(token) + (self.fraction_after() if token.isdigit() else 0)
-
-    def fraction_after(self) -> Fraction:
-        r"""The fraction of a mixed number: `1\frac{4}{5}`, `1 4/5`."""
-        if self.peek() == r"\frac":
-            return self.primary()
-        top, slash, bottom = (*self.tokens[self.at : self.at + 3], "", "", "")[:3]
-        if slash == "/" and top.isdigit() and bottom.isdigit():
-            self.at += 3
-            return Fraction(int(top), int(bottom))
-        return Fraction(0)
-
-    def group(self, opener: str) -> Fraction:
-        if not self.take(opener):
-            raise _UnknownError
-        value = self.sum()
-        if not self.take(_CLOSING[opener]):
-            raise _UnknownError
-        return value
+def _bits(value: Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     """`base ** exponent` where the result is rational and can be written down."""
-    base = _root(base, Fraction(exponent.denominator))
-    size = abs(exponent.numerator)
-    if base == 0 and exponent <= 0:
+    base, times = _root(base, Fraction(exponent.denominator)), exponent.numerator
+    if base == 0 and times <= 0:
         raise _UnknownError
     if base in (0, 1, -1):
-        return base ** (size % 2 if base else 1)
-    if max(base.numerator.bit_length(), base.denominator.bit_length()) * size > _MAX_BITS:
+        return base ** (times % 2 if base else 1)
+    if _bits(base) * abs(times) > _MAX_BITS:
         raise TooLargeError
-    return base**exponent.numerator
+    return base**times
 
 
 def _root(value: Fraction, degree: Fraction) -> Fraction:
     """The exact root, where there is one."""
     if degree == 1:
         return value
-    if degree.denominator != 1 or not 2 <= degree <= 64 or value < 0:
+    if degree.denominator != 1 or not 2 <= degree <= 64 or value < 0 or _bits(value) > 900:
         raise _UnknownError
-    return Fraction(*(_integer_root(n, int(degree)) for n in value.as_integer_ratio()))
-
-
-def _integer_root(value: int, degree: int) -> int:
-    if degree > 2 and value.bit_length() > 900:
+    top, bottom = (
+        round(n ** (1 / int(degree))) if degree > 2 else math.isqrt(n)
+        for n in value.as_integer_ratio()
+    )
+    root = Fraction(top, bottom)
+    if root ** int(degree) != value:
         raise _UnknownError
-    guess = math.isqrt(value) if degree == 2 else round(value ** (1 / degree))
-    if guess**degree != value:
-        raise _UnknownError
-    return guess
+    return root
 
 
 def _factorial(value: Fraction) -> Fraction:
@@ -535,9 +504,3 @@ def _factorial(value: Fraction) -> Fraction:
     if value > _MAX_FACTORIAL:
         raise TooLargeError
     return Fraction(math.factorial(int(value)))
-
-
-def _fits(value: Fraction) -> Fraction:
-    if max(value.numerator.bit_length(), value.denominator.bit_length()) > 2 * _MAX_BITS:
-        raise TooLargeError
-    return value

@@ -12,7 +12,6 @@ import atexit
 import importlib.util
 import json
 import os
-import queue
 import select
 import signal
 import subprocess
@@ -25,18 +24,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from queue import SimpleQueue
 from typing import Self
 
 from grouper.config.schema import GradingConfig
 from grouper.errors import GradingError
 from grouper.grading.equivalence import SYMBOLIC_OFF, Equivalence, exact, unreadable
-from grouper.grading.extract import Extraction, extract, extract_lenient
+from grouper.grading.extract import extract, extract_lenient
 from grouper.grading.normalise import canonical, tidy, tidy_reference
 from grouper.grading.numbers import read_number
 from grouper.types import AnswerContract, AnswerKind, Grade, Verdict
-
-# --- workers ---------------------------------------------------------------------------------------
 
 _START_SECONDS = 120.0
 # For reading a reference, which is a matter of milliseconds, on any machine however busy.
@@ -44,7 +41,7 @@ _READ_SECONDS = 120.0
 # Memory that one worker may take.
 MEMORY_MB = 2048
 # Exit statuses of a worker that was killed; the limits it has end it in other ways.
-_KILLED = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT})
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT)
 _NEEDED = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
@@ -62,8 +59,8 @@ class WorkerPool:
     def __init__(
         self, settings: GradingConfig, workers: int, module: str = "grouper.grading.symbolic"
     ) -> None:
-        self._requests: queue.SimpleQueue[tuple[str | None, str, Future[Equivalence]] | None]
-        self._requests = queue.SimpleQueue()
+        self._requests: SimpleQueue[tuple[str | None, str, Future[Equivalence]] | None]
+        self._requests = SimpleQueue()
         self._workers = [_Worker(settings.timeout_seconds, module) for _ in range(workers)]
         self._threads = [
             threading.Thread(target=self._serve, args=(worker,), name=f"grading-{i}", daemon=True)
@@ -92,7 +89,6 @@ class WorkerPool:
         for worker in self._workers:
             worker.closed = True
             worker.kill()
-        for _ in self._threads:
             self._requests.put(None)
         for thread in self._threads:
             thread.join(timeout=10)
@@ -120,7 +116,6 @@ class _Worker:
         self._seconds = seconds
         self._module = module
         self._lock = threading.Lock()
-        self._unread = b""
 
     def ask(self, prediction: str | None, reference: str) -> Equivalence:
         """One request, answered, timed out or crashed; never raises.
@@ -136,76 +131,46 @@ class _Worker:
 
         Its seconds are those of the request: not the wait for a worker, nor a worker's start.
         """
+        process = self._started()
+        if process is None:
+            return _crash("the grader was closed, or the worker could not be started")
         seconds = self._seconds if prediction is not None else _READ_SECONDS
         request = {"prediction": prediction, "reference": reference, "seconds": seconds}
-        process = None
-        try:
-            process = self._started()
-            if process is None:
-                return _crash("the grader was closed" if self.closed else "it could not be started")
-            started = time.perf_counter()
-            reply = self._exchange(process, json.dumps(request).encode() + b"\n", seconds)
-        except (OSError, ValueError) as error:
-            reply, broken = None, f"{type(error).__name__}: {error}"
-        else:
-            broken = "the worker ended (memory or CPU limit)"
+        started = time.perf_counter()
+        reply = _exchange(process, json.dumps(request).encode() + b"\n", seconds)
+        took = time.perf_counter() - started
+        status = process.poll()
+        if reply is None or reply["verdict"] == Verdict.CRASH:
+            self.kill()
         if reply is not None:
-            if reply["verdict"] == Verdict.CRASH:
-                self.kill()
-            verdict, took = Verdict(reply["verdict"]), time.perf_counter() - started
-            return Equivalence(verdict, "symbolic", reply["reason"], took)
-        status = process.poll() if process is not None else 0
-        self.kill()
-        if process is not None and status is None:
+            return Equivalence(Verdict(reply["verdict"]), "symbolic", reply["reason"], took)
+        if status is None:
             late = f"no verdict within {seconds:g} s"
-            return Equivalence(Verdict.TIMEOUT, "symbolic", late, time.perf_counter() - started)
-        return None if status in _KILLED and not self.closed else _crash(broken)
+            return Equivalence(Verdict.TIMEOUT, "symbolic", late, took)
+        if status in _KILLED and not self.closed:
+            return None
+        return _crash("the worker ended (memory or CPU limit)")
 
     def _started(self) -> subprocess.Popen[bytes] | None:
         """The process, started where there is none; None where it does not come up."""
         if self.process is not None and self.process.poll() is None:
             return self.process
         self.kill()
-        if self.closed:
-            return None
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self._module, str(os.getpid()), str(MEMORY_MB)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env=_environment(),
-        )
+        command = [sys.executable, "-P", "-m", self._module, str(os.getpid()), str(MEMORY_MB)]
         with self._lock:
-            self.process, self._unread = process, b""
-        if self._exchange(process, b"", _START_SECONDS) is None:
+            if self.closed:
+                return None
+            self.process = process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=_environment(),
+            )
+        if _exchange(process, b"", _START_SECONDS) is None:
             self.kill()
             return None
         return process
-
-    def _exchange(
-        self, process: subprocess.Popen[bytes], message: bytes, seconds: float
-    ) -> dict[str, str] | None:
-        """Send a line, return the reply; None when the deadline passes or the worker ends."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        if message:
-            process.stdin.write(message)
-        poller = select.poll()
-        poller.register(process.stdout.fileno(), select.POLLIN)
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self._unread:
-            left = deadline - time.monotonic()
-            if left <= 0 or not poller.poll(left * 1000):
-                return None
-            chunk = os.read(process.stdout.fileno(), 65_536)
-            if not chunk:
-                process.wait()
-                return None
-            self._unread += chunk
-        line, _, self._unread = self._unread.partition(b"\n")
-        reply: dict[str, str] = json.loads(line)
-        return reply
 
     def kill(self) -> None:
         """End the process now, and wait until it is gone."""
@@ -215,6 +180,26 @@ class _Worker:
             process.kill()
             process.wait()
             _close_pipes(process)
+
+
+def _exchange(
+    process: subprocess.Popen[bytes], message: bytes, seconds: float
+) -> dict[str, str] | None:
+    """Send a line, return the reply; None when the deadline passes or the worker has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(message)
+        process.stdin.flush()
+        poller = select.poll()
+        poller.register(process.stdout.fileno(), select.POLLIN)
+        if not poller.poll(seconds * 1000):
+            return None
+        line = process.stdout.readline()  # a worker writes a whole line at once
+        return json.loads(line)  # type: ignore[no-any-return] # one of ours
+    except (OSError, ValueError):
+        process.wait()
+        return None
 
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:
@@ -238,7 +223,7 @@ def _crash(reason: str) -> Equivalence:
     return Equivalence(Verdict.CRASH, "symbolic", reason)
 
 
-# --- the grader ------------------------------------------------------------------------------------
+# --- the grader ----------------------------------------------------------------------------------
 
 _REMEMBERED = 65_536
 _OFFENDERS = 50
@@ -275,8 +260,7 @@ class Grader:
         """Verdicts handed out so far."""
         self.offenders: deque[tuple[str, str, Verdict]] = deque(maxlen=_OFFENDERS)
         """(answer, reference, verdict) of the last timeouts and crashes."""
-        self._known: OrderedDict[tuple[str | None, str], Equivalence] = OrderedDict()
-        self._pending: dict[tuple[str | None, str], Future[Equivalence]] = {}
+        self._asked: OrderedDict[_Pair, Future[Equivalence]] = OrderedDict()
         self._lock = threading.RLock()
         self._pool: WorkerPool | None = None
         _graders.add(self)
@@ -287,59 +271,54 @@ class Grader:
         Raises:
             ValueError: not one reference per text.
         """
-        futures = [self.submit(t, r) for t, r in zip(texts, references, strict=True)]
-        return [future.result() for future in futures]
+        outcomes = [self._decide(t, r) for t, r in zip(texts, references, strict=True)]
+        return [outcome if isinstance(outcome, Grade) else outcome.result() for outcome in outcomes]
 
     def submit(self, text: str, reference: str) -> Future[Grade]:
         """The grade to come: there at once unless a worker is needed. Never raises."""
-        started = time.perf_counter()
-        return self._judge(extract(text, self.contract), reference, started)
+        return _to_come(self._decide(text, reference))
 
     def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
         """The grade of the answer found in any known way (`extract_lenient`); not in `counts`.
 
         Its `reason` begins with how the answer was found.
         """
-        started = time.perf_counter()
-        found = extract_lenient(text, self.contract)
-        return self._judge(found, reference, started, lenient=True)
+        return _to_come(self._decide(text, reference, lenient=True))
 
-    def _judge(
-        self, found: Extraction, reference: str, started: float, *, lenient: bool = False
-    ) -> Future[Grade]:
-        answer, how = found
-        decided: Equivalence | None
+    def _decide(self, text: str, reference: str, *, lenient: bool = False) -> Grade | Future[Grade]:
+        """The grade where the exact stages can tell, else the one to come."""
+        started = time.perf_counter()
+        answer, how = (extract_lenient if lenient else extract)(text, self.contract)
         if answer is None:
-            decided = Equivalence(Verdict.NO_ANSWER, "extract", how)
+            decided: Equivalence | None = Equivalence(Verdict.NO_ANSWER, "extract", how)
         else:
             decided = exact(answer, reference)
             if decided is None and not self.settings.symbolic:
                 decided = SYMBOLIC_OFF
         seconds = time.perf_counter() - started
-        result: Future[Grade] = Future()
 
-        def finish(decided: Equivalence) -> None:
+        def graded(decided: Equivalence) -> Grade:
             verdict, stage, reason, waited = decided
-            if lenient and answer is not None:
-                reason = f"{how}; {reason}"
             if not lenient:
                 with self._lock:
                     self.counts[verdict] += 1
-            seconds_in_all = seconds + waited
-            result.set_result(
-                Grade(
-                    verdict=verdict,
-                    extracted=answer,
-                    rung=stage,
-                    reason=reason,
-                    seconds=seconds_in_all,
-                )
+            elif answer is not None:
+                reason = f"{how}; {reason}"
+            return Grade(
+                verdict=verdict,
+                extracted=answer,
+                rung=stage,
+                reason=reason,
+                seconds=seconds + waited,
             )
 
-        if decided is None:
-            self._ask(answer, reference).add_done_callback(lambda future: finish(future.result()))
-        else:
-            finish(decided)
+        if decided is not None:
+            return graded(decided)
+        asked = self._ask(answer, reference)
+        if asked.done():  # what is known is free
+            return graded(asked.result()._replace(seconds=0.0))
+        result: Future[Grade] = Future()
+        asked.add_done_callback(lambda future: result.set_result(graded(future.result())))
         return result
 
     def read_reference(self, reference: str) -> str | None:
@@ -385,12 +364,7 @@ class Grader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -401,42 +375,42 @@ class Grader:
 
     def _ask(self, answer: str | None, reference: str) -> Future[Equivalence]:
         """Judged before, being judged, or handed to a worker: each pair once."""
-        key = (answer, reference)
+        pair = (answer, reference)
         with self._lock:
-            known = self._known.get(key)
-            if known is not None:
-                self._known.move_to_end(key)
-                done: Future[Equivalence] = Future()
-                done.set_result(known)
-                return done
-            if key in self._pending:
-                return self._pending[key]
+            if pair in self._asked:
+                self._asked.move_to_end(pair)
+                return self._asked[pair]
             if self._pool is None:
                 self._pool = WorkerPool(self.settings, self._workers)
-            future = self._pool.submit(answer, reference)
-            self._pending[key] = future
-        future.add_done_callback(lambda done: self._remember(key, done.result()))
+            future = self._asked[pair] = self._pool.submit(answer, reference)
+            if len(self._asked) > _REMEMBERED:
+                self._asked.popitem(last=False)
+        future.add_done_callback(lambda done: self._note(pair, done.result().verdict))
         return future
 
-    def _remember(self, key: tuple[str | None, str], decided: Equivalence) -> None:
-        with self._lock:
-            self._pending.pop(key, None)
-            self._known[key] = decided._replace(seconds=0.0)  # known answers are free
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-            if decided.verdict in (Verdict.TIMEOUT, Verdict.CRASH):
-                self.offenders.append((key[0] or "", key[1], decided.verdict))
+    def _note(self, pair: _Pair, verdict: Verdict) -> None:
+        if verdict in (Verdict.TIMEOUT, Verdict.CRASH):
+            self.offenders.append((pair[0] or "", pair[1], verdict))
 
     def _after_fork(self) -> None:
         """In a forked child: our threads are gone and the workers are the parent's."""
         self._lock = threading.RLock()
-        self._pending = {}
+        self._asked = OrderedDict((p, f) for p, f in self._asked.items() if f.done())
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.abandon()
 
 
+_Pair = tuple[str | None, str]
 _graders: weakref.WeakSet[Grader] = weakref.WeakSet()
+
+
+def _to_come(outcome: Grade | Future[Grade]) -> Future[Grade]:
+    if isinstance(outcome, Future):
+        return outcome
+    done: Future[Grade] = Future()
+    done.set_result(outcome)
+    return done
 
 
 def _close_all() -> None:
@@ -467,7 +441,8 @@ def require_symbolic(
     Raises:
         GradingError: it is on and cannot be imported.
     """
-    missing = _missing(find) if settings.symbolic else []
+    needed = ("math_verify", "latex2sympy2_extended", "sympy") if settings.symbolic else ()
+    missing = [name for name in needed if not find(name)]
     if missing:
         raise GradingError(
             f"the symbolic stage of the grader needs {', '.join(missing)}, not installed here",
@@ -478,16 +453,13 @@ def require_symbolic(
         )
 
 
-def _missing(find: Callable[[str], object | None]) -> list[str]:
-    return [name for name in ("math_verify", "latex2sympy2_extended", "sympy") if not find(name)]
-
-
 # --- without a grader of one's own -----------------------------------------------------------------
 
 TEXT_ALONE = "text alone"
 """The stage of a grade whose reference cannot be read."""
 
-_shared: dict[AnswerContract | None, Grader] = {}
+_shared: dict[AnswerContract, Grader] = {}
+_BOXED = AnswerContract(kind=AnswerKind.BOXED)
 
 
 def by_text_alone(grade: Grade, reference: str) -> Grade:
@@ -507,14 +479,12 @@ def by_text_alone(grade: Grade, reference: str) -> Grade:
     return replace(grade, verdict=verdict, rung=TEXT_ALONE, reason=reason)
 
 
-def _shared_grader(contract: AnswerContract | None) -> Grader:
-    """One lazily made grader for each contract; None: for reading references."""
-    found = _shared.get(contract)
-    if found is None:
+def _shared_grader(contract: AnswerContract) -> Grader:
+    """One grader for each contract, made when it is first needed."""
+    if contract not in _shared:
         # Without a lock, which a fork could leave locked; one too many starts no worker.
-        made = Grader(contract or AnswerContract(kind=AnswerKind.BOXED), GradingConfig())
-        found = _shared.setdefault(contract, made)
-    return found
+        _shared.setdefault(contract, Grader(contract, GradingConfig()))
+    return _shared[contract]
 
 
 def grade(text: str, reference: str, contract: AnswerContract) -> Grade:
@@ -540,8 +510,10 @@ def check_reference(answer: str) -> str | None:
     (True, 'unbalanced braces')
     """
     why = unreadable(answer)
-    if why is not None:
+    if why is not None or read_number(tidy(answer)) is not None:
         return why
-    if read_number(tidy(answer)) is not None or _missing(importlib.util.find_spec):
+    try:
+        grader = _shared_grader(_BOXED)
+    except GradingError:
         return None
-    return _shared_grader(None).read_reference(answer)
+    return grader.read_reference(answer)

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from grouper.grading.normalise import closing_brace
+from grouper.grading.normalise import CONSTANTS, GREEK, closing_brace
 from grouper.grading.numbers import read_number, split_unit
 
 AtomTest = Callable[[str, str], bool | None]
@@ -41,19 +41,27 @@ class Node(NamedTuple):
     """What a list, set or tuple is said of: the `x` of `x = 1, 2`."""
 
 
+def atoms_of(node: Node) -> Iterator[str]:
+    """The single values of a shape, in order."""
+    if node.kind is Kind.ATOM:
+        yield node.text
+    for item in node.items:
+        yield from atoms_of(item)
+
+
 _MAX_PARTS = 60
-_MAX_NESTING = 16
+# Brackets in brackets; parsing time grows with the depth, and no answer needs as many.
+MAX_NESTING = 16
 _BRACKETS = r"[()\[\]{}]"
 
 
-def too_nested(text: str) -> bool:
-    """Whether brackets stand in brackets deeper than any answer needs."""
-    depth = 0
+def depths(text: str) -> tuple[int, int]:
+    """How far brackets close before they open, as a negative number, and how deep they nest."""
+    depth = lowest = deepest = 0
     for match in re.finditer(_BRACKETS, text):
         depth += 1 if match.group() in "([{" else -1
-        if depth > _MAX_NESTING:
-            return True
-    return False
+        lowest, deepest = min(lowest, depth), max(deepest, depth)
+    return lowest, deepest
 
 
 def _outside_brackets(separator: str) -> re.Pattern[str]:
@@ -126,7 +134,7 @@ def candidates(text: str) -> tuple[Node, ...]:
     '(]'
     """
     text = _PREAMBLE.sub("", text, count=1).strip()
-    if too_nested(text):
+    if depths(text)[1] > MAX_NESTING:
         return (Node(Kind.ATOM, text),)
     if "," in text and _THOUSANDS.fullmatch(text):
         return Node(Kind.ATOM, text), _listed(split(text, _CONJUNCTION))
@@ -218,7 +226,7 @@ def _bracketed(text: str) -> Node | None:
     brackets = "{}" if escaped else text[:1] + text[-1:]
     if brackets[:1] not in ("(", "[", "{") or brackets[1:] not in (")", "]", "}"):
         return None
-    if not _closed(inside):
+    if depths(inside)[0] < 0:
         return None
     parts = split(inside, _CONJUNCTION)
     if brackets == "{}" and (escaped or len(parts) > 1):
@@ -228,16 +236,6 @@ def _bracketed(text: str) -> Node | None:
     if len(parts) > 1:
         return _collection(Kind.TUPLE, brackets, parts)
     return _parse(inside) if brackets in ("()", "[]", "{}") else None
-
-
-def _closed(inside: str) -> bool:
-    """Whether no bracket closes one that stands before the text."""
-    depth = 0
-    for match in re.finditer(_BRACKETS, inside):
-        depth += 1 if match.group() in "([{" else -1
-        if depth < 0:
-            return False
-    return True
 
 
 def _collection(kind: Kind, brackets: str, parts: Sequence[str]) -> Node:
@@ -401,12 +399,13 @@ _SEGMENT = re.compile(r"(?:\\overline|\|)?([A-Z]{2})\|?")
 
 def same_label(prediction: str, reference: str) -> bool:
     r"""Whether two labels are one: neither spaces, braces nor the `m` of `m\angle A` count."""
-    keys = []
-    for label in (prediction, reference):
-        bare = _UNSAID.sub("", label)
-        segment = _SEGMENT.fullmatch(bare)
-        keys.append("".join(sorted(segment[1])) if segment else bare)
-    return keys[0] == keys[1]
+    return _key(prediction) == _key(reference)
+
+
+def _key(label: str) -> str:
+    bare = _UNSAID.sub("", label)
+    segment = _SEGMENT.fullmatch(bare)
+    return "".join(sorted(segment[1])) if segment else bare
 
 
 _NAMED = re.compile(r"([^=:]*?)\s*(=|\\in(?![A-Za-z])|:(?!\d))\s*(.*)", re.DOTALL)
@@ -423,16 +422,6 @@ def _without_label(text: str) -> tuple[str, str]:
     return match[1] if counts else "", match[3]
 
 
-_GREEK = frozenset(
-    rf"\{name}"
-    for name in """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu
-    nu xi rho sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Phi Psi Omega ell""".split()
-)
-_CONSTANTS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot sqrt pi ln log exp infinity e i".split()
-)
-
-
 def variables(text: str) -> set[str]:
     r"""The letters of a tidy text that stand for something: not those of a unit or a function.
 
@@ -441,12 +430,15 @@ def variables(text: str) -> set[str]:
     """
     if read_number(text) is not None:
         return set()
-    names = re.findall(r"\\?[A-Za-z]+", split_unit(text)[0])
-    letters = {c for name in names if name[0] != "\\" and name not in _CONSTANTS for c in name}
-    return letters | (_GREEK & {*names})
+    names = {*re.findall(r"\\?[A-Za-z]+", split_unit(text)[0])} - CONSTANTS
+    letters = {letter for name in names if name[0] != "\\" for letter in name}
+    return letters | {name for name in names if name[1:] in GREEK}
 
 
 # --- equations -------------------------------------------------------------------------------------
+
+
+_NO_CHAIN = re.compile(r"[!:]=|" + _INEQUALITY.pattern)
 
 
 class Chain(NamedTuple):
@@ -483,9 +475,7 @@ def chain_of(text: str) -> Chain:
     if sign and before.strip():
         text = f"{before}={after}" if is_label(before.strip()) else before.strip()
     sides = [side.strip() for side in split(text, _EQUALS)]
-    if len(sides) == 1 or not (sides[0] and sides[-1]) or re.search("[!:]=", text):
-        return Chain("", (text,))
-    if _INEQUALITY.search(text):
+    if len(sides) == 1 or not (sides[0] and sides[-1]) or _NO_CHAIN.search(text):
         return Chain("", (text,))
     sides = [side for side in sides if side]
     if not is_label(sides[0]) and is_label(sides[-1]):

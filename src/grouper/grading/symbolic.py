@@ -25,40 +25,18 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any, TextIO
 
 import sympy
-from latex2sympy2_extended.latex2sympy2 import (  # type: ignore[import-untyped] # ships no types
-    ConversionConfig,
-    NormalizationConfig,
-    _Latex2Sympy,
-    latex2sympy,
-    normalize_latex,
-)
-from math_verify import verify
+from latex2sympy2_extended import latex2sympy2 as parser  # type: ignore[import-untyped] # no types
 from math_verify.grader import should_treat_as_complex
 
 from grouper.grading.equivalence import Comparison, Equivalence, Outcome, choice_of
 from grouper.grading.normalise import braced, tidy, tidy_reference
-from grouper.grading.numbers import (
-    ROUNDED_FROM,
-    TooLargeError,
-    Unit,
-    matched,
-    read_number,
-    split_unit,
-)
-from grouper.grading.shapes import (
-    Chain,
-    Kind,
-    Node,
-    candidates,
-    chain_of,
-    variables,
-    without_builder,
-)
+from grouper.grading.numbers import ROUNDED_FROM, TooLargeError, matched, read_number, split_unit
+from grouper.grading.shapes import Chain, atoms_of, candidates, chain_of, variables
+from grouper.grading.shapes import without_builder
 from grouper.types import Verdict
 
 
@@ -122,7 +100,7 @@ class _Symbolic(Comparison):
         if outcome is not None:
             return outcome, reason
         left, right = split_unit(prediction)[0], split_unit(reference)[0]
-        if refused := _unevaluated(left, right) or _of_another_kind(left, right):
+        if refused := _refused(left, right):
             return False, refused
         return _same_expressions(prediction, reference)
 
@@ -139,9 +117,8 @@ class _Symbolic(Comparison):
         if constant and _CONVENTION.search(prediction):
             return True
         try:
-            return _same_expressions(prediction, reference)[0] or (
-                constant and _rounds_to(prediction, reference)
-            )
+            rounded_from = 1 if constant else ROUNDED_FROM
+            return _same_expressions(prediction, reference, rounded_from)[0]
         except UnreadError:
             return constant
 
@@ -171,57 +148,42 @@ class _Symbolic(Comparison):
         return same
 
 
-# --- what is not compared as numbers, though the parser reads it -----------------------------------
+# --- what is not compared as values, though the parser reads it ------------------------------
 
 # Degrees or radians, and a logarithm to what base.
 _CONVENTION = re.compile(
     r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])(?!.*(?:\\circ|\\pi))"
     r"|(?<![A-Za-z])log(?! ?_)"
 )
-_WORD = re.compile(r"(?<![\\A-Za-z])(?!theta|infinity|sqrt|arc|deg)[A-Za-z]{4,}(?![A-Za-z({^])")
-# Letters that name points or vectors, which the parser would multiply.
-_GEOMETRY = re.compile(r"\\(?:angle|triangle|odot|parallel|perp|cong|sim)(?![A-Za-z])")
-_VECTOR = re.compile(r"\\(?:vec|overrightarrow)(?![A-Za-z])")
-# The parser drops the base of `204_{six}`.
-_INDEXED_NUMBER = re.compile(r"(?<![A-Za-z_\\\d{])\d+ ?_", re.ASCII)
+# Letters of words and of figures, which the parser would multiply; the base of `204_{six}`, which
+# it drops; and vectors, which have two products.
+_NAMES = re.compile(
+    r"(?<![\\A-Za-z])(?!theta|infinity|sqrt|arc|deg)[A-Za-z]{4,}(?![A-Za-z({^])"
+    r"|\\(?:angle|triangle|odot|parallel|perp|cong|sim)(?![A-Za-z])"
+    r"|(?<![A-Za-z_\\\d{])\d+ ?_|\\(?:vec|overrightarrow).*\\(?:times|cdot)(?![A-Za-z])"
+)
 # What problems ask to be worked out; giving it back is no answer.
 _QUESTION = re.compile(
     r"\\(?:sum|prod|i*int|oint|lim|gcd|lcm|max|min|lfloor|lceil|floor|ceil|b?mod|pmod|det)"
     r"(?![A-Za-z])|(?<![A-Za-z\\])(?:gcd|lcm|max|min|floor|ceil|mod|det)(?![A-Za-z])|\\frac ?\{d\}"
 )
-_FUNCTION = re.compile(
-    r"(?<![A-Za-z])(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?(?![A-Za-z])|(?<![A-Za-z])(?:log|ln|lg|exp)"
-    r"(?![A-Za-z])"
+# Functions, variables and arithmetic, which have no place where a number is asked.
+_UNEVALUATED = re.compile(
+    r"(?<![A-Za-z])(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?![A-Za-z])"
+    r"|(?<![A-Za-z\\])[a-df-hj-zA-Z](?![A-Za-z])"
+    r"|[\w)}\]!] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\("
 )
-_VARIABLE = re.compile(r"(?<![A-Za-z\\])[a-df-hj-zA-Z](?![A-Za-z])")
-_ARITHMETIC = re.compile(r"[\w)}\]!] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\(")
 
 
-def _unevaluated(prediction: str, reference: str) -> str | None:
-    r"""Why a right value is not yet an answer: `\sum_{k=1}^{10} k` for 55, `12+7+0\pi` for 19."""
+def _refused(prediction: str, reference: str) -> str | None:
+    r"""Why an answer is wrong whatever its value: `\sum_{k=1}^{10} k` for 55, `12+7+0\pi` for 19."""
     if _QUESTION.search(prediction) and not _QUESTION.search(reference):
         return "a sum, integral, limit or the like is left to be worked out"
     asked = read_number(reference)
-    if asked is None or asked.decimals >= ROUNDED_FROM:
-        return None
-    if _VARIABLE.search(prediction):
-        return "a number is asked, and a variable is given"
-    if _FUNCTION.search(prediction) or _ARITHMETIC.search(prediction):
-        return "a number is asked, and arithmetic is left to be done"
-    return None
-
-
-def _of_another_kind(prediction: str, reference: str) -> str | None:
-    """Why two texts must not be compared as numbers, though the parser reads both."""
-    both = f"{prediction} {reference}"
-    if _WORD.search(both):
-        return "words are compared as text"
-    if _INDEXED_NUMBER.search(both):
-        return "a number in a base that cannot be read"
-    if _GEOMETRY.search(both):
-        return "names of figures are compared as text"
-    if _VECTOR.search(both) and (r"\times" in prediction) != (r"\times" in reference):
-        return "another product of vectors"
+    if asked is not None and asked.decimals < ROUNDED_FROM and _UNEVALUATED.search(prediction):
+        return "a number is asked; a variable, a function or arithmetic is given"
+    if _NAMES.search(prediction) or _NAMES.search(reference):
+        return "names and bases are compared as text"
     return None
 
 
@@ -230,24 +192,20 @@ def _of_another_kind(prediction: str, reference: str) -> str | None:
 
 def why_unreadable(reference: str) -> str | None:
     """Why a reference cannot be read; None if it can. A matter of its spelling, never of time."""
-    reasons = [_node_problem(node) for node in candidates(choice_of(tidy_reference(reference))[1])]
+    nodes = candidates(choice_of(tidy_reference(reference))[1])
+    reasons = [next(filter(None, map(_problem, atoms_of(node))), None) for node in nodes]
     return reasons[0] if all(reasons) else None
 
 
-def _node_problem(node: Node) -> str | None:
-    if node.kind is not Kind.ATOM:
-        return next((why for item in node.items if (why := _node_problem(item))), None)
-    for text in (node.text, *chain_of(node.text).values):
-        if read_number(text) is not None or _is_prose(text):
-            if text == node.text:
-                return None
-            continue
-        if text == node.text and len(chain_of(text).sides) > 1:
-            continue
-        try:
-            _require_grammar(split_unit(text)[0])
-        except UnreadError as error:
-            return f"{error.text[:80]!r} cannot be read as mathematics"
+def _problem(atom: str) -> str | None:
+    if _is_prose(atom):
+        return None
+    for value in chain_of(atom).values:
+        if read_number(value) is None and not _is_prose(value):
+            try:
+                _require_grammar(split_unit(value)[0])
+            except UnreadError as error:
+                return f"{error.text[:80]!r} cannot be read as mathematics"
     return None
 
 
@@ -265,7 +223,7 @@ def _is_prose(text: str) -> bool:
 
 # Removal of units is off: it takes the b of `a + b + c` and the t of `8t` for units. So is the
 # folding of variables to lower case: `R` and `r` are two radii.
-_SPELLING = NormalizationConfig(
+_SPELLING = parser.NormalizationConfig(
     basic_latex=True,
     units=False,
     malformed_operators=True,
@@ -273,7 +231,7 @@ _SPELLING = NormalizationConfig(
     boxed="none",
     equations=False,
 )
-_READING = ConversionConfig(lowercase_symbols=False)
+_READING = parser.ConversionConfig(lowercase_symbols=False)
 
 
 @lru_cache(maxsize=512)
@@ -285,7 +243,7 @@ def expression_of(text: str) -> Any:
     """
     latex = latex_of(text)
     try:
-        expression = latex2sympy(
+        expression = parser.latex2sympy(
             latex,
             is_real=not should_treat_as_complex(latex),
             normalization_config=_SPELLING,
@@ -311,9 +269,9 @@ def _require_grammar(text: str) -> None:
     Raises:
         UnreadError: it does not.
     """
-    latex = normalize_latex(latex_of(text), _SPELLING)
+    latex = parser.normalize_latex(latex_of(text), _SPELLING)
     try:
-        _Latex2Sympy(config=_READING).create_parser(latex).math()
+        parser._Latex2Sympy(config=_READING).create_parser(latex).math()
     except MemoryError:
         raise
     except Exception as error:  # as above: any error of the parser is a refusal
@@ -397,43 +355,22 @@ def _with_radians(latex: str, text: str) -> str:
 # --- values ----------------------------------------------------------------------------------------
 
 
-def _same_expressions(prediction: str, reference: str) -> tuple[bool, str]:
-    """Two texts without labels, as expressions."""
+def _same_expressions(
+    prediction: str, reference: str, rounded_from: int = ROUNDED_FROM
+) -> tuple[bool, str]:
+    """Two texts without labels; a decimal reference may be rounded from so many decimals on."""
     (left, given_unit), (right, asked_unit) = split_unit(prediction), split_unit(reference)
     number = read_number(right)
     given, expected = expression_of(left), expression_of(right)
     if _is_region(expected) or _is_region(given):
         return _same_regions(left, right)
-    given = given * _conversion(given_unit, asked_unit)
-    agreed = _agree(given, expected, number.decimals if number else -1)
-    if agreed is not None:
-        return agreed, "the same values" if agreed else "different values"
-    if given.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan):
-        yes = bool(
-            given == expected
-        )  # Math-Verify's yes on infinities is worthless: `oo - 1` is `oo`
-    else:
-        yes = bool(verify(expected, given, timeout_seconds=None))
-    return yes, f"{'' if yes else 'not '}equal for Math-Verify; no numbers to check it with"
-
-
-def _conversion(given: Unit | None, asked: Unit | None) -> Any:
-    """From the given unit to the one asked; units of other kinds were refused before."""
-    units = matched(given, asked) if given and asked else None
-    one = Fraction(1)
-    return sympy.Rational(units[0].in_base(one) / units[1].in_base(one)) if units else sympy.S.One
-
-
-def _rounds_to(constant: str, decimal: str) -> bool:
-    """Whether a constant that is no fraction is a decimal to the digits that it shows."""
-    shown = read_number(decimal)
-    if shown is None or shown.decimals < 1 or read_number(constant) is not None:
-        return False
-    value = _value_at(expression_of(constant), {})
-    step = sympy.Rational(1, 10**shown.decimals)
-    return value is not None and bool(
-        value[1] == 0 and abs(value[0] - sympy.Rational(shown.value)) <= step / 2
-    )
+    if given_unit and asked_unit and (units := matched(given_unit, asked_unit)):
+        given *= sympy.Rational(units[0].factor / units[1].factor)
+    decimals = number.decimals if number and number.decimals >= rounded_from else -1
+    agreed = _agree(given, expected, decimals)
+    if agreed is None:
+        return False, "no values to compare"
+    return agreed, "the same values" if agreed else "different values"
 
 
 def _in_proportion(*sides: Any) -> tuple[bool, str]:
@@ -441,19 +378,15 @@ def _in_proportion(*sides: Any) -> tuple[bool, str]:
     if not all(isinstance(side, sympy.Expr) for side in sides):
         return False, "equations that cannot be compared"
     left, right = sides[0] - sides[1], sides[2] - sides[3]
-    symbols = sorted(left.free_symbols | right.free_symbols, key=str)
-    if left.free_symbols != right.free_symbols or len(symbols) > len(_POINTS[0]):
+    if left.free_symbols != right.free_symbols:
         return False, "equations in other variables"
-    ratios = []
-    for point in _points(symbols):
+    symbols = sorted(left.free_symbols, key=str)
+    for point in _points(symbols) if 0 < len(symbols) <= len(_POINTS[0]) else ():
         a, b = _value_at(left, point), _value_at(right, point)
-        if a is None or b is None or a[1] != 0 or b[1] != 0 or abs(b[0]) < _TINY:
-            continue
-        ratios.append(a[0] / b[0])
-    if len(ratios) < 3 or abs(ratios[0]) < _TINY:
-        return False, "equations that could not be compared at enough points"
-    same = all(abs(ratio - ratios[0]) <= sympy.Float("1e-20") * abs(ratios[0]) for ratio in ratios)
-    return same, "the same equation" if same else "different equations"
+        if a and b and a[1] == b[1] == 0 and min(abs(a[0]), abs(b[0])) > _TINY:
+            same = bool(_agree(left, right * (a[0] / b[0])))
+            return same, "the same equation" if same else "different equations"
+    return False, "equations that could not be compared at any point"
 
 
 _DIGITS = 30
@@ -540,7 +473,7 @@ def _close(left: Any, right: Any, decimals: int, digits: int, *, real: bool) -> 
     near = all(abs(a - b) <= allowed for a, b in zip(left, right, strict=True))
     if near or (real and left[1] != 0 and right[1] != 0):
         return near or None  # or two branches of a root or a logarithm
-    step = sympy.Rational(1, 2 * 10**decimals) if decimals >= ROUNDED_FROM else -1
+    step = sympy.Rational(1, 2 * 10**decimals) if decimals > 0 else -1
     return bool(left[1] == 0 and abs(left[0] - right[0]) <= step)
 
 
@@ -600,8 +533,6 @@ def _with_real_roots(expression: Any) -> Any:
 _MEMBER = re.compile(r"^([A-Za-z]) *\\in(?![A-Za-z])", re.ASCII)
 _OR = re.compile(r",? or (?=\S)|\\cup(?![A-Za-z])")
 _AND = re.compile(r",? and (?=\S)|\\cap(?![A-Za-z])")
-_Piece = tuple[Any, Any, bool, bool]
-"""(start, end, whether the start is left out, whether the end is)."""
 
 
 def _is_region(expression: Any) -> bool:
@@ -612,7 +543,7 @@ def _is_region(expression: Any) -> bool:
 
 
 def _same_regions(prediction: str, reference: str) -> tuple[bool, str]:
-    """Whether two tidy texts say the same set of numbers of one variable, end by end; and why.
+    """Whether two tidy texts say the same set of numbers of one variable; and why.
 
     Raises:
         UnreadError: one of them cannot be read.
@@ -622,13 +553,7 @@ def _same_regions(prediction: str, reference: str) -> tuple[bool, str]:
         return False, "a set that is not made of intervals"
     if given[0] and expected[0] and given[0] != expected[0]:
         return False, f"a region of {given[0]}, of {expected[0]} is asked"
-    left, right = _pieces(given[1]), _pieces(expected[1])
-    same = (
-        left is not None
-        and right is not None
-        and len(left) == len(right)
-        and all(map(_same_piece, left, right))
-    )
+    same = bool(given[1] == expected[1])
     return same, "the same set" if same else "different sets"
 
 
@@ -653,30 +578,6 @@ def _region(text: str) -> tuple[str, Any] | None:
         return str(symbol), expression.as_set()
     except (ArithmeticError, AttributeError, TypeError, ValueError, NotImplementedError):
         return None
-
-
-def _pieces(region: Any) -> list[_Piece] | None:
-    """Intervals and points of a set, in order; None where it is made of something else."""
-    pieces: list[_Piece] = []
-    for part in region.args if isinstance(region, sympy.Union) else (region,):
-        if isinstance(part, sympy.FiniteSet):
-            pieces += [(member, member, False, False) for member in part]
-        elif part == sympy.S.Reals:
-            pieces.append((-sympy.oo, sympy.oo, True, True))
-        elif isinstance(part, sympy.Interval):
-            pieces.append((part.start, part.end, bool(part.left_open), bool(part.right_open)))
-        elif part != sympy.S.EmptySet:
-            return None
-    try:
-        return sorted(pieces, key=lambda piece: float(piece[0]))
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _same_piece(left: _Piece, right: _Piece) -> bool:
-    return left[2:] == right[2:] and all(
-        mine == other or bool(_agree(mine, other)) for mine, other in zip(left, right, strict=True)
-    )
 
 
 # --- the worker ------------------------------------------------------------------------------------
