@@ -91,14 +91,8 @@ _WORDS_FOR_A_NUMBER = "words where a number is expected"
 
 def exact(prediction: str, reference: str) -> Equivalence | None:
     """The text and number stages; None where only the symbolic stage can tell."""
-    if decided := _plainly(prediction, reference):
+    if decided := _plainly(prediction, reference) or _by_spelling(prediction, reference):
         return decided
-    if why := unreadable(reference):
-        return Equivalence(Verdict.NOT_SCORED, "text", f"the reference cannot be read: {why}")
-    if prediction == reference:
-        return _SAME_TEXT
-    if why := _broken(prediction):
-        return Equivalence(Verdict.UNPARSEABLE, "text", why)
     comparison = Comparison()
     try:
         outcome = comparison.answers(tidy(prediction), tidy_reference(reference))
@@ -112,6 +106,16 @@ def exact(prediction: str, reference: str) -> Equivalence | None:
     return Equivalence(
         Verdict.UNPARSEABLE if wordy else Verdict.INCORRECT, comparison.stage, reason
     )
+
+
+def _by_spelling(prediction: str, reference: str) -> Equivalence | None:
+    """What shows before either is read."""
+    if why := unreadable(reference):
+        return Equivalence(Verdict.NOT_SCORED, "text", f"the reference cannot be read: {why}")
+    if prediction == reference:
+        return _SAME_TEXT
+    why = _broken(prediction)
+    return Equivalence(Verdict.UNPARSEABLE, "text", why) if why else None
 
 
 def _plainly(prediction: str, reference: str) -> Equivalence | None:
@@ -154,7 +158,7 @@ def choice_of(text: str) -> tuple[str, str]:
     return (match[1] or match[2] or match[4]).upper(), match[3] or ""
 
 
-# --- part by part ------------------------------------------------------------------------------
+# --- part by part --------------------------------------------------------------------------------
 
 _SENTENCE_END = re.compile(
     r"[.:;?!] +[A-Za-z]|\\(?:Rightarrow|Leftrightarrow|rightarrow|implies|iff|to)(?![A-Za-z])",
@@ -217,9 +221,9 @@ class Comparison:
             return False, why
         if reference.is_equation or (reference.label and prediction.is_equation):
             return self.equations(prediction, reference)
-        if reference.label and prediction.label:
-            if not same_label(prediction.label, reference.label):
-                return self.equations(prediction, reference)
+        labels = prediction.label, reference.label
+        if all(labels) and not same_label(*labels):
+            return self.equations(prediction, reference)
         outcome, reason = self.values(prediction.values[-1], reference.values[-1])
         for value in prediction.values[:-1] if outcome is not False else ():
             stated = self._is_stated(value, prediction, reference)
@@ -303,9 +307,10 @@ def _misstated(prediction: Chain, reference: Chain) -> str | None:
         if prediction.is_equation and prediction.values[-1] == "0":
             return "an equation where a value is asked"
     labels = prediction.label, reference.label
-    if all(labels) and not same_label(*labels) and not all(map(_UNKNOWN.fullmatch, labels)):
-        # `y = 2x` may be `x = y/2`; `f(x) = 2x` is not `g(x) = 2x`.
-        return f"{labels[0]} is given, {labels[1]} is asked"
+    if all(labels) and not same_label(*labels):
+        # `y = 2x` may be `x = y/2`; `y = 2` is not `x = 2`, nor `f(x) = 2x` the same of `g(x)`.
+        turned = all(map(_UNKNOWN.fullmatch, labels)) and not read_number(reference.values[-1])
+        return None if turned else f"{labels[0]} is given, {labels[1]} is asked"
     return None
 
 
@@ -362,7 +367,7 @@ def _spoken(text: str) -> str:
     return re.sub(r"^(?:the|an?) |[^a-z ]", "", " ".join(text.casefold().split()))
 
 
-# --- what cannot be read ---------------------------------------------------------------------------
+# --- what cannot be read -------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=65_536)
@@ -396,17 +401,14 @@ def _broken(text: str) -> str | None:
     """What is wrong with an answer before it is even read."""
     if len(text) > MAX_ANSWER:
         return f"longer than {MAX_ANSWER} characters"
-    if not tidy(text):
-        return "empty"
-    if _TOWER.search(text):
-        return "a tower of powers too large to write down"
+    if not tidy(text) or _TOWER.search(text):
+        return "a tower of powers too large to write down" if tidy(text) else "empty"
     whole = "{" + text + "}"
     if closing_brace(whole, 0) != len(whole) - 1:
         return "unbalanced braces"
     opened = text.count("(") + text.count("[")  # `(0, 1]` is balanced
     if opened != text.count(")") + text.count("]"):
         return "unbalanced brackets"
-    if opened + text.count("{") > _MAX_BRACKETS:
-        return f"more than {_MAX_BRACKETS} brackets"
-    deep = depths(text)[1] > MAX_NESTING
-    return f"brackets nested more than {MAX_NESTING} deep" if deep else None
+    if opened + text.count("{") > _MAX_BRACKETS or depths(text)[1] > MAX_NESTING:
+        return f"more than {_MAX_BRACKETS} brackets, or nested more than {MAX_NESTING} deep"
+    return None

@@ -124,21 +124,7 @@ def _in_box(text: str) -> Extraction:
         text = text[text.rfind(_THINK[1]) + len(_THINK[1]) :] if _THINK[1] in text else text
         if _THINK[0] in text:
             return Extraction(None, f"{_THINK[0]} is not closed")
-    first = text.find("box")
-    last: re.Match[str] | None = None
-    opened: list[int] = []  # where the inside of each open box begins, -1 for other braces
-    closed: dict[int, int] = {}
-    for match in _BOX_OR_BRACE.finditer(text, max(0, first - 2)) if first >= 0 else ():
-        token = match.group()
-        if token == "}":
-            if opened and (start := opened.pop()) >= 0:
-                closed[start] = match.start()
-        elif "box" in token:
-            last = match
-            if match[1]:
-                opened.append(match.end())
-        elif token == "{":
-            opened.append(-1)
+    last, closed = _boxes(text)
     if last is None:
         return Extraction(None, "no \\boxed{}")
     start = last.end()
@@ -152,6 +138,24 @@ def _in_box(text: str) -> Extraction:
         return Extraction(None, "the last \\boxed{ is not closed")
     outer = min(at for at, end in closed.items() if at <= start and end >= closed[start])
     return Extraction(text[outer : closed[outer]].strip(), "last \\boxed{}")
+
+
+def _boxes(text: str) -> tuple[re.Match[str] | None, dict[int, int]]:
+    """The last box that opens, and where the inside of each closed box begins and ends."""
+    last: re.Match[str] | None = None
+    opened: list[int] = []  # where the inside of each open box begins, -1 for other braces
+    closed: dict[int, int] = {}
+    first = text.find("box")
+    for match in _BOX_OR_BRACE.finditer(text, max(0, first - 2)) if first >= 0 else ():
+        token = match.group()
+        if "box" in token:
+            last = match
+        if token[-1] == "{" and token != r"\{":
+            opened.append(match.end() if "box" in token else -1)
+        elif token == "}" and opened:
+            start = opened.pop()
+            closed[start] = match.start()
+    return last, closed
 
 
 def _after_hashes(text: str) -> Extraction:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import json
 import math
+import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +27,7 @@ for _tens, _word in enumerate(_DATA["tens"].split(), start=2):
     _WORDS |= {f"{_word}-{ones}": 10 * _tens + _WORDS[ones] for ones in list(_WORDS)[1:10]}
 
 
-# --- units -----------------------------------------------------------------------------------------
+# --- units ---------------------------------------------------------------------------------------
 
 
 class Unit(NamedTuple):
@@ -177,7 +179,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     return match[1], unit
 
 
-# --- numbers ---------------------------------------------------------------------------------------
+# --- numbers -------------------------------------------------------------------------------------
 
 
 class Number(NamedTuple):
@@ -317,7 +319,7 @@ def _bare(text: str) -> Number | None:
     return _evaluated(braced(ungrouped.replace(" x 10", r"\times 10")))
 
 
-# --- the same number -------------------------------------------------------------------------------
+# --- the same number -----------------------------------------------------------------------------
 
 # A reference with this many decimals is read as rounded; with fewer it is exact.
 ROUNDED_FROM = 4
@@ -375,7 +377,7 @@ def _is_computed(prediction: Number, reference: Number) -> bool:
     return -last / 2 <= abs(reference.value) - abs(prediction.value) < last
 
 
-# --- arithmetic --------------------------------------------------------------------------------
+# --- arithmetic ----------------------------------------------------------------------------------
 
 _MAX_BITS = 40_000
 _MAX_FACTORIAL = 3_000
@@ -436,31 +438,21 @@ def _value(node: ast.AST) -> Fraction:
             return Fraction(name[1:].replace("_", "."))
         case ast.UnaryOp(op=sign, operand=operand):
             return -_value(operand) if isinstance(sign, ast.USub) else _value(operand)
-        case ast.BinOp(left=left, op=operator, right=right):
-            return _operated(operator, _value(left), _value(right))
+        case ast.BinOp(left=left, op=sign, right=right):
+            return _operated(type(sign), _value(left), _value(right))
         case ast.Call(func=ast.Name(id="sqrt"), args=[inside]):
             return _root(_value(inside), Fraction(2))
         case ast.Call(func=ast.Subscript(value=ast.Name(id="sqrt"), slice=degree), args=[inside]):
             return _root(_value(inside), _value(degree))
         case ast.Call(func=ast.Call(func=ast.Name(id="frac"), args=[top]), args=[bottom]):
-            return _operated(ast.Div(), _value(top), _value(bottom))
+            return _operated(ast.Div, _value(top), _value(bottom))
         case ast.Subscript(value=inside, slice=ast.Constant(value=0)):
             return _factorial(_value(inside))
     raise _UnknownError
 
 
-def _operated(operator: ast.operator, left: Fraction, right: Fraction) -> Fraction:
-    match operator:
-        case ast.Add():
-            value = left + right
-        case ast.Sub():
-            value = left - right
-        case ast.Mult():
-            value = left * right
-        case ast.Div():
-            value = left / right
-        case _:
-            value = _power(left, right)
+def _operated(sign: type[ast.operator], left: Fraction, right: Fraction) -> Fraction:
+    value = _OPERATORS[sign](left, right)
     if _bits(value) > 2 * _MAX_BITS:
         raise TooLargeError
     return value
@@ -482,17 +474,28 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     return base**times
 
 
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: _power,
+}
+
+
 def _root(value: Fraction, degree: Fraction) -> Fraction:
     """The exact root, where there is one."""
     if degree == 1:
         return value
-    if degree.denominator != 1 or not 2 <= degree <= 64 or value < 0 or _bits(value) > 900:
+    if degree.denominator != 1 or not 2 <= degree <= 64 or value < 0:
         raise _UnknownError
-    top, bottom = (
-        round(n ** (1 / int(degree))) if degree > 2 else math.isqrt(n)
+    if degree > 2 and _bits(value) > 900:
+        raise _UnknownError
+    parts = (
+        math.isqrt(n) if degree == 2 else round(n ** (1 / int(degree)))
         for n in value.as_integer_ratio()
     )
-    root = Fraction(top, bottom)
+    root = Fraction(*parts)
     if root ** int(degree) != value:
         raise _UnknownError
     return root

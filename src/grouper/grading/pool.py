@@ -45,8 +45,11 @@ _KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT)
 _NEEDED = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
+_Requests = SimpleQueue[tuple[str | None, str, Future[Equivalence]] | None]
+
+
 class WorkerPool:
-    """Threads, each with one worker process that is started at its first request.
+    """Threads that share a queue, each with one worker process that is started at its first request.
 
     Args:
         settings: seconds per request.
@@ -59,15 +62,10 @@ class WorkerPool:
     def __init__(
         self, settings: GradingConfig, workers: int, module: str = "grouper.grading.symbolic"
     ) -> None:
-        self._requests: SimpleQueue[tuple[str | None, str, Future[Equivalence]] | None]
-        self._requests = SimpleQueue()
-        self._workers = [_Worker(settings.timeout_seconds, module) for _ in range(workers)]
-        self._threads = [
-            threading.Thread(target=self._serve, args=(worker,), name=f"grading-{i}", daemon=True)
-            for i, worker in enumerate(self._workers)
+        self._requests: _Requests = SimpleQueue()
+        self._workers = [
+            _Worker(self._requests, settings.timeout_seconds, module) for _ in range(workers)
         ]
-        for thread in self._threads:
-            thread.start()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -90,8 +88,8 @@ class WorkerPool:
             worker.closed = True
             worker.kill()
             self._requests.put(None)
-        for thread in self._threads:
-            thread.join(timeout=10)
+        for worker in self._workers:
+            worker.join(timeout=10)
 
     def abandon(self) -> None:
         """After a fork, in the child: let go of the parent's workers without touching them."""
@@ -100,22 +98,25 @@ class WorkerPool:
                 _close_pipes(worker.process)
                 worker.process.returncode = 0  # not our child: nothing to reap or warn about
 
-    def _serve(self, worker: _Worker) -> None:
-        while (request := self._requests.get()) is not None:
-            prediction, reference, result = request
-            result.set_result(worker.ask(prediction, reference))
-        worker.kill()
 
-
-class _Worker:
+class _Worker(threading.Thread):
     """One process and its two pipes; replaced whenever it misses a deadline or ends."""
 
-    def __init__(self, seconds: float, module: str) -> None:
+    def __init__(self, requests: _Requests, seconds: float, module: str) -> None:
+        super().__init__(name="grading", daemon=True)
         self.process: subprocess.Popen[bytes] | None = None
         self.closed = False
+        self._requests = requests
         self._seconds = seconds
         self._module = module
         self._lock = threading.Lock()
+        self.start()
+
+    def run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            prediction, reference, result = request
+            result.set_result(self.ask(prediction, reference))
+        self.kill()
 
     def ask(self, prediction: str | None, reference: str) -> Equivalence:
         """One request, answered, timed out or crashed; never raises.
@@ -131,7 +132,7 @@ class _Worker:
 
         Its seconds are those of the request: not the wait for a worker, nor a worker's start.
         """
-        process = self._started()
+        process = self._living()
         if process is None:
             return _crash("the grader was closed, or the worker could not be started")
         seconds = self._seconds if prediction is not None else _READ_SECONDS
@@ -151,7 +152,7 @@ class _Worker:
             return None
         return _crash("the worker ended (memory or CPU limit)")
 
-    def _started(self) -> subprocess.Popen[bytes] | None:
+    def _living(self) -> subprocess.Popen[bytes] | None:
         """The process, started where there is none; None where it does not come up."""
         if self.process is not None and self.process.poll() is None:
             return self.process
@@ -453,7 +454,7 @@ def require_symbolic(
         )
 
 
-# --- without a grader of one's own -----------------------------------------------------------------
+# --- without a grader of one's own ---------------------------------------------------------------
 
 TEXT_ALONE = "text alone"
 """The stage of a grade whose reference cannot be read."""

@@ -89,7 +89,7 @@ def split(text: str, separator: re.Pattern[str]) -> list[str]:
     return [*parts, text[start:]]
 
 
-# --- reading ---------------------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------
 
 _THOUSANDS = re.compile(
     r"\\?\$?[-+]?\\?\$?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|[1-9]\d{0,2}(?:\.\d{3})+,\d+)(?: ?[a-z% ]*)",
@@ -253,7 +253,7 @@ def _plus_minus(text: str) -> Node | None:
     return Node(Kind.LIST, "", tuple(Node(Kind.ATOM, side) for side in sides))
 
 
-# --- comparing -------------------------------------------------------------------------------------
+# --- comparing -----------------------------------------------------------------------------------
 
 # An atom with one of these may describe a set, so it may equal an interval or a list.
 _SET_LIKE = re.compile(
@@ -352,7 +352,7 @@ def _any_order(
     return None if undecided and possible else not undecided
 
 
-# --- labels ----------------------------------------------------------------------------------------
+# --- labels --------------------------------------------------------------------------------------
 
 _MARKS = re.compile(
     r"\\(?:angle|triangle|overline|widehat|hat|vec|bar|tilde|d?dot|overrightarrow|arc)(?![A-Za-z]) ?"
@@ -435,7 +435,7 @@ def variables(text: str) -> set[str]:
     return letters | {name for name in names if name[1:] in GREEK}
 
 
-# --- equations -------------------------------------------------------------------------------------
+# --- equations -----------------------------------------------------------------------------------
 
 
 _NO_CHAIN = re.compile(r"[!:]=|" + _INEQUALITY.pattern)

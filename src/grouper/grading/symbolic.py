@@ -148,7 +148,7 @@ class _Symbolic(Comparison):
         return same
 
 
-# --- what is not compared as values, though the parser reads it ------------------------------
+# --- what is not compared as values, though the parser reads it ----------------------------------
 
 # Degrees or radians, and a logarithm to what base.
 _CONVENTION = re.compile(
@@ -187,7 +187,7 @@ def _refused(prediction: str, reference: str) -> str | None:
     return None
 
 
-# --- references ------------------------------------------------------------------------------------
+# --- references ----------------------------------------------------------------------------------
 
 
 def why_unreadable(reference: str) -> str | None:
@@ -219,7 +219,7 @@ def _is_prose(text: str) -> bool:
     return bool(_TIME.fullmatch(text) or (_PROSE.search(text) and not _FORMULA.search(text)))
 
 
-# --- LaTeX to sympy --------------------------------------------------------------------------------
+# --- LaTeX to sympy ------------------------------------------------------------------------------
 
 # Removal of units is off: it takes the b of `a + b + c` and the t of `8t` for units. So is the
 # folding of variables to lower case: `R` and `r` are two radii.
@@ -352,7 +352,7 @@ def _with_radians(latex: str, text: str) -> str:
     return _DEGREE.sub(radians, latex) if _ANGULAR.search(latex) else latex
 
 
-# --- values ----------------------------------------------------------------------------------------
+# --- values --------------------------------------------------------------------------------------
 
 
 def _same_expressions(
@@ -528,7 +528,7 @@ def _with_real_roots(expression: Any) -> Any:
     return expression.replace(is_odd_root, real_root)
 
 
-# --- regions ---------------------------------------------------------------------------------------
+# --- regions -------------------------------------------------------------------------------------
 
 _MEMBER = re.compile(r"^([A-Za-z]) *\\in(?![A-Za-z])", re.ASCII)
 _OR = re.compile(r",? or (?=\S)|\\cup(?![A-Za-z])")
@@ -553,7 +553,7 @@ def _same_regions(prediction: str, reference: str) -> tuple[bool, str]:
         return False, "a set that is not made of intervals"
     if given[0] and expected[0] and given[0] != expected[0]:
         return False, f"a region of {given[0]}, of {expected[0]} is asked"
-    same = bool(given[1] == expected[1])
+    same = bool(given[1].doit() == expected[1].doit())
     return same, "the same set" if same else "different sets"
 
 
@@ -580,7 +580,7 @@ def _region(text: str) -> tuple[str, Any] | None:
         return None
 
 
-# --- the worker ------------------------------------------------------------------------------------
+# --- the worker ----------------------------------------------------------------------------------
 
 Answer = Callable[[dict[str, Any]], Equivalence]
 """From a request to its verdict."""
