@@ -1,9 +1,10 @@
 r"""Stage one of grading: find the answer that a completion commits to.
 
-`extract` is strict: the answer stands where the prompt format's `AnswerContract` says, or there is
-none. `extract_lenient` takes an answer in any known notation, so that a report can tell what a model
-knows from how well it keeps to the format; it never decides a reward. Neither knows what an answer
-means. Every miss has a named reason, and all scans are linear: a megabyte costs milliseconds.
+`extract` is strict: the answer stands where the prompt format's `AnswerContract` says, or there
+is none. `extract_lenient` takes an answer in any known notation, so that a report can tell what a
+model knows from how well it keeps to the format; it never decides a reward. Neither knows what an
+answer means. Every miss has a named reason, and all scans are linear: a megabyte costs
+milliseconds.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ for _tens, _word in enumerate(_DATA["tens"].split(), start=2):
 class Unit(NamedTuple):
     """What is measured, and how a value becomes one in that kind's base unit.
 
-    Two answers that both carry a known unit must measure the same and are compared in the base unit:
-    50 cents is 0.50 dollars and is not 50 dollars. A unit on one side only says nothing.
+    Two answers that both carry a known unit must measure the same and are compared in the base
+    unit: 50 cents is 0.50 dollars, not 50 dollars. A unit on one side only says nothing.
     """
 
     kind: str
@@ -244,12 +244,11 @@ def read_number(text: str) -> Number | None:
         word = _WORDS.get(text.lower().replace(" ", "-"))
         return None if word is None else Number(Fraction(word))
     if match := _CURRENCY.fullmatch(text):
-        sign, symbol, rest = match.groups()
-        number = read_number(rest if rest.startswith("-") else sign + rest.lstrip("+"))
+        before, symbol, rest = match.groups()
+        number = read_number(rest if rest.startswith("-") else before + rest.lstrip("+"))
         # "$5 dollars" and "-$-5" say no more than once what they say.
-        if number is None or number.percent:
-            return None
-        return number._replace(unit=find_unit(symbol))
+        money = number is not None and not number.percent
+        return number._replace(unit=find_unit(symbol)) if number and money else None
     if match := _PERCENT.fullmatch(text):
         number = _bare(match[1])
         return number and number._replace(percent=True, decimals=-1)
@@ -356,10 +355,15 @@ def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
         return same, "a percent sign on one side"
     if prediction.unevaluated and not reference.unevaluated:
         return False, "the arithmetic is left to be done"
-    if value == asked:
+    return _same_value(prediction, reference)
+
+
+def _same_value(prediction: Number, reference: Number) -> tuple[bool, str]:
+    if prediction.value == reference.value:
         return True, "equal numbers"
     if reference.decimals >= ROUNDED_FROM:
-        if abs(value - asked) <= Fraction(1, 2 * 10**reference.decimals):
+        half = Fraction(1, 2 * 10**reference.decimals)
+        if abs(prediction.value - reference.value) <= half:
             return True, f"equal to the {reference.decimals} decimals of the reference"
     elif _is_computed(prediction, reference):
         return True, f"equal to {_COMPUTED} digits or more"
@@ -435,20 +439,22 @@ def _evaluated(text: str) -> Number | None:
 def _value(node: ast.AST) -> Fraction:
     match node:
         case ast.Name(id=name) if name.startswith("n"):
-            return Fraction(name[1:].replace("_", "."))
+            value = Fraction(name[1:].replace("_", "."))
         case ast.UnaryOp(op=sign, operand=operand):
-            return -_value(operand) if isinstance(sign, ast.USub) else _value(operand)
+            value = _value(operand) * (-1 if isinstance(sign, ast.USub) else 1)
         case ast.BinOp(left=left, op=sign, right=right):
-            return _operated(type(sign), _value(left), _value(right))
+            value = _operated(type(sign), _value(left), _value(right))
         case ast.Call(func=ast.Name(id="sqrt"), args=[inside]):
-            return _root(_value(inside), Fraction(2))
+            value = _root(_value(inside), Fraction(2))
         case ast.Call(func=ast.Subscript(value=ast.Name(id="sqrt"), slice=degree), args=[inside]):
-            return _root(_value(inside), _value(degree))
+            value = _root(_value(inside), _value(degree))
         case ast.Call(func=ast.Call(func=ast.Name(id="frac"), args=[top]), args=[bottom]):
-            return _operated(ast.Div, _value(top), _value(bottom))
+            value = _operated(ast.Div, _value(top), _value(bottom))
         case ast.Subscript(value=inside, slice=ast.Constant(value=0)):
-            return _factorial(_value(inside))
-    raise _UnknownError
+            value = _factorial(_value(inside))
+        case _:
+            raise _UnknownError
+    return value
 
 
 def _operated(sign: type[ast.operator], left: Fraction, right: Fraction) -> Fraction:

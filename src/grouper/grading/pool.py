@@ -49,7 +49,7 @@ _Requests = SimpleQueue[tuple[str | None, str, Future[Equivalence]] | None]
 
 
 class WorkerPool:
-    """Threads that share a queue, each with one worker process that is started at its first request.
+    """Threads that share a queue, each with a worker process started at its first request.
 
     Args:
         settings: seconds per request.

@@ -275,15 +275,13 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
         return same(prediction.text, reference.text)
     if _other_label(prediction.label, reference.label):
         return False
-    if Kind.ATOM in kinds:
-        atom = prediction if prediction.kind is Kind.ATOM else reference
-        return None if _SET_LIKE.search(atom.text) else False
     if kinds <= {Kind.LIST, Kind.SET} or kinds == {Kind.UNION}:
         if _named_apart(prediction) != _named_apart(reference):
             return _in_order(prediction.items, reference.items, same)
         return _any_order(prediction.items, reference.items, same)
-    if Kind.UNION in kinds:
-        return None
+    if kinds & {Kind.ATOM, Kind.UNION}:
+        atoms = [node.text for node in (prediction, reference) if node.kind is Kind.ATOM]
+        return None if all(map(_SET_LIKE.search, atoms)) else False
     if kinds == {Kind.MATRIX, Kind.TUPLE}:
         prediction, reference = _as_tuple(prediction), _as_tuple(reference)
     if prediction.kind is reference.kind:
@@ -355,7 +353,7 @@ def _any_order(
 # --- labels --------------------------------------------------------------------------------------
 
 _MARKS = re.compile(
-    r"\\(?:angle|triangle|overline|widehat|hat|vec|bar|tilde|d?dot|overrightarrow|arc)(?![A-Za-z]) ?"
+    r"\\(?:angle|triangle|overline|widehat|hat|vec|bar|tilde|d?dot|overrightarrow|arc)(?![a-z]) ?"
     r"|_(?:\{[^{}]*\}|\w|\\[A-Za-z]+)|'+|\^\{?(?:\\prime|\\ast|\*)\}?|\^(?:\{-1\}|-1|\{\(\w\)\})"
     r"|\\?\||[{}]",
     re.ASCII,

@@ -5,8 +5,9 @@ too easily (`\sqrt{1/n}` and `1/\sqrt{n}`). So expressions are evaluated at seve
 difference or agreement there is final. Math-Verify's own verdict is asked only where numbers
 cannot be had.
 
-`python -P -m grouper.grading.symbolic PARENT_PID MEMORY_MB` is one worker: it reads one JSON request
-a line from standard input and writes one JSON reply a line, within its limits of memory and CPU.
+`python -P -m grouper.grading.symbolic PARENT_PID MEMORY_MB` is one worker: it reads one JSON
+request per line from standard input and writes one JSON reply per line, within its limits of
+memory and CPU time.
 
     {"prediction": "2\\sqrt{3}", "reference": "\\sqrt{12}", "seconds": 2.0}
     {"verdict": "correct", "reason": "the same values"}
@@ -16,6 +17,7 @@ A request without a prediction asks whether the reference can be read.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
@@ -29,14 +31,13 @@ from functools import lru_cache
 from typing import Any, TextIO
 
 import sympy
-from latex2sympy2_extended import latex2sympy2 as parser  # type: ignore[import-untyped] # no types
+from latex2sympy2_extended import latex2sympy2 as parser  # type: ignore[import-untyped]
 from math_verify.grader import should_treat_as_complex
 
 from grouper.grading.equivalence import Comparison, Equivalence, Outcome, choice_of
 from grouper.grading.normalise import braced, tidy, tidy_reference
 from grouper.grading.numbers import ROUNDED_FROM, TooLargeError, matched, read_number, split_unit
-from grouper.grading.shapes import Chain, atoms_of, candidates, chain_of, variables
-from grouper.grading.shapes import without_builder
+from grouper.grading.shapes import Chain, atoms_of, candidates, chain_of, variables, without_builder
 from grouper.types import Verdict
 
 
@@ -67,12 +68,17 @@ def judge(prediction: str, reference: str) -> Equivalence:
         if (why := why_unreadable(reference)) is None:
             return _unread(left, "nested too deeply")
         return Equivalence(Verdict.NOT_SCORED, "symbolic", f"the reference cannot be read: {why}")
+    return _refusal(comparison, left, right)
+
+
+def _refusal(comparison: _Symbolic, prediction: str, reference: str) -> Equivalence:
+    """Not correct: because it differs, or because one side could not be read."""
     for text in sorted(comparison.unread):
-        if text in right and text not in left and not _is_prose(text):
+        if text in reference and text not in prediction and not _is_prose(text):
             why = f"the reference cannot be read: {text[:80]!r}"
             return Equivalence(Verdict.NOT_SCORED, "symbolic", why)
     for text in sorted(comparison.unread):
-        if text in left:
+        if text in prediction:
             return _unread(text, "cannot be read as mathematics")
     return Equivalence(Verdict.INCORRECT, "symbolic", comparison.refusal or "not equal")
 
@@ -107,8 +113,8 @@ class _Symbolic(Comparison):
     def sides(self, prediction: str, reference: str) -> bool | None:
         r"""Where a constant may be rounded, too: `25\pi = 78.5`.
 
-        A constant is false only beyond doubt: what cannot be read is not, nor `\sin 30 = 0.5`, which
-        leaves its degrees unsaid.
+        A constant is false only beyond doubt: what cannot be read is not, nor `\sin 30 = 0.5`,
+        which leaves its degrees unsaid.
         """
         same = super().sides(prediction, reference)
         if same is not None:
@@ -176,7 +182,7 @@ _UNEVALUATED = re.compile(
 
 
 def _refused(prediction: str, reference: str) -> str | None:
-    r"""Why an answer is wrong whatever its value: `\sum_{k=1}^{10} k` for 55, `12+7+0\pi` for 19."""
+    r"""Why an answer is wrong whatever its value: `\sum_{k=1}^{10} k` for 55, `19+0\pi` for 19."""
     if _QUESTION.search(prediction) and not _QUESTION.search(reference):
         return "a sum, integral, limit or the like is left to be worked out"
     asked = read_number(reference)
@@ -271,7 +277,8 @@ def _require_grammar(text: str) -> None:
     """
     latex = parser.normalize_latex(latex_of(text), _SPELLING)
     try:
-        parser._Latex2Sympy(config=_READING).create_parser(latex).math()
+        reader = parser._Latex2Sympy(config=_READING)  # noqa: SLF001 - its grammar, without the rest
+        reader.create_parser(latex).math()
     except MemoryError:
         raise
     except Exception as error:  # as above: any error of the parser is a refusal
@@ -332,13 +339,14 @@ def latex_of(text: str) -> str:
 
 _ANGULAR = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])|cis|e ?\^|\\exp|\\pi")
 _DEGREE = re.compile(
-    r"((?:\d+ ?)?\\frac\{[^{}]*\}\{[^{}]*\}|\d+(?:\.\d+)?|\.\d+|\\?[A-Za-z]+|\([^()]*\)|\{[^{}]*\})?"
+    r"((?:\d+ ?)?\\frac\{[^{}]*\}\{[^{}]*\}|\d+(?:\.\d+)?|\.\d+|\\?[A-Za-z]+|\([^()]*\)"
+    r"|\{[^{}]*\})?"
     r"(?: ?\^ ?\{? ?\\circ ?\}?|\\circ(?![A-Za-z])| ?(?<=[\d)}\s])deg(?:rees?)?\b)"
 )
 
 
 def _with_radians(latex: str, text: str) -> str:
-    r"""Degrees as multiples of `\pi/180` in functions and beside `\pi`; elsewhere they are a unit."""
+    r"""Degrees as multiples of `\pi/180` in functions and beside `\pi`, elsewhere a unit."""
 
     def radians(match: re.Match[str]) -> str:
         if not match[1]:
@@ -409,10 +417,10 @@ _POINTS: tuple[tuple[str, ...], ...] = (
 
 
 def _agree(prediction: Any, reference: Any, decimals: int = -1) -> bool | None:
-    """Whether two expressions have the same values; None where they have none to compare.
+    r"""Whether two expressions have the same values; None where they have none to compare.
 
-    With variables they are evaluated at several points to 30 digits; without, once, to 110 or more:
-    `\\sqrt{10^{40}+1}` and `10^{20}` agree to forty.
+    With variables they are evaluated at several points to 30 digits; without, once, to 110 or
+    more: `\sqrt{10^{40}+1}` and `10^{20}` agree to forty.
     """
     if not (isinstance(prediction, sympy.Expr) and isinstance(reference, sympy.Expr)):
         return None
@@ -599,10 +607,9 @@ def serve(arguments: Sequence[str], answer: Answer) -> int:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(arguments[0]):  # it died before we asked
             return 1
-    try:
-        resource.setrlimit(resource.RLIMIT_AS, (int(arguments[1]) << 20, int(arguments[1]) << 20))
-    except (ValueError, OSError):
-        pass  # macOS does not limit address space; the deadline still holds
+    memory = int(arguments[1]) << 20
+    with contextlib.suppress(ValueError, OSError):  # macOS does not limit it; the deadline holds
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     # Libraries print; the protocol must not hear it.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
