@@ -153,8 +153,7 @@ def _boxes(text: str) -> tuple[re.Match[str] | None, dict[int, int]]:
             last = match
         if token[-1] == "{" and token != r"\{":
             opened.append(match.end() if "box" in token else -1)
-        elif token == "}" and opened:
-            start = opened.pop()
+        elif token == "}" and opened and (start := opened.pop()) >= 0:
             closed[start] = match.start()
     return last, closed
 

@@ -31,7 +31,9 @@ from functools import lru_cache
 from typing import Any, TextIO
 
 import sympy
-from latex2sympy2_extended import latex2sympy2 as parser  # type: ignore[import-untyped]
+from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no types
+    latex2sympy2 as parser,
+)
 from math_verify.grader import should_treat_as_complex
 
 from grouper.grading.equivalence import Comparison, Equivalence, Outcome, choice_of
