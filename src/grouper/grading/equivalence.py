@@ -158,6 +158,12 @@ def choice_of(text: str) -> tuple[str, str]:
     return (match[1] or match[2] or match[4]).upper(), match[3] or ""
 
 
+def asked_value(reference: str) -> str:
+    """A reference without typesetting, and without the letter of a choice beside its value."""
+    text = tidy_reference(reference)
+    return choice_of(text)[1] or text
+
+
 # --- part by part --------------------------------------------------------------------------------
 
 _SENTENCE_END = re.compile(
@@ -382,7 +388,7 @@ def unreadable(reference: str) -> str | None:
     if len(reference.split()) > 40 and len(re.findall(r"[A-Za-z]{3,}", reference)) > 20:
         return "it is an explanation, not an answer"
     try:
-        for node in candidates(choice_of(tidy_reference(reference))[1]):
+        for node in candidates(asked_value(reference)):
             for atom in atoms_of(node):
                 chain_of(atom)
                 read_number(atom)

@@ -36,7 +36,7 @@ from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no t
 )
 from math_verify.grader import should_treat_as_complex
 
-from grouper.grading.equivalence import Comparison, Equivalence, Outcome, choice_of
+from grouper.grading.equivalence import Comparison, Equivalence, Outcome, asked_value
 from grouper.grading.normalise import braced, tidy, tidy_reference
 from grouper.grading.numbers import ROUNDED_FROM, TooLargeError, matched, read_number, split_unit
 from grouper.grading.shapes import Chain, atoms_of, candidates, chain_of, variables, without_builder
@@ -200,7 +200,7 @@ def _refused(prediction: str, reference: str) -> str | None:
 
 def why_unreadable(reference: str) -> str | None:
     """Why a reference cannot be read; None if it can. A matter of its spelling, never of time."""
-    nodes = candidates(choice_of(tidy_reference(reference))[1])
+    nodes = candidates(asked_value(reference))
     reasons = [next(filter(None, map(_problem, atoms_of(node))), None) for node in nodes]
     return reasons[0] if all(reasons) else None
 
