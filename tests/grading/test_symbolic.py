@@ -1,4 +1,4 @@
-r"""What the parts of the symbolic stage guard against: with each of them off, a verdict is wrong."""
+r"""What the parts of the symbolic stage guard against: with any of them off, a verdict is wrong."""
 
 from __future__ import annotations
 
