@@ -128,7 +128,7 @@ def _is_statement(text: str) -> bool:
 
 
 _ESCAPED = re.compile(
-    r"\\\\(?:[dt]?frac|sqrt|pi|text|math(?:rm|bf|bb)|left|right|cdot|times|infty|circ|begin|angle"
+    r"\\\\(?:[dt]?frac|sqrt|pi|text|mbox|math(?:rm|bf|bb)|left|right|cdot|times|infty|circ|begin|angle"
     r"|overline|boxed|quad|theta|alpha|beta|cup|cap|pm|sin|cos|tan|log|ln|leq?|geq?|neq?)(?![A-Za-z])"
 )
 _BACKSLASHES = re.compile(r"\\+")
