@@ -2,14 +2,17 @@
 
     python benchmarks/grading.py               # about five minutes; needs ../shared/data for MATH
 
-Three measurements, the last two with one process and with two, each repeated with the two graders
-taking turns, so that other work on the machine slows both alike:
+    python benchmarks/grading.py --kinds       # symbolic pairs by kind of answer; writes nothing
+
+Each measurement is repeated with the two graders taking turns, so that other work on the machine
+slows both alike:
 
     numbers    plain numbers, all strings distinct, half of them wrong, one thread
-    symbolic   pairs that reach the symbolic rung
-    mixture    the MATH answers of ../shared/data/math/sft.jsonl
+    symbolic   pairs that reach the symbolic stage, with one process and with two, and by kind of
+               answer (surds, surd fractions, intervals, ...) with one
+    mixture    the MATH answers of ../shared/data/math/sft.jsonl, with one process and with two
 
-Grouper's time includes extraction, every rung, the double check and the grade's record.
+Grouper's time includes extraction, every stage and the grade's record.
 Math-Verify's includes its own extraction; its time-outs are off, which is its fastest setting.
 Processes are fresh each time and warmed on one pair; starting them is not counted.
 Writes benchmarks/results/grading.json and the table of docs/grading.md.
@@ -85,7 +88,37 @@ def rewritten(reference: str) -> str:
     return reference
 
 
-def symbolic_rows() -> Rows:
+KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (name, re.compile(pattern))
+    for name, pattern in (
+        ("matrices", r"\\begin"),
+        ("regions", r"\\infty|\\cup|[<>]|\\(?:le|ge|in)(?![a-z])|^[\[(].*\]$|^\[.*\)$"),
+        ("equations", r"="),
+        ("tuples and lists", r","),
+        ("trigonometry and logarithms", r"\\(?:sin|cos|tan|cot|sec|csc|log|ln)(?![a-z])"),
+        ("surd fractions", r"(?=.*\\[dt]?frac)(?=.*\\sqrt)"),
+        ("surds", r"\\sqrt"),
+        ("fractions of expressions", r"\\[dt]?frac"),
+        ("powers and polynomials", r"[a-zA-Z].*[-+^]|[-+^].*[a-zA-Z]"),
+    )
+)
+ROWS_PER_KIND = 120
+
+
+def kind_of(reference: str) -> str:
+    return next((name for name, pattern in KINDS if pattern.search(reference)), "others")
+
+
+def rows_by_kind() -> dict[str, Rows]:
+    found: dict[str, Rows] = {}
+    for text, reference in symbolic_rows(20_000):
+        rows = found.setdefault(kind_of(reference), [])
+        if len(rows) < ROWS_PER_KIND:
+            rows.append((text, reference))
+    return {name: rows for name, rows in sorted(found.items()) if len(rows) >= ROWS_PER_KIND // 4}
+
+
+def symbolic_rows(count: int = 600) -> Rows:
     """MATH references against rewritten ones and against others; only what needs a worker."""
     references = math_references()
     others = references[:]
@@ -94,7 +127,7 @@ def symbolic_rows() -> Rows:
     pairs += [(a, b) for a, b in zip(references, others, strict=True) if a != b]
     pairs = [(a, b) for a, b in pairs if exact(a, b) is None]
     random.Random(1).shuffle(pairs)
-    return [(rf"so \boxed{{{a}}}", b) for a, b in pairs[:600]]
+    return [(rf"so \boxed{{{a}}}", b) for a, b in pairs[:count]]
 
 
 def mixture_rows() -> Rows:
@@ -108,8 +141,8 @@ def mixture_rows() -> Rows:
 def grouper_seconds(
     rows: Rows, contract: AnswerContract, workers: int
 ) -> tuple[float, Counter[str]]:
-    """Wall time in a fresh grader, and how many rows each rung decided."""
-    with Grader(contract, GradingConfig(workers=workers, timeout_seconds=20)) as grader:
+    """Wall time in a fresh grader, and how many rows each stage decided."""
+    with Grader(contract, GradingConfig(timeout_seconds=20), workers=workers) as grader:
         _start_all(grader, workers)
         columns = _columns(rows)
         started = time.perf_counter()
@@ -231,18 +264,22 @@ def numbers() -> dict[str, Any]:
 
 
 def pairs(name: str, rows: Rows, contract: AnswerContract, processes: int) -> dict[str, Any]:
-    rungs: Counter[str] = Counter()
+    stages: Counter[str] = Counter()
 
     def ours(turn: int) -> float:  # noqa: ARG001 - every turn grades the same rows afresh
         seconds, found = grouper_seconds(rows, contract, processes)
-        rungs.clear()
-        rungs.update(found)
+        stages.clear()
+        stages.update(found)
         return seconds
 
     seconds = taking_turns(ours, lambda _: math_verify_seconds(rows, processes))
     result = compared(name, len(rows), len(rows), processes, seconds)
-    result["share_by_rung"] = {rung: n / len(rows) for rung, n in sorted(rungs.items())}
+    result["share_by_stage"] = {stage: n / len(rows) for stage, n in sorted(stages.items())}
     return result
+
+
+def kinds() -> list[dict[str, Any]]:
+    return [pairs(f"symbolic: {name}", rows, BOXED, 1) for name, rows in rows_by_kind().items()]
 
 
 def machine() -> dict[str, Any]:
@@ -284,11 +321,11 @@ def table(record: dict[str, Any]) -> str:
         for r in record["results"]
     ]
     mixture = next(r for r in record["results"] if r["name"] == "mixture")
-    shares = ", ".join(f"{k} {100 * v:.1f} %" for k, v in mixture["share_by_rung"].items())
+    shares = ", ".join(f"{k} {100 * v:.1f} %" for k, v in mixture["share_by_stage"].items())
     where = record["machine"]
     lines += [
         "",
-        f"Decided by rung in the mixture: {shares}.",
+        f"Decided by stage in the mixture: {shares}.",
         "",
         f"Commit {where['commit'][:12]}, {where['cpu']}, {where['cores']} cores, Python",
         f"{where['python']}, Math-Verify {where['math_verify']}, sympy {where['sympy']}.",
@@ -304,6 +341,7 @@ def main() -> None:
     for processes in (1, 2):
         record["results"].append(pairs("symbolic", symbolic, BOXED, processes))
         record["results"].append(pairs("mixture", mixture, TAG, processes))
+    record["results"] += kinds()
     RESULT.write_text(json.dumps(record, indent=2) + "\n")
     page = PAGE.read_text(encoding="utf-8")
     marks = "<!-- written by benchmarks/grading.py -->", "<!-- end -->"
@@ -315,5 +353,7 @@ def main() -> None:
 if __name__ == "__main__":
     if "--math-verify" in sys.argv:
         math_verify_process()
+    elif "--kinds" in sys.argv:
+        kinds()
     else:
         main()

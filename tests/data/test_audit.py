@@ -69,7 +69,6 @@ def test_the_quarantine_names_each_finding(loaded: ProblemSet) -> None:
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "matrix"),
         ("y = 2x + 1", "equation"),
         ("x^2 + 1", "expression"),
-        (r"5\text{ feet }3\text{ inches}", "quantity"),
         (r"\$5.50", "quantity"),
         (r"30^\circ", "quantity"),
         ("52_8", "integer"),

@@ -83,12 +83,12 @@ def test_exact_rungs_decide_numbers_without_a_worker() -> None:
         decided = exact(prediction, reference)
         assert decided is not None
         assert decided.verdict is Verdict.INCORRECT
-        assert decided.rung == "number"
+        assert decided.stage == "number"
 
 
 def test_rungs_are_named() -> None:
-    assert equivalent("x+1", "x + 1").rung == "text"
-    assert equivalent("0.5", "1/2").rung == "number"
+    assert equivalent("x+1", "x + 1").stage == "text"
+    assert equivalent("0.5", "1/2").stage == "number"
     off = equivalent(r"\sqrt{12}", r"2\sqrt{3}")
     assert (off.verdict, "off" in off.reason) == (Verdict.INCORRECT, True)
 

@@ -17,8 +17,8 @@ from grouper.data.overlap import Overlap, question_words
 from grouper.data.problems import ProblemSet
 from grouper.grading import grade
 from grouper.grading.normalise import tidy
-from grouper.grading.numerals import read_number
-from grouper.grading.structure import Kind, readings
+from grouper.grading.numbers import read_number
+from grouper.grading.shapes import Kind, candidates
 from grouper.types import AnswerContract, AnswerKind, Problem
 
 _TAG = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
@@ -121,7 +121,7 @@ def answer_type(answer: str) -> str:
     ['tuple', 'interval', 'list', 'expression', 'integer', 'equation', 'text']
     """
     tidied = tidy(answer)
-    node = readings(tidied)[0]
+    node = candidates(tidied)[0]
     if node.kind is Kind.TUPLE:
         return "tuple" if node.text == "()" else "interval"
     if node.kind is not Kind.ATOM:

@@ -26,7 +26,7 @@ from grouper.files import cache_folder
 from grouper.grading import Grader, require_symbolic
 from grouper.grading.equivalence import unreadable
 from grouper.grading.normalise import tidy
-from grouper.grading.numerals import read_number
+from grouper.grading.numbers import read_number
 from grouper.types import AnswerContract, AnswerKind
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import Any
 from grouper.errors import DataError, did_you_mean, raise_all
 from grouper.grading import extract
 from grouper.grading.normalise import tidy
-from grouper.grading.numerals import read_number
+from grouper.grading.numbers import read_number
 from grouper.prompts import FORMATS
 from grouper.types import AnswerContract, AnswerFormat, AnswerKind
 

@@ -1,13 +1,13 @@
 r"""Grading in two stages that are never fused: find the answer, then compare it.
 
-`extract` follows the prompt format's answer contract; `equivalent` is a ladder of named rungs
-(text, number, symbolic). `Grader` runs both over completions, the symbolic rung in worker
+`extract` follows the prompt format's answer contract; `equivalent` compares by text, by exact
+numbers, and as expressions. `Grader` does both for completions, the symbolic comparison in worker
 processes behind a hard deadline. Model output is data: nothing here raises on it or runs it.
 """
 
 from grouper.grading.equivalence import Equivalence, equivalent
-from grouper.grading.extraction import Extraction, extract
-from grouper.grading.grader import (
+from grouper.grading.extract import Extraction, extract, extract_lenient
+from grouper.grading.pool import (
     TEXT_ALONE,
     Grader,
     by_text_alone,
@@ -15,7 +15,6 @@ from grouper.grading.grader import (
     grade,
     require_symbolic,
 )
-from grouper.grading.lenient import extract_lenient
 
 __all__ = [
     "TEXT_ALONE",

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grouper.config.schema import GradingConfig
-from grouper.grading.grader import Grader
-from grouper.grading.pool import WorkerPool
-from grouper.grading.worker import Answer, serve
+from grouper.grading.equivalence import Equivalence
+from grouper.grading.pool import Grader, WorkerPool
 from grouper.types import AnswerContract, Grade, Verdict
 
 
@@ -89,29 +88,21 @@ def compare_with_math_verify(
     return Agreement(compared=compared, left_out=len(texts) - len(compared))
 
 
-def _load() -> Answer:
-    import logging
-
+def _answer(request: dict[str, Any]) -> Equivalence:
     from math_verify import parse, verify
 
-    logging.disable(logging.CRITICAL)  # it warns that its time-outs are off; ours is outside
-
-    def answer(request: dict[str, Any]) -> dict[str, str | None]:
-        try:
-            read = [
-                parse(f"${request[side]}$", parsing_timeout=None)
-                for side in ("reference", "prediction")
-            ]
-            same = verify(*read, timeout_seconds=None)
-        except (MemoryError, RecursionError):
-            raise
-        except Exception as error:  # noqa: BLE001 - it raises anything on odd input; that is its verdict
-            return {"verdict": "unparseable", "reason": f"{type(error).__name__}: {error}"[:200]}
-        said = f"read {read[1][:1]} against {read[0][:1]}"[:300]
-        return {"verdict": "correct" if same else "incorrect", "reason": said}
-
-    return answer
+    read = [
+        parse(f"${request[side]}$", parsing_timeout=None) for side in ("reference", "prediction")
+    ]
+    same = verify(*read, timeout_seconds=None)
+    verdict = Verdict.CORRECT if same else Verdict.INCORRECT
+    return Equivalence(verdict, "", f"read {read[1][:1]} against {read[0][:1]}"[:300])
 
 
 if __name__ == "__main__":
-    sys.exit(serve(sys.argv[1:], _load))
+    import logging
+
+    from grouper.grading.symbolic import serve
+
+    logging.disable(logging.CRITICAL)  # it warns that its time-outs are off; ours is outside
+    sys.exit(serve(sys.argv[1:], _answer))

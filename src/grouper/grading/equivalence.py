@@ -1,10 +1,10 @@
-r"""Stage two of grading: does the answer equal the reference? A ladder of named rungs.
+r"""Stage two of grading: does the answer equal the reference? Three stages, the cheapest first.
 
     text      the same normalised string
     number    the same exact numbers, part by part; `Fraction` arithmetic, no sympy
-    symbolic  the same expression, through Math-Verify in a worker, double-checked numerically
+    symbolic  the same expression, through Math-Verify in a worker, judged by numbers
 
-A rung answers yes, no, or passes on. What the first two can decide never reaches a worker.
+A stage answers yes, no, or passes on. What the first two can decide never reaches a worker.
 """
 
 from __future__ import annotations
@@ -14,38 +14,48 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from grouper.grading.choices import chosen_value, is_choice, value_of_choice
-from grouper.grading.equations import Chain, chain_of, compare_chains
-from grouper.grading.extraction import closing_brace
-from grouper.grading.normalise import canonical, tidy, tidy_reference
-from grouper.grading.numerals import ROUNDED_FROM, Number, read_number, same_number, split_unit
-from grouper.grading.rational import TooLargeError
-from grouper.grading.structure import Kind, Node, compare, paired_readings, readings
-from grouper.grading.units import matched
-from grouper.grading.wording import (
-    WORDS_DIFFER,
-    WORDS_FOR_NUMBER,
-    is_words,
-    same_ratio,
-    same_words,
+from grouper.grading.normalise import canonical, closing_brace, tidy, tidy_reference
+from grouper.grading.numbers import (
+    ROUNDED_FROM,
+    Number,
+    TooLargeError,
+    matched,
+    read_number,
+    same_number,
+    split_unit,
+)
+from grouper.grading.shapes import (
+    COLON,
+    MAX_NESTING,
+    Chain,
+    atoms_of,
+    candidates,
+    chain_of,
+    compare,
+    depths,
+    paired,
+    same_label,
+    split,
+    variables,
 )
 from grouper.types import Verdict
 
-_MAX_BRACKETS = 200
-_MAX_NESTING = 16
-"""Brackets in brackets; parsing time grows with the depth, and no answer needs as many."""
+# Characters; a longer answer is no answer to a maths problem and is not worth parsing.
 MAX_ANSWER = 2_000
-"""Characters; a longer answer is no answer to a maths problem and is not worth parsing."""
+_MAX_BRACKETS = 200
+
+Outcome = tuple[bool | None, str]
+"""Equal, not equal or not decided here; and why."""
 
 
 class Equivalence(NamedTuple):
-    """Whether two answers are the same, which rung decided, and why."""
+    """Whether two answers are the same, which stage decided, and why."""
 
     verdict: Verdict
-    rung: str
+    stage: str
     reason: str
     seconds: float = 0.0
-    """A worker's time on it; the exact rungs do not measure theirs."""
+    """A worker's time on it; the exact stages do not measure theirs."""
 
 
 def equivalent(
@@ -53,53 +63,63 @@ def equivalent(
     reference: str,
     symbolic: Callable[[str, str], Equivalence] | None = None,
 ) -> Equivalence:
-    r"""Walk the ladder for one pair; `symbolic` is asked only where the exact rungs pass on.
+    r"""The verdict on one pair; `symbolic` is asked only where the exact stages pass on.
 
-    >>> verdict, rung, reason, _ = equivalent("18.00 dollars", "18")
-    >>> verdict.value, rung, reason
+    >>> verdict, stage, reason, _ = equivalent("18.00 dollars", "18")
+    >>> verdict.value, stage, reason
     ('correct', 'number', 'equal numbers')
     >>> equivalent("1/2^99", "1/2^98").verdict.value
     'incorrect'
     """
     decided = exact(prediction, reference)
-    if decided is not None:
-        return decided
-    if symbolic is None:
-        return Equivalence(
-            Verdict.INCORRECT, "number", "not equal as text or number; the symbolic rung is off"
-        )
-    return symbolic(prediction, reference)
+    if decided is None:
+        decided = symbolic(prediction, reference) if symbolic else SYMBOLIC_OFF
+    return decided
 
 
-_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,300}")  # no two spellings of one number
+SYMBOLIC_OFF = Equivalence(
+    Verdict.INCORRECT, "number", "not equal as text or number; the symbolic stage is off"
+)
 _PLAIN = re.compile(
     r"(?:\\?\$)?(-?)(?:\\?\$)?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,300})(?:\.([0-9]{1,300}))?"
 )
 _EQUAL = Equivalence(Verdict.CORRECT, "number", "equal numbers")
 _DIFFERENT = Equivalence(Verdict.INCORRECT, "number", "different numbers")
 _SAME_TEXT = Equivalence(Verdict.CORRECT, "text", "same text")
+_WORDS_FOR_A_NUMBER = "words where a number is expected"
 
 
 def exact(prediction: str, reference: str) -> Equivalence | None:
-    """The text and number rungs; None where only the symbolic rung can tell."""
-    decided = _plainly(prediction, reference)
-    if decided is not None:
+    """The text and number stages; None where only the symbolic stage can tell."""
+    if decided := _plainly(prediction, reference) or _by_spelling(prediction, reference):
         return decided
-    why = unreadable(reference)
-    if why is not None:
+    comparison = Comparison()
+    try:
+        outcome = comparison.answers(tidy(prediction), tidy_reference(reference))
+    except TooLargeError:
+        return Equivalence(Verdict.UNPARSEABLE, "number", "a number too large to write down")
+    if outcome is not False:
+        reason = comparison.reason
+        return Equivalence(Verdict.CORRECT, comparison.stage, reason) if outcome else None
+    reason = comparison.refusal or "another number of parts, or brackets"
+    wordy = reason == _WORDS_FOR_A_NUMBER
+    return Equivalence(
+        Verdict.UNPARSEABLE if wordy else Verdict.INCORRECT, comparison.stage, reason
+    )
+
+
+def _by_spelling(prediction: str, reference: str) -> Equivalence | None:
+    """What shows before either is read."""
+    if why := unreadable(reference):
         return Equivalence(Verdict.NOT_SCORED, "text", f"the reference cannot be read: {why}")
     if prediction == reference:
         return _SAME_TEXT
     why = _broken(prediction)
-    if why is not None:
-        return Equivalence(Verdict.UNPARSEABLE, "text", why)
-    return _by_spelling(tidy(prediction), tidy_reference(reference))
+    return Equivalence(Verdict.UNPARSEABLE, "text", why) if why else None
 
 
 def _plainly(prediction: str, reference: str) -> Equivalence | None:
     """Two plain numbers, compared digit by digit: most of all grading, and no arithmetic."""
-    if _INTEGER.fullmatch(reference) and _INTEGER.fullmatch(prediction):
-        return _SAME_TEXT if prediction == reference else _DIFFERENT
     right = _PLAIN.fullmatch(reference)
     left = right and _PLAIN.fullmatch(prediction)
     if left is None or right is None:
@@ -109,7 +129,7 @@ def _plainly(prediction: str, reference: str) -> Equivalence | None:
     if _digits(left) == _digits(right):
         return _EQUAL
     # With four decimals or more a reference may be rounded.
-    return _DIFFERENT if len(right[3] or "") < 4 else None
+    return _DIFFERENT if len(right[3] or "") < ROUNDED_FROM else None
 
 
 def _digits(number: re.Match[str]) -> tuple[str, str, str]:
@@ -118,134 +138,242 @@ def _digits(number: re.Match[str]) -> tuple[str, str, str]:
     return sign if whole or part else "", whole, part
 
 
-def _by_spelling(prediction: str, reference: str) -> Equivalence | None:
-    if canonical(prediction) == canonical(reference):
-        return _SAME_TEXT
-    if is_choice(prediction, reference):
-        return Equivalence(Verdict.CORRECT, "text", "same choice")
-    chosen = chosen_value(prediction, reference)
-    if isinstance(chosen, bool):
-        verdict = Verdict.CORRECT if chosen else Verdict.INCORRECT
-        return Equivalence(verdict, "text", "the letter of the choice")
-    if chosen is not None:
-        return _by_spelling(*chosen)
-    try:
-        return _by_parts(prediction, reference)
-    except TooLargeError:
-        return Equivalence(Verdict.UNPARSEABLE, "number", "a number too large to write down")
+_CHOICE = re.compile(r"(?:\(([A-Ja-j])\)|([A-J])[.:)]) ?(.*)|([A-J])", re.ASCII | re.DOTALL)
+_ANOTHER_MARK = re.compile(r"\([A-J]\)|\b[A-J][.:)]", re.ASCII)
+_ANOTHER_CHOICE = re.compile(
+    r"\b[A-J]\b|\([a-j]\)|\b(?:or|and|not|either|wrong|false|incorrect|except)\b|[,;/&]",
+    re.ASCII,
+)
 
 
-def _by_parts(prediction: str, reference: str) -> Equivalence | None:
-    """Compare every reading of one with every reading of the other, part by part."""
-    test = _AtomTest()
-    undecided = False
-    for left, right in paired_readings(prediction, reference):
-        outcome = compare(left, right, test)
-        if outcome:
-            return Equivalence(Verdict.CORRECT, test.rung, test.reason)
-        undecided |= outcome is None
-    if undecided:
-        return None
-    verdict = Verdict.UNPARSEABLE if test.wordy else Verdict.INCORRECT
-    return Equivalence(verdict, test.rung, test.refusal or "another number of parts, or brackets")
+def choice_of(text: str) -> tuple[str, str]:
+    """(letter, value) of a choice, either of which may be empty: a bare `b` is a variable.
+
+    >>> choice_of("B. 5"), choice_of("(b)"), choice_of("(A) 3, (B) 4"), choice_of("b")
+    (('B', '5'), ('B', ''), ('', '(A) 3, (B) 4'), ('', 'b'))
+    """
+    match = _CHOICE.fullmatch(text)
+    if match is None or _ANOTHER_MARK.search(match[3] or ""):
+        return "", text
+    return (match[1] or match[2] or match[4]).upper(), match[3] or ""
 
 
-class _AtomTest:
-    """The exact test of two atoms, remembering the highest rung used and the last reasons."""
-
-    def __init__(self) -> None:
-        self.rung = "text"
-        self.reason = ""
-        self.refusal = ""
-        self.wordy = False
-
-    def __call__(self, prediction: str, reference: str) -> bool | None:
-        outcome, reason = same_atoms(prediction, reference)
-        if outcome is False:
-            self.refusal = reason
-        else:
-            self.reason = reason or self.reason
-        if reason not in ("same text", WORDS_DIFFER, WORDS_FOR_NUMBER):
-            self.rung = "number"
-        self.wordy |= reason == WORDS_FOR_NUMBER
-        return outcome
+def asked_value(reference: str) -> str:
+    """A reference without typesetting, and without the letter of a choice beside its value."""
+    text = tidy_reference(reference)
+    return choice_of(text)[1] or text
 
 
-@lru_cache(maxsize=8192)
-def same_atoms(prediction: str, reference: str) -> tuple[bool | None, str]:
-    """Whether two single answers are the same, if the exact rungs can tell, and why."""
-    if canonical(prediction).removeprefix("+") == canonical(reference).removeprefix("+"):
-        return True, "same text"
-    given, asked = chain_of(prediction), chain_of(reference)
-    if misstated := _misstated(given, asked):
-        return False, misstated
-    return compare_chains(
-        given, asked, answer=_same_values, side=_same_sides, equation=lambda _, __: (None, "")
-    )
-
-
-def _misstated(prediction: Chain, reference: Chain) -> str | None:
-    """Why an equation does not answer a question for a value, or None."""
-    first, *_ = prediction.sides
-    if len(prediction.sides) == 1 or len(reference.sides) > 1:
-        return None
-    if _SENTENCE_END.search(first):
-        return "a sentence that ends in an equation"
-    if prediction.values[-1] == "0" and not prediction.label and read_number(first) is None:
-        return "an equation where a value is asked"
-    return None
-
-
-def _same_sides(prediction: str, reference: str) -> tuple[bool | None, str]:
-    """Two values on the way to an answer: arithmetic may be left to be done."""
-    left, right = read_number(prediction), read_number(reference)
-    if left is None or right is None:
-        return _same_values(prediction, reference)
-    return same_number(left._replace(undone=False), right._replace(undone=False))
-
-
-def _same_values(prediction: str, reference: str) -> tuple[bool | None, str]:
-    if canonical(prediction) == canonical(reference):
-        return True, "same text"
-    right, left = read_number(reference), read_number(prediction)
-    if left is not None and right is not None:
-        return same_number(left, right)
-    if left is not None and left.open:
-        return False, "digits that go on are no exact value"
-    if right is not None and (thousands := _in_thousands(prediction)):
-        return same_number(thousands, right)
-    wordy = is_words(prediction), is_words(reference)
-    if any(wordy) and (all(wordy) or left is not None or right is not None):
-        return same_words(prediction, reference, wordy)
-    return _same_but_for_unit(prediction, reference)
-
-
-_SUFFIXED = re.compile(r"(\S*\d) ?[kK]", re.ASCII)
-
-
-def _in_thousands(text: str) -> Number | None:
-    """`10k`: only where a number is asked, as in an expression `k` is a variable."""
-    match = _SUFFIXED.fullmatch(text)
-    number = match and read_number(match.group(1))
-    return number._replace(value=number.value * 1000, decimals=-1) if number else None
-
-
-def _same_but_for_unit(prediction: str, reference: str) -> tuple[bool | None, str]:
-    """Expressions with words after them; what is left goes to ratios and the symbolic rung."""
-    (left, left_unit), (right, right_unit) = split_unit(prediction), split_unit(reference)
-    if left_unit and right_unit and left_unit != right_unit:
-        if matched(left_unit, right_unit) is None:
-            return False, "another unit"
-        return None, ""
-    if canonical(left) == canonical(right):
-        return True, "same text but for the unit"
-    return same_ratio(prediction, reference)
-
+# --- part by part --------------------------------------------------------------------------------
 
 _SENTENCE_END = re.compile(
     r"[.:;?!] +[A-Za-z]|\\(?:Rightarrow|Leftrightarrow|rightarrow|implies|iff|to)(?![A-Za-z])",
     re.ASCII,
 )
+_UNKNOWN = re.compile(r"\\?[A-Za-z](?:_(?:\{\w+\}|\w))?|\\(?!angle|triangle)[a-z]+", re.ASCII)
+_TEXT_REASONS = ("same text", "other words", _WORDS_FOR_A_NUMBER)
+
+
+class Comparison:
+    """One tidy answer against one reference, by text and exact numbers.
+
+    The symbolic stage is this with `values`, `sides`, `equations` and `regions` that can tell more.
+    """
+
+    def __init__(self) -> None:
+        self.stage = "text"
+        self.reason = ""
+        """Why the answer is right."""
+        self.refusal = ""
+        """Why it is not."""
+
+    def answers(self, prediction: str, reference: str) -> bool | None:
+        """Every reading of one against every reading of the other."""
+        if canonical(prediction) == canonical(reference):
+            self.reason = "same text"
+            return True
+        (given, said), (asked, value) = choice_of(prediction), choice_of(reference)
+        if asked and given and (given != asked or not (value and said)):
+            self.reason = self.refusal = "the letter of the choice"
+            return given == asked and (bool(value) or not _ANOTHER_CHOICE.search(said))
+        if asked and value:
+            prediction, reference = said if given else prediction, value
+        decided: bool | None = False
+        for left, right in paired(prediction, reference):
+            outcome = compare(left, right, self.atoms)
+            if outcome is None:
+                outcome = self.regions(prediction, reference)
+            if outcome:
+                return True
+            decided = None if outcome is None else decided
+        return decided
+
+    def atoms(self, prediction: str, reference: str) -> bool | None:
+        """Two single answers: values, or equations with one value or several."""
+        outcome, reason = self._chains(chain_of(prediction), chain_of(reference))
+        if outcome is False:
+            self.refusal = reason
+        else:
+            self.reason = reason or self.reason
+        if reason not in _TEXT_REASONS:
+            self.stage = "number"
+        return outcome
+
+    def _chains(self, prediction: Chain, reference: Chain) -> Outcome:
+        """Whether an answer states what the reference does."""
+        if [*map(canonical, prediction.sides)] == [*map(canonical, reference.sides)]:
+            return True, "same text"
+        if why := _misstated(prediction, reference):
+            return False, why
+        if reference.is_equation or (reference.label and prediction.is_equation):
+            return self.equations(prediction, reference)
+        labels = prediction.label, reference.label
+        if all(labels) and not same_label(*labels):
+            return self.equations(prediction, reference)
+        outcome, reason = self.values(prediction.values[-1], reference.values[-1])
+        for value in prediction.values[:-1] if outcome is not False else ():
+            stated = self._is_stated(value, prediction, reference)
+            if stated is False:
+                return False, "the equation given is false"
+            outcome = stated and outcome
+        return outcome, reason
+
+    def _is_stated(self, value: str, prediction: Chain, reference: Chain) -> bool | None:
+        """Whether a value on the way to the answer agrees with what is known.
+
+        A formula in letters that the reference's value has not (`A = bh = 6`) can only be checked
+        where the reference gives a formula, too.
+        """
+        letters = variables(value)
+        if not letters <= variables(reference.values[-1]) and not any(
+            map(variables, reference.values[:-1])
+        ):
+            return True
+        known = reference.values if letters else (*reference.values, prediction.values[-1])
+        return _best([self.sides(value, other) for other in known])
+
+    def values(self, prediction: str, reference: str) -> Outcome:
+        """Two values without labels."""
+        if canonical(prediction).removeprefix("+") == canonical(reference).removeprefix("+"):
+            return True, "same text"
+        right = read_number(reference)
+        left = read_number(prediction) or (right and read_number(choice_of(prediction)[1]))
+        if left is not None and right is not None:
+            return same_number(left, right)
+        decided = _same_words(prediction, reference, left, right) or _same_time(
+            prediction, reference
+        )
+        if decided:
+            return decided
+        (core, unit), (asked_core, asked_unit) = split_unit(prediction), split_unit(reference)
+        if unit and asked_unit and matched(unit, asked_unit) is None:
+            return False, "another unit"
+        if not (unit and asked_unit and unit != asked_unit) and canonical(core) == canonical(
+            asked_core
+        ):
+            return True, "same text but for the unit"
+        return self._ratios(prediction, reference)
+
+    def _ratios(self, prediction: str, reference: str) -> Outcome:
+        r"""`1:\sqrt2` against another ratio, or a ratio of two against its quotient."""
+        asked, given = split(reference, COLON), split(prediction, COLON)
+        if len(given) == 1 and len(asked) <= 2:
+            return self.values(prediction, _quotient(*asked)) if len(asked) == 2 else (None, "")
+        if len(given) != len(asked) or not all(part.strip("0 ") for part in (*given, *asked)):
+            return False, "a ratio of other parts"
+        outcomes = [
+            self.values(_quotient(p, given[0]), _quotient(r, asked[0]))[0]
+            for p, r in zip(given[1:], asked[1:], strict=True)
+        ]
+        return False if False in outcomes else None if None in outcomes else True, "ratios"
+
+    def sides(self, prediction: str, reference: str) -> bool | None:
+        """Two values on the way to an answer: arithmetic may be left to be done."""
+        left, right = read_number(prediction), read_number(reference)
+        if left is not None and right is not None:
+            return same_number(left._replace(unevaluated=False), right)[0]
+        return True if canonical(prediction) == canonical(reference) else None
+
+    def equations(self, prediction: Chain, reference: Chain) -> Outcome:  # noqa: ARG002 - for workers
+        """Two equations that cannot be compared value by value."""
+        return None, ""
+
+    def regions(self, prediction: str, reference: str) -> bool | None:  # noqa: ARG002 - as above
+        """Shapes that differ on paper: `x > 3` against `(3, oo)`."""
+        return None
+
+
+def _misstated(prediction: Chain, reference: Chain) -> str | None:
+    """Why an answer says something else than what is asked, whatever its value; or None."""
+    if reference.is_equation and len(prediction.sides) == 1:
+        return "the reference is an equation, the answer is not"
+    if len(reference.sides) == 1 < len(prediction.sides):
+        if _SENTENCE_END.search(prediction.sides[0]):
+            return "a sentence that ends in an equation"
+        if prediction.is_equation and prediction.values[-1] == "0":
+            return "an equation where a value is asked"
+    labels = prediction.label, reference.label
+    if all(labels) and not same_label(*labels):
+        # `y = 2x` may be `x = y/2`; `y = 2` is not `x = 2`, nor `f(x) = 2x` the same of `g(x)`.
+        turned = all(map(_UNKNOWN.fullmatch, labels)) and not read_number(reference.values[-1])
+        return None if turned else f"{labels[0]} is given, {labels[1]} is asked"
+    return None
+
+
+def _best(outcomes: list[bool | None]) -> bool | None:
+    return True if True in outcomes else None if None in outcomes else False
+
+
+def _quotient(top: str, bottom: str) -> str:
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+_CLOCK = re.compile(
+    r"(\d{1,2})(?=:| ?[ap])(?::([0-5]\d))?(?: ?([ap])\.? ?m\.?)?", re.ASCII | re.IGNORECASE
+)
+
+
+def _same_time(prediction: str, reference: str) -> Outcome | None:
+    """`9:00 AM` for `9 a.m.`; a half of the day that one side leaves out says nothing."""
+    clocks = [_CLOCK.fullmatch(text) for text in (prediction, reference)]
+    times = [(int(c[1]), c[2] or "00", (c[3] or "").lower()) for c in clocks if c]
+    if len(times) < 2:
+        return None
+    halves = {half for *_, half in times} - {""}
+    return times[0][:2] == times[1][:2] and len(halves) < 2, "clock times"
+
+
+_WORDY = re.compile(r"[A-Za-z][A-Za-z' .-]*", re.ASCII)
+_WORDS = re.compile(r"(?i:yes|no|odd)|[A-Z]{3,}", re.ASCII)
+
+
+def _same_words(
+    prediction: str, reference: str, left: Number | None, right: Number | None
+) -> Outcome | None:
+    """Words against words, or against a number."""
+    wordy = _is_words(prediction), _is_words(reference)
+    if all(wordy):
+        same = _spoken(prediction) == _spoken(reference)
+        return same, "same text" if same else "other words"
+    if wordy[0] and right is not None:
+        return False, _WORDS_FOR_A_NUMBER
+    return (False, "a number where words are expected") if wordy[1] and left is not None else None
+
+
+def _is_words(text: str) -> bool:
+    """Whether a text is words, or letters in an order, rather than a product of variables."""
+    if _WORDS.fullmatch(text):
+        return True
+    if not _WORDY.fullmatch(text) or text.lower() in ("infinity", "infty"):
+        return False
+    return max(map(len, text.split(" "))) >= 4
+
+
+def _spoken(text: str) -> str:
+    return re.sub(r"^(?:the|an?) |[^a-z ]", "", " ".join(text.casefold().split()))
+
+
+# --- what cannot be read -------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=65_536)
@@ -255,66 +383,38 @@ def unreadable(reference: str) -> str | None:
     >>> unreadable(r"\frac{1}{2}") is None, unreadable(r"\frac{1}{2")
     (True, 'unbalanced braces')
     """
-    why = _broken(reference)
-    if why is not None:
+    if why := _broken(reference):
         return why
     if len(reference.split()) > 40 and len(re.findall(r"[A-Za-z]{3,}", reference)) > 20:
         return "it is an explanation, not an answer"
-    text = tidy_reference(reference)
-    choice = value_of_choice(text)
     try:
-        reasons = [_atoms_problem(node) for node in readings(choice[1] if choice else text)]
+        for node in candidates(asked_value(reference)):
+            for atom in atoms_of(node):
+                chain_of(atom)
+                read_number(atom)
     except TooLargeError:
         return "a number too large to write down"
-    return reasons[0] if all(reasons) else None
-
-
-def _atoms_problem(node: Node) -> str | None:
-    if node.kind is Kind.ATOM:
-        number = read_number(node.text)
-        if number is not None and number.open and number.decimals < ROUNDED_FROM:
-            return f"a decimal that goes on after fewer than {ROUNDED_FROM} digits"
-    return next((why for item in node.items if (why := _atoms_problem(item))), None)
-
-
-def _broken(text: str) -> str | None:
-    """What is wrong with an answer before it is even read."""
-    if len(text) > MAX_ANSWER:
-        return f"longer than {MAX_ANSWER} characters"
-    if not tidy(text):
-        return "empty"
-    if _TOWER.search(text):
-        return "a tower of powers too large to write down"
-    return _unbalanced(text)
-
-
-def _unbalanced(text: str) -> str | None:
-    if "{" in text or "}" in text:
-        whole = "{" + text + "}"
-        if closing_brace(whole, 0) != len(whole) - 1:
-            return "unbalanced braces"
-    openers = text.count("(") + text.count("[")  # `(0, 1]` is balanced
-    if openers != text.count(")") + text.count("]"):
-        return "unbalanced brackets"
-    if openers + text.count("{") > _MAX_BRACKETS:
-        return f"more than {_MAX_BRACKETS} brackets"
-    if _nesting(text) > _MAX_NESTING:
-        return f"brackets nested more than {_MAX_NESTING} deep"
     return None
-
-
-def _nesting(text: str) -> int:
-    deepest = depth = 0
-    for character in text:
-        if character in "([{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in ")]}":
-            depth -= 1
-    return deepest
 
 
 # Three powers of numbers on top of each other: 9^{9^{9^9}}, 9**9**9**9.
 _TOWER = re.compile(
     r"\d\s*(?:\^|\*\*)\s*[({]*\s*\d+\s*(?:\^|\*\*)\s*[({]*\s*\d+\s*(?:\^|\*\*)", re.ASCII
 )
+
+
+def _broken(text: str) -> str | None:
+    """What is wrong with an answer before it is even read."""
+    if len(text) > MAX_ANSWER:
+        return f"longer than {MAX_ANSWER} characters"
+    if not tidy(text) or _TOWER.search(text):
+        return "a tower of powers too large to write down" if tidy(text) else "empty"
+    whole = "{" + text + "}"
+    if closing_brace(whole, 0) != len(whole) - 1:
+        return "unbalanced braces"
+    opened = text.count("(") + text.count("[")  # `(0, 1]` is balanced
+    if opened != text.count(")") + text.count("]"):
+        return "unbalanced brackets"
+    if opened + text.count("{") > _MAX_BRACKETS or depths(text)[1] > MAX_NESTING:
+        return f"more than {_MAX_BRACKETS} brackets, or nested more than {MAX_NESTING} deep"
+    return None

@@ -1,52 +1,55 @@
-"""Warm worker processes for the symbolic rung, each behind a hard wall-clock limit.
+"""The grader: completions in, verdicts out, from any thread, event loop or forked child.
 
-One thread owns one worker for the life of the pool: it starts the process, hands it one request
-at a time, and on a missed deadline kills it and starts another. Linux kills a worker with the
-thread that started it, so these threads must not be anybody else's.
+What needs the symbolic stage is handed to warm worker processes, each behind a hard wall-clock
+limit. One thread owns one worker for the life of the pool: it starts the process, hands it one
+request at a time, and on a missed deadline kills it and starts another. Linux kills a worker with
+the thread that started it, so these threads must not be anybody else's.
 """
 
 from __future__ import annotations
 
+import atexit
+import importlib.util
 import json
-import logging
 import os
-import queue
 import select
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from queue import SimpleQueue
+from typing import Self
 
 from grouper.config.schema import GradingConfig
-from grouper.grading.equivalence import Equivalence
-from grouper.types import Verdict
-
-logger = logging.getLogger(__name__)
+from grouper.errors import GradingError
+from grouper.grading.equivalence import SYMBOLIC_OFF, Equivalence, exact, unreadable
+from grouper.grading.extract import extract, extract_lenient
+from grouper.grading.normalise import canonical, tidy, tidy_reference
+from grouper.grading.numbers import read_number
+from grouper.types import AnswerContract, AnswerKind, Grade, Verdict
 
 _START_SECONDS = 120.0
 # For reading a reference, which is a matter of milliseconds, on any machine however busy.
 _READ_SECONDS = 120.0
 # Memory that one worker may take.
 MEMORY_MB = 2048
-_RUNG = "symbolic"
-_KILLED = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT})
-"""Exit statuses of a worker that was killed; the limits it has end it in other ways."""
+# Exit statuses of a worker that was killed; the limits it has end it in other ways.
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT)
+_NEEDED = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
-class _Request(NamedTuple):
-    """A pair to compare, or with `prediction` None a reference to be read."""
-
-    prediction: str | None
-    reference: str
-    result: Future[Equivalence]
+_Requests = SimpleQueue[tuple[str | None, str, Future[Equivalence]] | None]
 
 
 class WorkerPool:
-    """Threads, each with one worker process that is started at its first request.
+    """Threads that share a queue, each with a worker process started at its first request.
 
     Args:
         settings: seconds per request.
@@ -57,69 +60,63 @@ class WorkerPool:
     """
 
     def __init__(
-        self, settings: GradingConfig, workers: int, module: str = "grouper.grading.worker"
+        self, settings: GradingConfig, workers: int, module: str = "grouper.grading.symbolic"
     ) -> None:
-        self._settings = settings
-        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._workers = [_Worker(settings, module) for _ in range(workers)]
-        self._threads = [
-            threading.Thread(target=self._serve, args=(worker,), name=f"grading-{i}", daemon=True)
-            for i, worker in enumerate(self._workers)
+        self._requests: _Requests = SimpleQueue()
+        self._workers = [
+            _Worker(self._requests, settings.timeout_seconds, module) for _ in range(workers)
         ]
-        self._closed = False
-        for thread in self._threads:
-            thread.start()
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the workers alive now."""
-        return tuple(worker.pid for worker in self._workers if worker.pid)
+        return tuple(worker.process.pid for worker in self._workers if worker.process)
 
     def submit(self, prediction: str | None, reference: str) -> Future[Equivalence]:
-        """The verdict to come; the deadline starts when a worker takes the request up."""
+        """The verdict to come; the deadline starts when a worker takes the request up.
+
+        Without a prediction: whether the reference can be read.
+        """
         result: Future[Equivalence] = Future()
         result.set_running_or_notify_cancel()  # a verdict on its way cannot be called back
-        self._requests.put(_Request(prediction, reference, result))
+        self._requests.put((prediction, reference, result))
         return result
 
     def close(self) -> None:
         """Kill the workers and end the threads; waiting requests end as crashes."""
-        self._closed = True
-        for _ in self._threads:
+        for worker in self._workers:
+            worker.closed = True
+            worker.kill()
             self._requests.put(None)
         for worker in self._workers:
-            worker.close()
-        for thread in self._threads:
-            thread.join(timeout=10)
+            worker.join(timeout=10)
 
     def abandon(self) -> None:
         """After a fork, in the child: let go of the parent's workers without touching them."""
         for worker in self._workers:
-            worker.release()
-
-    def _serve(self, worker: _Worker) -> None:
-        while (request := self._requests.get()) is not None:
-            if self._closed:
-                request.result.set_result(_crash("the grader was closed"))
-            else:
-                request.result.set_result(worker.ask(request.prediction, request.reference))
-        worker.kill()
+            if worker.process is not None:
+                _close_pipes(worker.process)
+                worker.process.returncode = 0  # not our child: nothing to reap or warn about
 
 
-class _Worker:
+class _Worker(threading.Thread):
     """One process and its two pipes; replaced whenever it misses a deadline or ends."""
 
-    def __init__(self, settings: GradingConfig, module: str) -> None:
-        self._settings = settings
+    def __init__(self, requests: _Requests, seconds: float, module: str) -> None:
+        super().__init__(name="grading", daemon=True)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.closed = False
+        self._requests = requests
+        self._seconds = seconds
         self._module = module
-        self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        self._unread = b""
-        self._closed = False
+        self.start()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid if self._process is not None else 0
+    def run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            prediction, reference, result = request
+            result.set_result(self.ask(prediction, reference))
+        self.kill()
 
     def ask(self, prediction: str | None, reference: str) -> Equivalence:
         """One request, answered, timed out or crashed; never raises.
@@ -127,127 +124,89 @@ class _Worker:
         A worker that somebody else killed has said nothing about the answer, so another one is
         asked, once. A missed deadline and what a worker did to itself are final.
         """
-        killed = "the worker was killed, and so was the one asked after it"
-        return (
-            self._ask(prediction, reference) or self._ask(prediction, reference) or _crash(killed)
-        )
+        killed = _crash("the worker was killed, and so was the one asked after it")
+        return self._ask(prediction, reference) or self._ask(prediction, reference) or killed
 
     def _ask(self, prediction: str | None, reference: str) -> Equivalence | None:
         """The same of one worker; None where somebody else killed it.
 
         Its seconds are those of the request: not the wait for a worker, nor a worker's start.
         """
-        seconds = self._settings.timeout_seconds if prediction is not None else _READ_SECONDS
+        process = self._living()
+        if process is None:
+            return _crash("the grader was closed, or the worker could not be started")
+        seconds = self._seconds if prediction is not None else _READ_SECONDS
         request = {"prediction": prediction, "reference": reference, "seconds": seconds}
-        process = None
-        try:
-            process = self._started()
-            if process is None:
-                return _crash("the worker could not be started")
-            started = time.perf_counter()
-            reply = self._exchange(process, json.dumps(request).encode() + b"\n", seconds)
-        except (OSError, ValueError) as error:
-            killed = process is not None and self._was_killed(process)
+        started = time.perf_counter()
+        reply = _exchange(process, json.dumps(request).encode() + b"\n", seconds)
+        took = time.perf_counter() - started
+        status = process.poll()
+        if reply is None or reply["verdict"] == Verdict.CRASH:
             self.kill()
-            return None if killed else _crash(f"{type(error).__name__}: {error}")
-        answered = self._outcome(process, reply, seconds)
-        return answered and answered._replace(seconds=time.perf_counter() - started)
+        if reply is not None:
+            return Equivalence(Verdict(reply["verdict"]), "symbolic", reply["reason"], took)
+        if status is None:
+            late = f"no verdict within {seconds:g} s"
+            return Equivalence(Verdict.TIMEOUT, "symbolic", late, took)
+        if status in _KILLED and not self.closed:
+            return None
+        return _crash("the worker ended (memory or CPU limit)")
 
-    def _outcome(
-        self, process: subprocess.Popen[bytes], reply: dict[str, str] | None, seconds: float
-    ) -> Equivalence | None:
-        if reply is None:
-            alive, killed = process.poll() is None, self._was_killed(process)
-            self.kill()
-            if alive:
-                return Equivalence(Verdict.TIMEOUT, _RUNG, f"no verdict within {seconds:g} s")
-            return None if killed else _crash("the worker ended (memory or CPU limit)")
-        if reply["verdict"] == Verdict.CRASH:
-            self.kill()
-        return Equivalence(Verdict(reply["verdict"]), _RUNG, reply["reason"] or "readable")
-
-    def _was_killed(self, process: subprocess.Popen[bytes]) -> bool:
-        """Whether a worker ended by a signal from outside, which was not ours."""
-        return not self._closed and process.poll() in _KILLED
-
-    def _started(self) -> subprocess.Popen[bytes] | None:
-        if self._process is not None and self._process.poll() is None:
-            return self._process
+    def _living(self) -> subprocess.Popen[bytes] | None:
+        """The process, started where there is none; None where it does not come up."""
+        if self.process is not None and self.process.poll() is None:
+            return self.process
         self.kill()
-        command = [sys.executable, "-P", "-m", self._module]
-        process = subprocess.Popen(
-            [*command, str(os.getpid()), str(MEMORY_MB)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env=_environment(),
-        )
+        command = [sys.executable, "-P", "-m", self._module, str(os.getpid()), str(MEMORY_MB)]
         with self._lock:
-            self._process, self._unread = process, b""
-        reply = self._exchange(process, b"", _START_SECONDS)
-        if reply is None or not reply["ready"]:
-            logger.error("grading worker did not start: %s", reply and reply["reason"])
+            if self.closed:
+                return None
+            self.process = process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=_environment(),
+            )
+        if _exchange(process, b"", _START_SECONDS) is None:
             self.kill()
             return None
         return process
 
-    def _exchange(
-        self, process: subprocess.Popen[bytes], message: bytes, seconds: float
-    ) -> dict[str, str] | None:
-        """Send a line, return the reply; None when the deadline passes or the worker ends."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        if message:
-            process.stdin.write(message)
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self._unread:
-            left = deadline - time.monotonic()
-            if left <= 0 or not _readable(process.stdout.fileno(), left):
-                return None
-            chunk = os.read(process.stdout.fileno(), 65_536)
-            if not chunk:
-                process.wait()
-                return None
-            self._unread += chunk
-        line, _, self._unread = self._unread.partition(b"\n")
-        reply: dict[str, str] = json.loads(line)
-        return reply
-
-    def close(self) -> None:
-        """Kill the process, and ask no other one."""
-        self._closed = True
-        self.kill()
-
     def kill(self) -> None:
         """End the process now, and wait until it is gone."""
         with self._lock:
-            process, self._process = self._process, None
+            process, self.process = self.process, None
         if process is not None:
             process.kill()
             process.wait()
             _close_pipes(process)
 
-    def release(self) -> None:
-        """Close our copies of the pipes of a process that belongs to the parent."""
-        if self._process is not None:
-            _close_pipes(self._process)
-            self._process.returncode = 0  # not our child: nothing to reap or warn about
 
-
-def _readable(descriptor: int, seconds: float) -> bool:
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(seconds * 1000))
+def _exchange(
+    process: subprocess.Popen[bytes], message: bytes, seconds: float
+) -> dict[str, str] | None:
+    """Send a line, return the reply; None when the deadline passes or the worker has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(message)
+        process.stdin.flush()
+        poller = select.poll()
+        poller.register(process.stdout.fileno(), select.POLLIN)
+        if not poller.poll(seconds * 1000):
+            return None
+        line = process.stdout.readline()  # a worker writes a whole line at once
+        return json.loads(line)  # type: ignore[no-any-return] # one of ours
+    except (OSError, ValueError):
+        process.wait()
+        return None
 
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
-
-
-_NEEDED = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
 def _environment() -> dict[str, str]:
@@ -262,4 +221,300 @@ def _environment() -> dict[str, str]:
 
 
 def _crash(reason: str) -> Equivalence:
-    return Equivalence(Verdict.CRASH, _RUNG, reason)
+    return Equivalence(Verdict.CRASH, "symbolic", reason)
+
+
+# --- the grader ----------------------------------------------------------------------------------
+
+_REMEMBERED = 65_536
+_OFFENDERS = 50
+
+
+class Grader:
+    r"""Grades completions by one answer contract.
+
+    Args:
+        contract: where the answer stands.
+        settings: deadline, and whether the symbolic stage is on.
+        workers: processes that compare at the same time; 0: one for every four processors.
+
+    Raises:
+        GradingError: the symbolic stage is on and Math-Verify is not installed.
+
+    Workers start at the first pair that needs one and live until `close`. Pairs already judged
+    are remembered, timeouts among them, so a string that hangs costs its deadline once.
+
+    >>> contract = AnswerContract(kind=AnswerKind.BOXED)
+    >>> with Grader(contract, GradingConfig()) as grader:
+    ...     [g.verdict.value for g in grader.grade([r"\boxed{4}", "4?"], ["4.0", "4"])]
+    ['correct', 'no_answer']
+    """
+
+    def __init__(
+        self, contract: AnswerContract, settings: GradingConfig, *, workers: int = 0
+    ) -> None:
+        require_symbolic(settings)
+        self.contract = contract
+        self.settings = settings
+        self._workers = workers or max(1, (os.cpu_count() or 1) // 4)
+        self.counts: Counter[Verdict] = Counter()
+        """Verdicts handed out so far."""
+        self.offenders: deque[tuple[str, str, Verdict]] = deque(maxlen=_OFFENDERS)
+        """(answer, reference, verdict) of the last timeouts and crashes."""
+        self._asked: OrderedDict[_Pair, Future[Equivalence]] = OrderedDict()
+        self._lock = threading.RLock()
+        self._pool: WorkerPool | None = None
+        _graders.add(self)
+
+    def grade(self, texts: Sequence[str], references: Sequence[str]) -> list[Grade]:
+        """One grade per text, in order; blocks until all are known.
+
+        Raises:
+            ValueError: not one reference per text.
+        """
+        outcomes = [self._decide(t, r) for t, r in zip(texts, references, strict=True)]
+        return [outcome if isinstance(outcome, Grade) else outcome.result() for outcome in outcomes]
+
+    def submit(self, text: str, reference: str) -> Future[Grade]:
+        """The grade to come: there at once unless a worker is needed. Never raises."""
+        return _to_come(self._decide(text, reference))
+
+    def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
+        """The grade of the answer found in any known way (`extract_lenient`); not in `counts`.
+
+        Its `reason` begins with how the answer was found.
+        """
+        return _to_come(self._decide(text, reference, lenient=True))
+
+    def _decide(self, text: str, reference: str, *, lenient: bool = False) -> Grade | Future[Grade]:
+        """The grade where the exact stages can tell, else the one to come."""
+        started = time.perf_counter()
+        answer, how = (extract_lenient if lenient else extract)(text, self.contract)
+        if answer is None:
+            decided: Equivalence | None = Equivalence(Verdict.NO_ANSWER, "extract", how)
+        else:
+            decided = exact(answer, reference)
+            if decided is None and not self.settings.symbolic:
+                decided = SYMBOLIC_OFF
+        seconds = time.perf_counter() - started
+
+        def graded(decided: Equivalence) -> Grade:
+            verdict, stage, reason, waited = decided
+            if not lenient:
+                with self._lock:
+                    self.counts[verdict] += 1
+            elif answer is not None:
+                reason = f"{how}; {reason}"
+            return Grade(
+                verdict=verdict,
+                extracted=answer,
+                rung=stage,
+                reason=reason,
+                seconds=seconds + waited,
+            )
+
+        if decided is not None:
+            return graded(decided)
+        asked = self._ask(answer, reference)
+        if asked.done():  # what is known is free
+            return graded(asked.result()._replace(seconds=0.0))
+        result: Future[Grade] = Future()
+        asked.add_done_callback(lambda future: result.set_result(graded(future.result())))
+        return result
+
+    def read_reference(self, reference: str) -> str | None:
+        """Why the symbolic stage cannot read a reference, or None: a matter of its spelling alone.
+
+        Raises:
+            GradingError: a worker died over it, or this machine took minutes to parse it. Neither
+                says anything about the reference, and a guess would change the problem set.
+        """
+        decided = self._ask(None, reference).result()
+        if decided.verdict in (Verdict.TIMEOUT, Verdict.CRASH):
+            raise GradingError(
+                f"the reference {reference[:80]!r} could not be checked: {decided.reason}",
+                where="grading.symbolic",
+                fix="Try again with time and memory to spare, or leave the row out.",
+            )
+        return None if decided.verdict is Verdict.CORRECT else decided.reason
+
+    def start(self) -> None:
+        """Start a worker now, where the symbolic stage is on, and see that it can work.
+
+        Raises:
+            GradingError: it dies, for example because Math-Verify is installed but broken.
+        """
+        if not self.settings.symbolic:
+            return
+        decided = self._ask(None, r"\sqrt{2}").result()
+        if decided.verdict is Verdict.CRASH:
+            raise GradingError(
+                f"the worker of the symbolic stage cannot start: {decided.reason}",
+                where="grading.symbolic",
+                fix="Try `python -c 'import grouper.grading.symbolic'` to see why; or set "
+                "grading.symbolic: false to grade by text and exact numbers only.",
+            )
+
+    def close(self) -> None:
+        """Kill the workers; a later `grade` starts new ones."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the workers alive now."""
+        pool = self._pool
+        return pool.pids if pool is not None else ()
+
+    def _ask(self, answer: str | None, reference: str) -> Future[Equivalence]:
+        """Judged before, being judged, or handed to a worker: each pair once."""
+        pair = (answer, reference)
+        with self._lock:
+            if pair in self._asked:
+                self._asked.move_to_end(pair)
+                return self._asked[pair]
+            if self._pool is None:
+                self._pool = WorkerPool(self.settings, self._workers)
+            future = self._asked[pair] = self._pool.submit(answer, reference)
+            if len(self._asked) > _REMEMBERED:
+                self._asked.popitem(last=False)
+        future.add_done_callback(lambda done: self._note(pair, done.result().verdict))
+        return future
+
+    def _note(self, pair: _Pair, verdict: Verdict) -> None:
+        if verdict in (Verdict.TIMEOUT, Verdict.CRASH):
+            self.offenders.append((pair[0] or "", pair[1], verdict))
+
+    def _after_fork(self) -> None:
+        """In a forked child: our threads are gone and the workers are the parent's."""
+        self._lock = threading.RLock()
+        self._asked = OrderedDict((p, f) for p, f in self._asked.items() if f.done())
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.abandon()
+
+
+_Pair = tuple[str | None, str]
+_graders: weakref.WeakSet[Grader] = weakref.WeakSet()
+
+
+def _to_come(outcome: Grade | Future[Grade]) -> Future[Grade]:
+    if isinstance(outcome, Future):
+        return outcome
+    done: Future[Grade] = Future()
+    done.set_result(outcome)
+    return done
+
+
+def _close_all() -> None:
+    for grader in list(_graders):
+        grader.close()
+
+
+def _after_fork_in_child() -> None:
+    for grader in list(_graders):
+        grader._after_fork()  # noqa: SLF001 - same module, one class
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def require_symbolic(
+    settings: GradingConfig,
+    find: Callable[[str], object | None] = importlib.util.find_spec,
+) -> None:
+    """Refuse to start with the symbolic stage on and no Math-Verify.
+
+    Args:
+        settings: the recipe's grading section.
+        find: how a module is looked for; never imports it.
+
+    Raises:
+        GradingError: it is on and cannot be imported.
+    """
+    needed = ("math_verify", "latex2sympy2_extended", "sympy") if settings.symbolic else ()
+    missing = [name for name in needed if not find(name)]
+    if missing:
+        raise GradingError(
+            f"the symbolic stage of the grader needs {', '.join(missing)}, not installed here",
+            where="grading.symbolic",
+            fix="Install it with `pip install 'math-verify[antlr4_13_2]'`, or set "
+            "grading.symbolic: false to grade by text and exact numbers only (answers such as "
+            "2\\sqrt{3} are then correct only when written like the reference).",
+        )
+
+
+# --- without a grader of one's own ---------------------------------------------------------------
+
+TEXT_ALONE = "text alone"
+"""The stage of a grade whose reference cannot be read."""
+
+_shared: dict[AnswerContract, Grader] = {}
+_BOXED = AnswerContract(kind=AnswerKind.BOXED)
+
+
+def by_text_alone(grade: Grade, reference: str) -> Grade:
+    r"""The same grade, or where the reference cannot be read, whether the answer is the same text.
+
+    Evaluations keep such problems and count them apart; a reward leaves them out.
+
+    >>> grade = Grade(verdict=Verdict.NOT_SCORED, extracted="a = b", rung="symbolic", reason="")
+    >>> by_text_alone(grade, "$a=b$").verdict.value, by_text_alone(grade, "a=c").verdict.value
+    ('correct', 'incorrect')
+    """
+    if grade.verdict is not Verdict.NOT_SCORED or grade.extracted is None:
+        return grade
+    same = canonical(tidy(grade.extracted)) == canonical(tidy_reference(reference))
+    verdict = Verdict.CORRECT if same else Verdict.INCORRECT
+    reason = f"{grade.reason}; {'the same text' if same else 'another text'}"
+    return replace(grade, verdict=verdict, rung=TEXT_ALONE, reason=reason)
+
+
+def _shared_grader(contract: AnswerContract) -> Grader:
+    """One grader for each contract, made when it is first needed."""
+    if contract not in _shared:
+        # Without a lock, which a fork could leave locked; one too many starts no worker.
+        _shared.setdefault(contract, Grader(contract, GradingConfig()))
+    return _shared[contract]
+
+
+def grade(text: str, reference: str, contract: AnswerContract) -> Grade:
+    r"""Grade one completion with a shared grader and default settings.
+
+    >>> grade(r"so \boxed{0.5}", r"\frac12", AnswerContract(kind=AnswerKind.BOXED)).verdict.value
+    'correct'
+    """
+    return _shared_grader(contract).submit(text, reference).result()
+
+
+def check_reference(answer: str) -> str | None:
+    r"""Why a reference answer cannot be graded against; None when it is readable.
+
+    Only the spelling counts, never the time that it takes. Plain numbers are decided at once; the
+    rest is read by a worker. Where Math-Verify is not installed (and so the symbolic stage is off
+    by setting), the parser's grammar is not asked.
+
+    Raises:
+        GradingError: see `Grader.read_reference`.
+
+    >>> check_reference("1,234") is None, check_reference(r"\frac{1}{2")
+    (True, 'unbalanced braces')
+    """
+    why = unreadable(answer)
+    if why is not None or read_number(tidy(answer)) is not None:
+        return why
+    try:
+        grader = _shared_grader(_BOXED)
+    except GradingError:
+        return None
+    return grader.read_reference(answer)

@@ -1,36 +1,58 @@
-r"""The symbolic rung, run inside a worker only: Math-Verify reads, high-precision numbers judge.
+r"""The symbolic stage and the worker that runs it: Math-Verify reads, high-precision numbers judge.
 
 Symbolic equality tests say yes too easily (`1-1/e` and `1+1/e`, two unrelated equations) and no
 too easily (`\sqrt{1/n}` and `1/\sqrt{n}`). So expressions are evaluated at several points, and a
 difference or agreement there is final. Math-Verify's own verdict is asked only where numbers
 cannot be had.
+
+`python -P -m grouper.grading.symbolic PARENT_PID MEMORY_MB` is one worker: it reads one JSON
+request per line from standard input and writes one JSON reply per line, within its limits of
+memory and CPU time.
+
+    {"prediction": "2\\sqrt{3}", "reference": "\\sqrt{12}", "seconds": 2.0}
+    {"verdict": "correct", "reason": "the same values"}
+
+A request without a prediction asks whether the reference can be read.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import json
+import math
+import os
 import re
-from fractions import Fraction
-from typing import Any
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, TextIO
 
 import sympy
-from math_verify import verify
+from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no types
+    latex2sympy2 as parser,
+)
+from math_verify.grader import should_treat_as_complex
 
-from grouper.grading.choices import chosen_value, value_of_choice
-from grouper.grading.equations import Chain, chain_of, compare_chains, has_variable
-from grouper.grading.equivalence import Equivalence, same_atoms
-from grouper.grading.expressions import UnreadError, expression_of, require_grammar
-from grouper.grading.normalise import canonical, tidy, tidy_reference
-from grouper.grading.numerals import ROUNDED_FROM, read_number, split_unit
-from grouper.grading.numerical import POINTS, RELATIVE, TINY, Rounding, agree, points, value_at
-from grouper.grading.rational import TooLargeError
-from grouper.grading.regions import is_region, same_regions
-from grouper.grading.structure import Kind, Node, compare, paired_readings, readings
-from grouper.grading.units import Unit, matched
+from grouper.grading.equivalence import Comparison, Equivalence, Outcome, asked_value
+from grouper.grading.normalise import braced, tidy, tidy_reference
+from grouper.grading.numbers import ROUNDED_FROM, TooLargeError, matched, read_number, split_unit
+from grouper.grading.shapes import Chain, atoms_of, candidates, chain_of, variables, without_builder
 from grouper.types import Verdict
 
 
+class UnreadError(Exception):
+    """Math-Verify cannot read a text; `text` says which."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
 def judge(prediction: str, reference: str) -> Equivalence:
-    r"""The verdict on a pair that the exact rungs passed on.
+    r"""The verdict on a pair that the exact stages passed on.
 
     >>> judge("1-1/e", "1+1/e").verdict.value
     'incorrect'
@@ -38,306 +60,327 @@ def judge(prediction: str, reference: str) -> Equivalence:
     'correct'
     """
     left, right = tidy(prediction), tidy_reference(reference)
-    chosen = chosen_value(left, right)
-    if isinstance(chosen, tuple):
-        left, right = chosen
-    test = _AtomTest()
+    comparison = _Symbolic()
     try:
-        for left_node, right_node in paired_readings(left, right):
-            outcome = compare(left_node, right_node, test)
-            if outcome is None:
-                outcome = _same_sets(left, right, test)
-            if outcome:
-                return Equivalence(Verdict.CORRECT, "symbolic", test.reason)
+        if comparison.answers(left, right):
+            return Equivalence(Verdict.CORRECT, "symbolic", comparison.reason)
     except TooLargeError:
-        return _unread(prediction, "a number too large to write down")
+        return _unread(left, "a number too large to write down")
     except RecursionError:
-        why = why_unreadable(reference)
-        if why is not None:
-            return Equivalence(
-                Verdict.NOT_SCORED, "symbolic", f"the reference cannot be read: {why}"
-            )
-        return _unread(prediction, "nested too deeply")
-    return test.refusal(left, right)
+        if (why := why_unreadable(reference)) is None:
+            return _unread(left, "nested too deeply")
+        return Equivalence(Verdict.NOT_SCORED, "symbolic", f"the reference cannot be read: {why}")
+    return _refusal(comparison, left, right)
+
+
+def _refusal(comparison: _Symbolic, prediction: str, reference: str) -> Equivalence:
+    """Not correct: because it differs, or because one side could not be read."""
+    for text in sorted(comparison.unread):
+        if text in reference and text not in prediction and not _is_prose(text):
+            why = f"the reference cannot be read: {text[:80]!r}"
+            return Equivalence(Verdict.NOT_SCORED, "symbolic", why)
+    for text in sorted(comparison.unread):
+        if text in prediction:
+            return _unread(text, "cannot be read as mathematics")
+    return Equivalence(Verdict.INCORRECT, "symbolic", comparison.refusal or "not equal")
 
 
 def _unread(text: str, why: str) -> Equivalence:
     return Equivalence(Verdict.UNPARSEABLE, "symbolic", f"{text[:80]!r}: {why}")
 
 
-class _AtomTest:
-    """Two atoms through all rungs, remembering what could not be read."""
+class _Symbolic(Comparison):
+    """A comparison that parses what text and numbers leave open; always decided."""
 
     def __init__(self) -> None:
-        self.reason = ""
-        self.refused = ""
+        super().__init__()
         self.unread: set[str] = set()
 
-    def __call__(self, prediction: str, reference: str) -> bool | None:
-        outcome, reason = same_atoms(prediction, reference)
-        if outcome is None:
-            try:
-                outcome, reason = _same_expressions(prediction, reference)
-            except UnreadError as error:
-                self.unread.add(error.text)
-                return False
-        if outcome:
-            self.reason = reason
-        else:
-            self.refused = reason
-        return outcome
+    def atoms(self, prediction: str, reference: str) -> bool | None:
+        try:
+            return super().atoms(prediction, reference)
+        except UnreadError as error:
+            self.unread.add(error.text)
+            return False
 
-    def refusal(self, prediction: str, reference: str) -> Equivalence:
-        """Not correct: because it differs, or because one side could not be read."""
-        for text in sorted(self.unread):
-            if text in reference and text not in prediction and not _is_prose(text):
-                why = f"the reference cannot be read: {text[:80]!r}"
-                return Equivalence(Verdict.NOT_SCORED, "symbolic", why)
-        for text in sorted(self.unread):
-            if text in prediction:
-                return _unread(text, "cannot be read as mathematics")
-        return Equivalence(Verdict.INCORRECT, "symbolic", self.refused or "not equal")
+    def values(self, prediction: str, reference: str) -> Outcome:
+        outcome, reason = super().values(prediction, reference)
+        if outcome is not None:
+            return outcome, reason
+        left, right = split_unit(prediction)[0], split_unit(reference)[0]
+        if refused := _refused(left, right):
+            return False, refused
+        return _same_expressions(prediction, reference)
 
+    def sides(self, prediction: str, reference: str) -> bool | None:
+        r"""Where a constant may be rounded, too: `25\pi = 78.5`.
 
-def _same_sets(prediction: str, reference: str, test: _AtomTest) -> bool:
-    """Shapes that differ on paper: `x > 3` against `(3, oo)`."""
-    try:
-        same, reason = same_regions(prediction, reference)
-    except UnreadError as error:
-        test.unread.add(error.text)
-        return False
-    if same:
-        test.reason = reason
-    else:
-        test.refused = reason
-    return same
+        A constant is false only beyond doubt: what cannot be read is not, nor `\sin 30 = 0.5`,
+        which leaves its degrees unsaid.
+        """
+        same = super().sides(prediction, reference)
+        if same is not None:
+            return same
+        constant = not variables(prediction)
+        if constant and _CONVENTION.search(prediction):
+            return True
+        try:
+            rounded_from = 1 if constant else ROUNDED_FROM
+            return _same_expressions(prediction, reference, rounded_from)[0]
+        except UnreadError:
+            return constant
 
+    def equations(self, prediction: Chain, reference: Chain) -> Outcome:
+        """Whether two equations have the same sides, or (of two) sides in constant proportion."""
+        given, expected = prediction.sides, reference.sides
+        if len(given) != len(expected):
+            return False, "an equation of another number of sides"
+        for turned in (given, given[::-1]):
+            if all(map(self._same_side, turned, expected)):
+                return True, "the same sides"
+        if len(given) > 2:
+            return False, "other sides"
+        return _in_proportion(*map(expression_of, (*given, *expected)))
 
-# --- references --------------------------------------------------------------------------------
+    def _same_side(self, prediction: str, reference: str) -> bool:
+        same = super().sides(prediction, reference)
+        return _same_expressions(prediction, reference)[0] if same is None else same
 
-
-def why_unreadable(reference: str) -> str | None:
-    """Why a reference cannot be read; None if it can. A matter of its spelling, never of time."""
-    text = tidy_reference(reference)
-    choice = value_of_choice(text)
-    reasons = [_node_problem(node) for node in readings(choice[1] if choice else text)]
-    return reasons[0] if all(reasons) else None
-
-
-def _node_problem(node: Node) -> str | None:
-    if node.kind is not Kind.ATOM:
-        return next((why for item in node.items if (why := _node_problem(item))), None)
-    if read_number(node.text) is not None or _is_prose(node.text):
-        return None
-    reasons = (_side_problem(value) for value in chain_of(node.text).values)
-    return next((why for why in reasons if why), None)
-
-
-def _side_problem(text: str) -> str | None:
-    if read_number(text) is not None or _is_prose(text):
-        return None
-    try:
-        require_grammar(split_unit(text)[0])
-    except UnreadError as error:
-        return f"{error.text[:80]!r} cannot be read as mathematics"
-    return None
+    def regions(self, prediction: str, reference: str) -> bool:
+        try:
+            same, reason = _same_regions(prediction, reference)
+        except UnreadError as error:
+            self.unread.add(error.text)
+            return False
+        self.reason, self.refusal = reason, reason
+        return same
 
 
-_PROSE = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{3,}(?![A-Za-z({^])", re.ASCII)
-_CLOCK = re.compile(r"\d{1,2}:\d\d.*|\d{1,2} ?[apAP]\.? ?[mM]\.?|\d+(?:st|nd|rd|th)", re.ASCII)
-_FORMULA = re.compile(r"[\\^_=+*<>|{}\[\]]")
-
-
-def _is_prose(text: str) -> bool:
-    """Words, clock times and ordinals: the text rung is all they need."""
-    if _CLOCK.fullmatch(text):
-        return True
-    return bool(_PROSE.search(text)) and not _FORMULA.search(text)
-
-
-# --- expressions -------------------------------------------------------------------------------
-
-
-def _same_expressions(prediction: str, reference: str) -> tuple[bool, str]:
-    same, reason = compare_chains(
-        chain_of(prediction),
-        chain_of(reference),
-        answer=_same_values,
-        side=_same_sides,
-        equation=_same_equations,
-    )
-    return bool(same), reason
-
-
-def _same_values(prediction: str, reference: str) -> tuple[bool, str]:
-    (left, given_unit), (right, asked_unit) = split_unit(prediction), split_unit(reference)
-    refused = _left_undone(left, right) or _of_another_kind(left, right)
-    if refused:
-        return False, refused
-    if ":" in right:
-        return _same_ratios(left, right)
-    return _same_parsed(left, right, _conversion(given_unit, asked_unit))
-
-
-def _same_sides(prediction: str, reference: str) -> tuple[bool, str]:
-    r"""Two values on the way to an answer, where a constant may be rounded: `25\pi = 78.5`.
-
-    A constant is false only beyond doubt: what cannot be read is not, nor `\sin 30 = 0.5`, which
-    leaves its degrees unsaid.
-    """
-    constant = not has_variable(prediction)
-    if constant and _CONVENTION.search(prediction):
-        return True, "a function whose convention is not said"
-    try:
-        same, reason = _equal_sides(prediction, reference)
-        return same or (constant and _rounds_to(prediction, reference)), reason
-    except UnreadError:
-        return constant, "a side that cannot be read"
-
+# --- what is not compared as values, though the parser reads it ----------------------------------
 
 # Degrees or radians, and a logarithm to what base.
 _CONVENTION = re.compile(
     r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])(?!.*(?:\\circ|\\pi))"
     r"|(?<![A-Za-z])log(?! ?_)"
 )
-
-
-def _rounds_to(constant: str, decimal: str) -> bool:
-    """Whether a constant that is no fraction is a decimal to the digits that it shows."""
-    shown = read_number(decimal)
-    if shown is None or shown.decimals < 1 or read_number(constant) is not None:
-        return False
-    value = value_at(expression_of(constant), {})
-    step = sympy.Rational(1, 10**shown.decimals)
-    return value is not None and bool(
-        value[1] == 0 and abs(value[0] - sympy.Rational(shown.value)) <= step / 2
-    )
-
-
-def _equal_sides(prediction: str, reference: str) -> tuple[bool, str]:
-    (left, given_unit), (right, asked_unit) = split_unit(prediction), split_unit(reference)
-    if canonical(left) == canonical(right):
-        return True, "same text"
-    return _same_parsed(left, right, _conversion(given_unit, asked_unit))
-
-
-# Letters that name points or vectors, which the parser would multiply.
-_GEOMETRY = re.compile(r"\\(?:angle|triangle|odot|parallel|perp|cong|sim)(?![A-Za-z])")
-_VECTOR = re.compile(r"\\(?:vec|overrightarrow)(?![A-Za-z])")
-
-
-def _of_another_kind(prediction: str, reference: str) -> str | None:
-    """Why two texts must not be compared as numbers, though the parser reads both."""
-    if prediction == reference:
-        return None
-    both = f"{prediction} {reference}"
-    if _INDEXED_NUMBER.search(both):
-        return "a number in a base that cannot be read"
-    if _GEOMETRY.search(both):
-        return "names of figures are compared as text"
-    if _VECTOR.search(both) and (r"\times" in prediction) != (r"\times" in reference):
-        return "another product of vectors"
-    if ":" in prediction and ":" not in reference:
-        return "a ratio where none is asked"
-    return None
-
-
-def _same_parsed(prediction: str, reference: str, factor: Fraction) -> tuple[bool, str]:
-    """Two texts without names and units, as expressions; the first is multiplied by `factor`."""
-    number = read_number(reference)
-    given = expression_of(prediction)
-    cut = number is not None and number.open
-    expected = sympy.Rational(number.value) if number and cut else expression_of(reference)
-    if is_region(expected) or is_region(given):
-        return same_regions(prediction, reference)
-    if factor != 1:
-        given = given * sympy.Rational(factor)
-    rounding = Rounding(number.decimals, number.open) if number is not None else None
-    agreed = agree(given, expected, rounding)
-    if agreed is not None:
-        return agreed, "the same values" if agreed else "different values"
-    yes = _says_yes(given, expected)
-    return yes, f"{'' if yes else 'not '}equal for Math-Verify; no numbers to check it with"
-
-
-def _same_ratios(prediction: str, reference: str) -> tuple[bool, str]:
-    r"""`1:\sqrt2` against another ratio, or a ratio of two against its quotient."""
-    asked = [part.strip() for part in reference.split(":")]
-    given = [part.strip() for part in prediction.split(":")]
-    if not (all(asked) and all(given)):
-        return False, "a ratio that cannot be read"
-    if len(given) == 1 and len(asked) == 2:
-        return _same_parsed(given[0], rf"\frac{{{asked[0]}}}{{{asked[1]}}}", Fraction(1))
-    if len(given) != len(asked):
-        return False, "a ratio of another number of parts"
-    if any(number and number.value == 0 for number in map(read_number, (*given, *asked))):
-        return False, "a ratio with a zero"  # or a full hour
-    for mine, theirs in zip(given[1:], asked[1:], strict=True):
-        same, reason = _same_parsed(
-            rf"\frac{{{mine}}}{{{given[0]}}}", rf"\frac{{{theirs}}}{{{asked[0]}}}", Fraction(1)
-        )
-        if not same:
-            return False, reason
-    return True, "equal ratios"
-
-
-def _conversion(given: Unit | None, asked: Unit | None) -> Fraction:
-    """From the given unit to the one asked; units of other kinds were refused before."""
-    units = matched(given, asked) if given and asked else None
-    if units is None:
-        return Fraction(1)
-    return units[0].in_base(Fraction(1)) / units[1].in_base(Fraction(1))
-
-
-def _says_yes(prediction: Any, reference: Any) -> bool:
-    """Math-Verify's own verdict; its yes on infinities is worthless (`oo - 1` is `oo`)."""
-    if prediction.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan):
-        return bool(prediction == reference)
-    return bool(verify(reference, prediction, timeout_seconds=None))
-
-
-# The parser drops the base of `204_{six}`.
-_INDEXED_NUMBER = re.compile(r"(?<![A-Za-z_\\\d{])\d+ ?_", re.ASCII)
-
-
+# Letters of words and of figures, which the parser would multiply; the base of `204_{six}`, which
+# it drops; and vectors, which have two products.
+_NAMES = re.compile(
+    r"(?<![\\A-Za-z])(?!theta|infinity|sqrt|arc|deg)[A-Za-z]{4,}(?![A-Za-z({^])"
+    r"|\\(?:angle|triangle|odot|parallel|perp|cong|sim)(?![A-Za-z])"
+    r"|(?<![A-Za-z_\\\d{])\d+ ?_|\\(?:vec|overrightarrow).*\\(?:times|cdot)(?![A-Za-z])"
+)
 # What problems ask to be worked out; giving it back is no answer.
 _QUESTION = re.compile(
     r"\\(?:sum|prod|i*int|oint|lim|gcd|lcm|max|min|lfloor|lceil|floor|ceil|b?mod|pmod|det)"
     r"(?![A-Za-z])|(?<![A-Za-z\\])(?:gcd|lcm|max|min|floor|ceil|mod|det)(?![A-Za-z])|\\frac ?\{d\}"
 )
-_FUNCTION = re.compile(
-    r"(?<![A-Za-z])(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?(?![A-Za-z])|(?<![A-Za-z])(?:log|ln|lg|exp)"
-    r"(?![A-Za-z])"
+# Functions, variables and arithmetic, which have no place where a number is asked.
+_UNEVALUATED = re.compile(
+    r"(?<![A-Za-z])(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?![A-Za-z])"
+    r"|(?<![A-Za-z\\])[a-df-hj-zA-Z](?![A-Za-z])"
+    r"|[\w)}\]!] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\("
 )
-_VARIABLE = re.compile(r"(?<![A-Za-z\\])[a-df-hj-zA-Z](?![A-Za-z])")
-_ARITHMETIC = re.compile(r"[\w)}\]!] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\(")
 
 
-def _left_undone(prediction: str, reference: str) -> str | None:
-    r"""Why a right value is not yet an answer: `\sum_{k=1}^{10} k` for 55, `12+7+0\pi` for 19."""
+def _refused(prediction: str, reference: str) -> str | None:
+    r"""Why an answer is wrong whatever its value: `\sum_{k=1}^{10} k` for 55, `19+0\pi` for 19."""
     if _QUESTION.search(prediction) and not _QUESTION.search(reference):
         return "a sum, integral, limit or the like is left to be worked out"
     asked = read_number(reference)
-    if asked is None or asked.decimals >= ROUNDED_FROM or prediction == reference:
-        return None
-    if _VARIABLE.search(prediction):
-        return "a number is asked, and a variable is given"
-    if _FUNCTION.search(prediction) or _ARITHMETIC.search(prediction):
-        return "a number is asked, and arithmetic is left to be done"
+    if asked is not None and asked.decimals < ROUNDED_FROM and _UNEVALUATED.search(prediction):
+        return "a number is asked; a variable, a function or arithmetic is given"
+    if _NAMES.search(prediction) or _NAMES.search(reference):
+        return "names and bases are compared as text"
     return None
 
 
-def _same_equations(prediction: Chain, reference: Chain) -> tuple[bool, str]:
-    """Whether two equations have the same sides, or (of two) sides in constant proportion."""
-    given, expected = prediction.sides, reference.sides
-    if len(given) != len(expected):
-        return False, "an equation of another number of sides"
-    for turned in (given, given[::-1]):
-        if all(_equal_sides(a, b)[0] for a, b in zip(turned, expected, strict=True)):
-            return True, "the same sides"
-    if len(given) > 2:
-        return False, "other sides"
-    return _in_proportion(*map(expression_of, (*given, *expected)))
+# --- references ----------------------------------------------------------------------------------
+
+
+def why_unreadable(reference: str) -> str | None:
+    """Why a reference cannot be read; None if it can. A matter of its spelling, never of time."""
+    nodes = candidates(asked_value(reference))
+    reasons = [next(filter(None, map(_problem, atoms_of(node))), None) for node in nodes]
+    return reasons[0] if all(reasons) else None
+
+
+def _problem(atom: str) -> str | None:
+    if _is_prose(atom):
+        return None
+    for value in chain_of(atom).values:
+        if read_number(value) is None and not _is_prose(value):
+            try:
+                _require_grammar(split_unit(value)[0])
+            except UnreadError as error:
+                return f"{error.text[:80]!r} cannot be read as mathematics"
+    return None
+
+
+_PROSE = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{3,}(?![A-Za-z({^])", re.ASCII)
+_TIME = re.compile(r"\d{1,2}:\d\d.*|\d{1,2} ?[apAP]\.? ?[mM]\.?|\d+(?:st|nd|rd|th)", re.ASCII)
+_FORMULA = re.compile(r"[\\^_=+*<>|{}\[\]]")
+
+
+def _is_prose(text: str) -> bool:
+    """Words, clock times and ordinals: the text stage is all they need."""
+    return bool(_TIME.fullmatch(text) or (_PROSE.search(text) and not _FORMULA.search(text)))
+
+
+# --- LaTeX to sympy ------------------------------------------------------------------------------
+
+# Removal of units is off: it takes the b of `a + b + c` and the t of `8t` for units. So is the
+# folding of variables to lower case: `R` and `r` are two radii.
+_SPELLING = parser.NormalizationConfig(
+    basic_latex=True,
+    units=False,
+    malformed_operators=True,
+    nits=False,
+    boxed="none",
+    equations=False,
+)
+_READING = parser.ConversionConfig(lowercase_symbols=False)
+
+
+@lru_cache(maxsize=512)
+def expression_of(text: str) -> Any:
+    """What Math-Verify's parser makes of one tidy expression; decimals are exact fractions.
+
+    Raises:
+        UnreadError: it cannot be read, or is nested too deeply for the parser.
+    """
+    latex = latex_of(text)
+    try:
+        expression = parser.latex2sympy(
+            latex,
+            is_real=not should_treat_as_complex(latex),
+            normalization_config=_SPELLING,
+            conversion_config=_READING,
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # the parser has many ways to refuse a text; all mean the same
+        raise UnreadError(text) from error
+    if isinstance(expression, sympy.Basic):
+        exact = {f: sympy.Rational(str(f)) for f in expression.atoms(sympy.Float)}
+        units = {s: sympy.I for s in expression.free_symbols if s.name == "i"}
+        expression = expression.xreplace({**exact, **units})
+    return expression
+
+
+def _require_grammar(text: str) -> None:
+    """See that a tidy expression follows the parser's grammar, and work nothing out.
+
+    What it takes grows with the text and with nothing that the text means, so the outcome is the
+    same on every machine: a tower of powers or a sum of a million terms is read like any other.
+
+    Raises:
+        UnreadError: it does not.
+    """
+    latex = parser.normalize_latex(latex_of(text), _SPELLING)
+    try:
+        reader = parser._Latex2Sympy(config=_READING)  # noqa: SLF001 - its grammar, without the rest
+        reader.create_parser(latex).math()
+    except MemoryError:
+        raise
+    except Exception as error:  # as above: any error of the parser is a refusal
+        raise UnreadError(text) from error
+
+
+_PLAIN_FUNCTION = re.compile(
+    r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sqrt|pi|sin|cos|tan|cot|sec|csc|ln|log|exp|infinity"
+    r"|theta)(?![A-Za-z])"
+)
+_OPENER = re.compile(r"(\\sqrt|\^) ?\((?=([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*)\))\2\)")
+_MIXED = re.compile(r"(?<![\w.}^_])(\d+) ?\\frac\{(\d+)\}\{(\d+)\}", re.ASCII)
+_SUM = r"\\left(\1+\\frac{\2}{\3}\\right)"
+_SPELLED_OUT = tuple(
+    (re.compile(pattern, re.ASCII), replacement)
+    for pattern, replacement in (
+        (r"(?<=\d)\.(?![\d.])", ""),
+        # A letter with an accent, with an index or none, is a name of its own, and so is `E_1`:
+        # no number, as `I_1` is not the imaginary unit that the parser takes it for.
+        (r"\\(d{1,3}ot|hat|bar|tilde) ?\{? ?([A-Za-z]) ?\}?(?: ?_ ?\{(\w+)\})?", r"\2_{\1\3}"),
+        (r"(?<![A-Za-z\\])([EeI]) ?_ ?\{(?=\w+\})", r"Q_{\1"),
+        (_MIXED.pattern, _SUM),
+        # The parser takes `2(3)` for two and three where nothing follows, `i(5)` for a function.
+        (r"(?<![\w.\\_^{])(\d+(?:\.\d+)?) ?(?=\()", r"\1\\cdot "),
+        (r"(?<=\{)(\d+) ?(?=\()", r"\1\\cdot "),
+        (r"(?<![A-Za-z\\_{])([ie]) ?(?=\()", r"\1\\cdot "),
+        (r"([A-Za-z])''", r"\1_{pprime}"),
+        (r"([A-Za-z])'", r"\1_{prime}"),
+    )
+)
+# The parser drops an index or a prime after anything but a name, as if it were not there.
+_DROPPED = re.compile(r"[)\]}\d] ?[_']")
+
+
+def latex_of(text: str) -> str:
+    r"""Calculator notation as LaTeX: `sqrt(2)*x^(1/2)` is `\sqrt{2}\cdot x^{1/2}`.
+
+    Raises:
+        UnreadError: the parser would misread it.
+
+    >>> latex_of("sqrt(2)*x^(1/2)")
+    '\\sqrt{2}\\cdot x^{1/2}'
+    >>> latex_of(r"\tan 15^\circ"), latex_of(r"1\frac12 x")
+    ('\\tan \\left(\\frac{15\\pi}{180}\\right)', '\\left(1+\\frac{1}{2}\\right) x')
+    """
+    latex = _PLAIN_FUNCTION.sub(r"\\\1 ", text).replace(r"\infinity", r"\infty")
+    latex = latex.replace("**", "^").replace("*", r"\cdot ")
+    latex = latex.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ")
+    while (opened := _OPENER.sub(r"\1{\2}", latex)) != latex:
+        latex = opened
+    latex = _with_radians(braced(latex), text)
+    for pattern, replacement in _SPELLED_OUT:
+        latex = pattern.sub(replacement, latex)
+    if _DROPPED.search(latex):
+        raise UnreadError(text)
+    return latex
+
+
+_ANGULAR = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])|cis|e ?\^|\\exp|\\pi")
+_DEGREE = re.compile(
+    r"((?:\d+ ?)?\\frac\{[^{}]*\}\{[^{}]*\}|\d+(?:\.\d+)?|\.\d+|\\?[A-Za-z]+|\([^()]*\)"
+    r"|\{[^{}]*\})?"
+    r"(?: ?\^ ?\{? ?\\circ ?\}?|\\circ(?![A-Za-z])| ?(?<=[\d)}\s])deg(?:rees?)?\b)"
+)
+
+
+def _with_radians(latex: str, text: str) -> str:
+    r"""Degrees as multiples of `\pi/180` in functions and beside `\pi`, elsewhere a unit."""
+
+    def radians(match: re.Match[str]) -> str:
+        if not match[1]:
+            raise UnreadError(text)  # after something that is no angle
+        # The braces of a function's argument: `\sin{30}^\circ`.
+        angle = match[1][1:-1] if match[1][0] == "{" else match[1]
+        if not angle.replace(".", "").isdigit():
+            angle = rf"\left({_MIXED.sub(_SUM, angle)}\right)"
+        return rf"\left(\frac{{{angle}\pi}}{{180}}\right)"
+
+    return _DEGREE.sub(radians, latex) if _ANGULAR.search(latex) else latex
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def _same_expressions(
+    prediction: str, reference: str, rounded_from: int = ROUNDED_FROM
+) -> tuple[bool, str]:
+    """Two texts without labels; a decimal reference may be rounded from so many decimals on."""
+    (left, given_unit), (right, asked_unit) = split_unit(prediction), split_unit(reference)
+    number = read_number(right)
+    given, expected = expression_of(left), expression_of(right)
+    if _is_region(expected) or _is_region(given):
+        return _same_regions(left, right)
+    if given_unit and asked_unit and (units := matched(given_unit, asked_unit)):
+        given *= sympy.Rational(units[0].factor / units[1].factor)
+    decimals = number.decimals if number and number.decimals >= rounded_from else -1
+    agreed = _agree(given, expected, decimals)
+    if agreed is None:
+        return False, "no values to compare"
+    return agreed, "the same values" if agreed else "different values"
 
 
 def _in_proportion(*sides: Any) -> tuple[bool, str]:
@@ -345,16 +388,267 @@ def _in_proportion(*sides: Any) -> tuple[bool, str]:
     if not all(isinstance(side, sympy.Expr) for side in sides):
         return False, "equations that cannot be compared"
     left, right = sides[0] - sides[1], sides[2] - sides[3]
-    symbols = sorted(left.free_symbols | right.free_symbols, key=str)
-    if left.free_symbols != right.free_symbols or len(symbols) > len(POINTS[0]):
+    if left.free_symbols != right.free_symbols:
         return False, "equations in other variables"
-    ratios = []
-    for point in points(symbols):
-        a, b = value_at(left, point), value_at(right, point)
-        if a is None or b is None or a[1] != 0 or b[1] != 0 or abs(b[0]) < TINY:
-            continue
-        ratios.append(a[0] / b[0])
-    if len(ratios) < 3 or abs(ratios[0]) < TINY:
-        return False, "equations that could not be compared at enough points"
-    same = all(abs(ratio - ratios[0]) <= RELATIVE * abs(ratios[0]) for ratio in ratios)
-    return same, "the same equation" if same else "different equations"
+    symbols = sorted(left.free_symbols, key=str)
+    for point in _points(symbols) if 0 < len(symbols) <= len(_POINTS[0]) else ():
+        a, b = _value_at(left, point), _value_at(right, point)
+        if a and b and a[1] == b[1] == 0 and min(abs(a[0]), abs(b[0])) > _TINY:
+            same = bool(_agree(left, right * (a[0] / b[0])))
+            return same, "the same equation" if same else "different equations"
+    return False, "equations that could not be compared at any point"
+
+
+_DIGITS = 30
+_CONFIRMING = 110
+_MAX_DIGITS = 2_000
+# Digits of a number up to which 30 digits are far more than it takes.
+_COMMON_SIZE = 8
+_TINY = sympy.Float("1e-90", _DIGITS)
+# Real points of both signs and several sizes, one of them whole for floors and the like; no two
+# symbols ever get the same value.
+_POINTS: tuple[tuple[str, ...], ...] = (
+    ("1.3717421", "2.2360173", "0.7310585", "3.1723451", "1.9120042", "0.4112359"),
+    ("0.2718301", "0.9172113", "4.1133207", "1.4571123", "0.6180339", "2.9991231"),
+    ("-1.6180421", "0.5772156", "-2.3025123", "-0.8314472", "1.1123581", "-3.3311123"),
+    ("7.3890112", "-5.4365332", "9.8696021", "-6.2831113", "8.1548123", "-7.7712349"),
+    ("-0.3678123", "-1.2020569", "0.1592653", "2.6854520", "-4.6692016", "0.9159655"),
+    ("2", "3", "5", "7", "11", "13"),
+    ("12.182493", "23.140692", "17.283411", "31.006277", "19.739208", "41.341123"),
+)
+
+
+def _agree(prediction: Any, reference: Any, decimals: int = -1) -> bool | None:
+    r"""Whether two expressions have the same values; None where they have none to compare.
+
+    With variables they are evaluated at several points to 30 digits; without, once, to 110 or
+    more: `\sqrt{10^{40}+1}` and `10^{20}` agree to forty.
+    """
+    if not (isinstance(prediction, sympy.Expr) and isinstance(reference, sympy.Expr)):
+        return None
+    if prediction == reference:
+        return None if prediction.has(sympy.nan, sympy.zoo) else True
+    if prediction.has(sympy.Derivative) or reference.has(sympy.Derivative):
+        return False  # `dy/dx` evaluates to nothing but 0
+    if not (prediction.has(sympy.I) or reference.has(sympy.I)):
+        prediction, reference = _with_real_roots(prediction), _with_real_roots(reference)
+    symbols = sorted(prediction.free_symbols | reference.free_symbols, key=str)
+    if len(symbols) > len(_POINTS[0]):
+        return None
+    digits = (_DIGITS if symbols else _CONFIRMING) + _written_digits(prediction, reference)
+    agreed = 0
+    for point in _points(symbols):
+        left, right = _value_at(prediction, point, digits), _value_at(reference, point, digits)
+        outcome = _close(left, right, decimals, digits, real=bool(symbols))
+        if outcome is False and not (symbols and _on_branches(point, prediction, reference)):
+            return False
+        agreed += outcome is True
+    return True if agreed >= (3 if symbols else 1) else None
+
+
+def _points(symbols: Sequence[Any]) -> Iterable[dict[Any, Any]]:
+    """Values for the symbols, several times; one empty point without symbols."""
+    if not symbols:
+        return [{}]
+    return [
+        {symbol: sympy.Rational(value) for symbol, value in zip(symbols, point, strict=False)}
+        for point in _POINTS
+    ]
+
+
+def _value_at(expression: Any, point: dict[Any, Any], digits: int = _DIGITS) -> Any:
+    """(real, imaginary) of an expression's value, or None where it has no finite one."""
+    try:
+        if all(number.is_Integer for number in point.values()):
+            value = sympy.N(expression.subs(point).doit(), digits, maxn=4 * digits)
+        else:  # fractions put in exactly would be factored wherever they are exponents
+            value = sympy.N(expression, digits, subs=point, maxn=4 * digits)
+        if not value.is_number:
+            value = sympy.N(expression.subs(point).doit(), digits)
+        real, imaginary = value.as_real_imag()
+        if not (real.is_Number and imaginary.is_Number and real.is_finite and imaginary.is_finite):
+            return None
+    except (ArithmeticError, AttributeError, TypeError, ValueError, NotImplementedError):
+        return None
+    return real, imaginary
+
+
+def _close(left: Any, right: Any, decimals: int, digits: int, *, real: bool) -> bool | None:
+    """Whether two values agree; with symbols, points where neither side is real say nothing."""
+    if left is None or right is None:
+        return None
+    ten = sympy.Float(10, digits)
+    # All but a third of the digits must agree, and zero up to the noise of its evaluation.
+    allowed = max(abs(x) for x in (*left, *right)) / ten ** (2 * digits // 3) + ten ** (-3 * digits)
+    near = all(abs(a - b) <= allowed for a, b in zip(left, right, strict=True))
+    if near or (real and left[1] != 0 and right[1] != 0):
+        return near or None  # or two branches of a root or a logarithm
+    step = sympy.Rational(1, 2 * 10**decimals) if decimals > 0 else -1
+    return bool(left[1] == 0 and abs(left[0] - right[0]) <= step)
+
+
+def _on_branches(point: dict[Any, Any], *expressions: Any) -> bool:
+    r"""Whether a root or logarithm of a negative number is taken at a point.
+
+    There `\sqrt{x}\sqrt{y}` and `\sqrt{xy}` may differ, which are the same where both are real.
+    """
+    arguments = {
+        power.base
+        for side in expressions
+        for power in side.atoms(sympy.Pow)
+        if not power.exp.is_integer and power.base.free_symbols
+    } | {log.args[0] for side in expressions for log in side.atoms(sympy.log)}
+    values = [_value_at(argument, point) for argument in arguments]
+    return any(value is not None and value[1] == 0 and value[0] < 0 for value in values)
+
+
+def _written_digits(*expressions: Any) -> int:
+    """Digits beyond the usual that the numbers in both have: what they say must be seen."""
+    sizes = [_bits(n) for side in expressions for n in side.atoms(sympy.Rational)]
+    sizes += [
+        min(_bits(power.base) * abs(int(power.exp)), 10 * _MAX_DIGITS)
+        for side in expressions
+        for power in side.atoms(sympy.Pow)  # the parser leaves `10^{-40}` as it stands
+        if power.base.is_Rational and power.exp.is_Integer
+    ]
+    written = max(sizes, default=0) * 3 // 10
+    return min(3 * written, _MAX_DIGITS) if written > _COMMON_SIZE else 0
+
+
+def _bits(number: Any) -> int:
+    return max(abs(int(number.p)), int(number.q)).bit_length()
+
+
+def _with_real_roots(expression: Any) -> Any:
+    r"""Roots of odd degree are real: `\sqrt[3]{-8}` is -2."""
+
+    def is_odd_root(part: Any) -> bool:
+        return bool(
+            isinstance(part, sympy.Pow)
+            and part.exp.is_Rational
+            and part.exp.q > 1
+            and part.exp.q % 2 == 1
+            and not part.base.is_extended_nonnegative
+        )
+
+    def real_root(power: Any) -> Any:
+        size = sympy.Abs(power.base) ** power.exp
+        return size if power.exp.p % 2 == 0 else sympy.sign(power.base) * size
+
+    return expression.replace(is_odd_root, real_root)
+
+
+# --- regions -------------------------------------------------------------------------------------
+
+_MEMBER = re.compile(r"^([A-Za-z]) *\\in(?![A-Za-z])", re.ASCII)
+_OR = re.compile(r",? or (?=\S)|\\cup(?![A-Za-z])")
+_AND = re.compile(r",? and (?=\S)|\\cap(?![A-Za-z])")
+
+
+def _is_region(expression: Any) -> bool:
+    """Whether a parsed expression is a set or a statement rather than a value."""
+    if isinstance(expression, sympy.Expr):
+        return False  # a symbol is a sympy Boolean too
+    return isinstance(expression, (sympy.Set, sympy.logic.boolalg.Boolean, sympy.Tuple))
+
+
+def _same_regions(prediction: str, reference: str) -> tuple[bool, str]:
+    """Whether two tidy texts say the same set of numbers of one variable; and why.
+
+    Raises:
+        UnreadError: one of them cannot be read.
+    """
+    given, expected = _region(without_builder(prediction)), _region(without_builder(reference))
+    if given is None or expected is None:
+        return False, "a set that is not made of intervals"
+    if given[0] and expected[0] and given[0] != expected[0]:
+        return False, f"a region of {given[0]}, of {expected[0]} is asked"
+    same = bool(given[1].doit() == expected[1].doit())
+    return same, "the same set" if same else "different sets"
+
+
+def _region(text: str) -> tuple[str, Any] | None:
+    """(variable or "", set) of a text; None where it is not a set of real numbers."""
+    for joint, join in ((_OR, sympy.Union), (_AND, sympy.Intersection)):
+        parts = joint.split(text)
+        if len(parts) > 1:
+            regions = [_region(part.strip()) for part in parts]
+            names = {region[0] for region in regions if region is not None} - {""}
+            if None in regions or len(names) > 1:
+                return None
+            return "".join(names), join(*(region[1] for region in regions if region is not None))
+    name = _MEMBER.match(text)
+    expression = expression_of(_MEMBER.sub("", text))
+    if isinstance(expression, sympy.Set):
+        return name[1] if name else "", expression
+    if not _is_region(expression) or len(expression.free_symbols) != 1:
+        return None
+    try:
+        (symbol,) = expression.free_symbols
+        return str(symbol), expression.as_set()
+    except (ArithmeticError, AttributeError, TypeError, ValueError, NotImplementedError):
+        return None
+
+
+# --- the worker ----------------------------------------------------------------------------------
+
+Answer = Callable[[dict[str, Any]], Equivalence]
+"""From a request to its verdict."""
+_PR_SET_PDEATHSIG = 1
+
+
+def serve(arguments: Sequence[str], answer: Answer) -> int:
+    """Answer requests until standard input closes; the exit status.
+
+    Args:
+        arguments: process id of the parent, megabytes of memory.
+        answer: the judge; whatever it raises is said of the pair, or kills this worker.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    if sys.platform == "linux":  # elsewhere the closed input and the CPU limit do it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(arguments[0]):  # it died before we asked
+            return 1
+    memory = int(arguments[1]) << 20
+    with contextlib.suppress(ValueError, OSError):  # macOS does not limit it; the deadline holds
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    # Libraries print; the protocol must not hear it.
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    _send(replies, {"ready": True})
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        _limit_cpu(request["seconds"])
+        try:
+            verdict, _, reason, _ = answer(request)
+        except (MemoryError, RecursionError) as error:
+            _send(replies, {"verdict": "crash", "reason": type(error).__name__})
+            return 1  # what ran out of memory may have left the libraries in any state
+        except Exception as error:  # noqa: BLE001 - sympy raises anything on odd input; data, not a bug
+            verdict, reason = Verdict.UNPARSEABLE, f"{type(error).__name__}: {error}"[:200]
+        _send(replies, {"verdict": verdict.value, "reason": reason})
+    return 0
+
+
+def _send(replies: TextIO, reply: dict[str, Any]) -> None:
+    replies.write(json.dumps(reply) + "\n")
+    replies.flush()
+
+
+def _limit_cpu(seconds: float) -> None:
+    """A backstop for a parent that is gone: at most this request's time, then a kill."""
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + 2 * seconds) + 1, hard))
+
+
+def _answer(request: dict[str, Any]) -> Equivalence:
+    if request["prediction"] is not None:
+        return judge(request["prediction"], request["reference"])
+    why = why_unreadable(request["reference"])
+    verdict = Verdict.CORRECT if why is None else Verdict.NOT_SCORED
+    return Equivalence(verdict, "symbolic", why or "readable")
+
+
+if __name__ == "__main__":
+    sys.exit(serve(sys.argv[1:], _answer))

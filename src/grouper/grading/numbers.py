@@ -1,0 +1,515 @@
+r"""The number stage's reader: a text that is one exact number, with its unit, or nothing.
+
+Integers, fractions, mixed numbers, decimals, repeating decimals, scientific notation, arithmetic,
+percent, money, units, degrees, thousands separators, bases (`52_8`), number words up to 99.
+Everything is `Fraction` arithmetic, with no sympy. The words and units are data: `units.json`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import operator
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from grouper.grading.normalise import braced
+
+_DATA = json.loads(Path(__file__).with_name("units.json").read_text("utf-8"))
+_WORDS: dict[str, int] = {word: n for n, word in enumerate(_DATA["numbers"].split())}
+for _tens, _word in enumerate(_DATA["tens"].split(), start=2):
+    _WORDS[_word] = 10 * _tens
+    _WORDS |= {f"{_word}-{ones}": 10 * _tens + _WORDS[ones] for ones in list(_WORDS)[1:10]}
+
+
+# --- units ---------------------------------------------------------------------------------------
+
+
+class Unit(NamedTuple):
+    """What is measured, and how a value becomes one in that kind's base unit.
+
+    Two answers that both carry a known unit must measure the same and are compared in the base
+    unit: 50 cents is 0.50 dollars, not 50 dollars. A unit on one side only says nothing.
+    """
+
+    kind: str
+    factor: Fraction
+    offset: Fraction = Fraction(0)
+    """Added after the factor: only temperatures start elsewhere."""
+    per: Unit | None = None
+    """What the unit is a rate over; a word that is no known unit stands for itself."""
+
+    def in_base(self, value: Fraction) -> Fraction:
+        """The value in base units."""
+        return value * self.factor / (self.per.factor if self.per else 1) + self.offset
+
+    def __str__(self) -> str:
+        return f"{self.kind} per {self.per.kind}" if self.per else self.kind
+
+
+_OFFSETS = {
+    name: Fraction(offset) for offset, names in _DATA["offsets"].items() for name in names.split()
+}
+_UNITS = {
+    name: Unit(kind, Fraction(factor), _OFFSETS.get(name, Fraction(0)))
+    for kind, factors in _DATA["units"].items()
+    for factor, names in factors.items()
+    for name in names.split()
+}
+# `5 m` is metres and `5 M` is not.
+_SMALL_LETTERS = frozenset({"m", "g", "s", "h"})
+_RATES: dict[str, str] = _DATA["rates"]
+_POWERS: dict[str, int] = _DATA["powers"]
+_SCALES: dict[str, int] = _DATA["scales"]
+# Words that turn "18 ..." into a sentence, another number or a choice rather than a quantity.
+_NOT_UNITS = frozenset([*_DATA["not units"].split(), *_WORDS, *_SCALES])
+_MAX_WORDS = 4
+_PER = re.compile(r" ?/ ?| per ", re.IGNORECASE)
+_RAISED = re.compile(r"(.*?) ?\^ ?\{? ?([23]) ?\}?")
+
+
+def find_unit(phrase: str) -> Unit | None:
+    """The known unit that a phrase names; None for unknown ones ("apples").
+
+    >>> find_unit("cm").factor, find_unit("apples")
+    (Fraction(1, 100), None)
+    >>> find_unit("square cm").kind, find_unit("m^2").kind, str(find_unit("miles per hour"))
+    ('length^2', 'length^2', 'length per time')
+    """
+    phrase = " ".join(phrase.strip(" .").split())
+    over, *below = _PER.split(_RATES.get(phrase.lower(), phrase), maxsplit=1)
+    unit = _named(over)
+    if unit is None or not below:
+        return unit
+    per = _named(below[0]) or Unit(below[0].lower().removesuffix("s"), Fraction(1))
+    return None if unit.per else unit._replace(per=per)
+
+
+def _named(name: str) -> Unit | None:
+    """A unit that is no rate, with the power that is said with it."""
+    raised = _RAISED.fullmatch(name)
+    power, words = (int(raised[2]), raised[1].split()) if raised else (1, name.split())
+    for at in (0, -1):
+        if len(words) > 1 and (said := _POWERS.get(words[at].lower().strip("."))):
+            power = said
+            words = words[1:] if at == 0 else words[:-1]
+    joined = "".join(words).strip(".")
+    if joined.lower() in _SMALL_LETTERS and not joined.islower():
+        return None
+    unit = _UNITS.get(joined.lower())
+    if unit is None or power == 1:
+        return unit
+    return Unit(f"{unit.kind}^{power}", unit.factor**power)
+
+
+def matched(prediction: Unit, reference: Unit) -> tuple[Unit, Unit] | None:
+    """The two units by which two values become comparable; None where they measure other things.
+
+    A bare degree sign may be an angle or a temperature, and what money is paid for may be left
+    out (`$18` for 18 dollars per hour): there the values count as written.
+
+    >>> matched(find_unit("km"), find_unit("kg")) is None
+    True
+    """
+    if {prediction.kind, reference.kind} == {"angle", "temperature"}:
+        return _UNITS["°"], _UNITS["°"]
+    if prediction.kind == reference.kind == "money" and not (prediction.per and reference.per):
+        return prediction._replace(per=None), reference._replace(per=None)
+    kinds = [(unit.kind, unit.per and unit.per.kind) for unit in (prediction, reference)]
+    return (prediction, reference) if kinds[0] == kinds[1] else None
+
+
+def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
+    """Whether words after a number may be its unit; unspaced `5m` may be a product."""
+    words = phrase.lower().replace("-", " ").replace("left over", "left").split()
+    if find_unit(phrase) is not None and _NOT_UNITS.isdisjoint({*words} - {*_POWERS}):
+        return spaced or len(phrase) > 1
+    if not words or len(words) > _MAX_WORDS or not _NOT_UNITS.isdisjoint(words):
+        return False
+    # Words and rates (`miles/hour`), at least one of which no product of variables looks like.
+    letters = [re.sub(r"[/.']", "", word) for word in words]
+    return (
+        spaced
+        and all(len(word) > 1 and word.isalpha() and word.isascii() for word in letters)
+        and any(map(_is_noun, words))
+    )
+
+
+def _is_noun(word: str) -> bool:
+    """A word that no product of variables would look like: not `xy`, `abc` or `x/y`."""
+    longest = max(re.split(r"[/.']", word), key=len)
+    return len(longest) > 2 and longest not in "abcdefghijklmnopqrstuvwxyz"
+
+
+_DEGREES = re.compile(r"(?<=[\d})]) ?(?:\^ ?\{? ?\\circ ?\}?|\\circ(?![A-Za-z])) ?(?=[A-Za-z]*$)")
+_IN_PARENTHESES = re.compile(r"(.*[\d})!%]) ?\(([A-Za-z][A-Za-z /.'-]*)\)", re.DOTALL | re.ASCII)
+_WITH_WORDS = re.compile(
+    r"(.*?(?:[\d})!]|\\pi|(?<![A-Za-z])pi))(\s*)"
+    r"((?!pi\b)[A-Za-z][A-Za-z/.' -]*(?:\s*\^\s*\{?\s*[23]\s*\}?)?)",
+    re.DOTALL | re.ASCII,
+)
+
+
+def split_unit(text: str) -> tuple[str, Unit | None]:
+    r"""An expression without the words of a unit after it, and the unit where it is a known one.
+
+    >>> split_unit(r"12\sqrt{13} feet")[0], split_unit(r"2 \sin x")
+    ('12\\sqrt{13}', ('2 \\sin x', None))
+    """
+    said = _DEGREES.sub(" degrees ", text).strip()
+    if match := _IN_PARENTHESES.fullmatch(said):
+        said = f"{match[1]} {match[2]}"
+    match = _WITH_WORDS.fullmatch(said)
+    if match is None or not _is_unit_phrase(
+        match[3].partition("^")[0].strip(), spaced=bool(match[2])
+    ):
+        return text, None
+    unit = find_unit(match[3])
+    if (
+        unit is not None
+        and unit.kind == "angle"
+        and re.search("[A-Za-z]", match[1].replace("frac", ""))
+    ):
+        return text, None  # `\cos 58 degrees` is not `\cos 58`
+    return match[1], unit
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+class Number(NamedTuple):
+    """One exact number as written."""
+
+    value: Fraction
+    unit: Unit | None = None
+    percent: bool = False
+    decimals: int = -1
+    """Digits after the point of a plain decimal; -1 for everything else."""
+    base: int = 0
+    """As written, as in `52_8`; 0 where none is."""
+    digits: Fraction | None = None
+    """What its digits would be in base ten, where a base is written."""
+    unevaluated: bool = False
+    """Arithmetic was left to be done: `12+7`."""
+
+
+_MAX_DIGITS = 1_000
+_MAX_EXPONENT = 2_000
+_PLAIN = re.compile(r"([-+]?)(\d*)(?:\.(\d*))?(?:[eE]([-+]?\d+))?", re.ASCII)
+_THOUSANDS = re.compile(
+    r"[-+]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d+)?|[-+]?[1-9]\d{0,2}(?:\.\d{3}){2,}(?:,\d+)?"
+    r"|[-+]?[1-9]\d{0,2}(?:\.\d{3})+,\d+",
+    re.ASCII,
+)
+_GROUPED = re.compile(r"(?<![\d.,])(\d{1,3}(?:,\d{3})+)(?!\d)")
+_REPEATING = re.compile(
+    r"([-+]?)(\d*)\.(\d*?)(?:\\(?:overline|bar)\{?(\d+)\}?|\((\d+)\)|(\\dot\{?\d\}?(?:(?:\d|\\dot\{?\d\}?)*"
+    r"\\dot\{?\d\}?)?))",
+    re.ASCII,
+)
+_BASED = re.compile(
+    r"(-?)([0-9A-Za-z]+)(?:\.([0-9A-Za-z]+))? ?_ ?(?:\{? ?(\d{1,2}|[a-z]{3,7}) ?\}?)", re.ASCII
+)
+_SIGN = re.compile(r"(?:negative|minus)\s+(?=[^-+−])", re.IGNORECASE)
+_CURRENCY = re.compile(r"([-+]?)\s*\\?([$€£])\s*(.*)", re.DOTALL)
+_PERCENT = re.compile(r"(.*?)\s*(?:%|percent|per cent|pct)", re.DOTALL | re.IGNORECASE)
+
+
+@lru_cache(maxsize=8192)
+def read_number(text: str) -> Number | None:
+    r"""The number a tidy text spells, or None.
+
+    Raises:
+        TooLargeError: a power or factorial too large to write down.
+
+    >>> read_number("-15\\frac{3}{5}").value, read_number("twenty-one").value
+    (Fraction(-78, 5), Fraction(21, 1))
+    >>> read_number(r"\$1,234.50").value, read_number("40%").percent
+    (Fraction(2469, 2), True)
+    >>> read_number("x+1") is None
+    True
+    """
+    plain = _plain(text)
+    if plain is not None:
+        return plain
+    if sign := _SIGN.match(text):
+        number = read_number(text[sign.end() :])
+        return number and number._replace(value=-number.value)
+    if not any(character.isdigit() for character in text):
+        word = _WORDS.get(text.lower().replace(" ", "-"))
+        return None if word is None else Number(Fraction(word))
+    if match := _CURRENCY.fullmatch(text):
+        before, symbol, rest = match.groups()
+        number = read_number(rest if rest.startswith("-") else before + rest.lstrip("+"))
+        # "$5 dollars" and "-$-5" say no more than once what they say.
+        money = number is not None and not number.percent
+        return number._replace(unit=find_unit(symbol)) if number and money else None
+    if match := _PERCENT.fullmatch(text):
+        number = _bare(match[1])
+        return number and number._replace(percent=True, decimals=-1)
+    return _based(text) or _with_words(text) or _bare(text)
+
+
+def _plain(text: str) -> Number | None:
+    match = _PLAIN.fullmatch(text)
+    if match is None:
+        return None
+    sign, whole, part, exponent = match.groups()
+    if not (whole or part) or len(text) > _MAX_DIGITS or abs(int(exponent or 0)) > _MAX_EXPONENT:
+        return None
+    value = Fraction(int(whole + (part or ""))) * Fraction(10) ** (
+        int(exponent or 0) - len(part or "")
+    )
+    decimals = len(part) if part and exponent is None else -1
+    return Number(-value if sign == "-" else value, decimals=decimals)
+
+
+def _with_words(text: str) -> Number | None:
+    """A number with a scale (`1.45 million`), a unit or other words after it."""
+    match = _WITH_WORDS.fullmatch(text)
+    first, _, rest = match[3].partition(" ") if match else ("", "", "")
+    if match and (scale := _SCALES.get(first.lower())):
+        number = _bare(match[1]) if not rest or _is_unit_phrase(rest, spaced=True) else None
+        return number and number._replace(value=number.value * scale, decimals=-1)
+    core, unit = split_unit(text)
+    number = _bare(core) if core != text else None
+    return number and number._replace(unit=unit)
+
+
+def _based(text: str) -> Number | None:
+    match = _BASED.fullmatch(text)
+    if match is None:
+        return None
+    sign, whole, part, written = match.groups("")
+    base = int(written) if written.isdigit() else _WORDS.get(written, 0)
+    if not 2 <= base <= 36 or len(whole + part) > 200 or (whole + part).isalpha():
+        return None  # `a_{12}` is a variable
+    try:
+        value = Fraction(int(sign + whole + part, base), base ** len(part))
+    except ValueError:  # a digit the base does not have
+        return None
+    plain = _plain(f"{sign}{whole}.{part}")
+    return Number(value, base=base, digits=plain and plain.value)
+
+
+def _bare(text: str) -> Number | None:
+    """A number without unit, in any notation."""
+    text = text.strip()
+    plain = _plain(text)
+    if plain is not None:
+        return plain
+    if match := _REPEATING.fullmatch(text):
+        sign, whole, fixed, *blocks = match.groups("")
+        block = re.sub(r"\D", "", "".join(blocks))
+        value = Fraction(int((whole or "0") + fixed), 10 ** len(fixed))
+        value += Fraction(int(block), 10 ** len(fixed) * (10 ** len(block) - 1))
+        return Number(-value if sign == "-" else value)
+    if _THOUSANDS.fullmatch(text):
+        european = text.count(".") > 1 or ("." in text and text.rfind(",") > text.find("."))
+        if european:
+            text = text.replace(".", "").replace(",", ".")
+        return _plain(text.replace(",", "").replace(" ", ""))
+    ungrouped = _GROUPED.sub(lambda match: match[1].replace(",", ""), text)
+    return _evaluated(braced(ungrouped.replace(" x 10", r"\times 10")))
+
+
+# --- the same number -----------------------------------------------------------------------------
+
+# A reference with this many decimals is read as rounded; with fewer it is exact.
+ROUNDED_FROM = 4
+# Right digits from which on a decimal is what a computer prints for a fraction.
+_COMPUTED = 12
+
+
+def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
+    """Whether two numbers are the same answer, and why.
+
+    Units are compared where both sides have a known one; a percent sign on one side only may have
+    been left out or spelled as a fraction; a base on one side only compares the digits.
+
+    >>> same_number(read_number("1/3"), read_number("0.3333"))
+    (True, 'equal to the 4 decimals of the reference')
+    >>> same_number(read_number("50 cents"), read_number("0.50 dollars"))[0]
+    True
+    """
+    if bool(prediction.base) != bool(reference.base):
+        left, right = (n.digits if n.base else n.value for n in (prediction, reference))
+        return left == right, "bases compared by their digits"
+    if prediction.unit and reference.unit and prediction.unit != reference.unit:
+        units = matched(prediction.unit, reference.unit)
+        if units is None:
+            return False, f"{prediction.unit} against {reference.unit}"
+        # A converted decimal is no longer rounded to the decimals it was written with.
+        prediction = prediction._replace(value=units[0].in_base(prediction.value), decimals=-1)
+        reference = reference._replace(value=units[1].in_base(reference.value), decimals=-1)
+    value, asked = prediction.value, reference.value
+    if prediction.percent != reference.percent:
+        # "40%" for 40 answers "what percent?"; "0.5%" for 0.5 is another number.
+        as_written = value == asked and (reference.percent or abs(asked) >= 1)
+        same = as_written or (value * 100 == asked if reference.percent else value / 100 == asked)
+        return same, "a percent sign on one side"
+    if prediction.unevaluated and not reference.unevaluated:
+        return False, "the arithmetic is left to be done"
+    return _same_value(prediction, reference)
+
+
+def _same_value(prediction: Number, reference: Number) -> tuple[bool, str]:
+    if prediction.value == reference.value:
+        return True, "equal numbers"
+    if reference.decimals >= ROUNDED_FROM:
+        half = Fraction(1, 2 * 10**reference.decimals)
+        if abs(prediction.value - reference.value) <= half:
+            return True, f"equal to the {reference.decimals} decimals of the reference"
+    elif _is_computed(prediction, reference):
+        return True, f"equal to {_COMPUTED} digits or more"
+    return False, "different numbers"
+
+
+def _is_computed(prediction: Number, reference: Number) -> bool:
+    """Whether a decimal is what a computer prints for a fraction: 12 right digits or more."""
+    if prediction.decimals < 0 or reference.decimals >= 0 or reference.value.denominator == 1:
+        return False
+    digits = len(str(abs(int(prediction.value * 10**prediction.decimals))))
+    if digits < _COMPUTED or (prediction.value < 0) != (reference.value < 0):
+        return False
+    last = Fraction(10) ** (digits - prediction.decimals - _COMPUTED)
+    return -last / 2 <= abs(reference.value) - abs(prediction.value) < last
+
+
+# --- arithmetic ----------------------------------------------------------------------------------
+
+_MAX_BITS = 40_000
+_MAX_FACTORIAL = 3_000
+_MAX_DEPTH = 40
+_MAX_TOKENS = 400
+_TOKEN = re.compile(r"\s*(\\[A-Za-z]+|\d+(?:\.\d*)?|\.\d+|\*\*|[-+*/^!(){}\[\]])", re.ASCII)
+_PYTHON = {
+    "^": "**", "{": "(", "}": ")", "!": "[0]", r"\times": "*", r"\cdot": "*", r"\div": "/",
+    r"\frac": "frac", r"\sqrt": "sqrt",
+}  # fmt: skip
+_SPACED_MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)", re.ASCII)
+_MIXED = re.compile(r"(?<![\d.])(?<!\d )(\d+) ?\\frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}", re.ASCII)
+_JUXTAPOSED = re.compile(r"(?<=[\d)}!]) ?(?=\()|(?<=[)}]) ?(?=\\frac)", re.ASCII)
+_SUM = re.compile(r"[\d)}\]!] ?[-+]", re.ASCII)
+_PRODUCT = re.compile(r"\\(?:times|cdot)(?![A-Za-z])|(?<!\*)\*(?!\*)|[\d)}!] ?\(", re.ASCII)
+_POWER = re.compile(r"[\^!]|\*\*")
+
+
+class TooLargeError(Exception):
+    """A power or factorial whose digits nobody could write down: `9^{9^{9^9}}`, `100000!`."""
+
+
+class _UnknownError(Exception):
+    """Something that exact arithmetic does not know; another stage may."""
+
+
+def _evaluated(text: str) -> Number | None:
+    r"""The exact value of arithmetic on plain numbers, or None where there is anything else.
+
+    Sums and products have the grammar of Python's, so its parser reads them, from names made of the
+    digits (`n1_5` is 1.5) and a few signs. Only the syntax tree is looked at; nothing is run.
+
+    >>> _evaluated(r"1\frac{4}{5}").value, _evaluated("12+7").unevaluated, _evaluated("2x")
+    (Fraction(9, 5), True, None)
+    """
+    text = _SPACED_MIXED.sub(r"\1\\frac{\2}{\3}", text)
+    spelled = _MIXED.sub(r"(\1+\\frac{\2}{\3})", _JUXTAPOSED.sub("*", text))
+    tokens = _TOKEN.findall(spelled)
+    if _TOKEN.sub("", spelled).strip() or len(tokens) > _MAX_TOKENS:
+        return None
+    if sum(token in ("(", "{", "[", "^", "**") for token in tokens) > _MAX_DEPTH:
+        return None
+    names = (
+        f"n{t.replace('.', '_')}" if t[0] in ".0123456789" else _PYTHON.get(t, t) for t in tokens
+    )
+    try:
+        value = _value(ast.parse(" ".join(names), mode="eval").body)
+    except (_UnknownError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+    # `3*2^5` and `1.5*10^3` are ways to write a number; `6*7` is left to be done.
+    product = _PRODUCT.search(text) and not _POWER.search(text)
+    return Number(value, unevaluated=bool(product or _SUM.search(text)))
+
+
+def _value(node: ast.AST) -> Fraction:
+    match node:
+        case ast.Name(id=name) if name.startswith("n"):
+            value = Fraction(name[1:].replace("_", "."))
+        case ast.UnaryOp(op=sign, operand=operand):
+            value = _value(operand) * (-1 if isinstance(sign, ast.USub) else 1)
+        case ast.BinOp(left=left, op=sign, right=right):
+            value = _operated(type(sign), _value(left), _value(right))
+        case ast.Call(func=ast.Name(id="sqrt"), args=[inside]):
+            value = _root(_value(inside), Fraction(2))
+        case ast.Call(func=ast.Subscript(value=ast.Name(id="sqrt"), slice=degree), args=[inside]):
+            value = _root(_value(inside), _value(degree))
+        case ast.Call(func=ast.Call(func=ast.Name(id="frac"), args=[top]), args=[bottom]):
+            value = _operated(ast.Div, _value(top), _value(bottom))
+        case ast.Subscript(value=inside, slice=ast.Constant(value=0)):
+            value = _factorial(_value(inside))
+        case _:
+            raise _UnknownError
+    return value
+
+
+def _operated(sign: type[ast.operator], left: Fraction, right: Fraction) -> Fraction:
+    value = _OPERATORS[sign](left, right)
+    if _bits(value) > 2 * _MAX_BITS:
+        raise TooLargeError
+    return value
+
+
+def _bits(value: Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    """`base ** exponent` where the result is rational and can be written down."""
+    base, times = _root(base, Fraction(exponent.denominator)), exponent.numerator
+    if base == 0 and times <= 0:
+        raise _UnknownError
+    if base in (0, 1, -1):
+        return base ** (times % 2 if base else 1)
+    if _bits(base) * abs(times) > _MAX_BITS:
+        raise TooLargeError
+    return base**times
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: _power,
+}
+
+
+def _root(value: Fraction, degree: Fraction) -> Fraction:
+    """The exact root, where there is one."""
+    if degree == 1:
+        return value
+    if degree.denominator != 1 or not 2 <= degree <= 64 or value < 0:
+        raise _UnknownError
+    if degree > 2 and _bits(value) > 900:
+        raise _UnknownError
+    parts = (
+        math.isqrt(n) if degree == 2 else round(n ** (1 / int(degree)))
+        for n in value.as_integer_ratio()
+    )
+    root = Fraction(*parts)
+    if root ** int(degree) != value:
+        raise _UnknownError
+    return root
+
+
+def _factorial(value: Fraction) -> Fraction:
+    if value.denominator != 1 or value < 0:
+        raise _UnknownError
+    if value > _MAX_FACTORIAL:
+        raise TooLargeError
+    return Fraction(math.factorial(int(value)))

@@ -1,0 +1,481 @@
+r"""The shape of an answer: one value, or a list, set, tuple, interval, union, matrix or equation.
+
+Shapes are compared here, part by part, with three outcomes: True, False, or None where some part
+needs another stage. The same code runs in the trainer (exact parts) and in the worker (symbolic
+parts), so a symbolic library only ever sees single expressions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from functools import lru_cache
+from typing import NamedTuple
+
+from grouper.grading.normalise import CONSTANTS, GREEK, closing_brace
+from grouper.grading.numbers import read_number, split_unit
+
+AtomTest = Callable[[str, str], bool | None]
+"""(prediction, reference) -> equal, not equal, or not decided here."""
+
+
+class Kind(Enum):
+    """What an answer is made of, and whether order counts."""
+
+    ATOM = "atom"
+    LIST = "list"  # 1, 2 (no brackets): any order
+    SET = "set"  # {1, 2}: any order
+    TUPLE = "tuple"  # (1, 2), and intervals: order and brackets count
+    UNION = "union"  # parts joined by \cup: any order
+    MATRIX = "matrix"  # its rows, each a tuple
+
+
+class Node(NamedTuple):
+    """An answer or a part of one; `text` is an atom's tidy text or a tuple's brackets."""
+
+    kind: Kind
+    text: str
+    items: tuple[Node, ...] = ()
+    label: str = ""
+    """What a list, set or tuple is said of: the `x` of `x = 1, 2`."""
+
+
+def atoms_of(node: Node) -> Iterator[str]:
+    """The single values of a shape, in order."""
+    if node.kind is Kind.ATOM:
+        yield node.text
+    for item in node.items:
+        yield from atoms_of(item)
+
+
+_MAX_PARTS = 60
+# Brackets in brackets; parsing time grows with the depth, and no answer needs as many.
+MAX_NESTING = 16
+_BRACKETS = r"[()\[\]{}]"
+
+
+def depths(text: str) -> tuple[int, int]:
+    """How far brackets close before they open, as a negative number, and how deep they nest."""
+    depth = lowest = deepest = 0
+    for match in re.finditer(_BRACKETS, text):
+        depth += 1 if match.group() in "([{" else -1
+        lowest, deepest = min(lowest, depth), max(deepest, depth)
+    return lowest, deepest
+
+
+def _outside_brackets(separator: str) -> re.Pattern[str]:
+    return re.compile(rf"{_BRACKETS}|{separator}", re.ASCII)
+
+
+_CONJUNCTION = _outside_brackets(r",? (?:and|or) (?=\S)|(?<=[)\]}]) ?(?:and|or) ?(?=[(\[{\\])|[,;]")
+_CUP = _outside_brackets(r"\\cup(?![A-Za-z])")
+_EQUALS = _outside_brackets("=")
+COLON = _outside_brackets(":")
+
+
+def split(text: str, separator: re.Pattern[str]) -> list[str]:
+    """The parts between separators that stand in no brackets: not the comma of `f(x, y)`."""
+    parts = []
+    depth = start = 0
+    for match in separator.finditer(text):
+        if match.group() in ("(", "[", "{"):
+            depth += 1
+        elif match.group() in (")", "]", "}"):
+            depth -= 1
+        elif depth == 0:
+            parts.append(text[start : match.start()])
+            start = match.end()
+    return [*parts, text[start:]]
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+_THOUSANDS = re.compile(
+    r"\\?\$?[-+]?\\?\$?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|[1-9]\d{0,2}(?:\.\d{3})+,\d+)(?: ?[a-z% ]*)",
+    re.ASCII,
+)
+_GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!,?\d)", re.ASCII)
+_DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
+_PREAMBLE = re.compile(
+    r"(?:so |thus |hence |therefore,? )?(?:the )?(?:final )?(?:answer|result|solution)s? "
+    r"(?:is|are)(?::| )",
+    re.IGNORECASE,
+)
+# `a = 1 b = 2`: two equations with nothing between them.
+_SPACED = re.compile(
+    r"(?<=[\d)\]}]) (?=(?:[A-Za-z]|[A-Z]{2,3}|\\(?!pi ?=)[a-z]+)(?:_(?:\{[^{}]*\}|\w))?"
+    r"(?:\([\w, ]*\))? ?=)",
+    re.ASCII,
+)
+_INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|lt|gt|ne)(?![A-Za-z])")
+_RELATION = re.compile(_INEQUALITY.pattern + "|=")
+_MATRIX = re.compile(
+    r"\\begin ?\{[pbB]?(?:small)?matrix\}(.*)\\end ?\{[pbB]?(?:small)?matrix\}"
+    r"|\\begin ?\{array\}(?: ?\{[clr| ]*\})?(.*)\\end ?\{array\}",
+    re.DOTALL,
+)
+_BUILDER = re.compile(
+    r"\\\{ ?([A-Za-z]) ?(?:\\in ?\\mathbb ?\{ ?R ?\} ?|\\in ?R )?"
+    r"(?:\\mid(?![A-Za-z])|\||:)(.+)\\\}",
+    re.ASCII,
+)
+
+
+@lru_cache(maxsize=8192)
+def candidates(text: str) -> tuple[Node, ...]:
+    r"""The ways to read a tidy text, most likely first; more than one where commas are ambiguous.
+
+    >>> [node.kind.value for node in candidates("1,234")]
+    ['atom', 'list']
+    >>> [item.text for item in candidates("x = 3, \\frac12")[0].items]
+    ['3', '\\frac12']
+    >>> candidates("(0, 1]")[0].text
+    '(]'
+    """
+    text = _PREAMBLE.sub("", text, count=1).strip()
+    if depths(text)[1] > MAX_NESTING:
+        return (Node(Kind.ATOM, text),)
+    if "," in text and _THOUSANDS.fullmatch(text):
+        return Node(Kind.ATOM, text), _listed(split(text, _CONJUNCTION))
+    spaced = _SPACED.split(text)
+    if 1 < len(spaced) == text.count("="):
+        return _listed(spaced), _parse(text)
+    decimal = _DECIMAL_COMMA.fullmatch(text)
+    return (_parse(text), *([Node(Kind.ATOM, ".".join(decimal.groups()))] if decimal else []))
+
+
+def paired(prediction: str, reference: str) -> Iterator[tuple[Node, Node]]:
+    """Every reading of one with every reading of the other, but not two unlikely ones.
+
+    `2,6` may be meant as 2.6, and so may `2,60`; that both are is no reason to call them equal.
+    Of `A = 2 h = 6` either reading may be meant, by both.
+    """
+    for i, right in enumerate(candidates(reference)):
+        for j, left in enumerate(candidates(prediction)):
+            if i == 0 or j == 0 or ("=" in left.text and "=" in right.text):
+                yield left, right
+
+
+def _parse(text: str) -> Node:
+    text = without_builder(text.strip())
+    if _INEQUALITY.search(text) and (" or " in text or " and " in text):
+        # `x < -1 or x > 3` is a union; what is joined by `and` is one region.
+        for joint in (" or ", " and "):
+            relations = [part.rstrip(",") for part in text.split(joint)]
+            if len(relations) > 1 and all(map(_RELATION.search, relations)):
+                union = Node(Kind.UNION, "", tuple(map(_parse, relations)))
+                return union if joint == " or " else Node(Kind.ATOM, text)
+    # `1,000, 2,000` separates its items with a space; only then are bare commas thousands.
+    spaced = ", " in text and text[:1] not in ("(", "[", "{") and text[:2] != r"\{"
+    grouped = _GROUPED.sub(lambda m: m.group().replace(",", ""), text) if spaced else text
+    parts = [part for part in split(grouped, _CONJUNCTION) if part.strip()]
+    if len(parts) > 1:
+        return _listed(parts)
+    unions = split(text, _CUP)
+    if len(unions) > 1:
+        return Node(Kind.UNION, "", tuple(map(_parse, unions)))
+    if matrix := _MATRIX.fullmatch(text):
+        rows = re.split(r"\\\\(?:\[[^\]]*\])?", matrix[1] or matrix[2] or "")
+        cells = (tuple(map(_parse, row.split("&"))) for row in rows if row.strip())
+        return Node(Kind.MATRIX, "", tuple(Node(Kind.TUPLE, "()", row) for row in cells))
+    return _enclosed(text) or _plus_minus(text) or Node(Kind.ATOM, text)
+
+
+def without_builder(text: str) -> str:
+    r"""What a set of real numbers asks of its members, said of `x`; any other text as it is.
+
+    >>> without_builder(r"\{t \mid t > 0\}")
+    'x > 0'
+    """
+    match = _BUILDER.fullmatch(text)
+    if match is None or not _INEQUALITY.search(match[2]) or r"\}" in match[2]:
+        return text
+    renamed = re.sub(rf"(?<![A-Za-z\\]){match[1]}(?![A-Za-z])", "x", match[2]).strip()
+    return renamed if variables(match[2]) == {match[1]} else match[2].strip()
+
+
+def _listed(parts: Sequence[str]) -> Node:
+    if len(parts) > _MAX_PARTS:
+        return Node(Kind.LIST, "", (Node(Kind.ATOM, ",".join(parts)),))
+    label, first = "", parts[0]
+    if "=" in first and not any("=" in part for part in parts[1:]):
+        label, first = _without_label(first)  # `x = 1, 2` names the list
+    items: list[Node] = []
+    for node in map(_parse, (first, *parts[1:])):
+        # A part such as `2 \pm i` is two values; a tuple or set that is said twice is one member.
+        for item in node.items if node.kind is Kind.LIST else (node,):
+            if item.kind not in (Kind.TUPLE, Kind.SET) or item not in items:
+                items.append(item)
+    return Node(Kind.LIST, "", tuple(items), label) if len(items) > 1 else items[0]
+
+
+def _enclosed(text: str) -> Node | None:
+    """A set, tuple or interval whose brackets hold the whole text, or a value in parentheses."""
+    label, said = _without_label(text)
+    if len(said) < len(text):
+        inner = _bracketed(said)
+        if inner is not None and inner.kind is not Kind.ATOM:
+            return inner._replace(label=label)
+    return _bracketed(text)
+
+
+def _bracketed(text: str) -> Node | None:
+    escaped = text.startswith(r"\{") and text.endswith(r"\}")
+    inside = text[2:-2] if escaped else text[1:-1]
+    brackets = "{}" if escaped else text[:1] + text[-1:]
+    if brackets[:1] not in ("(", "[", "{") or brackets[1:] not in (")", "]", "}"):
+        return None
+    if depths(inside)[0] < 0:
+        return None
+    parts = split(inside, _CONJUNCTION)
+    if brackets == "{}" and (escaped or len(parts) > 1):
+        if not inside.strip() or re.search(r"\||\\mid(?![A-Za-z])|:", inside):
+            return None  # empty, or set-builder notation
+        return _collection(Kind.SET, "", parts)
+    if len(parts) > 1:
+        return _collection(Kind.TUPLE, brackets, parts)
+    return _parse(inside) if brackets in ("()", "[]", "{}") else None
+
+
+def _collection(kind: Kind, brackets: str, parts: Sequence[str]) -> Node:
+    """The parts; more than an answer can have are left in one piece, equal only to its like."""
+    if len(parts) > _MAX_PARTS:
+        return Node(kind, brackets, (Node(Kind.ATOM, ",".join(parts)),))
+    return Node(kind, brackets, tuple(_parse(part) for part in parts if part.strip()))
+
+
+def _plus_minus(text: str) -> Node | None:
+    if text.count(r"\pm") != 1:
+        return None
+    _, said = _without_label(text)
+    sides = (re.sub(r"\\pm(?![A-Za-z]) ?", sign, said).strip().lstrip("+") for sign in "+-")
+    return Node(Kind.LIST, "", tuple(Node(Kind.ATOM, side) for side in sides))
+
+
+# --- comparing -----------------------------------------------------------------------------------
+
+# An atom with one of these may describe a set, so it may equal an interval or a list.
+_SET_LIKE = re.compile(
+    r"[<>|]|\\\{|\\(?:le|ge|lt|gt|in|cup|cap|setminus|mathbb|mid|ne)(?![A-Za-z])"
+)
+
+
+def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
+    """Whether two shapes hold the same parts; None where a part or the shape is not decided.
+
+    >>> same = lambda p, r: p == r
+    >>> compare(candidates("2, 1")[0], candidates("1, 2")[0], same)
+    True
+    >>> compare(candidates("[1, 2]")[0], candidates("(1, 2)")[0], same)
+    False
+    """
+    kinds = {prediction.kind, reference.kind}
+    if kinds == {Kind.ATOM}:
+        return same(prediction.text, reference.text)
+    if _other_label(prediction.label, reference.label):
+        return False
+    if kinds <= {Kind.LIST, Kind.SET} or kinds == {Kind.UNION}:
+        if _named_apart(prediction) != _named_apart(reference):
+            return _in_order(prediction.items, reference.items, same)
+        return _any_order(prediction.items, reference.items, same)
+    if kinds & {Kind.ATOM, Kind.UNION}:
+        atoms = [node.text for node in (prediction, reference) if node.kind is Kind.ATOM]
+        return None if all(map(_SET_LIKE.search, atoms)) else False
+    if kinds == {Kind.MATRIX, Kind.TUPLE}:
+        prediction, reference = _as_tuple(prediction), _as_tuple(reference)
+    if prediction.kind is reference.kind:
+        same_brackets = prediction.text == reference.text
+    else:  # a list may be a tuple without its parentheses, which an interval needs
+        same_brackets = {prediction.kind, reference.kind} == {Kind.LIST, Kind.TUPLE} and (
+            prediction.text + reference.text == "()"
+        )
+    return same_brackets and _in_order(prediction.items, reference.items, same)
+
+
+def _other_label(prediction: str, reference: str) -> bool:
+    """`A = (1, 2)` where `B` is asked; a point may be said of `P` and of `(x, y)`."""
+    alike = prediction.startswith("(") == reference.startswith("(")
+    return bool(prediction and reference and alike) and not same_label(prediction, reference)
+
+
+_ITEM_LABEL = re.compile(r"(\\?[A-Za-z]+)(?:_\{?\w+\}?)? ?=", re.ASCII)
+
+
+def _named_apart(node: Node) -> bool:
+    """`x = 1, y = 2`, where the order of bare values counts; not the two roots `x_1` and `x_2`."""
+    labels = {match[1] for item in node.items if (match := _ITEM_LABEL.match(item.text))}
+    return len(labels) == len(node.items) > 1
+
+
+def _as_tuple(node: Node) -> Node:
+    """A matrix of one row or one column as a tuple."""
+    if node.kind is Kind.MATRIX and len(node.items) == 1:
+        return node.items[0]
+    if node.kind is Kind.MATRIX and all(len(row.items) == 1 for row in node.items):
+        return Node(Kind.TUPLE, "()", tuple(row.items[0] for row in node.items))
+    return node
+
+
+def _in_order(
+    predictions: Sequence[Node], references: Sequence[Node], same: AtomTest
+) -> bool | None:
+    if len(predictions) != len(references):
+        return False
+    outcomes = [compare(p, r, same) for p, r in zip(predictions, references, strict=True)]
+    return False if False in outcomes else None if None in outcomes else True
+
+
+def _any_order(
+    predictions: Sequence[Node], references: Sequence[Node], same: AtomTest
+) -> bool | None:
+    """Match each part with an unused one; equality is transitive, so the first match will do.
+
+    What is left over on either side must have something on the other that it may still equal.
+    """
+    if len(predictions) != len(references):
+        return False
+    rows = [[compare(p, r, same) for r in references] for p in predictions]
+    unused = list(range(len(references)))
+    undecided = []
+    for row in rows:
+        match = next((at for at in unused if row[at]), None)
+        if match is None:
+            undecided.append(row)
+        else:
+            unused.remove(match)
+    possible = all(any(row[at] is None for at in unused) for row in undecided) and all(
+        any(row[at] is None for row in undecided) for at in unused
+    )
+    return None if undecided and possible else not undecided
+
+
+# --- labels --------------------------------------------------------------------------------------
+
+_MARKS = re.compile(
+    r"\\(?:angle|triangle|overline|widehat|hat|vec|bar|tilde|d?dot|overrightarrow|arc)(?![a-z]) ?"
+    r"|_(?:\{[^{}]*\}|\w|\\[A-Za-z]+)|'+|\^\{?(?:\\prime|\\ast|\*)\}?|\^(?:\{-1\}|-1|\{\(\w\)\})"
+    r"|\\?\||[{}]",
+    re.ASCII,
+)
+_ARGUMENT = r"(?:\((?:[^()]|\([^()]*\)){1,60}\)|\[[^\[\]]{1,60}\])"
+_FUNCTION = r"\\?(?:arc)?(?:sin|cos|tan|cot|sec|csc|det|dim|deg|log|ln)h?"
+_LABEL = re.compile(
+    rf"(?:{_FUNCTION}(?:\^\d)? ?)?\(?(?:\\?[A-Za-z]+|[A-Za-z ]+)\)?"  # x, AB, \sin A, the area
+    rf"|(?:[fghFGHPENn]|\\?[A-Za-z]{{3,}}|\([A-Za-z] ?\\circ ?[A-Za-z]\)) ?{_ARGUMENT}"  # f(x+1)
+    r"|\\?[A-Za-z] ?\([\w, ]*\)|\([A-Za-z, ]+\)|\[[A-Z]{3,}\]|[A-Za-z]{1,3}/[A-Za-z]{1,3}",
+    re.ASCII,
+)
+_MAX_LABEL = 120
+
+
+def is_label(text: str) -> bool:
+    r"""Whether a side names something and is no value itself.
+
+    >>> [is_label(t) for t in ("x", "f^{-1}(x)", r"\sin A", "AB:CD", r"\frac{V_1}{V_2}", "a_n")]
+    [True, True, True, True, True, True]
+    >>> [is_label(t) for t in ("7", r"\pi", "2x", "x+y", r"\sin 30", "x(x+1)", "x^2")]
+    [False, False, False, False, False, False, False]
+    """
+    if not text or len(text) > _MAX_LABEL or text[0].isdigit():
+        return False
+    parts = split(text, COLON)
+    if len(parts) == 1 and text.startswith(r"\frac{"):
+        middle = closing_brace(text, 5)
+        parts = [text[6:middle], text[middle + 2 : -1]]
+    if len(parts) > 1:
+        return all(is_label(part.strip()) for part in parts)
+    if _LABEL.fullmatch(_MARKS.sub("", text).strip()) is None or read_number(text) is not None:
+        return False
+    return bool(variables(text)) or len(text) == 1
+
+
+_UNSAID = re.compile(r"^m ?(?=\(?\\angle)|[\s{}()]")
+# `AB`, `BA`, `|AB|` and `\overline{AB}` are one length.
+_SEGMENT = re.compile(r"(?:\\overline|\|)?([A-Z]{2})\|?")
+
+
+def same_label(prediction: str, reference: str) -> bool:
+    r"""Whether two labels are one: neither spaces, braces nor the `m` of `m\angle A` count."""
+    return _key(prediction) == _key(reference)
+
+
+def _key(label: str) -> str:
+    bare = _UNSAID.sub("", label)
+    segment = _SEGMENT.fullmatch(bare)
+    return "".join(sorted(segment[1])) if segment else bare
+
+
+_NAMED = re.compile(r"([^=:]*?)\s*(=|\\in(?![A-Za-z])|:(?!\d))\s*(.*)", re.DOTALL)
+_WORD = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{4,}")
+
+
+def _without_label(text: str) -> tuple[str, str]:
+    """The label that a text begins with, as far as labels can differ, and what is said of it."""
+    match = _NAMED.fullmatch(text)
+    if match is None or not is_label(match[1].strip()):
+        return "", text
+    # A colon stands after any words, and of words there are many.
+    counts = match[2] != ":" and not _WORD.search(match[1])
+    return match[1] if counts else "", match[3]
+
+
+def variables(text: str) -> set[str]:
+    r"""The letters of a tidy text that stand for something: not those of a unit or a function.
+
+    >>> sorted(variables(r"2x\theta")), variables(r"2\sqrt{3} cm"), variables("e")
+    (['\\theta', 'x'], set(), set())
+    """
+    if read_number(text) is not None:
+        return set()
+    names = {*re.findall(r"\\?[A-Za-z]+", split_unit(text)[0])} - CONSTANTS
+    letters = {letter for name in names if name[0] != "\\" for letter in name}
+    return letters | {name for name in names if name[1:] in GREEK}
+
+
+# --- equations -----------------------------------------------------------------------------------
+
+
+_NO_CHAIN = re.compile(r"[!:]=|" + _INEQUALITY.pattern)
+
+
+class Chain(NamedTuple):
+    """The sides of one answer, `label = value = ... = value`."""
+
+    label: str
+    """What the values are said of; empty where nothing is."""
+    values: tuple[str, ...]
+    """At least one; the last is the answer."""
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """All of them, the label first."""
+        return (self.label, *self.values) if self.label else self.values
+
+    @property
+    def is_equation(self) -> bool:
+        """`2x + 3y = 6`, where neither side is the value of the other."""
+        return not self.label and len(self.values) > 1 and any(map(variables, self.values))
+
+
+@lru_cache(maxsize=8192)
+def chain_of(text: str) -> Chain:
+    r"""The sides of a tidy text, turned round where the label stands last.
+
+    What follows `\approx` is left out, unless only a label stands before it.
+
+    >>> chain_of(r"k = \frac12 = 0.5")
+    Chain(label='k', values=('\\frac12', '0.5'))
+    >>> chain_of("5 = x").label, chain_of("7 = 11a+c").label, chain_of("x+1").values
+    ('x', '', ('x+1',))
+    """
+    before, sign, after = text.partition(r"\approx")
+    if sign and before.strip():
+        text = f"{before}={after}" if is_label(before.strip()) else before.strip()
+    sides = [side.strip() for side in split(text, _EQUALS)]
+    if len(sides) == 1 or not (sides[0] and sides[-1]) or _NO_CHAIN.search(text):
+        return Chain("", (text,))
+    sides = [side for side in sides if side]
+    if not is_label(sides[0]) and is_label(sides[-1]):
+        sides.reverse()
+    return Chain(sides[0], tuple(sides[1:])) if is_label(sides[0]) else Chain("", tuple(sides))
