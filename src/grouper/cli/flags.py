@@ -13,19 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.cli.options import read_recipe
 from grouper.config.aliases import alias, batch_of, flag_named, flags
-from grouper.config.checks import nearest
-from grouper.config.loading import is_shipped, load_recipe
-from grouper.config.overrides import parse_yaml
-from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 
-Command = Callable[..., Any]
+if TYPE_CHECKING:
+    from grouper.config.schema import Recipe
+
 Settings = dict[str, Any]
 
 TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -39,33 +36,20 @@ _NEARLY = 0.85
 TRACKERS = "tracking.trackers"
 
 
-def add_flags(command: Command) -> Command:
-    """Give a command every flag, each as a tuple of all its values."""
-    for flag, row in reversed(flags().items()):
-        command = click.option(
-            f"--{flag}",
-            multiple=True,
-            metavar="" if row.get("switch") else row.get("metavar"),
-            help=row.get("help", "A name that other trainers use; see docs/migrating.md."),
-            hidden="help" not in row,
-        )(command)
-    return command
+def options() -> dict[str, Settings]:
+    """Every flag as a row of options, with all its values; those without help are not shown."""
+    return {
+        flag: {
+            "many": True,
+            "metavar": "" if row.get("switch") else row.get("metavar"),
+            "help": row.get("help", ""),
+            "hidden": "help" not in row,
+        }
+        for flag, row in flags().items()
+    }
 
 
-class TrainingCommand(click.Command):
-    """A command whose flags may be written as other trainers want them."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, [*_as_click_wants(args)])
-        except click.NoSuchOption as error:
-            hint = _hint(error.option_name, args)
-            if hint is None:
-                raise
-            raise click.UsageError(hint, ctx) from error
-
-
-def _as_click_wants(args: Sequence[str]) -> Iterator[str]:
+def as_click_wants(args: Sequence[str]) -> Iterator[str]:
     """`--rewards a b` as `--rewards=a,b`, `--bf16` and `--bf16 True` as `--bf16=true`."""
     rest = deque(args)
     while rest:
@@ -102,12 +86,17 @@ def _switch(flag: str) -> str | None:
 
 def _ends_a_list(word: str) -> bool:
     """Whether a word behind a list is the next flag, an override or RECIPE."""
+    from grouper.config.loading import is_shipped
+
     is_file = word.endswith((".yaml", ".yml")) or ("/" in word and ":" not in word)
     return word.startswith("-") or "=" in word or is_file or is_shipped(word)
 
 
-def _hint(option: str, args: Sequence[str]) -> str | None:
+def hint(option: str, args: Sequence[str]) -> str | None:
     """What to write for an option that there is not; None where it is nearly a flag."""
+    from grouper.config.checks import nearest
+    from grouper.config.loading import load_recipe
+
     if not option.startswith("--"):
         return None
     names = [flag_named(word.partition("=")[0].removeprefix("--")) for word in args]
@@ -144,6 +133,8 @@ class CommandLine:
     @cached_property
     def recipe(self) -> Recipe:
         """Read only where a flag depends on it, since other flags may complete it."""
+        from grouper.cli.opening import read_recipe
+
         return read_recipe(self.name, self.overrides)
 
     @cached_property
@@ -213,6 +204,8 @@ def _refuse_contradictions(
     spelled: Sequence[tuple[str, Settings]], overrides: Sequence[str]
 ) -> None:
     """Two flags, or a flag and an override, that set the same differently."""
+    from grouper.config.overrides import parse_yaml
+
     known: dict[str, tuple[str, Any]] = {}
     for override in overrides:
         key, _, text = override.partition("=")
@@ -243,6 +236,8 @@ def _by_the_table(flag: str, value: str, line: CommandLine) -> Settings:
 
 def _setting(flag: str, value: str) -> Any:
     """What a value stands for, or reads as."""
+    from grouper.config.overrides import parse_yaml
+
     row = flags()[flag]
     if value.lower() in row.get("values", {}):
         return row["values"][value.lower()]
@@ -346,6 +341,8 @@ def _batch(values: Mapping[str, str], line: CommandLine) -> tuple[Settings, str]
     """What batch sizes as other trainers count them come to, and that in words."""
     if not {DEVICE_BATCH, ACCUMULATION} & values.keys():
         return {}, ""
+    from grouper.config.loading import is_shipped
+
     phase = line.running[-1]
     system = line.name if is_shipped(line.name) else line.recipe.name
     device, accumulation = batch_of(system, phase)

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import sys
-import textwrap
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -16,20 +15,14 @@ from typing import Any
 import click
 import yaml
 
-from grouper.cli.options import warn
+from grouper.cli.opening import require_new
+from grouper.cli.text import short, warn
 from grouper.config.checks import validate_json
 from grouper.config.schema import ModelConfig, OptimizerConfig, SourceConfig
 from grouper.errors import ConfigError, DataError, did_you_mean
 from grouper.files import write_atomic
 from grouper.models.folders import local_model, on_this_machine, require_model_folder
-from grouper.tracking.samples import printable
 
-EXAMPLES = """\b
-Examples:
-  grouper init FILE                              asks for what it needs
-  grouper init first.yaml --model ./my-model --data mine.jsonl --memory 24
-  grouper init second.yaml --model ./my-model --data arithmetic --full
-"""
 # Problems that are looked at; the share that is held out, and how many must be there for it.
 LOOKED_AT = 100
 HELD_OUT = 0.05
@@ -44,16 +37,8 @@ CARD = 24.0
 SHARE = 0.9
 
 
-@click.command("init", epilog=EXAMPLES)
-@click.argument("file", type=click.Path(path_type=Path), default="mine.yaml")
-@click.option("--model", metavar="PATH", help="A model folder or Hub name.")
-@click.option("--data", metavar="SOURCE", help="A file, folder, Hub name, or `grouper data list`.")
-@click.option("--question", metavar="COLUMN", help="Column that holds the questions.")
-@click.option("--answer", metavar="COLUMN", help="Column that holds the answers.")
-@click.option("--lora/--full", default=None, help="Train an adapter, or all weights.")
-@click.option("--memory", type=click.FloatRange(min=1), metavar="GB", help="Memory of the card.")
-def init_command(
-    file: Path,
+def init(
+    file: str | None,
     *,
     model: str | None,
     data: str | None,
@@ -61,12 +46,9 @@ def init_command(
     memory: float | None,
     **columns: str | None,
 ) -> None:
-    """Write a recipe for your own model and problems to FILE (mine.yaml unless you name one).
-
-    It reads the first problems and the model's config.json; it loads no weights and downloads
-    nothing. It asks for what is missing; without a terminal it assumes LoRA on a 24 GB card.
-    """
-    _require_free(file)
+    """Look at model and problems, ask for what is missing, and write a recipe."""
+    target = Path(file or "mine.yaml")
+    require_new(target, "FILE")
     # Read by the libraries when they are imported.
     os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
     asks = sys.stdin.isatty()
@@ -81,23 +63,15 @@ def init_command(
     if memory is None:
         memory = click.prompt("Memory of the card in GB", CARD, type=float) if asks else CARD
     found |= _look_at_model(model, memory, lora=lora)
-    found["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("-._") or "mine"
+    found["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", target.stem).strip("-._") or "mine"
     found["prompts"] = 16 if memory >= 16 else 8
     found["slots"] = 128 if memory >= 40 else 64
     template = importlib.resources.files("grouper.config") / "new_recipe.yaml"
     text = Template(template.read_text(encoding="utf-8")).substitute(found)
-    write_atomic(file, text.encode())
-    name = shlex.quote(str(file) if "/" in str(file) else f"./{file}")
-    click.echo(f"Written to {file}. Next:\n  grouper run {name} --dry-run")
+    write_atomic(target, text.encode())
+    name = shlex.quote(str(target) if "/" in str(target) else f"./{target}")
+    click.echo(f"Written to {target}. Next:\n  grouper run {name} --dry-run")
     click.echo(f"  grouper preview {name}\n  grouper run {name}")
-
-
-def _require_free(file: Path) -> None:
-    if file.exists():
-        raise ConfigError("this exists already", where=str(file), fix="Name another file.")
-    folder = next(folder for folder in file.absolute().parents if folder.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError("cannot write here", where=str(folder), fix="Name another folder.")
 
 
 def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
@@ -143,7 +117,7 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
             f"{len(problems)} answers, {len(numbers)} are plain numbers."
         )
         for noun, text in (("Question", problems[0].question), ("Answer", problems[0].answer)):
-            click.echo(f"  {noun}: {textwrap.shorten(printable(text), 200, placeholder='...')}")
+            click.echo(f"  {noun}: {short(text)}")
         if len(problems) < ENOUGH:
             del parts["validation_share"]
     return {
