@@ -154,7 +154,7 @@ def main() -> None:
         for line in (parser.parse_args().data / "math" / "sft.jsonl").read_text().splitlines()
     ]
     fmt = make_format(PromptConfig(format="r1-zero"))
-    steps = Steps(rows, build_rewards([RewardConfig(name="correctness")], fmt.layout))
+    steps = Steps(rows, build_rewards([RewardConfig(name="correctness")], fmt))
     with Grader(fmt.contract, GradingConfig()) as grader:
         grader.start()
         steps.take(0, NoGrader())

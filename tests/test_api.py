@@ -10,6 +10,7 @@ from tiny_runs import TINY_RUN, data_from, write_problems
 from grouper import Run, load_generator, load_recipe, prepare, solve, train
 from grouper.errors import ConfigError, RewardError
 from grouper.models.policy import Policy
+from grouper.prompts import render
 from grouper.tracking.live import Progress
 
 ASYNC_REWARD = """
@@ -77,7 +78,7 @@ def test_a_notebook_runs_it_whole_inside_its_loop(tiny, tmp_path):
     async def cell():
         setup = prepare(recipe)
         prepare(recipe).close()  # running a cell twice is no mistake
-        first = setup.format.render(setup.problems[0], setup.tokenizer)
+        first = render(setup.problems[0], setup.format, setup.tokenizer)
         result = train(setup)
         assert len(repr(result)) < 10_000  # a cell may end in it
         setup.close()

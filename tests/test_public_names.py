@@ -14,6 +14,7 @@ import grouper
 
 PINNED = [
     "AnswerContract",
+    "AnswerFormat",
     "Comparison",
     "Completion",
     "EvaluationResult",
@@ -24,7 +25,6 @@ PINNED = [
     "Problem",
     "ProblemSet",
     "Prompt",
-    "PromptFormat",
     "Recipe",
     "Reward",
     "RewardStack",

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from grouper.advice.checks import Samples
 from grouper.advice.live_checks import usual_hooks
@@ -38,6 +38,7 @@ from grouper.grading import extract
 from grouper.models.folders import model_in, recipe_for, require_model_folder, with_sampling
 from grouper.models.loading import context_length
 from grouper.models.policy import Policy
+from grouper.prompts import render
 from grouper.rewards.user_code import load_hook
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.tracking.live import Progress
@@ -156,7 +157,7 @@ def evaluate(
         GrouperError: the model or the problems cannot be had.
     """
     problems = problems or require_part(recipe, split)
-    state = {"phase": "base", "step": 0}
+    state: dict[str, Any] = {"phase": "base", "step": 0}
     if is_complete(Path(model)):
         state = read_state(Path(model))
     display = display or Progress(quiet=True)
@@ -276,7 +277,7 @@ class Generator:
         """The prompt of a question."""
         # The reference is not known here, and rendering does not look at it.
         problem = Problem(id="question", question=question, answer="?", source="generate")
-        return self.prepared.format.render(problem, self.prepared.tokenizer)
+        return render(problem, self.prepared.format, self.prepared.tokenizer)
 
     def answers(
         self,
@@ -384,9 +385,7 @@ def solve(question: str, generator: Generator) -> Solution:
     return answers_to(question, generator, samples=1)[0]
 
 
-def answers_to(
-    question: str, generator: Generator, samples: int | None = None
-) -> list[Solution]:
+def answers_to(question: str, generator: Generator, samples: int | None = None) -> list[Solution]:
     """As many answers to one question as asked for, or as the recipe evaluates.
 
     Raises:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 
 def _require(condition: bool, message: str) -> None:
@@ -84,18 +84,50 @@ class AnswerContract:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardLayout:
-    """The prompt format, as far as rewards need it.
+class AnswerFormat:
+    r"""How a model is asked and how it answers: the one record for prompts, rewards and grading.
 
-    Example: `RewardLayout(contract=contract, tags=("<think>", "</think>", "<answer>",
-    "</answer>"), prefix="<think>")`.
+    Example: `AnswerFormat(name="boxed", template=r"{reasoning} \boxed{{answer}}",
+    contract=AnswerContract(kind=AnswerKind.BOXED))`.
     """
 
+    name: str
+    description: str = ""
+    system: str = ""
+    """The instruction: the system message of a chat, or where `plain` has it."""
+    template: str
+    """A whole completion, with `{reasoning}` and `{answer}` where they stand."""
     contract: AnswerContract
-    tags: tuple[str, str, str, str] | None
+    """Where grading finds the answer."""
+    tags: tuple[str, str, str, str] | None = None
     """Reasoning open and close, answer open and close; None for a format without tags."""
     prefix: str = ""
-    """The part of the assistant's turn that the prompt has already opened: counted as written."""
+    """The beginning of `template` that the prompt writes: counted as part of the completion."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion; they stay in its text."""
+    chat: Literal["auto", "chat", "plain", "install"] = "auto"
+    """`auto`: the tokenizer's chat template where it has one, else `plain`. `install`: the
+    format's own chat template, which is put into the tokenizer."""
+    plain: str = "{system}\n\nUser: {question}\nAssistant:\n"
+    """The prompt without a chat template, `prefix` left out."""
+
+    def __post_init__(self) -> None:
+        places = ("{reasoning}" in self.template, "{answer}" in self.template)
+        _require(all(places), f"format {self.name}: the template has no reasoning or no answer")
+        _require("{question}" in self.plain, f"format {self.name}: the prompt has no question")
+
+    def completion(self, reasoning: str, answer: str) -> str:
+        """A completion in this format, less the prefix."""
+        before, _, rest = self.template.partition("{reasoning}")
+        between, _, after = rest.partition("{answer}")
+        return f"{before}{reasoning}{between}{answer}{after}".removeprefix(self.prefix)
+
+    def plain_prompt(self, question: str) -> str:
+        """The prompt without a chat template; without an instruction it begins with the turn."""
+        before, _, after = self.plain.partition("{question}")
+        before = before.replace("{system}", self.system)
+        before = before if self.system else before.lstrip()
+        return f"{before}{question}{after}{self.prefix}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,14 +57,14 @@ def answer(value, working="w"):
 def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), **params):
     tokenizer = tokenizer or Codes()
     problem = Problem(id="p/0", question="2+2?", answer="4", source="p")
-    text = TAGS.plain_text(problem.question)
+    text = TAGS.plain_prompt(problem.question)
     prompt = Prompt(
         problem_id="p/0", text=text, token_ids=tuple(map(ord, text)), prefix=TAGS.prefix
     )
     given = itertools.cycle(texts)
     prepared = SimpleNamespace(
         recipe=SimpleNamespace(seed=0, grpo=config or GRPOConfig()),
-        rewards=build_rewards([RewardConfig(name=name) for name in rewards], TAGS.layout),
+        rewards=build_rewards([RewardConfig(name=name) for name in rewards], TAGS),
         format=TAGS,
         prompt=prompt,
         tokenizer=tokenizer,
@@ -167,7 +167,7 @@ def test_a_broken_tokenizer_is_told_even_where_rewards_differ():
     ],
 )
 def test_what_a_tokenizer_cannot_do(changes, told):
-    text = TAGS.plain_text("q")
+    text = TAGS.plain_prompt("q")
     usual = {
         "format": TAGS,
         "tokenizer": Codes(),

@@ -87,7 +87,7 @@ def test_a_reference_is_stored_as_it_is_and_filled_in_where_a_function_is_built(
             f"tracking.trackers=[{{name: '{file}:tell', params: {{token: '${{JUDGE_TOKEN}}'}}}}]",
         ],
     )
-    layout = make_format(recipe.prompt).layout
+    layout = make_format(recipe.prompt)
     for build in (
         lambda: build_rewards(recipe.rewards, layout),
         lambda: check_trackers(recipe.tracking),

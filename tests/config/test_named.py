@@ -29,12 +29,12 @@ from grouper.rewards import build_rewards
     ],
 )
 def test_the_range_of_each_total(name: str, low: float, high: float) -> None:
-    layout = make_format(PromptConfig(format=STACKS[name].format)).layout
+    layout = make_format(PromptConfig(format=STACKS[name].format))
     assert build_rewards(stack(name), layout).bounds == pytest.approx((low, high))
 
 
 def test_the_range_of_the_original_of_system_d() -> None:
-    layout = make_format(PromptConfig(format="tags")).layout
+    layout = make_format(PromptConfig(format="tags"))
     original = [
         RewardConfig(name=r.name, params={"variant": "original"})
         if r.name in ("dapo_answer", "dapo_number")

@@ -25,10 +25,10 @@ from grouper.config.schema import NewModelConfig, PromptConfig, RewardConfig, st
 from grouper.data import load_problems
 from grouper.grading import Grader
 from grouper.models.new_model import make_new_model
-from grouper.prompts import PromptFormat, make_format
+from grouper.prompts import make_format
 from grouper.rewards import REWARDS, build_rewards
 from grouper.training.run import Run
-from grouper.types import Completion, FinishReason, Problem, Prompt
+from grouper.types import AnswerFormat, Completion, FinishReason, Problem, Prompt
 
 TEXTS = (
     "<think>\nFirst 2+2.\n</think>\n\n<answer>\n4\n</answer>",
@@ -42,15 +42,15 @@ SOLUTION = "2 + 2 = 4\n#### 4"
 
 
 @pytest.fixture(scope="module")
-def fmt() -> PromptFormat:
+def fmt() -> AnswerFormat:
     return make_format(PromptConfig(format="think"))
 
 
-def ours(fmt: PromptFormat) -> list[Any]:
-    return [builder(fmt.layout, **PARAMS.get(name, {})) for name, builder in REWARDS.items()]
+def ours(fmt: AnswerFormat) -> list[Any]:
+    return [builder(fmt, **PARAMS.get(name, {})) for name, builder in REWARDS.items()]
 
 
-def trainer_of(rewards: list[Any], fmt: PromptFormat, folder: Path, *, chat: bool) -> Any:
+def trainer_of(rewards: list[Any], fmt: AnswerFormat, folder: Path, *, chat: bool) -> Any:
     source = load_recipe("demo", ["data.train.options.count=40"]).data.train
     model, tokenizer = make_new_model(
         NewModelConfig(hidden_size=32, head_dim=8, intermediate_size=64, layers=1),
@@ -82,7 +82,7 @@ def trainer_of(rewards: list[Any], fmt: PromptFormat, folder: Path, *, chat: boo
 
 
 @pytest.mark.parametrize("chat", [True, False], ids=["chat", "plain"])
-def test_every_reward_of_ours_trains_in_trl(chat: bool, fmt: PromptFormat, tmp_path: Path) -> None:
+def test_every_reward_of_ours_trains_in_trl(chat: bool, fmt: AnswerFormat, tmp_path: Path) -> None:
     trainer = trainer_of(ours(fmt), fmt, tmp_path, chat=chat)
     trainer.train()
     logged = trainer.state.log_history[0]
@@ -91,7 +91,7 @@ def test_every_reward_of_ours_trains_in_trl(chat: bool, fmt: PromptFormat, tmp_p
         assert low <= logged[f"rewards/{name}/mean"] <= high
 
 
-def test_trl_gets_the_values_we_get(fmt: PromptFormat, tmp_path: Path) -> None:
+def test_trl_gets_the_values_we_get(fmt: AnswerFormat, tmp_path: Path) -> None:
     functions = ours(fmt)
     trainer = trainer_of(functions, fmt, tmp_path, chat=True)
     question = [{"role": "user", "content": "2+2?"}]
@@ -103,7 +103,7 @@ def test_trl_gets_the_values_we_get(fmt: PromptFormat, tmp_path: Path) -> None:
         ids,
     )
     stack = build_rewards(
-        [RewardConfig(name=name, params=PARAMS.get(name, {})) for name in REWARDS], fmt.layout
+        [RewardConfig(name=name, params=PARAMS.get(name, {})) for name in REWARDS], fmt
     )
     problem = Problem(id="a/0", question="2+2?", answer="4", source="a", solution=SOLUTION)
     prompt = Prompt(problem_id="a/0", text="2+2?", token_ids=(1,), messages=tuple(question))
@@ -128,8 +128,8 @@ def test_trl_gets_the_values_we_get(fmt: PromptFormat, tmp_path: Path) -> None:
     assert not torch.isnan(theirs).any()
 
 
-def test_not_scored_is_not_scored_there_too(fmt: PromptFormat, tmp_path: Path) -> None:
-    trainer = trainer_of([REWARDS["correctness"](fmt.layout)], fmt, tmp_path, chat=False)
+def test_not_scored_is_not_scored_there_too(fmt: AnswerFormat, tmp_path: Path) -> None:
+    trainer = trainer_of([REWARDS["correctness"](fmt)], fmt, tmp_path, chat=False)
     values = trainer._calculate_rewards(
         [{"prompt": "q", "answer": r"\frac{1}{"}], ["q"], ["<answer>4</answer>"], [[1]]
     )
@@ -139,18 +139,18 @@ def test_not_scored_is_not_scored_there_too(fmt: PromptFormat, tmp_path: Path) -
 @pytest.mark.parametrize("name", STACKS)
 def test_a_stack_goes_in_as_functions_and_weights(name: str, tmp_path: Path) -> None:
     fmt = make_format(PromptConfig(format=STACKS[name].format))
-    functions = [REWARDS[r.name](fmt.layout, **r.params) for r in stack(name)]
+    functions = [REWARDS[r.name](fmt, **r.params) for r in stack(name)]
     trainer = trainer_of(functions, fmt, tmp_path, chat=False)
     assert trainer.reward_func_names == [r.name for r in stack(name)]
 
 
-def test_rewards_of_trl_run_in_our_stack(fmt: PromptFormat) -> None:
+def test_rewards_of_trl_run_in_our_stack(fmt: AnswerFormat) -> None:
     stack = build_rewards(
         [
             RewardConfig(name="trl.rewards:accuracy_reward"),
             RewardConfig(name="trl.rewards:think_format_reward", weight=0.5),
         ],
-        fmt.layout,
+        fmt,
     )
     problem = Problem(
         id="a/0", question="2+2?", answer="4", source="a", solution=r"so it is $\boxed{4}$"

@@ -41,7 +41,7 @@ def test_numeric_only_asks_for_plain_numbers(tmp_path):
 def test_numeric_only_keeps_what_rewards_of_numbers_can_read(shared_data):
     """No fractions, units or LaTeX: the right text in the answer tag would earn no number."""
     found = load("math", shared_data / "math", split="validation", numeric_only=True)
-    number = REWARDS["dapo_number"](FORMATS["tags"].layout)
+    number = REWARDS["dapo_number"](FORMATS["tags"])
     texts = [f"a<end_working_out><SOLUTION>{p.answer}</SOLUTION>" for p in found.problems]
     paid = number(
         prompts=["q"] * len(texts),
@@ -120,7 +120,7 @@ def test_the_ready_variants_of_system_b(shared_data):
 def test_only_correct_keeps_what_the_rewards_pay(shared_data):
     """326 right answers after `</think>` and a newline earn nothing in the recipe's rewards."""
     path = shared_data / "math" / "sft.jsonl"
-    layout = FORMATS["r1-zero"].layout
+    layout = FORMATS["r1-zero"]
     pays = REWARDS["r1_zero_answer"](layout)
     holds = REWARDS["r1_zero_format"](layout)
     whole = load("prompt-response", path)

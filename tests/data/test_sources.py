@@ -10,7 +10,7 @@ import pytest
 from grouper.config.schema import SourceConfig
 from grouper.data import ProblemSet, load_problems
 from grouper.errors import DataError
-from grouper.prompts import FORMATS
+from grouper.prompts import FORMATS, completion_text
 
 LAYOUTS = Path(__file__).parent / "layouts"
 
@@ -105,7 +105,7 @@ R1 = FORMATS["r1-zero"]
 
 
 def rows_of(*responses: str, **more: object) -> list[dict[str, object]]:
-    return [{"prompt": R1.plain_text("1+1?"), "response": r, **more} for r in responses]
+    return [{"prompt": R1.plain_prompt("1+1?"), "response": r, **more} for r in responses]
 
 
 def test_a_response_is_kept_word_for_word(tmp_path):
@@ -115,7 +115,7 @@ def test_a_response_is_kept_word_for_word(tmp_path):
     assert (problem.question, problem.answer) == ("1+1?", "2")
     assert problem.response == response
     assert problem.solution == "First: 1+1.  So 2."
-    assert R1.completion_text(problem) == response
+    assert completion_text(problem, R1) == response
 
 
 def test_without_a_reference_the_response_answers(tmp_path):
@@ -138,7 +138,7 @@ def test_a_prompt_of_no_known_template_is_taken_word_for_word(tmp_path):
         {"prompt": OWN_PROMPT, "response": OWN_RESPONSE},
         {"prompt": OWN_PROMPT, "response": "just 2", "ground_truth": "2"},
         {"prompt": OWN_PROMPT, "response": "who knows"},
-        {"prompt": R1.plain_text(" "), "response": "2"},
+        {"prompt": R1.plain_prompt(" "), "response": "2"},
     ]
     found = load("prompt-response", written(tmp_path / "sft.jsonl", rows))
     known, own, graded = found.problems
@@ -155,8 +155,8 @@ def test_the_published_sft_rows_are_trained_behind_the_prompts_of_rollouts(share
     sft = load("prompt-response", shared_data / "math" / "sft.jsonl")
     lines = (shared_data / "math" / "train.jsonl").read_text().splitlines()
     assert (len(sft), sft.quarantined) == (1767, ())
-    sampled = {R1.plain_text(json.loads(line)["problem"]) for line in lines}
-    trained = [R1.plain_text(problem.question) for problem in sft.problems]
+    sampled = {R1.plain_prompt(json.loads(line)["problem"]) for line in lines}
+    trained = [R1.plain_prompt(problem.question) for problem in sft.problems]
     assert set(trained) <= sampled
     assert len(set(trained)) == 128
     # Word for word what the file says, but for one row that goes on behind its answer.

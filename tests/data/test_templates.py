@@ -8,7 +8,7 @@ from grouper.data.templates import read_prompt, read_response
 from grouper.prompts import FORMATS
 
 R1 = FORMATS["r1-zero"]
-TEXT = R1.plain_text("What is\n2 + 2?")
+TEXT = R1.plain_prompt("What is\n2 + 2?")
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_white_space_of_the_template_does_not_matter(text):
     assert question == "What is\n2 + 2?"
     assert (fmt.name, opened) == ("r1-zero", True)
     # Rendered again it is the prompt that rollouts start from, whatever the file had.
-    assert R1.plain_text(question) == TEXT
+    assert R1.plain_prompt(question) == TEXT
 
 
 def test_a_prompt_that_does_not_open_the_first_tag():
@@ -36,7 +36,7 @@ def test_a_prompt_that_does_not_open_the_first_tag():
 
 def test_a_question_that_talks_like_the_template():
     question = "User: says\nAssistant: what?"
-    assert read_prompt(R1.plain_text(question))[0] == question
+    assert read_prompt(R1.plain_prompt(question))[0] == question
 
 
 @pytest.mark.parametrize("text", ["", "2+2?", TEXT.replace("Assistant solves", "Assistant tries")])
@@ -45,7 +45,7 @@ def test_other_texts_are_of_no_known_template(text):
 
 
 def test_a_template_without_a_question():
-    assert read_prompt(R1.plain_text(" ")) == ("", R1, True)
+    assert read_prompt(R1.plain_prompt(" ")) == ("", R1, True)
 
 
 @pytest.mark.parametrize(

@@ -49,14 +49,14 @@ BROKEN = "I guess 4"
     ],
 )
 def test_format_and_reasoning_of_a_completion(text, form, reasoning):
-    assert format_holds(text, TAGS.layout) is form
-    assert reasoning_of(text, TAGS.layout) == reasoning
+    assert format_holds(text, TAGS) is form
+    assert reasoning_of(text, TAGS) == reasoning
 
 
 def test_without_a_prefix_the_model_must_open_the_tag_itself():
-    assert reasoning_of("add</reasoning><answer>4</answer>", XML.layout) == ""
-    assert not format_holds("add</reasoning><answer>4</answer>", XML.layout)
-    boxed = FORMATS["boxed"].layout
+    assert reasoning_of("add</reasoning><answer>4</answer>", XML) == ""
+    assert not format_holds("add</reasoning><answer>4</answer>", XML)
+    boxed = FORMATS["boxed"]
     assert format_holds(r"so \boxed{4}", boxed)
     assert reasoning_of(r"no box", boxed) == ""
 
@@ -85,14 +85,14 @@ def evaluated(items, texts, grader, fmt, rewards):
         params=SamplingParams(temperature=0),
         samples=1,
         seed=0,
-        behaviour=Behaviour(fmt.layout, rewards),
+        behaviour=Behaviour(fmt, rewards),
     )
 
 
 @pytest.fixture
 def stack():
     configs = [RewardConfig(name="correctness", weight=2), RewardConfig(name="format", weight=0.5)]
-    return build_rewards(configs, TAGS.layout)
+    return build_rewards(configs, TAGS)
 
 
 def test_the_five_numbers_by_hand(stack):
@@ -119,7 +119,7 @@ def test_format_accuracy_and_reward_have_one_notion_of_the_format():
     )
     stack = build_rewards(
         [RewardConfig(name="r1_zero_answer"), RewardConfig(name="r1_zero_format", weight=0)],
-        fmt.layout,
+        fmt,
     )
     result = measured(stack, texts, fmt)
     found = metrics_of(result)

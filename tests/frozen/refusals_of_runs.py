@@ -299,7 +299,7 @@ PYTHON = (
     row("python/run", "", python=lambda: train(prepare(load_recipe("tiny/recipe.yaml")))),
     row("python/rewards", "", python=lambda: build_rewards(
         load_recipe("demo", ["rewards=[{name: corectness}]"]).rewards,
-        make_format(load_recipe("demo").prompt).layout)),
+        make_format(load_recipe("demo").prompt))),
     row("python/format", "", python=lambda: make_format(
         load_recipe("demo", ["prompt.format=xlm"]).prompt)),
     row("python/problems", "", python=lambda: load_problems(

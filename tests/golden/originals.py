@@ -14,15 +14,15 @@ from typing import Any
 
 from grouper.prompts.formats import FORMATS
 from grouper.rewards import REWARDS
-from grouper.types import RewardLayout
+from grouper.types import AnswerFormat
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT.parent / "shared" / "original-rewards.json"
 PAGE = ROOT / "docs" / "rewards.md"
 PLACE = re.compile(r"(<!-- differences -->\n).*?(<!-- /differences -->)", re.DOTALL)
 
-LAYOUTS: dict[str, RewardLayout] = {
-    part: FORMATS[name].layout
+LAYOUTS: dict[str, AnswerFormat] = {
+    part: FORMATS[name]
     for part, name in (("A", "xml"), ("C", "xml"), ("E", "think"), ("D", "tags"))
 }
 MOST_ROWS = 3
@@ -35,7 +35,7 @@ class Case:
     """A text, its reference, and what one published function gives it."""
 
     reward: str
-    layout: RewardLayout
+    layout: AnswerFormat
     text: str
     reference: str
     published: float

@@ -44,11 +44,11 @@ def test_the_page_has_the_table_of_the_differences(cases: list[Case]) -> None:
 REASONING = r"^\s*<start_working_out>.+?<end_working_out>.*?<SOLUTION>(.+?)</SOLUTION>\s*$"
 PATTERNS: dict[str, tuple[Any, Callable[[str], float]]] = {
     "dapo_exact_format": (
-        FORMATS["tags"].layout,
+        FORMATS["tags"],
         lambda text: 3.0 if re.match(REASONING, text, re.DOTALL) else 0.0,
     ),
     "format": (
-        FORMATS["think"].layout,
+        FORMATS["think"],
         lambda text: float(
             re.match(r"^<think>.*?</think>\s*<answer>.*?</answer>$", text, re.DOTALL | re.MULTILINE)
             is not None

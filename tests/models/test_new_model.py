@@ -14,7 +14,7 @@ from grouper.config.schema import NewModelConfig, PromptConfig
 from grouper.data.arithmetic import ArithmeticOptions, generate
 from grouper.errors import ConfigError, RunFolderError
 from grouper.models.new_model import fit_tokenizer, make_new_model, save_new_model
-from grouper.prompts import find_stop_tokens, make_format
+from grouper.prompts import completion_text, demonstrate, find_stop_tokens, make_format, render
 
 COMPACT = make_format(PromptConfig(format="compact"))
 TINY = NewModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16)
@@ -58,20 +58,20 @@ def test_digits_and_tags_are_tokens_of_their_own(made):
 
 def test_the_prompt_is_short_and_ends_where_the_assistant_begins(made, problems):
     _, tokenizer = made
-    prompt = COMPACT.render(problems[0], tokenizer)
+    prompt = render(problems[0], COMPACT, tokenizer)
     assert prompt.text == f"<|user|>{problems[0].question}<|assistant|>"
     assert len(prompt.token_ids) < 40
     stop = find_stop_tokens(tokenizer, (), COMPACT)
     assert stop.trained == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|end|>")
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
-    demonstration = COMPACT.demonstrate(problems[0], tokenizer, stop.trained)
-    assert tokenizer.decode(demonstration.token_ids[:-1]) == COMPACT.completion_text(problems[0])
+    demonstration = demonstrate(problems[0], COMPACT, tokenizer, stop.trained)
+    assert tokenizer.decode(demonstration.token_ids[:-1]) == completion_text(problems[0], COMPACT)
 
 
 def test_a_system_message_has_its_place(made, problems):
     _, tokenizer = made
     fmt = make_format(PromptConfig(format="xml", system="Be brief."))
-    prompt = fmt.render(problems[0], tokenizer)
+    prompt = render(problems[0], fmt, tokenizer)
     assert prompt.text.startswith("<|system|>Be brief.<|user|>")
 
 
@@ -131,8 +131,8 @@ def test_a_saved_model_loads_as_any_other(made, problems, tmp_path):
     folder = save_new_model(tmp_path / "new" / "model", model, tokenizer)
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     again = AutoTokenizer.from_pretrained(folder)
-    ids = COMPACT.render(problems[0], tokenizer).token_ids
-    assert COMPACT.render(problems[0], again).token_ids == ids
+    ids = render(problems[0], COMPACT, tokenizer).token_ids
+    assert render(problems[0], COMPACT, again).token_ids == ids
     assert (again.eos_token_id, again.pad_token_id) == (
         tokenizer.eos_token_id,
         tokenizer.pad_token_id,

@@ -11,7 +11,15 @@ import tokenizer_fixtures as fixtures
 from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError
 from grouper.grading import grade
-from grouper.prompts import FORMATS, make_format, warn_about_system
+from grouper.prompts import (
+    FORMATS,
+    completion_text,
+    demonstrate,
+    make_format,
+    render,
+    warn_about_system,
+)
+from grouper.prompts.rendering import uses_chat
 from grouper.types import AnswerKind, Problem
 
 PROBLEM = Problem(id="a/0", question="2+2?", answer="4", source="a", solution="2+2=4.")
@@ -30,7 +38,7 @@ PROBLEM = Problem(id="a/0", question="2+2?", answer="4", source="a", solution="2
     ],
 )
 def test_completion_text(name, text):
-    assert FORMATS[name].completion_text(PROBLEM) == text
+    assert completion_text(PROBLEM, FORMATS[name]) == text
 
 
 def test_every_format_is_tested_above():
@@ -41,7 +49,7 @@ def test_every_format_is_tested_above():
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
 def test_prefix_and_completion_together_hold_each_tag_once_and_in_order(fmt):
-    whole = fmt.prefix + fmt.completion_text(PROBLEM)
+    whole = fmt.prefix + completion_text(PROBLEM, fmt)
     tags = fmt.tags or ()
     assert [whole.count(tag) for tag in tags] == [1] * len(tags)
     assert sorted(tags, key=whole.index) == list(tags)
@@ -55,8 +63,8 @@ def test_prefix_and_completion_together_hold_each_tag_once_and_in_order(fmt):
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
 def test_the_grader_finds_the_answer_of_every_demonstration(fmt):
     """Both halves of a format agree: what SFT teaches, the contract reads."""
-    assert grade(fmt.completion_text(PROBLEM), "4", fmt.contract).correct
-    assert not grade(fmt.completion_text(PROBLEM), "5", fmt.contract).correct
+    assert grade(completion_text(PROBLEM, fmt), "4", fmt.contract).correct
+    assert not grade(completion_text(PROBLEM, fmt), "5", fmt.contract).correct
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
@@ -69,7 +77,7 @@ def test_a_boxed_solution_is_shown_as_it_is():
     problem = Problem(
         id="a/0", question="q", answer="4", source="a", solution=r"So it is $\boxed{4}$."
     )
-    assert FORMATS["boxed"].completion_text(problem) == r"So it is $\boxed{4}$."
+    assert completion_text(problem, FORMATS["boxed"]) == r"So it is $\boxed{4}$."
 
 
 @pytest.mark.parametrize("name", ["xml", "r1-zero", "boxed", "tags"])
@@ -80,7 +88,7 @@ def test_a_prompt_and_response_of_another_layout_are_trained_word_for_word(name)
         id="a", question=prompt, answer="2", source="a", prompt=prompt, response=response
     )
     stop = tokenizer.eos_token_id
-    shown = FORMATS[name].demonstrate(problem, tokenizer, stop)
+    shown = demonstrate(problem, FORMATS[name], tokenizer, stop)
     assert shown.prompt.text == prompt
     assert tokenizer.decode(list(shown.prompt.token_ids)) == prompt
     assert tokenizer.decode(list(shown.token_ids[:-1])) == response
@@ -88,7 +96,7 @@ def test_a_prompt_and_response_of_another_layout_are_trained_word_for_word(name)
     # After a prompt of the format's own a response in another layout is still refused.
     if FORMATS[name].tags:
         with pytest.raises(PromptError, match="lacks"):
-            FORMATS[name].demonstrate(replace(problem, prompt=None), tokenizer, stop)
+            demonstrate(replace(problem, prompt=None), FORMATS[name], tokenizer, stop)
 
 
 def test_a_demonstrated_answer_is_shown_instead_of_the_reference():
@@ -100,20 +108,20 @@ def test_a_demonstrated_answer_is_shown_instead_of_the_reference():
         solution="2+2=4.",
         columns={"demonstrated_answer": "4"},
     )
-    assert FORMATS["compact"].completion_text(problem).endswith("<answer>4</answer>")
+    assert completion_text(problem, FORMATS["compact"]).endswith("<answer>4</answer>")
 
 
 def test_braces_in_a_solution_are_text():
     problem = Problem(id="a/0", question="q{x}", answer="{4}", source="a", solution="{reasoning}")
-    text = FORMATS["compact"].completion_text(problem)
+    text = completion_text(problem, FORMATS["compact"])
     assert text == "<reasoning>{reasoning}</reasoning><answer>{4}</answer>"
-    assert "q{x}" in FORMATS["r1-zero"].plain_text(problem.question)
+    assert "q{x}" in FORMATS["r1-zero"].plain_prompt(problem.question)
 
 
 def test_no_solution_is_an_error():
     problem = Problem(id="a/0", question="q", answer="4", source="a", solution="  ")
     with pytest.raises(PromptError, match="no worked solution"):
-        FORMATS["xml"].completion_text(problem)
+        completion_text(problem, FORMATS["xml"])
 
 
 def test_r1_zero_prompts_equal_the_published_ones_but_for_one_blank_line(shared_data):
@@ -127,7 +135,7 @@ def test_r1_zero_prompts_equal_the_published_ones_but_for_one_blank_line(shared_
         question = rest.removesuffix("\nAssistant: <think>")
         assert question != rest
         problem = Problem(id="m/0", question=question, answer="1", source="m")
-        prompt = FORMATS["r1-zero"].render(problem, tokenizer)
+        prompt = render(problem, FORMATS["r1-zero"], tokenizer)
         assert prompt.text == f"{head}\nUser: {rest}"
         assert prompt.messages is None
 
@@ -142,13 +150,13 @@ def test_own_tags_reach_instruction_contract_prefix_and_completion():
         reasoning_open="<work>", reasoning_close="</work>", answer_open="[[", answer_close="]]"
     )
     fmt = make_format(PromptConfig(format="tags", tags=tags))
-    assert fmt.completion_text(PROBLEM) == "2+2=4.</work>[[4]]"
+    assert completion_text(PROBLEM, fmt) == "2+2=4.</work>[[4]]"
     assert (fmt.contract.open, fmt.contract.close) == ("[[", "]]")
     assert all(tag in fmt.system for tag in fmt.tags or ())
-    prompt = fmt.render(PROBLEM, fixtures.qwen25().tokenizer)
+    prompt = render(PROBLEM, fmt, fixtures.qwen25().tokenizer)
     assert prompt.text.endswith("<|im_start|>assistant\n<work>")
     assert prompt.prefix == "<work>"
-    assert warn_about_system(fmt) == []
+    assert warn_about_system(PromptConfig(format="tags", tags=tags)) == []
 
 
 def test_the_template_setting_decides_between_chat_and_plain_text():
@@ -156,17 +164,17 @@ def test_the_template_setting_decides_between_chat_and_plain_text():
     auto, plain, chat = (
         make_format(PromptConfig(format="xml", template=t)) for t in ("auto", "plain", "chat")
     )
-    assert auto.uses_chat(qwen)
-    assert not auto.uses_chat(base)
-    assert not plain.uses_chat(qwen)
-    assert chat.uses_chat(qwen)
-    assert not FORMATS["r1-zero"].uses_chat(qwen)
+    assert uses_chat(auto, qwen)
+    assert not uses_chat(auto, base)
+    assert not uses_chat(plain, qwen)
+    assert uses_chat(chat, qwen)
+    assert not uses_chat(FORMATS["r1-zero"], qwen)
     with pytest.raises(PromptError, match="no chat template"):
-        chat.render(PROBLEM, base)
+        render(PROBLEM, chat, base)
 
 
 def test_question_only_is_the_question_and_nothing_else():
-    prompt = FORMATS["question-only"].render(PROBLEM, fixtures.qwen25().tokenizer)
+    prompt = render(PROBLEM, FORMATS["question-only"], fixtures.qwen25().tokenizer)
     assert prompt.text == "2+2?"
 
 
@@ -191,19 +199,13 @@ def test_bad_settings_are_prompt_errors(config, message):
     ],
 )
 def test_an_instruction_that_never_names_its_tags_is_a_warning(config, missing):
-    (warning,) = warn_about_system(make_format(PromptConfig(**config)))
+    (warning,) = warn_about_system(PromptConfig(**config))
     assert missing in warning
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_shipped_instructions_give_no_warning(name):
-    assert warn_about_system(make_format(PromptConfig(format=name))) == []
-
-
-@pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
-def test_layout_is_what_rewards_read(fmt):
-    layout = fmt.layout
-    assert (layout.contract, layout.tags, layout.prefix) == (fmt.contract, fmt.tags, fmt.prefix)
+    assert warn_about_system(PromptConfig(format=name)) == []
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
@@ -212,7 +214,7 @@ def test_layout_is_what_rewards_read(fmt):
     ["\nUser: 3+3?", " Human: 3+3?", "\nQuestion: 3+3?", "<|im_start|>user\n3+3?", "\nuser\n3+3?"],
 )
 def test_an_invented_next_turn_does_not_count(fmt, turn):
-    answered = fmt.completion_text(PROBLEM)
+    answered = completion_text(PROBLEM, fmt)
     wrong = answered.replace("4", "6")
     assert grade(f"{answered}{turn}\nAssistant: {wrong}", "4", fmt.contract).correct
 
@@ -220,14 +222,14 @@ def test_an_invented_next_turn_does_not_count(fmt, turn):
 def test_a_whole_response_is_trained_word_for_word():
     response = "So 2.\n</think>  <answer>2</answer>"
     problem = Problem(id="a", question="q", answer="2", source="a", solution="s", response=response)
-    assert FORMATS["r1-zero"].completion_text(problem) == response
+    assert completion_text(problem, FORMATS["r1-zero"]) == response
 
 
 def test_a_response_in_another_layout_is_refused():
     """Trained, it would unteach the tags that the rewards look for."""
     problem = Problem(id="a", question="q", answer="2", source="a", response="</think> 2")
     with pytest.raises(PromptError, match="a lacks <answer>, </answer> of the format r1-zero"):
-        FORMATS["r1-zero"].completion_text(problem)
+        completion_text(problem, FORMATS["r1-zero"])
     with pytest.raises(PromptError, match="lacks <reasoning>"):
-        FORMATS["xml"].completion_text(problem)
-    assert FORMATS["boxed"].completion_text(problem) == "</think> 2"
+        completion_text(problem, FORMATS["xml"])
+    assert completion_text(problem, FORMATS["boxed"]) == "</think> 2"

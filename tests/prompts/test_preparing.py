@@ -6,7 +6,7 @@ import pytest
 import tokenizer_fixtures as fixtures
 
 from grouper.errors import PromptError
-from grouper.prompts import FORMATS, prepare_demonstrations, prepare_prompts
+from grouper.prompts import FORMATS, demonstrate, prepare_demonstrations, prepare_prompts
 from grouper.types import Problem
 
 COMPACT = FORMATS["compact"]
@@ -61,7 +61,7 @@ def test_demonstrations_that_would_train_nothing_or_do_not_fit_are_listed(fixtur
 
 def test_the_length_limit_counts_the_stop_token(fixture):
     stop = fixture.id("<|end|>")
-    exact = len(COMPACT.demonstrate(problem("a/0"), fixture.tokenizer, stop).token_ids)
+    exact = len(demonstrate(problem("a/0"), COMPACT, fixture.tokenizer, stop).token_ids)
 
     def prepare(limit):
         return prepare_demonstrations(

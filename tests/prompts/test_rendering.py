@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tokenizer_fixtures as fixtures
 from tokenizer_fixtures import byte_ids
 
-from grouper.config.schema import PromptConfig
+from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError
-from grouper.prompts import find_stop_tokens, make_format
-from grouper.prompts.rendering import encode_completion, encode_prompt, render_chat
+from grouper.prompts import (
+    FORMATS,
+    completion_text,
+    demonstrate,
+    find_stop_tokens,
+    install_template,
+    make_format,
+    render,
+)
+from grouper.prompts.rendering import encode_completion
 from grouper.types import Problem
 
 PROBLEM = Problem(id="a/0", question="2+2?", answer="4", source="a", solution="2+2=4.")
@@ -63,7 +73,7 @@ GOLDEN = {
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_prompt_ids(name):
     fixture = getattr(fixtures, name)()
-    prompt = XML.render(PROBLEM, fixture.tokenizer)
+    prompt = render(PROBLEM, XML, fixture.tokenizer)
     assert list(prompt.token_ids) == GOLDEN[name]
     assert fixture.tokenizer.decode(prompt.token_ids) == prompt.text
 
@@ -72,7 +82,7 @@ def test_golden_prompt_ids(name):
 def test_the_completion_is_appended_as_ids_and_ends_in_the_stop_token(name):
     fixture = getattr(fixtures, name)()
     stop = find_stop_tokens(fixture.tokenizer, fixture.generation_eos, XML)
-    demonstration = XML.demonstrate(PROBLEM, fixture.tokenizer, stop.trained)
+    demonstration = demonstrate(PROBLEM, XML, fixture.tokenizer, stop.trained)
     text = "<reasoning>\n2+2=4.\n</reasoning>\n<answer>\n4\n</answer>"
     assert list(demonstration.prompt.token_ids) == GOLDEN[name]
     assert list(demonstration.token_ids) == [*byte_ids(text), stop.trained]
@@ -81,7 +91,7 @@ def test_the_completion_is_appended_as_ids_and_ends_in_the_stop_token(name):
 def test_without_an_instruction_qwen_keeps_its_own_default():
     fixture = fixtures.qwen25()
     fmt = make_format(PromptConfig(format="xml", system=""))
-    prompt = fmt.render(PROBLEM, fixture.tokenizer)
+    prompt = render(PROBLEM, fmt, fixture.tokenizer)
     assert prompt.text.startswith(f"<|im_start|>system\n{fixtures.QWEN_DEFAULT_SYSTEM}<|im_end|>")
     assert prompt.messages == ({"role": "user", "content": "2+2?"},)
 
@@ -89,22 +99,21 @@ def test_without_an_instruction_qwen_keeps_its_own_default():
 @pytest.mark.parametrize("name", ["gemma", "mistral", "drops_system"])
 def test_a_refused_or_ignored_instruction_goes_in_front_of_the_question(name):
     tokenizer = getattr(fixtures, name)().tokenizer
-    _, messages = render_chat(tokenizer, "Do.", "2+2?")
-    assert messages == ({"role": "user", "content": "Do.\n\n2+2?"},)
+    assert render(PROBLEM, XML, tokenizer).messages == ({"role": "user", "content": "Do.\n\n2+2?"},)
 
 
 def test_a_template_that_always_fails_is_a_prompt_error():
     tokenizer = fixtures.qwen25().tokenizer
     tokenizer.chat_template = "{{ raise_exception('broken template') }}"
     with pytest.raises(PromptError, match="broken template"):
-        XML.render(PROBLEM, tokenizer)
+        render(PROBLEM, XML, tokenizer)
 
 
 def test_a_template_that_loses_the_question_is_a_prompt_error():
     tokenizer = fixtures.qwen25().tokenizer
     tokenizer.chat_template = "Do. and nothing else"
     with pytest.raises(PromptError, match="leaves out the question"):
-        XML.render(PROBLEM, tokenizer)
+        render(PROBLEM, XML, tokenizer)
 
 
 @pytest.mark.parametrize("format_name", ["xml", "think"])
@@ -116,26 +125,28 @@ def test_a_thinking_block_opened_by_the_template_is_left_to_the_format(format_na
     )
     assert raw.endswith("<think>\n")
     fmt = make_format(PromptConfig(format=format_name))
-    assert fmt.render(PROBLEM, tokenizer).text.endswith("<|im_start|>assistant\n")
+    assert render(PROBLEM, fmt, tokenizer).text.endswith("<|im_start|>assistant\n")
 
 
 def test_a_question_that_ends_in_a_thinking_tag_is_kept():
     tokenizer = fixtures.mistral().tokenizer
     tokenizer.chat_template = "{{ messages[-1]['content'] }}"
-    text, _ = render_chat(tokenizer, "", "what is <think>")
-    assert text == "what is <think>"
+    fmt = make_format(PromptConfig(system=""))
+    assert render(replace(PROBLEM, question="what is <think>"), fmt, tokenizer).text.endswith(
+        "<think>"
+    )
 
 
 def test_a_template_that_strips_thinking_cannot_hurt_a_demonstration():
     fixture = fixtures.strips_thinking()
     fmt = make_format(PromptConfig(format="think"))
-    text = fmt.completion_text(PROBLEM)
+    text = completion_text(PROBLEM, fmt)
     lost = fixture.tokenizer.apply_chat_template(
         [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": text}],
         tokenize=False,
     )
     assert "<think>" not in lost
-    demonstration = fmt.demonstrate(PROBLEM, fixture.tokenizer, fixture.id("<|im_end|>"))
+    demonstration = demonstrate(PROBLEM, fmt, fixture.tokenizer, fixture.id("<|im_end|>"))
     assert fixture.tokenizer.decode(demonstration.token_ids[:-1]) == text
     assert text.startswith("<think>\n2+2=4.\n</think>")
 
@@ -143,12 +154,14 @@ def test_a_template_that_strips_thinking_cannot_hurt_a_demonstration():
 @pytest.mark.parametrize(("adds_bos", "expected"), [(True, [257]), (False, [])])
 def test_plain_text_gets_a_bos_exactly_where_the_tokenizer_adds_one(adds_bos, expected):
     tokenizer = fixtures.no_template(adds_bos=adds_bos).tokenizer
-    assert encode_prompt(tokenizer, "2+2?", "2+2?", chat=False) == [*expected, *QUESTION]
+    prompt = render(PROBLEM, FORMATS["question-only"], tokenizer)
+    assert list(prompt.token_ids) == [*expected, *QUESTION]
 
 
 def test_a_bos_that_is_already_in_the_text_is_not_doubled():
     tokenizer = fixtures.no_template(adds_bos=True).tokenizer
-    assert encode_prompt(tokenizer, "<bos>2+2?", "2+2?", chat=False) == [257, *QUESTION]
+    prompt = render(replace(PROBLEM, prompt="<bos>2+2?"), FORMATS["question-only"], tokenizer)
+    assert list(prompt.token_ids) == [257, *QUESTION]
 
 
 CONTROLS = {
@@ -169,7 +182,7 @@ def test_special_tokens_in_a_question_are_text(name):
 
     def ids(question):
         problem = Problem(id="a/0", question=question, answer="4", source="a")
-        return list(XML.render(problem, tokenizer).token_ids)
+        return list(render(problem, XML, tokenizer).token_ids)
 
     hostile, harmless = ids(CONTROLS[name]), ids("2+2?")
     assert [i for i in hostile if i in special] == [i for i in harmless if i in special]
@@ -201,3 +214,107 @@ def test_a_completion_that_does_not_survive_is_refused():
     assert encode_completion(tokenizer, "cafe", "a/0") == byte_ids("cafe")
     with pytest.raises(PromptError, match="does not survive"):
         encode_completion(tokenizer, "café", "a/0")
+
+
+# --- the chat template that a recipe can install -------------------------------------------------
+
+TAGS = TagsConfig(reasoning_open="<work>", reasoning_close="</work>")
+
+
+@pytest.mark.parametrize("make", [fixtures.no_template, fixtures.qwen25, fixtures.llama3])
+@pytest.mark.parametrize("tags", [None, TAGS])
+def test_the_generation_prompt_opens_the_tag(make, tags):
+    tokenizer = make().tokenizer
+    fmt = make_format(PromptConfig(format="tags", tags=tags, template="install"))
+    install_template(fmt, tokenizer)
+    prompt = render(PROBLEM, fmt, tokenizer)
+    assert prompt.text == f"{fmt.system}\n\n2+2?\n{fmt.prefix}"
+    assert fmt.prefix == (tags or TagsConfig()).reasoning_open
+    # A program that loads the tokenizer need not know the instruction.
+    elsewhere = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "2+2?"}], tokenize=False, add_generation_prompt=True
+    )
+    assert elsewhere == prompt.text
+
+
+def test_the_stop_token_is_what_the_template_writes():
+    tokenizer = fixtures.qwen25().tokenizer
+    fmt = make_format(PromptConfig(format="tags", template="install"))
+    install_template(fmt, tokenizer)
+    assert find_stop_tokens(tokenizer, (), fmt).trained == tokenizer.eos_token_id
+    turns = [
+        {"role": "system", "content": 'Say "{{ yes }}".'},
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a"},
+    ]
+    text = tokenizer.apply_chat_template(turns, tokenize=False)
+    assert text == f'Say "{{{{ yes }}}}".\n\nq\na{tokenizer.eos_token}\n'
+
+
+def test_an_instruction_of_any_text_survives_quoting():
+    tokenizer = fixtures.no_template().tokenizer
+    system = 'Löse "dies" {{ nicht }} {% so %}\n\\boxed{} – ‘…’ 数'
+    fmt = make_format(PromptConfig(format="boxed", system=system, template="install"))
+    install_template(fmt, tokenizer)
+    assert render(PROBLEM, fmt, tokenizer).text == f"{system}\n\n2+2?\n"
+
+
+def test_rendering_before_installing_is_refused():
+    fmt = make_format(PromptConfig(format="tags", template="install"))
+    with pytest.raises(PromptError, match=r"not installed.*install_template"):
+        render(PROBLEM, fmt, fixtures.qwen25().tokenizer)
+
+
+def test_only_a_format_that_wants_it_installs():
+    tokenizer = fixtures.no_template().tokenizer
+    fmt = make_format(PromptConfig(format="tags"))
+    install_template(fmt, tokenizer)
+    assert not tokenizer.chat_template
+
+
+# --- stop tokens: what the template writes after the answer (P16, T6) ----------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "trained", "others"),
+    [
+        ("qwen25", "<|im_end|>", ["<|endoftext|>"]),
+        ("llama3", "<|eot_id|>", ["<|end_of_text|>", "<|eom_id|>"]),
+        ("gemma", "<end_of_turn>", ["<eos>"]),
+        ("mistral", "</s>", []),
+        ("strips_thinking", "<|im_end|>", []),
+        ("drops_system", "<|end|>", []),
+        ("no_template", "<eos>", []),
+    ],
+)
+def test_the_trained_stop_token_and_all_that_end_a_completion(name, trained, others):
+    fixture = getattr(fixtures, name)()
+    stop = find_stop_tokens(fixture.tokenizer, fixture.generation_eos, FORMATS["xml"])
+    assert stop.trained == fixture.id(trained)
+    assert stop.all == (stop.trained, *(fixture.id(token) for token in others))
+
+
+def test_plain_text_ends_in_eos_although_there_is_a_template():
+    fixture = fixtures.qwen25()
+    plain = make_format(PromptConfig(format="xml", template="plain"))
+    stop = find_stop_tokens(fixture.tokenizer, fixture.generation_eos, plain)
+    assert stop.trained == fixture.id("<|endoftext|>")
+    assert set(stop.all) == set(fixture.generation_eos)
+
+
+def test_a_template_without_a_token_after_the_answer_falls_back_to_eos():
+    fixture = fixtures.qwen25()
+    fixture.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n\n{% endfor %}"
+    stop = find_stop_tokens(fixture.tokenizer, (), FORMATS["xml"])
+    assert stop.trained == fixture.tokenizer.eos_token_id
+
+
+def test_a_stop_token_known_only_to_the_generation_config_is_used():
+    fixture = fixtures.no_template(eos=None)
+    assert find_stop_tokens(fixture.tokenizer, (7,), FORMATS["xml"]).all == (7,)
+
+
+def test_no_stop_token_is_refused_with_what_to_do():
+    fixture = fixtures.no_template(eos=None)
+    with pytest.raises(PromptError, match=r"no stop token.*generation_config\.json"):
+        find_stop_tokens(fixture.tokenizer, (), FORMATS["xml"])

@@ -14,7 +14,7 @@ import yaml
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import PromptConfig, Recipe
 from grouper.data import load_problems, loading
-from grouper.prompts import make_format
+from grouper.prompts import completion_text, make_format
 from grouper.rewards import build_rewards
 from grouper.rewards.registry import find_reward
 from grouper.types import Problem
@@ -257,7 +257,7 @@ def test_the_recipe_is_the_system(name: str) -> None:
 )
 def test_the_range_of_the_total_reward(name: str, low: float, high: float) -> None:
     recipe = load_recipe(name)
-    rewards = build_rewards(recipe.rewards, make_format(recipe.prompt).layout)
+    rewards = build_rewards(recipe.rewards, make_format(recipe.prompt))
     assert rewards.bounds == pytest.approx((low, high))
 
 
@@ -272,7 +272,7 @@ def test_the_prompts_ask_for_the_layouts_of_the_systems() -> None:
         for tag in ("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")
     )
     r1_zero = make_format(load_recipe("math-r1-zero").prompt)
-    assert r1_zero.plain_text("q").endswith("Assistant: <think>")
+    assert r1_zero.plain_prompt("q").endswith("Assistant: <think>")
     assert r1_zero.stop == ("</answer>",)
 
 
@@ -369,11 +369,9 @@ def test_what_the_format_of_a_recipe_earns(name: str, right: float, wrong: float
         shown = Problem(
             id="a/0", question="q", answer=answer, source="a", solution="Well.\nSo it is."
         )
-        text = fmt.completion_text(shown)
+        text = completion_text(shown, fmt)
         values = [
-            find_reward(reward, fmt.layout)(
-                prompts=["q"], completions=[text], reference_answer=["72"]
-            )[0]
+            find_reward(reward, fmt)(prompts=["q"], completions=[text], reference_answer=["72"])[0]
             for reward in recipe.rewards
         ]
         weights = [reward.weight for reward in recipe.rewards]
@@ -387,9 +385,7 @@ def test_the_rewards_of_r1_zero_numina_by_hand() -> None:
     fmt = make_format(recipe.prompt)
     text = "<think>\nStep 1: look. Next, add. Finally done.\n</think>\n\n<answer>\n72\n</answer>"
     values = [
-        find_reward(reward, fmt.layout)(prompts=["q"], completions=[text], reference_answer=["72"])[
-            0
-        ]
+        find_reward(reward, fmt)(prompts=["q"], completions=[text], reference_answer=["72"])[0]
         for reward in recipe.rewards
     ]
     progress = len(text) / 1000

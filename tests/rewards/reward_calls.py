@@ -7,13 +7,13 @@ from typing import Any
 from grouper.config.schema import PromptConfig
 from grouper.prompts import make_format
 from grouper.rewards import REWARDS
-from grouper.types import Grade, RewardLayout, Verdict
+from grouper.types import AnswerFormat, Grade, Verdict
 
-XML = make_format(PromptConfig(format="xml")).layout
-THINK = make_format(PromptConfig(format="think")).layout
-R1_ZERO = make_format(PromptConfig(format="r1-zero")).layout
-DAPO = make_format(PromptConfig(format="tags")).layout
-BOXED = make_format(PromptConfig(format="boxed")).layout
+XML = make_format(PromptConfig(format="xml"))
+THINK = make_format(PromptConfig(format="think"))
+R1_ZERO = make_format(PromptConfig(format="r1-zero"))
+DAPO = make_format(PromptConfig(format="tags"))
+BOXED = make_format(PromptConfig(format="boxed"))
 
 HOSTILE = (
     "",
@@ -41,7 +41,7 @@ RIGHT, WRONG = grade(Verdict.CORRECT), grade(Verdict.INCORRECT)
 UNREADABLE = grade(Verdict.NOT_SCORED)
 
 
-def score(name: str, layout: RewardLayout, text: str, *columns: str, **params: Any) -> Any:
+def score(name: str, layout: AnswerFormat, text: str, *columns: str, **params: Any) -> Any:
     """The value of one completion; `columns` may hold its reference answer."""
     function = REWARDS[name](layout, **params)
     given = {"reference_answer": [columns[0]]} if columns else {}

@@ -20,6 +20,7 @@ from grouper.errors import RewardError
 from grouper.prompts.formats import FORMATS
 from grouper.rewards import RewardStack, build_rewards
 from grouper.rewards.calling import arguments_of, call, one_by_one
+from grouper.rewards.probes import example_prompt
 from grouper.rewards.registry import find_reward
 from grouper.types import Completion, FinishReason, Problem, Prompt
 
@@ -149,7 +150,7 @@ def test_functions_of_users_pay_every_right_completion_the_most(
     name, most, layout = SYSTEMS[system]
     fmt = FORMATS[name]
     source = SourceConfig(source="gsm8k", path=str(shared_data / "gsm8k"), split="test", limit=300)
-    stack = build_rewards([RewardConfig(name=f"{REFERENCE}:{n}") for n in most], fmt.layout)
+    stack = build_rewards([RewardConfig(name=f"{REFERENCE}:{n}") for n in most], fmt)
     problems = load_problems(source, seed=0).problems
     assert len(problems) == 300
     # The raw column is the whole worked solution, and some have commas between the thousands.
@@ -167,7 +168,7 @@ def test_functions_of_users_pay_every_right_completion_the_most(
         )
         (reward,) = stack.score(
             problem=problem,
-            prompt=fmt.made_up_prompt(problem),
+            prompt=example_prompt(problem, fmt),
             completions=[completion],
             grades=[RIGHT],
         )

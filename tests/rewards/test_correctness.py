@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from grouper.rewards import REWARDS
-from grouper.types import AnswerContract, AnswerKind, Grade, RewardLayout, Verdict
+from grouper.types import AnswerContract, AnswerFormat, AnswerKind, Grade, Verdict
 
-LAYOUT = RewardLayout(contract=AnswerContract(kind=AnswerKind.BOXED), tags=None)
+LAYOUT = AnswerFormat(
+    name="t",
+    template="{reasoning}{answer}",
+    contract=AnswerContract(kind=AnswerKind.BOXED),
+    tags=None,
+)
 
 
 def test_uses_the_grades_it_is_given() -> None:

@@ -8,12 +8,14 @@ import pytest
 from reward_calls import BOXED, R1_ZERO
 
 from grouper.rewards import REWARDS
-from grouper.types import AnswerContract, AnswerKind, RewardLayout
+from grouper.types import AnswerContract, AnswerFormat, AnswerKind
 
 CONTRACT = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-LAYOUT = RewardLayout(contract=CONTRACT, tags=TAGS)
-OPENED = RewardLayout(contract=CONTRACT, tags=TAGS, prefix="<think>")
+LAYOUT = AnswerFormat(name="t", template="{reasoning}{answer}", contract=CONTRACT, tags=TAGS)
+OPENED = AnswerFormat(
+    name="t", template="{reasoning}{answer}", contract=CONTRACT, tags=TAGS, prefix="<think>"
+)
 
 GOOD = "<think>\none\ntwo\n</think>\n\n<answer>\n4\n</answer>"
 CASES: list[tuple[str, float, float, float]] = [
@@ -36,7 +38,7 @@ CASES: list[tuple[str, float, float, float]] = [
 ]
 
 
-def score(name: str, text: str, layout: RewardLayout = LAYOUT) -> float | None:
+def score(name: str, text: str, layout: AnswerFormat = LAYOUT) -> float | None:
     (value,) = REWARDS[name](layout)(prompts=["q"], completions=[text])
     return value
 

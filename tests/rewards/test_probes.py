@@ -13,14 +13,14 @@ from grouper.config.named import STACKS
 from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig, stack
 from grouper.errors import RewardError
 from grouper.grading import Grader
-from grouper.prompts import PromptFormat, make_format
+from grouper.prompts import make_format
 from grouper.rewards import ProbeResult, RewardStack, build_rewards, probe
 from grouper.rewards.attacks import PROBES
-from grouper.types import Verdict
+from grouper.types import AnswerFormat, Verdict
 
 
-def attack(rewards: Sequence[RewardConfig] | RewardStack, fmt: PromptFormat) -> list[ProbeResult]:
-    stack = rewards if isinstance(rewards, RewardStack) else build_rewards(rewards, fmt.layout)
+def attack(rewards: Sequence[RewardConfig] | RewardStack, fmt: AnswerFormat) -> list[ProbeResult]:
+    stack = rewards if isinstance(rewards, RewardStack) else build_rewards(rewards, fmt)
     with Grader(fmt.contract, GradingConfig()) as grader:
         return probe(stack, fmt, grader)
 

@@ -9,9 +9,11 @@ import pytest
 from grouper.config.schema import RewardConfig
 from grouper.errors import RewardError
 from grouper.rewards import REWARDS, build_rewards
-from grouper.types import AnswerContract, AnswerKind, RewardLayout
+from grouper.types import AnswerContract, AnswerFormat, AnswerKind
 
-LAYOUT = RewardLayout(
+LAYOUT = AnswerFormat(
+    name="t",
+    template="{reasoning}{answer}",
     contract=AnswerContract(kind=AnswerKind.TAG, open="<a>", close="</a>"),
     tags=("<t>", "</t>", "<a>", "</a>"),
 )
@@ -114,7 +116,12 @@ def test_a_broken_file_is_told_as_such(tmp_path: Path) -> None:
 
 
 def test_tag_rewards_need_tags() -> None:
-    plain = RewardLayout(contract=AnswerContract(kind=AnswerKind.BOXED), tags=None)
+    plain = AnswerFormat(
+        name="t",
+        template="{reasoning}{answer}",
+        contract=AnswerContract(kind=AnswerKind.BOXED),
+        tags=None,
+    )
     for name in ("format", "soft_format", "tag_count"):
         with pytest.raises(RewardError, match="needs a prompt format with tags"):
             build_rewards([RewardConfig(name=name)], plain)

@@ -17,17 +17,19 @@ from grouper.rewards.calling import one_by_one
 from grouper.rewards.stack import FailureRate
 from grouper.types import (
     AnswerContract,
+    AnswerFormat,
     AnswerKind,
     Completion,
     FinishReason,
     Grade,
     Problem,
     Prompt,
-    RewardLayout,
     Verdict,
 )
 
-LAYOUT = RewardLayout(
+LAYOUT = AnswerFormat(
+    name="t",
+    template="{reasoning}{answer}",
     contract=AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>"),
     tags=("<think>", "</think>", "<answer>", "</answer>"),
 )

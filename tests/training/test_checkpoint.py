@@ -67,7 +67,7 @@ def newest(run: Path) -> str:
 
 
 def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
-    layout = make_format(PromptConfig()).layout
+    layout = make_format(PromptConfig())
 
     def fresh() -> TrainState:
         return tiny_state(

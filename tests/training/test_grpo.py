@@ -315,7 +315,7 @@ def test_groups_keep_their_problem_and_draws_their_address() -> None:
         return request.prompt.problem_id[-1] if index % 2 else "wrong"
 
     grader = InstantGrader()
-    layout = make_format(PromptConfig()).layout
+    layout = make_format(PromptConfig())
     collected = collect(
         [(p, make_prompt(int(p.answer))) for p in problems],
         sampler=ScriptedSampler(script),
@@ -367,9 +367,7 @@ def test_grading_goes_on_while_the_next_completions_are_drawn() -> None:
         [(Problem(id="p/1", question="q", answer="1", source="s"), make_prompt(1))],
         sampler=PatientSampler(grader),
         grader=grader,
-        rewards=build_rewards(
-            [RewardConfig(name="correctness")], make_format(PromptConfig()).layout
-        ),
+        rewards=build_rewards([RewardConfig(name="correctness")], make_format(PromptConfig())),
         params=SamplingParams(max_new_tokens=20),
         group_size=4,
         key=(0, "grpo", 1),

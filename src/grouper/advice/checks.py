@@ -23,10 +23,10 @@ from grouper.config.schema import Recipe, RowsConfig, SourceConfig
 from grouper.data import SOURCES
 from grouper.errors import PromptError, RunFolderError
 from grouper.evaluation.result import EvaluationResult
-from grouper.prompts import PromptFormat, make_format, warn_about_system
+from grouper.prompts import warn_about_system
 from grouper.prompts.rendering import encode_completion
 from grouper.tracking.run_folder import RunFolder
-from grouper.types import Rollout, RolloutGroup, StepReport
+from grouper.types import AnswerFormat, Rollout, RolloutGroup, StepReport
 
 if TYPE_CHECKING:
     from grouper.training.prepare import Prepared
@@ -660,7 +660,7 @@ def tokenisation(samples: Samples) -> Iterator[Finding]:
     prepared, found = samples.prepared, []
     ids: list[int] = []
     fmt, prompt, stops = prepared.format, prepared.prompt, prepared.stop_tokens.all
-    layout = f"{fmt.opening}1{fmt.middle}1{fmt.closing}".removeprefix(fmt.prefix)
+    layout = fmt.completion("1", "1")
     try:
         for text in (*(fmt.tags or ()), layout):
             ids = encode_completion(prepared.tokenizer, text, "the format")
@@ -758,7 +758,7 @@ def _explained(samples: Samples) -> bool:
     return any(samples.signal) or samples.cut_off or samples.diversity == 0
 
 
-def tags_in(text: str, fmt: PromptFormat) -> dict[str, bool]:
+def tags_in(text: str, fmt: AnswerFormat) -> dict[str, bool]:
     r"""Tag -> whether it occurs, what the prompt has opened included; `\boxed` without tags."""
     wanted = fmt.tags or ("\\boxed",)
     return {tag: tag in fmt.prefix + text for tag in wanted}
@@ -795,7 +795,7 @@ def silent_system(recipe: Recipe) -> Iterator[Finding]:
     """The user's instruction never names what the rewards look for."""
     # Without any instruction, SFT is what tells the model how to answer.
     if recipe.prompt.system != "" or recipe.skip_sft:
-        for warning in warn_about_system(make_format(recipe.prompt)):
+        for warning in warn_about_system(recipe.prompt):
             yield Finding(what=warning.removesuffix("."))
 
 

@@ -12,8 +12,9 @@ from grouper.config.loading import recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import GrouperError, RunFolderError, raise_all
 from grouper.grading import require_symbolic
-from grouper.prompts import make_format
+from grouper.prompts import make_format, right_completion
 from grouper.rewards import build_rewards
+from grouper.rewards.probes import example_prompt
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.problem_sets import (
     ProblemSets,
@@ -126,8 +127,8 @@ def _check_rewards(recipe: Recipe, sets: ProblemSets, prepared: Prepared | None)
         return []
     assert sets.train is not None
     fmt, problem = make_format(recipe.prompt), sets.train.problems[0]
-    rewards, prompt = build_rewards(recipe.rewards, fmt.layout), fmt.made_up_prompt(problem)
-    return rewards.check(problem=problem, prompt=prompt, right=fmt.right_completion(problem))
+    rewards, prompt = build_rewards(recipe.rewards, fmt), example_prompt(problem, fmt)
+    return rewards.check(problem=problem, prompt=prompt, right=right_completion(problem, fmt))
 
 
 def _folder_line(recipe: Recipe, *, resume: bool, overwrite: bool, allow_changes: bool) -> str:

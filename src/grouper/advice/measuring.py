@@ -220,7 +220,7 @@ def _take(
 
 def _teaching(run: Run) -> RewardStack:
     """The recipe's rewards at no weight, and one that differs within every group."""
-    layout = run.prepared.format.layout
+    layout = run.prepared.format
     own = [(reward_label(c.name), 0.0, find_reward(c, layout)) for c in run.recipe.rewards]
     limits = dict.fromkeys([name for name, _, _ in own], 1.0)
     return RewardStack([*own, ("every other", 1.0, _every_other)], limits)

@@ -55,7 +55,7 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
 def _check_format(recipe: Recipe) -> None:
     """The format and its rewards; a stop string that closes the answer must stay in the text."""
     fmt = make_format(recipe.prompt)
-    build_rewards(recipe.rewards, fmt.layout)
+    build_rewards(recipe.rewards, fmt)
     close = fmt.contract.close.strip()
     stops = fmt.stop if recipe.sampling.stop is None else recipe.sampling.stop
     if close and not recipe.sampling.include_stop and any(close in stop for stop in stops):

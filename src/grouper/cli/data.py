@@ -55,7 +55,9 @@ def show(count: int, **source: Any) -> None:
             click.echo(f"\n{'  '.join(facts)}\n{short(problem.question, 300)}")
             worked = problem.response or problem.solution
             if worked:
-                click.echo(f"{'Response' if problem.response else 'Solution'}: {short(worked, 300)}")
+                click.echo(
+                    f"{'Response' if problem.response else 'Solution'}: {short(worked, 300)}"
+                )
             click.echo(f"Answer: {problem.answer}")
         for row in problems.quarantined:
             click.echo(click.style(f"\nrow {row.row} is left out: {row.reason}", fg="yellow"))

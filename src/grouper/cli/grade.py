@@ -21,8 +21,17 @@ from grouper.errors import ConfigError, DataError, GrouperError, did_you_mean
 from grouper.files import read_lines, write_atomic
 from grouper.grading import Grader, by_text_alone, check_reference, extract, extract_lenient
 from grouper.models.folders import RECIPE_FILE
-from grouper.prompts.formats import FORMATS, TURN_MARKERS, PromptFormat, make_format
-from grouper.types import AnswerContract, AnswerKind, Completion, FinishReason, Grade, Problem
+from grouper.prompts.formats import FORMATS, TURN_MARKERS, make_format
+from grouper.rewards.probes import example_prompt
+from grouper.types import (
+    AnswerContract,
+    AnswerFormat,
+    AnswerKind,
+    Completion,
+    FinishReason,
+    Grade,
+    Problem,
+)
 
 if TYPE_CHECKING:
     from grouper.rewards import RewardStack
@@ -40,7 +49,7 @@ class Judge:
     """What rows are graded with, and rollouts rewarded with."""
 
     grader: Grader
-    fmt: PromptFormat | None = None
+    fmt: AnswerFormat | None = None
     rewards: RewardStack | None = None
     problems: Mapping[str, Problem] = field(default_factory=dict)
     """By id, for the columns that reward functions may ask for."""
@@ -188,7 +197,7 @@ def _grade_run(run: Path, chosen: Recipe, only: str | None, show: int) -> list[R
     files = [file for kind in kinds for file in sorted((run / kind).glob("*.jsonl.gz"))]
     listed: list[Row] = []
     with Grader(fmt.contract, chosen.grading) as grader:
-        rewards = build_rewards(chosen.rewards, fmt.layout) if only != "evaluations" else None
+        rewards = build_rewards(chosen.rewards, fmt) if only != "evaluations" else None
         problems = _problems(own) if rewards else {}
         judge = Judge(grader=grader, fmt=fmt, rewards=rewards, problems=problems)
         for file in files:
@@ -232,7 +241,7 @@ def _again(rows: Sequence[Row], judge: Judge) -> Iterator[Row]:
         )
         scored = judge.rewards.score(
             problem=problem,
-            prompt=judge.fmt.made_up_prompt(problem),
+            prompt=example_prompt(problem, judge.fmt),
             completions=[_completion(row) for row in group],
             grades=graded,
         )
@@ -285,8 +294,9 @@ def _tell(name: str, rows: Sequence[Row], judge: Judge, show: int) -> list[Row]:
 def _differs(before: Row, now: Row) -> bool:
     was, total = before.get("total"), now.get("total")
     if was is None or total is None:
-        return bool(was is not total or before["verdict"] != now["verdict"])
-    return before["verdict"] != now["verdict"] or abs(was - total) > 1e-9 * max(1.0, abs(was))
+        return was is not total or bool(before["verdict"] != now["verdict"])
+    apart = abs(was - total) > 1e-9 * max(1.0, abs(was))
+    return bool(apart or before["verdict"] != now["verdict"])
 
 
 def _kind(row: Row) -> str:

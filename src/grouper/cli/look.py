@@ -76,7 +76,9 @@ def diagnose(run: str, *, as_json: bool) -> int:
     for finding in findings:
         first, last = finding.steps
         title = click.style(finding.name, bold=True)
-        click.echo(f"\n{title} ({finding.phase} {first}-{last})\n  {finding.what}.\n  {finding.fix}")
+        click.echo(
+            f"\n{title} ({finding.phase} {first}-{last})\n  {finding.what}.\n  {finding.fix}"
+        )
     if not findings:
         click.echo("Nothing that Grouper knows of went wrong.")
     return 1 if findings else 0

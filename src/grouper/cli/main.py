@@ -52,7 +52,7 @@ RANGES: dict[str, Any] = {"int": click.IntRange, "float": click.FloatRange}
 
 def _option(flag: str, row: Row) -> click.Option:
     switch = not {"metavar", "choices"} & row.keys()
-    kind: click.ParamType | None = None
+    kind: Any = None
     if "choices" in row:
         kind = click.Choice(row["choices"])
     elif "type" in row:
@@ -174,9 +174,7 @@ class Group(click.Group):
         ctx: click.Context,  # noqa: ARG002 - click's signature
         formatter: click.HelpFormatter,
     ) -> None:
-        definitions(
-            [(name, row["does"]) for name, row in self.rows.items()], "Commands", formatter
-        )
+        definitions([(name, row["does"]) for name, row in self.rows.items()], "Commands", formatter)
 
 
 def _refuse_a_recipe(ctx: click.Context, typed: str) -> None:
@@ -213,23 +211,23 @@ def _run(arguments: list[str]) -> int:
         with _interrupts(), cli.make_context("grouper", list(arguments), obj=arguments) as context:
             result = cli.invoke(context)
             sys.stdout.flush()
-            return result if isinstance(result, int) else 0
+            code = result if isinstance(result, int) else 0
     except GrouperError as error:
-        return _tell(error)
+        code = _tell(error)
     except click.exceptions.Exit as end:
-        return end.exit_code
+        code = end.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt, EOFError):
         click.echo("Stopped.", err=True)
-        return 130
+        code = 130
     except click.ClickException as error:
         error.show()
-        return error.exit_code
-    except BrokenPipeError:
-        return _reader_has_left()
-    except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # rich makes an exit of it
-            return _reader_has_left()
-        raise
+        code = error.exit_code
+    except (BrokenPipeError, SystemExit) as end:
+        # What reads our output (`head`) has left; rich makes an exit of it.
+        if not any(isinstance(error, BrokenPipeError) for error in (end, end.__context__)):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        code = SIGPIPE_EXIT
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -239,7 +237,8 @@ def _run(arguments: list[str]) -> int:
             "the model's size decides about weights and optimizer, sampling.max_slots and "
             "sampling.max_new_tokens about sampling, tokens_per_micro_batch about the update.",
         )
-        return _tell(shortage)
+        code = _tell(shortage)
+    return code
 
 
 @contextlib.contextmanager
@@ -268,12 +267,6 @@ def _interrupts() -> Iterator[None]:
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _reader_has_left() -> int:
-    """What reads our output (`head`) is gone; writing to it again at exit would complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return SIGPIPE_EXIT
 
 
 def _tell(error: GrouperError) -> int:

@@ -30,9 +30,8 @@ from grouper.tracking.samples import in_words, printable
 
 if TYPE_CHECKING:
     from grouper.advice.checks import Finding, Samples
-    from grouper.prompts import PromptFormat
     from grouper.tracking.live import Progress
-    from grouper.types import Rollout
+    from grouper.types import AnswerFormat, Rollout
 
 
 def progress(*, quiet: bool) -> Progress:
@@ -239,7 +238,7 @@ def _show_samples(seen: Samples) -> None:
             _show_rollout(rollout, seen.prepared.format)
 
 
-def _show_rollout(rollout: Rollout, fmt: PromptFormat) -> None:
+def _show_rollout(rollout: Rollout, fmt: AnswerFormat) -> None:
     from grouper.advice.checks import tags_in
 
     completion, grade = rollout.completion, rollout.grade

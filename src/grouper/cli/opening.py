@@ -1,4 +1,4 @@
-"""What most commands begin with: the recipe as typed, its run, its model, and a dry run's report."""
+"""What most commands begin with: the recipe as typed, its run, its model, and a dry run."""
 
 from __future__ import annotations
 
@@ -175,18 +175,15 @@ def fallbacks(name: str, recipe: Recipe, overrides: Sequence[str]) -> Iterator[t
         theirs = {phase, f"{phase}.optimizer", key} & keys
         wanted = getattr(recipe, phase).optimizer.name == "adamw_8bit"
         if wanted and not theirs and not getattr(recipe, f"skip_{phase}"):
-            yield (
-                f"{key}=adamw",
-                f"bitsandbytes is not installed: {key} is adamw instead of adamw_8bit, the same "
-                "update with more memory.",
-            )
+            why = f"bitsandbytes is not installed: {key} is adamw instead of adamw_8bit, the same "
+            yield f"{key}=adamw", f"{why}update with more memory."
     if "symbolic" not in recipe.grading.model_fields_set and (problem := symbolic_problem()):
-        yield (
-            "grading.symbolic=false",
+        why = (
             f"Math-Verify does not work here ({problem}): grading.symbolic is off, and answers are "
             "compared by text and exact numbers only. 2\\sqrt{3} is then correct only as the "
-            "reference writes it. Remedy: `pip install 'math-verify[antlr4_13_2]'`.",
+            "reference writes it. Remedy: `pip install 'math-verify[antlr4_13_2]'`."
         )
+        yield "grading.symbolic=false", why
 
 
 @cache

@@ -15,11 +15,11 @@ from grouper.config.named import PREFIX, STACKS
 from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig, stack
 from grouper.errors import RewardError, did_you_mean
 from grouper.grading import Grader
-from grouper.prompts import PromptFormat, make_format
+from grouper.prompts import make_format
 from grouper.rewards import REWARDS, build_rewards, probe
 from grouper.rewards.probes import score_text
 from grouper.tracking.samples import in_words
-from grouper.types import Problem
+from grouper.types import AnswerFormat, Problem
 
 # `\n` as people type a line break, and not the beginning of a LaTeX command.
 _LINE_BREAK = re.compile(
@@ -44,8 +44,8 @@ def show(name: str) -> None:
     key = name.removeprefix(PREFIX)
     if key in STACKS:
         shown, rewards = STACKS[key], stack(key)
-        layout = make_format(PromptConfig(format=shown.format)).layout
-        low, high = build_rewards(rewards, layout).bounds or (0, 0)
+        fmt = make_format(PromptConfig(format=shown.format))
+        low, high = build_rewards(rewards, fmt).bounds or (0, 0)
         click.echo(f"# {key}: {shown.description}")
         click.echo(f"# Made for prompt.format: {shown.format}. Total: {low:g} to {high:g}.")
         click.echo(f"# Probes it fails: {', '.join(shown.fails) or 'none'}.")
@@ -65,13 +65,15 @@ def show(name: str) -> None:
         click.echo(f"  {parameter.name} ({parameter.annotation}, {default})")
 
 
-def tried(recipe: str, text: str, overrides: tuple[str, ...], *, answer: str, question: str) -> None:
+def tried(
+    recipe: str, text: str, overrides: tuple[str, ...], *, answer: str, question: str
+) -> None:
     """Print what the rewards pay for a text."""
     fmt, rewards, grading = _open(recipe, overrides)
     text = _LINE_BREAK.sub("\n", text)
     problem = Problem(id="try/0", question=question, answer=answer, source="try")
     with Grader(fmt.contract, grading) as grader:
-        built = build_rewards(rewards, fmt.layout)
+        built = build_rewards(rewards, fmt)
         grade, reward = score_text(built, fmt, grader, problem=problem, text=text)
     click.echo(f"format      {fmt.name}" + (f", opened by {fmt.prefix!r}" if fmt.prefix else ""))
     click.echo(f"answer      {grade.extracted if grade.extracted is not None else '(none)'}")
@@ -87,7 +89,7 @@ def probed(recipe: str, overrides: tuple[str, ...], *, texts: bool) -> int:
     """Print what each attack earns; 1 where one pays."""
     fmt, rewards, grading = _open(recipe, overrides)
     with Grader(fmt.contract, grading) as grader:
-        results = probe(build_rewards(rewards, fmt.layout), fmt, grader)
+        results = probe(build_rewards(rewards, fmt), fmt, grader)
     earned = ["not scored" if r.earned is None else f"{r.earned:.3f}" for r in results]
     columns = ("probe", "", "earned", "honest", "graded", "what it tries")
     rows = [
@@ -108,7 +110,7 @@ def probed(recipe: str, overrides: tuple[str, ...], *, texts: bool) -> int:
 
 def _open(
     name: str, overrides: Sequence[str]
-) -> tuple[PromptFormat, tuple[RewardConfig, ...], GradingConfig]:
+) -> tuple[AnswerFormat, tuple[RewardConfig, ...], GradingConfig]:
     """Format, rewards and grading of a recipe, or of a stack in the format it is made for."""
     if not name.startswith(PREFIX):
         recipe = open_recipe(name, overrides)

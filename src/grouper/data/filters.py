@@ -13,16 +13,16 @@ from grouper.data.overlap import question_words
 from grouper.data.problem_set import ProblemSet, subset_of
 from grouper.errors import DataError
 from grouper.grading import grade
-from grouper.prompts.formats import FORMATS, PromptFormat
+from grouper.prompts import FORMATS
 from grouper.rewards.format import format_holds
 from grouper.rewards.numeric import whole_number_text
-from grouper.types import AnswerContract, AnswerKind, Problem
+from grouper.types import AnswerContract, AnswerFormat, AnswerKind, Problem
 
 _BOXED = AnswerContract(kind=AnswerKind.BOXED)
 
 
 def apply_filters(
-    problems: ProblemSet, config: RowsConfig, fmt: PromptFormat | None = None
+    problems: ProblemSet, config: RowsConfig, fmt: AnswerFormat | None = None
 ) -> ProblemSet:
     """The problems that `config` wants, in their order.
 
@@ -70,7 +70,7 @@ def _numeric(problems: ProblemSet, *_: object) -> tuple[list[Problem], str]:
     return kept, f"numeric_only: {len(kept):,} of {len(problems):,} answers are plain numbers."
 
 
-def grade_shown(problem: Problem, fmt: PromptFormat | None = None) -> bool | None:
+def grade_shown(problem: Problem, fmt: AnswerFormat | None = None) -> bool | None:
     r"""Whether the answer that a demonstration shows is right; None where it shows none of its own.
 
     That is the answer of a whole response, which must be in its format, the column
@@ -84,7 +84,7 @@ def grade_shown(problem: Problem, fmt: PromptFormat | None = None) -> bool | Non
     if problem.response is not None:
         fmt = fmt or FORMATS["r1-zero" if "<answer>" in problem.response else "question-only"]
         right = grade(problem.response, problem.answer, fmt.contract).correct
-        return right and format_holds(problem.response, fmt.layout)
+        return right and format_holds(problem.response, fmt)
     if "demonstrated_answer" in problem.columns:
         shown = rf"\boxed{{{problem.columns['demonstrated_answer']}}}"
         return grade(shown, problem.answer, _BOXED).correct
@@ -94,7 +94,7 @@ def grade_shown(problem: Problem, fmt: PromptFormat | None = None) -> bool | Non
 
 
 def _correct(
-    problems: ProblemSet, _: RowsConfig, fmt: PromptFormat | None
+    problems: ProblemSet, _: RowsConfig, fmt: AnswerFormat | None
 ) -> tuple[list[Problem], str]:
     verdicts = [grade_shown(problem, fmt) for problem in problems.problems]
     kept = [p for p, right in zip(problems.problems, verdicts, strict=True) if right is not False]
@@ -137,7 +137,7 @@ def _row(problem: Problem) -> Any:
     return problem.question, problem.answer, problem.solution, problem.response
 
 
-Filter = Callable[[ProblemSet, RowsConfig, PromptFormat | None], tuple[list[Problem], str]]
+Filter = Callable[[ProblemSet, RowsConfig, AnswerFormat | None], tuple[list[Problem], str]]
 
 FILTERS: dict[str, Filter] = {
     "numeric_only": _numeric,

@@ -29,8 +29,7 @@ from grouper.data.rows import Row, UnreadableRow, find_file, iterate_files, read
 from grouper.data.sources import FIELDS, SOURCES, Source
 from grouper.data.streaming import SHUFFLE_BUFFER, window
 from grouper.errors import ConfigError, DataError, did_you_mean, raise_all
-from grouper.prompts.formats import PromptFormat
-from grouper.types import Problem
+from grouper.types import AnswerFormat, Problem
 
 Item = TypeVar("Item")
 
@@ -45,7 +44,7 @@ def load_problems(
     config: SourceConfig,
     *,
     seed: int,
-    fmt: PromptFormat | None = None,
+    fmt: AnswerFormat | None = None,
     keep_unreadable: bool = False,
 ) -> ProblemSet:
     """Read, generate or download the problems that `config` describes.
@@ -88,7 +87,7 @@ def load_problems(
 
 
 def _load_one(
-    config: RowsConfig, seed: int, fmt: PromptFormat | None, keep_unreadable: bool
+    config: RowsConfig, seed: int, fmt: AnswerFormat | None, keep_unreadable: bool
 ) -> ProblemSet:
     prepared = find_prepared(config)
     if prepared is None:

@@ -10,17 +10,17 @@ import re
 from dataclasses import replace
 from functools import cache
 
-from grouper.prompts.formats import FORMATS, PromptFormat
-from grouper.types import AnswerContract
+from grouper.prompts import FORMATS
+from grouper.types import AnswerContract, AnswerFormat
 
-_TEMPLATES: tuple[PromptFormat, ...] = (FORMATS["r1-zero"],)
+_TEMPLATES: tuple[AnswerFormat, ...] = (FORMATS["r1-zero"],)
 """Formats whose plain text is published as whole prompts."""
 
 RESPONSE_CONTRACT: AnswerContract = replace(FORMATS["r1-zero"].contract, open="<answer>")
 """Where the answer of a response is read from, whatever stands between the tags."""
 
 
-def read_prompt(text: str) -> tuple[str, PromptFormat, bool] | None:
+def read_prompt(text: str) -> tuple[str, AnswerFormat, bool] | None:
     r"""The question in a whole prompt, its format, and whether the prompt opens its first tag.
 
     None where the text follows no known template.
@@ -28,7 +28,7 @@ def read_prompt(text: str) -> tuple[str, PromptFormat, bool] | None:
     White space between the parts of the template may differ: the published SFT rows of R1-Zero
     have one blank line more.
 
-    >>> found = read_prompt(FORMATS["r1-zero"].plain_text("1+1?"))
+    >>> found = read_prompt(FORMATS["r1-zero"].plain_prompt("1+1?"))
     >>> found and found[0]
     '1+1?'
     """
@@ -40,8 +40,8 @@ def read_prompt(text: str) -> tuple[str, PromptFormat, bool] | None:
 
 
 @cache
-def _pattern(fmt: PromptFormat) -> re.Pattern[str]:
-    before, after = fmt.before_question.strip(), fmt.after_question.strip()
+def _pattern(fmt: AnswerFormat) -> re.Pattern[str]:
+    before, _, after = fmt.plain.removeprefix("{system}").partition("{question}")
     return re.compile(
         rf"\s*{_loose(fmt.system)}\s*\n\s*{_loose(before)}(?P<question>.*)\n\s*{_loose(after)}"
         rf"\s*(?P<prefix>{re.escape(fmt.prefix)})?\s*",
@@ -53,7 +53,7 @@ def _loose(text: str) -> str:
     return r"\s+".join(map(re.escape, text.split()))
 
 
-def read_response(text: str, fmt: PromptFormat, *, opened: bool) -> str:
+def read_response(text: str, fmt: AnswerFormat, *, opened: bool) -> str:
     r"""A response as the completion that sampling would have given.
 
     Word for word, but for its ends: the tag that `fmt`'s prompt opens is not written again, what
@@ -84,5 +84,5 @@ def read_response(text: str, fmt: PromptFormat, *, opened: bool) -> str:
     if ends:
         return text[: min(ends)]
     if fmt.tags is not None and fmt.tags[2] in text:
-        return text.rstrip() + fmt.closing
+        return text.rstrip() + fmt.template.partition("{answer}")[2]
     return text

@@ -20,7 +20,7 @@ from grouper.config.schema import Recipe
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.rewards import RewardStack
 from grouper.rewards.format import format_holds
-from grouper.types import AnswerKind, Problem, Prompt, RewardLayout
+from grouper.types import AnswerFormat, AnswerKind, Problem, Prompt
 
 if TYPE_CHECKING:
     from grouper.sampling.graded import Drawn  # which loads torch, and reading a result must not
@@ -53,13 +53,13 @@ class Behaviour:
         rewards: the run's stack; failures are counted apart from training's and stop nothing.
     """
 
-    def __init__(self, layout: RewardLayout, rewards: RewardStack) -> None:
+    def __init__(self, layout: AnswerFormat, rewards: RewardStack) -> None:
         self._layout = layout
         self._rewards = rewards.for_measuring()
 
     @classmethod
     def where_wanted(
-        cls, recipe: Recipe, layout: RewardLayout, rewards: RewardStack
+        cls, recipe: Recipe, layout: AnswerFormat, rewards: RewardStack
     ) -> Behaviour | None:
         """None where `evaluation.rewards` is off."""
         return cls(layout, rewards) if recipe.evaluation.rewards else None
@@ -103,14 +103,13 @@ class Behaviour:
         return found
 
 
-def reasoning_of(text: str, layout: RewardLayout) -> str:
+def reasoning_of(text: str, layout: AnswerFormat) -> str:
     r"""The reasoning in a completion: what stands between its tags, else before the answer.
 
     Empty where a tag is missing. What the prompt has opened counts as written.
 
-    >>> from grouper.types import AnswerContract
-    >>> boxed = RewardLayout(contract=AnswerContract(kind=AnswerKind.BOXED), tags=None)
-    >>> reasoning_of(r"2 and 2, so \boxed{4}.", boxed)
+    >>> from grouper.prompts import FORMATS
+    >>> reasoning_of(r"2 and 2, so \boxed{4}.", FORMATS["boxed"])
     '2 and 2, so'
     """
     if layout.tags is None:

@@ -23,8 +23,7 @@ from grouper.config.schema import NewModelConfig
 from grouper.errors import ConfigError, RunFolderError
 from grouper.files import whole_folder
 from grouper.models.loading import quiet
-from grouper.prompts import PromptFormat
-from grouper.types import Problem
+from grouper.types import AnswerFormat, Problem
 
 END, PAD = "<|end|>", "<|pad|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -39,7 +38,7 @@ CHAT_TEMPLATE = (
 
 
 def make_new_model(
-    config: NewModelConfig, problems: Sequence[Problem], fmt: PromptFormat, *, seed: int
+    config: NewModelConfig, problems: Sequence[Problem], fmt: AnswerFormat, *, seed: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A random model, and a tokenizer fitted to `problems` as `fmt` writes them.
 
@@ -60,7 +59,7 @@ def make_new_model(
 
 
 def fit_tokenizer(
-    problems: Sequence[Problem], fmt: PromptFormat, *, vocab_size: int
+    problems: Sequence[Problem], fmt: AnswerFormat, *, vocab_size: int
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE with chat template, `<|end|>` as EOS and `<|pad|>`.
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from grouper.errors import PromptError
-from grouper.prompts.formats import PromptFormat
-from grouper.prompts.tokenizer import Tokenizer
-from grouper.types import Demonstration, Problem, Prompt
+from grouper.prompts.rendering import Tokenizer, demonstrate, render
+from grouper.types import AnswerFormat, Demonstration, Problem, Prompt
+
+Item = TypeVar("Item", Prompt, Demonstration)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,30 +27,22 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedPrompts:
-    """Prompts in the order of their problems, and what was left out."""
+class PreparedItems(Generic[Item]):
+    """Prompts or demonstrations in the order of their problems, and what was left out."""
 
-    items: tuple[tuple[Problem, Prompt], ...]
-    dropped: tuple[Dropped, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedDemonstrations:
-    """Demonstrations in the order of their problems, and what was left out."""
-
-    items: tuple[tuple[Problem, Demonstration], ...]
+    items: tuple[tuple[Problem, Item], ...]
     dropped: tuple[Dropped, ...]
 
 
 def prepare_prompts(
     problems: Sequence[Problem],
-    fmt: PromptFormat,
+    fmt: AnswerFormat,
     tokenizer: Tokenizer,
     *,
     max_prompt_tokens: int,
     max_percentile: float | None = None,
     fix: str = "Raise prompt.max_prompt_tokens.",
-) -> PreparedPrompts:
+) -> PreparedItems[Prompt]:
     """The prompts of `problems` that have at most `max_prompt_tokens` tokens.
 
     Of those, with `max_percentile`, the ones that are no longer than this percentile of their
@@ -57,40 +51,29 @@ def prepare_prompts(
     Raises:
         PromptError: the template fails, or no prompt is left.
     """
-    items, dropped = [], []
-    for problem in problems:
-        prompt = fmt.render(problem, tokenizer)
-        reason = _too_long("prompt", len(prompt.token_ids), max_prompt_tokens)
-        if reason is None:
-            items.append((problem, prompt))
-        else:
-            dropped.append(Dropped(problem_id=problem.id, reason=reason))
-    _require_some(items, dropped, "prompt", fix)
-    if max_percentile is not None:
-        bound = np.percentile([len(prompt.token_ids) for _, prompt in items], max_percentile)
-        longer = [(p, prompt) for p, prompt in items if len(prompt.token_ids) > bound]
-        items = [(p, prompt) for p, prompt in items if len(prompt.token_ids) <= bound]
-        dropped += [
-            Dropped(
-                problem_id=problem.id,
-                reason=f"the prompt has {len(prompt.token_ids)} tokens, above {bound:g}, the "
-                f"percentile {max_percentile:g}",
-            )
-            for problem, prompt in longer
-        ]
-    return PreparedPrompts(items=tuple(items), dropped=tuple(dropped))
+    prompts = [(problem, render(problem, fmt, tokenizer)) for problem in problems]
+    fitting = _fitting(prompts, lambda p: _too_long("prompt", len(p.token_ids), max_prompt_tokens))
+    _require_some(fitting, "prompt", fix)
+    if max_percentile is None:
+        return fitting
+    bound = np.percentile([len(p.token_ids) for _, p in fitting.items], max_percentile)
+    percentile = f", the percentile {max_percentile:g}"
+    shorter = _fitting(
+        fitting.items, lambda p: _too_long("prompt", len(p.token_ids), bound, percentile)
+    )
+    return PreparedItems(items=shorter.items, dropped=fitting.dropped + shorter.dropped)
 
 
 def prepare_demonstrations(
     problems: Sequence[Problem],
-    fmt: PromptFormat,
+    fmt: AnswerFormat,
     tokenizer: Tokenizer,
     stop_token_id: int,
     *,
     max_prompt_tokens: int,
     max_completion_tokens: int | None = None,
     max_tokens: int | None = None,
-) -> PreparedDemonstrations:
+) -> PreparedItems[Demonstration]:
     """The demonstrations of `problems` that fit, each ending in the stop token.
 
     Left out: problems without a worked solution, solutions that do not survive the tokenizer,
@@ -100,43 +83,55 @@ def prepare_demonstrations(
     Raises:
         PromptError: the template fails, or no demonstration is left.
     """
-    items, dropped = [], []
+    made: list[tuple[Problem, Demonstration | str]] = []
     for problem in problems:
-        reason: str | None
         try:
-            demonstration = fmt.demonstrate(problem, tokenizer, stop_token_id)
+            made.append((problem, demonstrate(problem, fmt, tokenizer, stop_token_id)))
         except PromptError as error:
-            # A template that fails on every problem leaves none, and is told below.
-            reason = error.what
-        else:
-            asked, answered = len(demonstration.prompt.token_ids), len(demonstration.token_ids)
-            reason = (
-                _too_long("prompt", asked, max_prompt_tokens)
-                or _too_long("completion", answered, max_completion_tokens)
-                or _too_long("demonstration", asked + answered, max_tokens)
-            )
-            if reason is None:
-                items.append((problem, demonstration))
-                continue
-        dropped.append(Dropped(problem_id=problem.id, reason=reason))
+            # A template that fails on every problem leaves none, and is reported below.
+            made.append((problem, error.what))
+
+    def too_long(shown: Demonstration) -> str | None:
+        asked, answered = len(shown.prompt.token_ids), len(shown.token_ids)
+        return (
+            _too_long("prompt", asked, max_prompt_tokens)
+            or _too_long("completion", answered, max_completion_tokens)
+            or _too_long("demonstration", asked + answered, max_tokens)
+        )
+
+    fitting = _fitting(made, too_long)
     _require_some(
-        items,
-        dropped,
+        fitting,
         "demonstration",
         "SFT needs worked solutions that fit prompt.max_prompt_tokens and sft.max_tokens; raise "
         "them, set skip_sft, or use a source that has them.",
     )
-    return PreparedDemonstrations(items=tuple(items), dropped=tuple(dropped))
+    return fitting
 
 
-def _too_long(part: str, tokens: int, limit: int | None) -> str | None:
+def _fitting(
+    made: Sequence[tuple[Problem, Item | str]], too_long: Callable[[Item], str | None]
+) -> PreparedItems[Item]:
+    """What is not too long; in the place of an item may stand why there is none."""
+    items, dropped = [], []
+    for problem, item in made:
+        reason = item if isinstance(item, str) else too_long(item)
+        if reason is not None:
+            dropped.append(Dropped(problem_id=problem.id, reason=reason))
+        elif not isinstance(item, str):
+            items.append((problem, item))
+    return PreparedItems(items=tuple(items), dropped=tuple(dropped))
+
+
+def _too_long(part: str, tokens: int, limit: float | None, of: str = "") -> str | None:
     if limit is None or tokens <= limit:
         return None
-    return f"the {part} has {tokens} tokens, above {limit}"
+    return f"the {part} has {tokens} tokens, above {limit:.10g}{of}"
 
 
-def _require_some(items: Sequence[object], dropped: Sequence[Dropped], noun: str, fix: str) -> None:
-    if items:
+def _require_some(fitting: PreparedItems[Item], noun: str, fix: str) -> None:
+    if fitting.items:
         return
+    dropped = fitting.dropped
     first = f"; the first: {dropped[0].problem_id}: {dropped[0].reason}" if dropped else ""
     raise PromptError(f"no {noun} is left of {len(dropped)} problems{first}", fix=fix)

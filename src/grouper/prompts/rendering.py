@@ -1,20 +1,143 @@
-"""Text -> token ids: chat templates as they really behave, plain text, and completions."""
+"""A problem as token ids: the one renderer of SFT, rollouts, evaluation and `generate`.
+
+Chat templates are taken as they really behave, and what a worked solution becomes is encoded apart
+from its prompt.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from grouper.errors import PromptError
-from grouper.prompts.tokenizer import Tokenizer
-from grouper.types import Message
+from grouper.types import AnswerFormat, AnswerKind, Demonstration, Message, Problem, Prompt
 
 # Some templates open (or open and close) a thinking block in the generation prompt. Whether
 # there is one is the format's decision, never the template's.
 OPENED_THINKING = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 
 
-def render_chat(
+class Tokenizer(Protocol):
+    """What prompts need of a tokenizer. Importing a tokenizer library imports torch: none is here.
+
+    A Hugging Face tokenizer has all of it.
+    """
+
+    @property
+    def chat_template(self) -> Any:
+        """The template, or None."""
+
+    @property
+    def eos_token_id(self) -> int | None: ...
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
+    ) -> list[int]:
+        """Ids; with `split_special_tokens` the names of special tokens are text like any other."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
+
+    def apply_chat_template(
+        self, conversation: Any, *, tokenize: bool = True, add_generation_prompt: bool = False
+    ) -> Any:
+        """The rendered text where `tokenize` is false. May raise whatever the template raises."""
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """Tokens outside the model's own vocabulary, special or not, with their ids."""
+
+
+# --- prompts -------------------------------------------------------------------------------------
+
+
+def render(problem: Problem, fmt: AnswerFormat, tokenizer: Tokenizer) -> Prompt:
+    """The prompt of `problem`, generation prompt and prefix included.
+
+    A whole prompt that the problem brings along is taken word for word.
+
+    Raises:
+        PromptError: the chat template cannot render it, or it has no tokens.
+    """
+    messages: tuple[Message, ...] | None = None
+    question = problem.question
+    if problem.prompt is not None:
+        text, question = problem.prompt, ""  # rendered already: its special tokens are meant
+    elif uses_chat(fmt, tokenizer):
+        text, messages = _render_chat(tokenizer, fmt.system, question)
+        if not text.endswith(fmt.prefix):  # a template may have opened it already
+            text += fmt.prefix
+    else:
+        text = fmt.plain_prompt(question)
+    ids = _encode_prompt(tokenizer, text, question, chat=messages is not None)
+    if not ids:
+        raise PromptError(f"the prompt of {problem.id} has no tokens", where="prompt")
+    return Prompt(
+        problem_id=problem.id,
+        text=text,
+        token_ids=tuple(ids),
+        messages=messages,
+        prefix=fmt.prefix if text.endswith(fmt.prefix) else "",
+    )
+
+
+def uses_chat(fmt: AnswerFormat, tokenizer: Tokenizer) -> bool:
+    """Whether prompts go through the tokenizer's chat template.
+
+    Raises:
+        PromptError: the recipe insists on a chat template and there is none, or another one.
+    """
+    if fmt.chat == "install" and tokenizer.chat_template != own_chat_template(fmt):
+        raise PromptError(
+            "the format's chat template is not installed in the tokenizer",
+            where="prompt.template",
+            fix="Call `install_template(fmt, tokenizer)` first.",
+        )
+    if fmt.chat == "chat" and not tokenizer.chat_template:
+        raise PromptError(
+            "the tokenizer has no chat template",
+            where="prompt.template",
+            fix="Use `auto` or `plain`, or `install` to give it one.",
+        )
+    return fmt.chat != "plain" and bool(tokenizer.chat_template)
+
+
+def install_template(fmt: AnswerFormat, tokenizer: Any) -> None:
+    """Give the tokenizer the format's own chat template, if the recipe wants it installed."""
+    if fmt.chat == "install":
+        tokenizer.chat_template = own_chat_template(fmt)
+
+
+def own_chat_template(fmt: AnswerFormat) -> str:
+    """A Jinja chat template: instruction, turns, and the opened tag as the generation prompt.
+
+    Conversations without a system message get the format's. A saved tokenizer thereby asks for the
+    same layout in any program that loads it.
+    """
+    # A JSON string is a Jinja string: the same quotes and escapes.
+    instruction, opened = json.dumps(fmt.system), json.dumps(fmt.prefix)
+    return (
+        "{%- if messages[0]['role'] == 'system' -%}"
+        "{%- set instruction = messages[0]['content'] -%}{%- set turns = messages[1:] -%}"
+        "{%- else -%}"
+        f"{{%- set instruction = {instruction} -%}}{{%- set turns = messages -%}}"
+        "{%- endif -%}"
+        "{%- if instruction -%}{{- instruction + '\n\n' -}}{%- endif -%}"
+        "{%- for turn in turns -%}"
+        "{{- turn['content'] -}}"
+        "{%- if turn['role'] == 'assistant' -%}{{- eos_token -}}{%- endif -%}"
+        "{{- '\n' -}}"
+        "{%- endfor -%}"
+        f"{{%- if add_generation_prompt -%}}{{{{- {opened} -}}}}{{%- endif -%}}"
+    )
+
+
+def _render_chat(
     tokenizer: Tokenizer, system: str, question: str
 ) -> tuple[str, tuple[Message, ...]]:
     """The rendered text up to where the assistant begins, and the messages that gave it.
@@ -25,33 +148,27 @@ def render_chat(
     Raises:
         PromptError: the template cannot render even one user message, or loses the question.
     """
-    user = Message(role="user", content=question)
-    messages: tuple[Message, ...] = (user,)
-    text: str | Exception | None = None
+    messages: tuple[Message, ...] = (Message(role="user", content=question),)
     if system:
-        messages = (Message(role="system", content=system), user)
-        text = apply_template(tokenizer, messages)
-        if isinstance(text, Exception) or system.strip() not in text:
-            messages = (Message(role="user", content=f"{system}\n\n{question}"),)
-            text = None
-    if text is None:
-        text = apply_template(tokenizer, messages)
-    if isinstance(text, Exception):
+        messages = (Message(role="system", content=system), *messages)
+    text = _apply_template(tokenizer, messages)
+    if system and (isinstance(text, Exception) or system.strip() not in text):
+        messages = (Message(role="user", content=f"{system}\n\n{question}"),)
+        text = _apply_template(tokenizer, messages)
+    cause = text if isinstance(text, Exception) else None
+    if isinstance(text, Exception) or question.strip() not in text:
         raise PromptError(
-            f"the chat template fails: {text}",
+            f"the chat template fails: {cause}"
+            if cause
+            else "the chat template leaves out the question",
             where="the tokenizer",
             fix="Use `prompt.template: plain`.",
-        ) from text
-    if question.strip() not in text:
-        raise PromptError(
-            "the chat template leaves out the question",
-            where="the tokenizer",
-            fix="Use `prompt.template: plain`.",
-        )
-    return _without_opened_thinking(text, question.strip()), messages
+        ) from cause
+    end = text.rindex(question.strip()) + len(question.strip())
+    return text[:end] + OPENED_THINKING.sub("", text[end:]), messages
 
 
-def apply_template(
+def _apply_template(
     tokenizer: Tokenizer, messages: tuple[Message, ...], *, generation_prompt: bool = True
 ) -> str | Exception:
     """The rendered text, or the exception that the template raised."""
@@ -69,12 +186,7 @@ def apply_template(
         return error
 
 
-def _without_opened_thinking(text: str, question: str) -> str:
-    end = text.rindex(question) + len(question)
-    return text[:end] + OPENED_THINKING.sub("", text[end:])
-
-
-def encode_prompt(tokenizer: Tokenizer, text: str, question: str, *, chat: bool) -> list[int]:
+def _encode_prompt(tokenizer: Tokenizer, text: str, question: str, *, chat: bool) -> list[int]:
     """Ids of a prompt, in which the question is text and nothing else.
 
     A question that names a special token (`<|im_end|>`) must not end its turn or open another
@@ -89,10 +201,8 @@ def encode_prompt(tokenizer: Tokenizer, text: str, question: str, *, chat: bool)
             special tokens that a tokenizer adds (an EOS at the end) have no place in a prompt.
     """
     ids = _encode_around(tokenizer, text, question.strip())
-    if chat:
-        return ids
     bos = tokenizer.bos_token_id
-    if bos is None or ids[:1] == [bos]:
+    if chat or bos is None or ids[:1] == [bos]:
         return ids
     adds_bos = tokenizer.encode(text, add_special_tokens=True)[:1] == [bos]
     return [bos, *ids] if adds_bos else ids
@@ -101,23 +211,80 @@ def encode_prompt(tokenizer: Tokenizer, text: str, question: str, *, chat: bool)
 def _encode_around(tokenizer: Tokenizer, text: str, question: str) -> list[int]:
     """Ids of `text` without any token that the tokenizer would see in the question alone.
 
-    Text between two special tokens is encoded by itself, so that only the stretch around the
+    Text between two special tokens is encoded by itself, so that only the part around the
     question has to be cut out, and no other prompt changes.
     """
-    ids = tokenizer.encode(text, add_special_tokens=False)
     as_text = tokenizer.encode(question, add_special_tokens=False, split_special_tokens=True)
     if as_text == tokenizer.encode(question, add_special_tokens=False):
-        return ids
+        return tokenizer.encode(text, add_special_tokens=False)
     before, _, after = text.rpartition(question)
     names = [name for name in tokenizer.get_added_vocab() if name]
     first = max((before.rfind(n) + len(n) for n in names if n in before), default=0)
     last = min((after.find(n) for n in names if n in after), default=len(after))
-    stretch = before[first:] + question + after[:last]
+    around = before[first:] + question + after[:last]
     return [
         *tokenizer.encode(before[:first], add_special_tokens=False),
-        *tokenizer.encode(stretch, add_special_tokens=False, split_special_tokens=True),
+        *tokenizer.encode(around, add_special_tokens=False, split_special_tokens=True),
         *tokenizer.encode(after[last:], add_special_tokens=False),
     ]
+
+
+# --- completions ---------------------------------------------------------------------------------
+
+
+def demonstrate(
+    problem: Problem, fmt: AnswerFormat, tokenizer: Tokenizer, stop_token_id: int
+) -> Demonstration:
+    """Prompt and worked solution of `problem` as SFT trains them, stop token last.
+
+    The completion's ids are put after the prompt's: the joined text is never tokenised,
+    so no template can drop a part of it.
+
+    Raises:
+        PromptError: no worked solution, its text does not survive the tokenizer, or it holds
+            the stop token.
+    """
+    prompt = render(problem, fmt, tokenizer)
+    ids = encode_completion(tokenizer, completion_text(problem, fmt), problem.id)
+    if stop_token_id in ids:
+        raise PromptError(
+            f"the worked solution of {problem.id} holds the stop token itself",
+            where="data.sft",
+        )
+    return Demonstration(
+        prompt=prompt, token_ids=(*ids, stop_token_id), stop_token_id=stop_token_id
+    )
+
+
+def completion_text(problem: Problem, fmt: AnswerFormat) -> str:
+    """The worked solution of `problem` as its format wants it, less the prefix.
+
+    A whole response is taken word for word. Else the answer is the column
+    `demonstrated_answer` where the source has one, or the reference.
+
+    Raises:
+        PromptError: the problem has no worked solution, or a response in another layout.
+    """
+    if problem.response is not None:
+        # After this format's prompt another layout would unteach this one.
+        missing = [tag for tag in fmt.tags or () if tag not in fmt.prefix + problem.response]
+        if missing and problem.prompt is None:
+            raise PromptError(
+                f"the response of {problem.id} lacks {', '.join(missing)} of the format {fmt.name}",
+                where="data.sft",
+            )
+        return problem.response
+    if not (problem.solution or "").strip():
+        raise PromptError(f"problem {problem.id} has no worked solution", where="data.sft")
+    return right_completion(problem, fmt, problem.columns.get("demonstrated_answer"))
+
+
+def right_completion(problem: Problem, fmt: AnswerFormat, answer: object = None) -> str:
+    """A completion that answers `problem` with `answer` or its reference, less the prefix."""
+    reasoning = (problem.solution or "").strip() or f"The answer is {problem.answer}."
+    if fmt.contract.kind is AnswerKind.BOXED and r"\boxed" in reasoning:
+        return fmt.template.partition("{reasoning}")[0] + reasoning
+    return fmt.completion(reasoning, problem.answer if answer is None else str(answer))
 
 
 def encode_completion(tokenizer: Tokenizer, text: str, problem_id: str) -> list[int]:
@@ -138,19 +305,78 @@ def encode_completion(tokenizer: Tokenizer, text: str, problem_id: str) -> list[
         return whole[len(start) :]
     raise PromptError(
         f"the worked solution of {problem_id} does not survive the tokenizer: it would be "
-        f"trained as {_decoded_behind_newline(tokenizer, ids)[:80]!r}",
+        f"trained as {_decoded_in_mid_sequence(tokenizer, ids)[:80]!r}",
         where="data.sft",
     )
 
 
 def _survives(tokenizer: Tokenizer, ids: list[int], text: str) -> bool:
     # Tokenizers may put text into a Unicode normal form; that changes no tag and no number.
-    decoded = _decoded_behind_newline(tokenizer, ids)
+    decoded = _decoded_in_mid_sequence(tokenizer, ids)
     return unicodedata.normalize("NFKC", decoded) == unicodedata.normalize("NFKC", text)
 
 
-def _decoded_behind_newline(tokenizer: Tokenizer, ids: list[int]) -> str:
-    """`ids` decoded as a continuation: a first space is kept, as it is in mid-sequence."""
+def _decoded_in_mid_sequence(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """`ids` decoded after a line break, so that a first space is kept."""
     start = tokenizer.encode("\n", add_special_tokens=False)
     before = tokenizer.decode(start, skip_special_tokens=False)
     return tokenizer.decode([*start, *ids], skip_special_tokens=False)[len(before) :]
+
+
+# --- stop tokens ---------------------------------------------------------------------------------
+
+_ANSWER = "the assistant's answer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopTokens:
+    """Example: `StopTokens(trained=151645, all=(151645, 151643))` for Qwen2.5."""
+
+    trained: int
+    """What SFT puts after every completion."""
+    all: tuple[int, ...]
+    """Every id that ends a sampled completion, the trained one first."""
+
+
+def find_stop_tokens(
+    tokenizer: Tokenizer, generation_eos: Sequence[int], fmt: AnswerFormat
+) -> StopTokens:
+    """The stop tokens of a model with this tokenizer and format.
+
+    In a chat the trained one is what the template writes after the assistant's text
+    (`<|im_end|>` of Qwen2.5, `<|eot_id|>` of Llama-3), which is not always EOS; in plain text it
+    is the tokenizer's EOS.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        generation_eos: the EOS ids of the model's generation config; may be empty.
+        fmt: decides whether the chat template is used.
+
+    Raises:
+        PromptError: there is none, so that no completion could ever end.
+    """
+    eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    turn_end = _turn_end(tokenizer) if uses_chat(fmt, tokenizer) else []
+    found = [*turn_end, *eos, *generation_eos]
+    if not found:
+        raise PromptError(
+            "the tokenizer has no stop token, so no completion would ever end",
+            where="the tokenizer",
+            fix="Set its eos_token, or eos_token_id in the model's generation_config.json.",
+        )
+    return StopTokens(trained=found[0], all=tuple(dict.fromkeys(found)))
+
+
+def _turn_end(tokenizer: Tokenizer) -> list[int]:
+    """The special token directly after an assistant message, or nothing."""
+    messages = (
+        Message(role="user", content="a question"),
+        Message(role="assistant", content=_ANSWER),
+    )
+    text = _apply_template(tokenizer, messages, generation_prompt=False)
+    if isinstance(text, Exception) or _ANSWER not in text:
+        return []
+    tail = text[text.rindex(_ANSWER) + len(_ANSWER) :].lstrip()
+    ids = tokenizer.encode(tail, add_special_tokens=False) if tail else []
+    special = {*tokenizer.get_added_vocab().values(), tokenizer.eos_token_id}
+    return ids[:1] if ids and ids[0] in special else []

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from grouper.types import AnswerKind, Problem
-
-if TYPE_CHECKING:
-    from grouper.prompts import PromptFormat
+from grouper.types import AnswerFormat, AnswerKind, Problem
 
 RIGHT, WRONG = "310", "527"
 """Far enough apart that no ladder of closeness pays the wrong one."""
@@ -45,13 +41,13 @@ CHOICE = Problem(
 class Case:
     """One problem in one prompt format."""
 
-    fmt: PromptFormat
+    fmt: AnswerFormat
     problem: Problem
     wrong: str
 
     def written(self, reasoning: str, answer: str) -> str:
         """A completion in the format's own layout."""
-        return self.fmt.written(reasoning, answer)
+        return self.fmt.completion(reasoning, answer)
 
     @property
     def honest(self) -> str:
@@ -73,7 +69,7 @@ class Probe:
     write: Callable[[Case], list[str]]
     choice: bool = False
 
-    def case(self, fmt: PromptFormat) -> Case:
+    def case(self, fmt: AnswerFormat) -> Case:
         return Case(fmt, CHOICE, "C") if self.choice else Case(fmt, NUMBER, WRONG)
 
 
@@ -153,7 +149,7 @@ def _prompt_copy(case: Case) -> list[str]:
     return [
         question,
         system,
-        case.fmt.plain_text(question),
+        case.fmt.plain_prompt(question),
         f"{system}\n\n{question}",
         case.written(question, question),
         case.written(f"{system}\n{question}", case.wrong),
@@ -183,7 +179,8 @@ def _answer_in_thinking(case: Case) -> list[str]:
     fmt = case.fmt
     texts = [case.written(sentence, WRONG), case.written(sentence, ""), sentence]
     if fmt.tags is not None:
-        unanswered = f"{fmt.opening}{inner}\n{close}".removeprefix(fmt.prefix)
+        opening = fmt.template.partition("{reasoning}")[0]
+        unanswered = f"{opening}{inner}\n{close}".removeprefix(fmt.prefix)
         texts += [
             case.written(inner, WRONG),
             case.written(inner, ""),

@@ -12,7 +12,7 @@ from grouper.config.schema import GradingConfig
 from grouper.errors import RewardError
 from grouper.grading import Grader, extract
 from grouper.rewards.base import Content, RewardBuilder, RewardFunction, texts_of
-from grouper.types import AnswerContract, AnswerKind, Grade, RewardLayout
+from grouper.types import AnswerContract, AnswerFormat, AnswerKind, Grade
 
 Tags = tuple[str, str, str, str]
 
@@ -45,7 +45,7 @@ class BuiltReward:
         self.__name__ = name
         self.bounds = bounds
         self._score = score
-        self.origin: tuple[RewardBuilder, RewardLayout, dict[str, Any]] | None = None
+        self.origin: tuple[RewardBuilder, AnswerFormat, dict[str, Any]] | None = None
         """The builder that made it and what it was called with; set by `reward_builder`."""
 
     def __call__(
@@ -63,7 +63,7 @@ def reward_builder(build: RewardBuilder) -> RewardBuilder:
     """A builder whose rewards can be pickled: a copy is built again from the same parameters."""
 
     @wraps(build)
-    def remembered(layout: RewardLayout, **params: Any) -> RewardFunction:
+    def remembered(layout: AnswerFormat, **params: Any) -> RewardFunction:
         reward = build(layout, **params)
         assert isinstance(reward, BuiltReward)
         reward.origin = (remembered, layout, params)
@@ -73,7 +73,7 @@ def reward_builder(build: RewardBuilder) -> RewardBuilder:
 
 
 def _built_again(
-    build: RewardBuilder, layout: RewardLayout, params: dict[str, Any]
+    build: RewardBuilder, layout: AnswerFormat, params: dict[str, Any]
 ) -> RewardFunction:
     return build(layout, **params)
 
@@ -95,7 +95,7 @@ def per_batch(
 
 
 def per_text(
-    name: str, layout: RewardLayout, bounds: tuple[float, float], score: Callable[[str], float]
+    name: str, layout: AnswerFormat, bounds: tuple[float, float], score: Callable[[str], float]
 ) -> RewardFunction:
     """A reward of the whole text, what the prompt has opened included."""
     return BuiltReward(name, bounds, lambda b: [score(layout.prefix + text) for text in b.texts])
@@ -130,7 +130,7 @@ def per_answer(
 
 def per_grade(
     name: str,
-    layout: RewardLayout,
+    layout: AnswerFormat,
     bounds: tuple[float, float],
     score: Callable[[Grade, str], float | None],
 ) -> RewardFunction:
@@ -142,7 +142,7 @@ def per_grade(
     return BuiltReward(name, bounds, batch)
 
 
-def grades_of(layout: RewardLayout, batch: Batch) -> Sequence[Grade]:
+def grades_of(layout: AnswerFormat, batch: Batch) -> Sequence[Grade]:
     """The grades the stack passes; without them (inside TRL) the rewards grade by themselves."""
     grades: Sequence[Grade] | None = batch.columns.get("grades")
     if grades is not None:
@@ -175,7 +175,7 @@ def _final_answer(reference: str) -> str:
     return reference if boxed is None else boxed
 
 
-def tags_of(layout: RewardLayout, name: str) -> Tags:
+def tags_of(layout: AnswerFormat, name: str) -> Tags:
     """Reasoning open and close, answer open and close.
 
     Raises:

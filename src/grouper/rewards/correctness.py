@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from grouper.rewards.base import RewardBuilder, RewardFunction
 from grouper.rewards.building import check_variant, nothing_or, per_grade, reward_builder
-from grouper.types import Grade, RewardLayout, Verdict
+from grouper.types import AnswerFormat, Grade, Verdict
 
 
 @reward_builder
 def correctness(
-    layout: RewardLayout, *, value: float = 1.0, timeout: float | None = 0.0
+    layout: AnswerFormat, *, value: float = 1.0, timeout: float | None = 0.0
 ) -> RewardFunction:
     """`value` for a correct answer, 0 for any other; None where the reference cannot be read.
 
@@ -35,7 +35,7 @@ def correctness(
 
 
 @reward_builder
-def accuracy(layout: RewardLayout, *, variant: str = "default") -> RewardFunction:
+def accuracy(layout: AnswerFormat, *, variant: str = "default") -> RewardFunction:
     """1 for a correct answer, 0 for any other; None where the reference cannot be read.
 
     Range 0 to 1. `variant: original` pays 0.5 for every completion of an unreadable reference.

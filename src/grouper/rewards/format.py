@@ -21,10 +21,10 @@ from grouper.rewards.building import (
     reward_builder,
     tags_of,
 )
-from grouper.types import AnswerContract, AnswerKind, RewardLayout
+from grouper.types import AnswerContract, AnswerFormat, AnswerKind
 
 
-def format_holds(text: str, layout: RewardLayout) -> bool:
+def format_holds(text: str, layout: AnswerFormat) -> bool:
     """Whether a completion holds an answer where its prompt's format wants it, after its reasoning.
 
     That is where the grader reads the answer. With tags, both pairs must stand in order with only
@@ -41,7 +41,7 @@ def format_holds(text: str, layout: RewardLayout) -> bool:
 
 @reward_builder
 def strict_format(
-    layout: RewardLayout, *, value: float = 1.0, variant: str = "default"
+    layout: AnswerFormat, *, value: float = 1.0, variant: str = "default"
 ) -> RewardFunction:
     """`value` where the format holds, each tag once, both filled, and nothing outside; else 0.
 
@@ -73,7 +73,7 @@ def _pattern_matches(text: str, tags: Tags) -> bool:
 
 
 @reward_builder
-def think_format(layout: RewardLayout, *, value: float = 1.0) -> RewardFunction:
+def think_format(layout: AnswerFormat, *, value: float = 1.0) -> RewardFunction:
     r"""`value` where the text is `<think>`, thoughts, `</think>` and then the answer; else 0.
 
     For models that answer freely after their thoughts: no answer tag is asked for, and both tags
@@ -81,7 +81,9 @@ def think_format(layout: RewardLayout, *, value: float = 1.0) -> RewardFunction:
     `value`.
 
     >>> from grouper.types import AnswerContract, AnswerKind
-    >>> layout = RewardLayout(contract=AnswerContract(kind=AnswerKind.BOXED), tags=None)
+    >>> layout = AnswerFormat(
+    ...     name="t", template="{reasoning}{answer}",
+    ...     contract=AnswerContract(kind=AnswerKind.BOXED))
     >>> texts = ["<think>2+2</think>\n4", "so </think> 4", "<think>2+2</think>", "4"]
     >>> think_format(layout)(prompts=["q"] * 4, completions=texts)
     [1.0, 0.0, 0.0, 0.0]
@@ -113,7 +115,7 @@ def tags_are_exact(text: str, tags: Tags) -> bool:
 
 
 @reward_builder
-def soft_format(layout: RewardLayout, *, value: float = 1.0) -> RewardFunction:
+def soft_format(layout: AnswerFormat, *, value: float = 1.0) -> RewardFunction:
     """`value` where the format holds: both tag pairs in order, and an answer; else 0.
 
     Range 0 to `value`.
@@ -148,11 +150,12 @@ def _pair_boundary(text: str, start: int, close: str, answer_open: str) -> int:
 
 
 @reward_builder
-def tag_count(layout: RewardLayout, *, value: float = 1.0) -> RewardFunction:
+def tag_count(layout: AnswerFormat, *, value: float = 1.0) -> RewardFunction:
     """`value` times the share of the four tags that occur exactly once. Range 0 to `value`.
 
     >>> from grouper.types import AnswerContract, AnswerKind
-    >>> layout = RewardLayout(
+    >>> layout = AnswerFormat(
+    ...     name="t", template="{reasoning}{answer}",
     ...     contract=AnswerContract(kind=AnswerKind.TAG, open="<a>", close="</a>"),
     ...     tags=("<t>", "</t>", "<a>", "</a>"), prefix="<t>")
     >>> tag_count(layout)(prompts=["q"], completions=["x</t><a>4</a></a>"])
@@ -167,7 +170,7 @@ def tag_count(layout: RewardLayout, *, value: float = 1.0) -> RewardFunction:
 
 
 @reward_builder
-def boxed_format(layout: RewardLayout, *, value: float = 1.0) -> RewardFunction:
+def boxed_format(layout: AnswerFormat, *, value: float = 1.0) -> RewardFunction:
     r"""`value` where there is exactly one closed, filled `\boxed{}` before any next turn; else 0.
 
     Range 0 to `value`. For formats without tags.

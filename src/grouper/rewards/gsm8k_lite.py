@@ -15,12 +15,12 @@ from grouper.rewards.building import (
     tags_of,
 )
 from grouper.rewards.numeric import python_number, whole_number_text
-from grouper.types import AnswerContract, AnswerKind, RewardLayout
+from grouper.types import AnswerContract, AnswerFormat, AnswerKind
 
 
 @reward_builder
 def lite_correctness(
-    layout: RewardLayout,
+    layout: AnswerFormat,
     *,
     value: float = 1.0,
     tolerance: float = 1e-6,
@@ -49,7 +49,7 @@ def lite_correctness(
 
 @reward_builder
 def lite_numeric(
-    layout: RewardLayout, *, value: float = 0.1, variant: str = "default"
+    layout: AnswerFormat, *, value: float = 0.1, variant: str = "default"
 ) -> RewardFunction:
     """`value` where the answer (found and read as in `lite_correctness`) is a number; else 0.
 
@@ -68,7 +68,7 @@ _HASHES = AnswerContract(kind=AnswerKind.HASHES)
 _AFTER_HASHES = re.compile(r"####\s*(.*)")
 
 
-def _answer(text: str, layout: RewardLayout, original: bool) -> str:
+def _answer(text: str, layout: AnswerFormat, original: bool) -> str:
     if original:
         return _first_answer(text, layout)
     for contract in (layout.contract, _HASHES):
@@ -78,7 +78,7 @@ def _answer(text: str, layout: RewardLayout, original: bool) -> str:
     return text.strip()
 
 
-def _first_answer(text: str, layout: RewardLayout) -> str:
+def _first_answer(text: str, layout: AnswerFormat) -> str:
     """In the first pair of answer tags, else after the first `####`, else the whole text."""
     _, _, answer_open, answer_close = tags_of(layout, "lite_correctness")
     opened = _any_case(answer_open).search(text)
@@ -95,7 +95,7 @@ def _any_case(tag: str) -> re.Pattern[str]:
 
 @reward_builder
 def lite_tags_present(
-    layout: RewardLayout, *, value: float = 0.1, variant: str = "default"
+    layout: AnswerFormat, *, value: float = 0.1, variant: str = "default"
 ) -> RewardFunction:
     """`value` times the share of the four tags that occur, however often.
 

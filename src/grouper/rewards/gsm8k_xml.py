@@ -21,12 +21,12 @@ from grouper.rewards.building import (
     tags_of,
 )
 from grouper.rewards.format import tags_are_exact, tags_are_in_order
-from grouper.types import RewardLayout
+from grouper.types import AnswerFormat
 
 
 @reward_builder
 def xml_correctness(
-    layout: RewardLayout, *, value: float = 2.0, variant: str = "default"
+    layout: AnswerFormat, *, value: float = 2.0, variant: str = "default"
 ) -> RewardFunction:
     """`value` where the text in the last answer tag equals the reference without its commas.
 
@@ -45,7 +45,7 @@ def xml_correctness(
 
 @reward_builder
 def xml_integer(
-    layout: RewardLayout, *, value: float = 0.5, variant: str = "default"
+    layout: AnswerFormat, *, value: float = 0.5, variant: str = "default"
 ) -> RewardFunction:
     """`value` where the answer is all digits, 0 to 9; else 0.
 
@@ -61,7 +61,7 @@ def xml_integer(
     return per_text("xml_integer", layout, nothing_or(value), score)
 
 
-def _answer(text: str, layout: RewardLayout, original: bool) -> str | None:
+def _answer(text: str, layout: AnswerFormat, original: bool) -> str | None:
     if not original:
         return extract(text, layout.contract).answer
     _, _, answer_open, answer_close = tags_of(layout, "xml_correctness")
@@ -70,7 +70,7 @@ def _answer(text: str, layout: RewardLayout, original: bool) -> str | None:
 
 @reward_builder
 def xml_strict_format(
-    layout: RewardLayout, *, value: float = 0.5, variant: str = "default"
+    layout: AnswerFormat, *, value: float = 0.5, variant: str = "default"
 ) -> RewardFunction:
     """`value` where the whole completion is the tagged layout, every tag on a line of its own.
 
@@ -108,7 +108,7 @@ def xml_strict_format(
 
 @reward_builder
 def xml_soft_format(
-    layout: RewardLayout, *, value: float = 0.5, variant: str = "default"
+    layout: AnswerFormat, *, value: float = 0.5, variant: str = "default"
 ) -> RewardFunction:
     """`value` where both tag pairs occur in order with only white space between the pairs.
 
@@ -160,7 +160,7 @@ def _pattern(*parts: str) -> re.Pattern[str]:
 
 @reward_builder
 def xml_tag_count(
-    layout: RewardLayout,
+    layout: AnswerFormat,
     *,
     value: float = 0.125,
     penalty: float = 0.001,

@@ -15,12 +15,12 @@ from grouper.rewards.building import (
     reward_builder,
     units_of,
 )
-from grouper.types import Grade, RewardLayout, Verdict
+from grouper.types import AnswerFormat, Grade, Verdict
 
 
 @reward_builder
 def cosine(
-    layout: RewardLayout,
+    layout: AnswerFormat,
     *,
     min_correct: float = 0.8,
     max_correct: float = 1.0,
@@ -63,7 +63,7 @@ def cosine(
 
 
 @reward_builder
-def length(layout: RewardLayout, *, unit: str = "tokens") -> RewardFunction:
+def length(layout: AnswerFormat, *, unit: str = "tokens") -> RewardFunction:
     """Short among the completions of one prompt pays; a wrong one gains nothing by it.
 
     With l = 0.5 - (length - shortest) / (longest - shortest), counted in `unit` (tokens,
@@ -99,7 +99,7 @@ def _length_value(grade: Grade, size: int, shortest: int, longest: int) -> float
 
 
 @reward_builder
-def soft_overlong(layout: RewardLayout, *, max_tokens: int, buffer_tokens: int) -> RewardFunction:
+def soft_overlong(layout: AnswerFormat, *, max_tokens: int, buffer_tokens: int) -> RewardFunction:
     """0 up to `max_tokens` - `buffer_tokens`, falling in a line to -1 at `max_tokens` and beyond.
 
     Range -1 to 0. `max_tokens` is usually sampling.max_new_tokens.

@@ -24,12 +24,12 @@ from grouper.rewards.building import (
     tags_of,
 )
 from grouper.rewards.numeric import first_number, python_number, whole_number_text, within
-from grouper.types import RewardLayout
+from grouper.types import AnswerFormat
 
 
 @reward_builder
 def dapo_exact_format(
-    layout: RewardLayout, *, value: float = 3.0, variant: str = "default"
+    layout: AnswerFormat, *, value: float = 3.0, variant: str = "default"
 ) -> RewardFunction:
     """`value` where the text is reasoning, its closing tag, and a filled solution tag; else 0.
 
@@ -75,7 +75,7 @@ def _pattern_matches(text: str, tags: Tags) -> bool:
 
 @reward_builder
 def dapo_approximate_format(
-    layout: RewardLayout,
+    layout: AnswerFormat,
     *,
     once: float = 0.5,
     otherwise: float = -1.0,
@@ -98,7 +98,7 @@ def dapo_approximate_format(
 
 @reward_builder
 def dapo_answer(
-    layout: RewardLayout,
+    layout: AnswerFormat,
     *,
     equal: float = 5.0,
     equal_but_for_space: float = 3.5,
@@ -143,7 +143,7 @@ def dapo_answer(
 
 @reward_builder
 def dapo_number(
-    layout: RewardLayout,
+    layout: AnswerFormat,
     *,
     equal: float | None = None,
     within_10: float = 2.5,

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from grouper.errors import RewardError
 from grouper.rewards.attacks import PROBES, Probe
 from grouper.rewards.stack import RewardStack
 from grouper.types import (
+    AnswerFormat,
     Completion,
     FinishReason,
     Grade,
+    Message,
     Problem,
+    Prompt,
     Reward,
     Verdict,
 )
-
-if TYPE_CHECKING:
-    from grouper.prompts import PromptFormat
 
 
 class _Grades(Protocol):
@@ -49,7 +49,7 @@ class ProbeResult:
 
 
 def probe(
-    stack: RewardStack, fmt: PromptFormat, grader: _Grades, probes: Sequence[Probe] = PROBES
+    stack: RewardStack, fmt: AnswerFormat, grader: _Grades, probes: Sequence[Probe] = PROBES
 ) -> list[ProbeResult]:
     """Attack a stack, one result a probe.
 
@@ -66,7 +66,7 @@ def probe(
 
 
 def score_text(
-    stack: RewardStack, fmt: PromptFormat, grader: _Grades, *, problem: Problem, text: str
+    stack: RewardStack, fmt: AnswerFormat, grader: _Grades, *, problem: Problem, text: str
 ) -> tuple[Grade, Reward]:
     """What a stack pays for one text.
 
@@ -78,13 +78,13 @@ def score_text(
 
 
 def _score(
-    stack: RewardStack, fmt: PromptFormat, grader: _Grades, problem: Problem, texts: Sequence[str]
+    stack: RewardStack, fmt: AnswerFormat, grader: _Grades, problem: Problem, texts: Sequence[str]
 ) -> tuple[list[Grade], list[Reward]]:
     """Grades and rewards of texts as completions of one group; no failure is contained here."""
     grades = grader.grade(texts, [problem.answer] * len(texts))
     rewards = stack.score(
         problem=problem,
-        prompt=fmt.made_up_prompt(problem),
+        prompt=example_prompt(problem, fmt),
         completions=[_completion(text) for text in texts],
         grades=grades,
     )
@@ -99,7 +99,20 @@ def _score(
     return grades, rewards
 
 
-def _run(item: Probe, stack: RewardStack, fmt: PromptFormat, grader: _Grades) -> ProbeResult:
+def example_prompt(problem: Problem, fmt: AnswerFormat) -> Prompt:
+    """The prompt without a tokenizer: a chat where the format can be one, and no real ids."""
+    system = [Message(role="system", content=fmt.system)] if fmt.system else []
+    user = Message(role="user", content=problem.question)
+    return Prompt(
+        problem_id=problem.id,
+        text=fmt.plain_prompt(problem.question),
+        token_ids=(0,),
+        messages=None if fmt.chat == "plain" else (*system, user),
+        prefix=fmt.prefix,
+    )
+
+
+def _run(item: Probe, stack: RewardStack, fmt: AnswerFormat, grader: _Grades) -> ProbeResult:
     case = item.case(fmt)
     texts = [case.honest, *item.write(case)]
     grades, rewards = _score(stack, fmt, grader, case.problem, texts)

@@ -16,11 +16,11 @@ from grouper.rewards.building import (
     tags_of,
 )
 from grouper.rewards.format import format_holds
-from grouper.types import Grade, RewardLayout, Verdict
+from grouper.types import AnswerFormat, Grade, Verdict
 
 
 @reward_builder
-def r1_zero_format(layout: RewardLayout, *, variant: str = "default") -> RewardFunction:
+def r1_zero_format(layout: AnswerFormat, *, variant: str = "default") -> RewardFunction:
     """1 where the format holds: `</think> <answer>` with one space, an answer, `</answer>`; else 0.
 
     Range 0 to 1. `variant: original` wants those two strings anywhere. Source: system B.
@@ -30,7 +30,7 @@ def r1_zero_format(layout: RewardLayout, *, variant: str = "default") -> RewardF
 
 
 @reward_builder
-def r1_zero_answer(layout: RewardLayout, *, variant: str = "default") -> RewardFunction:
+def r1_zero_answer(layout: AnswerFormat, *, variant: str = "default") -> RewardFunction:
     """1 for a correct answer in a text whose format holds (as in `r1_zero_format`); else 0.
 
     Range 0 to 1; None where the reference cannot be read. Source: system B.
@@ -45,7 +45,7 @@ def r1_zero_answer(layout: RewardLayout, *, variant: str = "default") -> RewardF
     return per_grade("r1_zero_answer", layout, (0.0, 1.0), score)
 
 
-def _checker(layout: RewardLayout, variant: str, name: str) -> Callable[[str], bool]:
+def _checker(layout: AnswerFormat, variant: str, name: str) -> Callable[[str], bool]:
     _, close, answer_open, answer_close = tags_of(layout, name)
     if check_variant(variant, name):
         return lambda text: f"{close} {answer_open}" in text and answer_close in text

@@ -22,7 +22,7 @@ from grouper.rewards.openmath_dapo import OPENMATH_DAPO
 from grouper.rewards.r1_zero import R1_ZERO
 from grouper.rewards.style import STYLE
 from grouper.rewards.user_code import load_user_object
-from grouper.types import RewardLayout
+from grouper.types import AnswerFormat
 
 REWARDS: dict[str, RewardBuilder] = {
     **CORRECTNESS,
@@ -46,7 +46,7 @@ def reward_label(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-def find_reward(config: RewardConfig, layout: RewardLayout) -> RewardFunction:
+def find_reward(config: RewardConfig, layout: AnswerFormat) -> RewardFunction:
     """The function a recipe names, with its parameters set.
 
     Raises:

@@ -14,13 +14,13 @@ from grouper.rewards.calling import DEFAULT_SECONDS, arguments_of, call, shown
 from grouper.rewards.onlooking import Notes, TrainerState
 from grouper.rewards.registry import find_reward, reward_label
 from grouper.types import (
+    AnswerFormat,
     Completion,
     FinishReason,
     Grade,
     Problem,
     Prompt,
     Reward,
-    RewardLayout,
     Tally,
     Verdict,
 )
@@ -299,7 +299,7 @@ class RewardStack:
         return f"It fails on this group, but on none of its completions alone; {first}"
 
 
-def build_rewards(configs: Sequence[RewardConfig], layout: RewardLayout) -> RewardStack:
+def build_rewards(configs: Sequence[RewardConfig], layout: AnswerFormat) -> RewardStack:
     """The stack of a recipe's `rewards` section.
 
     Raises:

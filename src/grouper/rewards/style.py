@@ -18,7 +18,7 @@ from grouper.rewards.building import (
     reward_builder,
     units_of,
 )
-from grouper.types import RewardLayout
+from grouper.types import AnswerFormat
 
 _STEP = re.compile(
     r"\bStep \d+:|^[ \t]*\d+[.)][ \t]|^[ \t]*[-*•][ \t]|\b(?:First|Second|Next|Finally)\b",
@@ -29,7 +29,7 @@ _STEP_ORIGINAL = re.compile(r"Step \d+:|^\d+\.|\n[-*]|(?:First|Second|Next|Final
 
 @reward_builder
 def reasoning_steps(
-    layout: RewardLayout, *, enough: int = 3, variant: str = "default"
+    layout: AnswerFormat, *, enough: int = 3, variant: str = "default"
 ) -> RewardFunction:
     r"""min(1, markers / `enough`).
 
@@ -38,7 +38,9 @@ def reasoning_steps(
     `45.` and `-45` on lines of their own count, and a comma after the words. Source: system E.
 
     >>> from grouper.types import AnswerContract, AnswerKind
-    >>> layout = RewardLayout(contract=AnswerContract(kind=AnswerKind.BOXED), tags=None)
+    >>> layout = AnswerFormat(
+    ...     name="t", template="{reasoning}{answer}",
+    ...     contract=AnswerContract(kind=AnswerKind.BOXED))
     >>> reasoning_steps(layout)(prompts=["q"], completions=["First, 2+2.\n- so 4\nFinally 4."])
     [1.0]
     """
@@ -57,7 +59,7 @@ def reasoning_steps(
 
 @reward_builder
 def repetition_penalty(
-    layout: RewardLayout,
+    layout: AnswerFormat,
     *,
     n: int = 3,
     max_penalty: float = -0.1,

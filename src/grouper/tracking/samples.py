@@ -46,8 +46,8 @@ def format_sample(group: RolloutGroup, step: int) -> str:
 def in_words(reward: Reward) -> str:
     """The total and each part of a reward.
 
-    >>> in_words(Reward(components={"right": 1.0, "format": None}, weights={"right": 2, "format": 0}))
-    '2 (right 1, format not scored)'
+    >>> in_words(Reward(components={"right": 1.0, "form": None}, weights={"right": 2, "form": 0}))
+    '2 (right 1, form not scored)'
     """
     parts = ", ".join(f"{name} {_number(value)}" for name, value in reward.components.items())
     return f"{_number(reward.total)} ({parts})"

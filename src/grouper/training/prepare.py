@@ -39,12 +39,13 @@ from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.prompts import (
     Dropped,
-    PromptFormat,
     StopTokens,
     find_stop_tokens,
+    install_template,
     make_format,
     prepare_demonstrations,
     prepare_prompts,
+    right_completion,
 )
 from grouper.rewards import RewardStack, build_rewards
 from grouper.sampling.base import Sampler
@@ -54,6 +55,7 @@ from grouper.tracking.identity import flat_settings
 from grouper.training.checkpoint import is_complete, read_state
 from grouper.training.problem_sets import ProblemSets, load_part
 from grouper.types import (
+    AnswerFormat,
     Completion,
     Demonstration,
     FinishReason,
@@ -79,7 +81,7 @@ class Prepared:
     recipe: Recipe
     model_path: str
     """Folder or Hub name of the model whose tokenizer is used; in a run that before training."""
-    format: PromptFormat
+    format: AnswerFormat
     tokenizer: Any
     stop_tokens: StopTokens
     context: int | None
@@ -242,7 +244,7 @@ class Prepared:
         Raises:
             RewardError: one of them cannot be had.
         """
-        return build_rewards(self.recipe.rewards, self.format.layout)
+        return build_rewards(self.recipe.rewards, self.format)
 
     def check_rewards(self) -> list[str]:
         """Try the rewards on the first training problem; returns warnings.
@@ -253,7 +255,7 @@ class Prepared:
         if self.recipe.skip_grpo:
             return []
         problem, prompt = self.train[0]
-        right = self.format.right_completion(problem)
+        right = right_completion(problem, self.format)
         return self.rewards.check(problem=problem, prompt=prompt, right=right)
 
     def evaluate(
@@ -283,7 +285,7 @@ class Prepared:
             progress=progress,
             card={"recipe_hash": recipe_hash(self.recipe), **(card or {})},
             processes=processes,
-            behaviour=Behaviour.where_wanted(self.recipe, self.format.layout, self.rewards),
+            behaviour=Behaviour.where_wanted(self.recipe, self.format, self.rewards),
         )
 
     def reward(self, text: str, number: int = 0) -> Reward:
@@ -373,8 +375,8 @@ def _with_tokenizer(
     if path == recipe.model.path:
         revision = recipe.model.revision
     tokenizer = load_tokenizer(path, revision=revision)
-    fmt.install(tokenizer)
-    if fmt.falls_back(tokenizer) and not quiet:
+    install_template(fmt, tokenizer)
+    if fmt.chat == "auto" and not tokenizer.chat_template and not quiet:
         log.warning(
             "The tokenizer of %s has no chat template: prompts are plain text. "
             "prompt.template=install gives it one, prompt.template=plain is plain without "
