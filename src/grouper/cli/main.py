@@ -21,7 +21,7 @@ import click
 import yaml
 
 from grouper.cli import flags
-from grouper.cli.text import definitions, is_follower
+from grouper.cli.text import is_follower
 from grouper.config.aliases import flag_named
 from grouper.errors import (
     GrouperError,
@@ -139,49 +139,32 @@ class Group(click.Group):
     """Commands of the table; a mistyped one is told the nearest, one that is gone what to type."""
 
     def __init__(self, name: str, row: Row) -> None:
-        super().__init__(name, invoke_without_command="call" in row, **_texts(row))
-        self.rows: Row = row["commands"]
-        self.short_help = row.get("does")
+        rows = row["commands"].items()
+        super().__init__(
+            name,
+            commands={n: (Group if "commands" in r else Command)(n, r) for n, r in rows},
+            invoke_without_command="call" in row,
+            short_help=row.get("does"),
+            **_texts(row),
+        )
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(self.rows)
-
-    def get_command(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - click's signature
-        name: str,
-    ) -> click.Command | None:
-        if name not in self.rows:
-            return None
-        return (Group if "commands" in self.rows[name] else Command)(name, self.rows[name])
+        return list(self.commands)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         typed = args[0]
-        if typed not in self.rows and not typed.startswith("-"):
+        if typed not in self.commands and not typed.startswith("-"):
             place = f"{ctx.command_path} {typed}".partition(" ")[2]
-            if place in TABLE["gone"]:
-                ctx.fail(TABLE["gone"][place])
-            if place == typed:
-                _refuse_a_recipe(ctx, typed)
-            near = did_you_mean(typed, self.rows)
-            ctx.fail(f"{ctx.command_path} has no command {typed!r}. {near}")
+            near = did_you_mean(typed, self.commands)
+            instead = f"{ctx.command_path} has no command {typed!r}. {near}"
+            from grouper.config.loading import is_shipped
+
+            if typed.endswith((".yaml", ".yml")) or is_shipped(typed):
+                instead = f"{typed} is a recipe. Give the command, too: grouper run {typed}"
+            ctx.fail(TABLE["gone"].get(place, instead))
         return super().resolve_command(ctx, args)
-
-    def format_commands(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - click's signature
-        formatter: click.HelpFormatter,
-    ) -> None:
-        definitions([(name, row["does"]) for name, row in self.rows.items()], "Commands", formatter)
-
-
-def _refuse_a_recipe(ctx: click.Context, typed: str) -> None:
-    from grouper.config.loading import is_shipped
-
-    if is_shipped(typed) or typed.endswith((".yaml", ".yml")):
-        ctx.fail(f"{typed} is a recipe. Give the command, too: grouper run {typed}")
 
 
 cli = Group("grouper", TABLE)

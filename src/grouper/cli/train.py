@@ -74,9 +74,10 @@ def _start(
     name, overrides = _named(name, config, overrides)
     if resume:
         name = _run_of_that_name(name, overrides, flags["output_dir"])
-    switched = tuple(f"{key}=true" for key in skipped)
-    line = CommandLine(name=name, overrides=(*overrides, *switched), phases=phases, nproc=nproc)
-    spelled, notes = spelled_out(flags, line)
+    overrides = (*overrides, *(f"{key}=true" for key in skipped))
+    spelled, notes = spelled_out(
+        CommandLine(name=name, overrides=overrides, phases=phases, nproc=nproc, typed=flags)
+    )
     for note in () if is_follower() else notes:
         click.echo(f"note: {note}", err=True)
     recipe = open_recipe(name, spelled)
