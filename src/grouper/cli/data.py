@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
 from grouper.cli.text import definitions, short, some, warn
 from grouper.config.checks import validate_json
 from grouper.config.loading import list_recipes, load_recipe
+from grouper.config.overrides import as_json
 from grouper.config.schema import Recipe, SourceConfig
 from grouper.data import (
     SOURCES,
@@ -179,92 +179,77 @@ def load_sets(
         ConfigError: an unknown source or setting.
         DataError: see `load_problems`.
     """
-    recipe = _as_recipe(source, path, splits, settings)
-    configs: Mapping[str, SourceConfig | None]
-    if recipe is not None:
-        configs = {part: getattr(recipe.data, part) for part in PARTS}
-        share, seed, fmt = recipe.data.validation_share, recipe.seed, make_format(recipe.prompt)
-    else:
-        (configs, share, seed), fmt = _of_source(source, path, splits, settings), None
+    recipes = _as_recipes(source, path, splits, settings)
     loaded: Loaded = {}
-    for name, config in configs.items():
-        if config is None:
-            continue
-        few = min(filter(None, (limit, config.limit)), default=None)
-        read = config.model_copy(update={"limit": few})
-        # As a run does: what is only measured on is kept whole.
-        keep = recipe is not None and name in MEASURED
-        loaded[name] = (read, load_problems(read, seed=seed, fmt=fmt, keep_unreadable=keep))
-    if not share:
-        return loaded
-    # As a run does: validation taken out of train, and its questions out of sft.
-    first = "train" if "train" in loaded else next(iter(loaded))
-    config, whole = loaded[first]
-    train, held_out = hold_out(whole, share, seed=seed)
-    split = loaded | {first: (config, train), "validation": (config, held_out)}
-    if "sft" in loaded:
-        split["sft"] = (loaded["sft"][0], without(loaded["sft"][1], held_out))
-    return split
+    for name, recipe in recipes.items():
+        for part in PARTS:
+            config: SourceConfig | None = getattr(recipe.data, part)
+            if config is not None:
+                few = min(filter(None, (limit, config.limit)), default=None)
+                read = config.model_copy(update={"limit": few})
+                # As a run does: what is only measured on is kept whole.
+                keep = not name and part in MEASURED
+                fmt = None if name else make_format(recipe.prompt)
+                problems = load_problems(read, seed=recipe.seed, fmt=fmt, keep_unreadable=keep)
+                loaded[name or part] = (read, problems)
+        if share := recipe.data.validation_share:
+            # As a run does: validation taken out of train, and its questions out of sft.
+            config, whole = loaded[name or "train"]
+            train, held_out = hold_out(whole, share, seed=recipe.seed)
+            loaded |= {name or "train": (config, train), "validation": (config, held_out)}
+            if "sft" in loaded:
+                loaded["sft"] = (loaded["sft"][0], without(loaded["sft"][1], held_out))
+    return loaded
 
 
-def _as_recipe(
+def _as_recipes(
     source: str, path: str | None, splits: Sequence[str], settings: Sequence[str]
-) -> Recipe | None:
-    """The recipe that SOURCE is, or None where it is none."""
+) -> dict[str, Recipe]:
+    """The recipe that SOURCE is, without a name; or one for each split that trains on it."""
     shipped = [recipe for recipe, _ in list_recipes()]
     here = Path(source).expanduser().exists()
-    if here and source in (*SOURCES, *shipped):
-        kind = "source" if source in SOURCES else "recipe"
+    known = source in SOURCES
+    if here and (known or source in shipped):
+        kind = "source" if known else "recipe"
         warn(f"{source} is taken as the built-in {kind}; what lies here is ./{source}")
-    if source not in SOURCES and (source in shipped or source.endswith((".yaml", ".yml"))):
+    if not known and (source in shipped or source.endswith((".yaml", ".yml"))):
         if path is not None or splits:
             raise ConfigError(
                 "a recipe names its own paths and splits",
                 where="--path" if path is not None else "--split",
                 fix="Change them as data.train.path=... and data.train.split=...",
             )
-        return load_recipe(source, settings)
-    if source not in SOURCES and not here:
+        return {"": load_recipe(source, settings)}
+    if not known and not here:
+        near = did_you_mean(source, [*SOURCES, *shipped])
         raise ConfigError(
-            f"{source!r} is no source, file, folder or recipe",
-            where="SOURCE",
-            fix=did_you_mean(source, [*SOURCES, *shipped]),
+            f"{source!r} is no source, file, folder or recipe", where="SOURCE", fix=near
         )
-    return None
-
-
-def _of_source(
-    source: str, path: str | None, splits: Sequence[str], settings: Sequence[str]
-) -> tuple[Mapping[str, SourceConfig], float, int]:
-    """(split -> settings, share held out, seed) of a source, file or folder."""
-    given = dict(map(_setting, settings))
-    share, seed = given.pop("validation_share", 0.0), given.pop("seed", 0)
-    if not isinstance(share, int | float) or not 0 <= share < 1:
-        raise ConfigError("must be from 0 to below 1", where=f"validation_share={share}")
-    if not isinstance(seed, int) or seed < 0:
-        raise ConfigError("must be a whole number, 0 or more", where=f"seed={seed}")
-    if share and len(splits) > 1:
-        raise ConfigError(
-            "validation problems are held out of one split", where="validation_share",
-            fix="Give one --split.",
-        )  # fmt: skip
-    known = source in SOURCES
-    given |= {"source": source if known else "file", "path": path if known else source}
-    configs = {}
+    overrides = [_override(setting) for setting in settings]
+    place = {"source": source if known else "file", "path": path if known else source}
+    recipes = {}
     for split in splits or (None,):
-        row = json.dumps(given | ({"split": split} if split else {}), default=str)
+        data = {"train": place | ({"split": split} if split else {})}
+        text = as_json(
+            {"name": "data", "model": {"path": "."}, "data": data}, overrides, where="settings"
+        )
         name = split or (source if known else Path(source).name)
-        configs[name] = validate_json(SourceConfig, row, where="settings")
-    return configs, float(share), seed
+        recipes[name] = validate_json(Recipe, text, where="settings")
+    if len(splits) > 1 and any(recipe.data.validation_share for recipe in recipes.values()):
+        raise ConfigError(
+            "validation problems are held out of one split",
+            where="validation_share",
+            fix="Give one --split.",
+        )
+    return recipes
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
+def _override(setting: str) -> str:
+    """A setting of a source as one of the recipe that trains on it."""
+    key, equals, _ = setting.partition("=")
     if not equals or not key:
         raise ConfigError(
-            f"{text!r} is not a setting", fix="Write key=value, as in numeric_only=true."
+            f"{setting!r} is not a setting", fix="Write key=value, as in numeric_only=true."
         )
-    try:
-        return key.strip(), yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{value!r} is not valid YAML", where=key) from error
+    own = {"seed": "", "validation_share": "data."}
+    return own.get(key.strip(), "data.train.") + setting

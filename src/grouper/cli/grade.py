@@ -6,22 +6,22 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from grouper.cli.opening import open_recipe, require_new, run_folder_of
-from grouper.cli.text import short, some, warn
+from grouper.cli.text import counted, short, some, warn
 from grouper.config.schema import GradingConfig, Recipe
 from grouper.data.rows import read_files
 from grouper.errors import ConfigError, DataError, GrouperError, did_you_mean
 from grouper.files import read_lines, write_atomic
 from grouper.grading import Grader, by_text_alone, check_reference, extract, extract_lenient
-from grouper.models.folders import RECIPE_FILE
 from grouper.prompts.formats import FORMATS, TURN_MARKERS, make_format
+from grouper.rewards import RewardStack, build_rewards
 from grouper.rewards.probes import example_prompt
 from grouper.types import (
     AnswerContract,
@@ -33,26 +33,12 @@ from grouper.types import (
     Problem,
 )
 
-if TYPE_CHECKING:
-    from grouper.rewards import RewardStack
-
 Row = dict[str, Any]
 
 TEXT_COLUMNS = ("text", "completion", "response", "prediction", "output")
 ANSWER_COLUMNS = ("answer", "reference", "ground_truth", "gold", "expected_answer")
 # Formats that no prompt asks for, but texts have.
 OTHERS = {"hashes": AnswerKind.HASHES, "last-number": AnswerKind.LAST_NUMBER}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judge:
-    """What rows are graded with, and rollouts rewarded with."""
-
-    grader: Grader
-    fmt: AnswerFormat | None = None
-    rewards: RewardStack | None = None
-    problems: Mapping[str, Problem] = field(default_factory=dict)
-    """By id, for the columns that reward functions may ask for."""
 
 
 def grade(
@@ -70,8 +56,10 @@ def grade(
     """Find out whether it is a text, a file or a run, and grade it."""
     if output is not None:
         require_new(output, "--output")
-    run = _run_folder(what)
-    if run is not None:
+    place = _place(what)
+    if place is not None and place.is_dir():
+        run = run_folder_of(str(place.absolute()))
+        assert run is not None
         listed = _grade_run(run, open_recipe(recipe or str(run), overrides), only, show)
     else:
         grading = GradingConfig()
@@ -79,32 +67,25 @@ def grade(
             opened = open_recipe(recipe or "demo", overrides)
             grading, own = opened.grading, opened.prompt.format if recipe else None
             format_name = format_name or own
-        if what == "-" or not _is_file(what):
+        if place is None:
             _grade_text(sys.stdin.read() if what == "-" else what, answer, format_name, grading)
             return
-        rows = _rows(Path(what).expanduser(), text_column, answer)
+        rows = _rows(place, text_column, answer)
         name = format_name or _looks_like(rows[0]["text"])
         with Grader(_contract(name), grading) as grader:
-            listed = _tell(f"{what} by format {name}", rows, Judge(grader=grader), show)
+            listed = _tell(f"{what}, by format {name}", rows, grader, None, show)
     if output is not None:
         write_atomic(output, "".join(json.dumps(row) + "\n" for row in listed).encode())
         click.echo(f"They are in {output}.")
 
 
-def _run_folder(what: str) -> Path | None:
-    if what == "-" or len(what) > 1000 or "\n" in what:
-        return None
-    path = Path(what).expanduser()
-    is_run = (path / RECIPE_FILE).is_file() or (path.is_dir() and bool(path.parts))
-    return run_folder_of(str(path) if "/" in str(path) else f"./{path}") if is_run else None
-
-
-def _is_file(what: str) -> bool:
-    """Whether it names a file; a text with line breaks or of any length is none."""
+def _place(what: str) -> Path | None:
+    """The file or folder that it names; a text names none."""
     try:
-        return Path(what).expanduser().is_file()
+        path = Path(what).expanduser()
+        return path if path.exists() and path.parts else None
     except (OSError, RuntimeError, ValueError):  # too long, ~nobody, a null character
-        return False
+        return None
 
 
 # --- one text ------------------------------------------------------------------------------------
@@ -189,28 +170,26 @@ def _rows(file: Path, text: str | None = None, answer: str | None = None) -> lis
 
 def _grade_run(run: Path, chosen: Recipe, only: str | None, show: int) -> list[Row]:
     """Grade every stored file of a run again; the answer stands where its own format says."""
-    from grouper.rewards import build_rewards
-
     own = open_recipe(str(run))
     fmt = make_format(own.prompt)
-    kinds = [only] if only else ["evaluations", "rollouts"]
-    files = [file for kind in kinds for file in sorted((run / kind).glob("*.jsonl.gz"))]
     listed: list[Row] = []
     with Grader(fmt.contract, chosen.grading) as grader:
-        rewards = build_rewards(chosen.rewards, fmt) if only != "evaluations" else None
-        problems = _problems(own) if rewards else {}
-        judge = Judge(grader=grader, fmt=fmt, rewards=rewards, problems=problems)
-        for file in files:
-            rows, name = _rows(file), file.name.partition(".")[0]
-            rolled_out = file.parent.name == "rollouts"
-            where = f"{rows[0]['phase']} step {rows[0]['step']}" if rolled_out else name
-            listed += _tell(where, rows, judge, show)
+        if only != "rollouts":
+            for file in sorted((run / "evaluations").glob("*.jsonl.gz")):
+                listed += _tell(file.name.partition(".")[0], _rows(file), grader, None, show)
+        if only != "evaluations":
+            stack, problems = build_rewards(chosen.rewards, fmt), _problems(own)
+            score = partial(_totals, stack=stack, fmt=fmt, problems=problems)
+            for file in sorted((run / "rollouts").glob("*.jsonl.gz")):
+                rows = _rows(file)
+                name = f"{rows[0]['phase']} step {rows[0]['step']}"
+                listed += _tell(name, rows, grader, score, show)
     click.echo(f"{len(listed):,} rows come out differently.")
     return listed
 
 
 def _problems(recipe: Recipe) -> dict[str, Problem]:
-    """The training problems by id."""
+    """The training problems by id, for the columns that reward functions may ask for."""
     from grouper.training.problem_sets import load_part
 
     try:
@@ -221,36 +200,32 @@ def _problems(recipe: Recipe) -> dict[str, Problem]:
     return {problem.id: problem for problem in loaded.problems} if loaded is not None else {}
 
 
-def _again(rows: Sequence[Row], judge: Judge) -> Iterator[Row]:
-    """What each row is now: verdict, answer, reason and, of a rollout, its total."""
-    grades = judge.grader.grade([row["text"] for row in rows], [row["answer"] for row in rows])
-    if judge.rewards is None or "total" not in rows[0]:
-        for row, grade in zip(rows, grades, strict=True):
-            yield _facts(by_text_alone(grade, row["answer"]))
-        return
-    assert judge.fmt is not None
-    # Group by group, as in training.
-    for _, members in itertools.groupby(zip(rows, grades, strict=True), lambda m: m[0]["group"]):
-        group, graded = zip(*members, strict=True)
+def _totals(
+    rows: Sequence[Row],
+    grades: Sequence[Grade],
+    *,
+    stack: RewardStack,
+    fmt: AnswerFormat,
+    problems: Mapping[str, Problem],
+) -> Iterator[float | None]:
+    """What each rollout is paid now, group by group as in training."""
+    graded = zip(rows, grades, strict=True)
+    for _, members in itertools.groupby(graded, lambda member: member[0]["group"]):
+        group, own = zip(*members, strict=True)
         first = group[0]
-        problem = judge.problems.get(first["problem_id"]) or Problem(
+        problem = problems.get(first["problem_id"]) or Problem(
             id=first["problem_id"],
             question=first["prompt"],
             answer=first["answer"],
             source="stored",
         )
-        scored = judge.rewards.score(
+        rewards = stack.score(
             problem=problem,
-            prompt=example_prompt(problem, judge.fmt),
+            prompt=example_prompt(problem, fmt),
             completions=[_completion(row) for row in group],
-            grades=graded,
+            grades=own,
         )
-        for grade, reward in zip(graded, scored, strict=True):
-            yield {**_facts(grade), "total": reward.total}
-
-
-def _facts(grade: Grade) -> Row:
-    return {"verdict": grade.verdict.value, "extracted": grade.extracted, "reason": grade.reason}
+        yield from (reward.total for reward in rewards)
 
 
 def _completion(row: Row) -> Completion:
@@ -265,52 +240,53 @@ def _completion(row: Row) -> Completion:
     )
 
 
-def _tell(name: str, rows: Sequence[Row], judge: Judge, show: int) -> list[Row]:
+def _tell(
+    name: str, rows: Sequence[Row], grader: Grader, score: Callable[..., Any] | None, show: int
+) -> list[Row]:
     """Grade rows again, and print and return those that come out differently.
 
     Of rows without a verdict these are the ones that are not correct.
     """
-    known = "verdict" in rows[0]
-    listed = []
-    correct = 0
-    for number, (row, now) in enumerate(zip(rows, _again(rows, judge), strict=True)):
-        correct += now["verdict"] == "correct"
+    grades = grader.grade([row["text"] for row in rows], [row["answer"] for row in rows])
+    if score is None:  # nothing is learned from these: a reference may be text alone
+        grades = [by_text_alone(g, row["answer"]) for g, row in zip(grades, rows, strict=True)]
+    totals = [None] * len(rows) if score is None else score(rows, grades)
+    listed: list[Row] = []
+    kinds: Counter[str] = Counter()
+    for number, (row, grade, total) in enumerate(zip(rows, grades, totals, strict=True)):
+        now = {"verdict": grade.verdict.value, "extracted": grade.extracted, "reason": grade.reason}
+        now |= {} if score is None else {"total": total}
         before = {key: row.get(key) for key in now}
-        if _differs(before, now) if known else now["verdict"] != "correct":
+        was = before["verdict"] or "correct"
+        if was != now["verdict"] or (before["verdict"] and not _same(before, now)):
             place = {"problem_id": row.get("problem_id", number), "sample": row.get("sample", 0)}
             found = {"where": name, **place, "answer": row["answer"]}
-            listed.append({**found, **({"before": before} if known else {}), "after": now})
-    kinds = Counter(_kind(row) for row in listed)
-    was = sum(row.get("verdict") == "correct" for row in rows)
-    counts = f"{was:,} correct before, {correct:,} now" if known else f"{correct:,} correct"
-    rest = f"{len(listed):,} {'differ' if known else 'are not'}"
-    click.echo(f"{name}: {len(rows):,} rows, {counts}; {rest}")
+            listed.append({**found, "before": before, "after": now})
+            changed = f"{before['verdict'] or ''} -> {now['verdict']}".removeprefix(" -> ")
+            kinds["only the reward" if was == now["verdict"] else changed] += 1
+    counts = f"{sum(grade.correct for grade in grades):,} correct"
+    if "verdict" in rows[0]:
+        right = sum(row["verdict"] == "correct" for row in rows)
+        counts = f"{right:,} correct before, {counts.removesuffix('correct')}now"
+    click.echo(f"{name}: {counted(len(rows), 'row')}, {counts}; {len(listed):,} differ")
     for kind, count in kinds.most_common():
         click.echo(f"    {count:>6,}  {kind}")
     some(["\n".join(_lines(row)) for row in listed], show)
     return listed
 
 
-def _differs(before: Row, now: Row) -> bool:
+def _same(before: Row, now: Row) -> bool:
+    """Whether two totals are one, where there are any."""
     was, total = before.get("total"), now.get("total")
     if was is None or total is None:
-        return was is not total or bool(before["verdict"] != now["verdict"])
-    apart = abs(was - total) > 1e-9 * max(1.0, abs(was))
-    return bool(apart or before["verdict"] != now["verdict"])
-
-
-def _kind(row: Row) -> str:
-    now = str(row["after"]["verdict"])
-    before = row.get("before", {"verdict": None})["verdict"]
-    if before == now:
-        return "only the reward"
-    return now if before is None else f"{before} -> {now}"
+        return was is total
+    return bool(abs(was - total) <= 1e-9 * max(1.0, abs(was)))
 
 
 def _lines(row: Row) -> Iterator[str]:
     yield f"{row['problem_id']} #{row['sample']}, reference {short(row['answer'], 120)}"
-    for when, key in (("before", "before"), ("now", "after")):
-        if facts := row.get(key):
+    for when, facts in (("before", row["before"]), ("now", row["after"])):
+        if facts["verdict"]:
             said = "no answer" if facts["extracted"] is None else short(facts["extracted"], 120)
             total = f", reward {facts['total']}" if "total" in facts else ""
             reason = short(facts["reason"], 120)
