@@ -151,7 +151,7 @@ def test_output_files_are_never_overwritten_and_checked_first(grouper, model, tm
     source.write_text(json.dumps({"question": QUESTION}) + "\n")
     target.write_text("precious")
     called = grouper("generate", model, "--input", source, "--output", target)
-    called.refused("--output", "already")
+    called.refused("--output", "exists already")
     assert target.read_text() == "precious"
     called = grouper("generate", model, "--input", source, "--output", tmp_path / "no" / "o.jsonl")
     called.refused("--output", "there is no folder")

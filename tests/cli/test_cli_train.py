@@ -70,7 +70,7 @@ def test_a_dry_run_warns_of_leaks_and_of_a_system_prompt_without_the_tags(groupe
     )
     assert called.code == 0, called.err
     assert "data.test: 3 problems are in the training data" in called.err
-    last = called.out.splitlines()[-1]
+    (last,) = [line for line in called.out.splitlines() if "Dry run: " in line]
     assert (
         "checks out, but data.test: 3 problems are in the training data. Not checked: the" in last
     )

@@ -54,6 +54,11 @@ def generate(
     rows = None if input_file is None else _read_questions(input_file)
     if output_file is not None:
         require_new(output_file, f"--output {output_file}")
+        if not output_file.resolve().parent.is_dir():
+            folder = str(output_file.parent)
+            raise DataError(
+                f"there is no folder {folder!r}", where="--output", fix="Make it first."
+            )
     require_model_folder(model, where="MODEL")
     if dry_run:
         questions = "questions as they come" if rows is None else f"{len(rows):,} questions"

@@ -83,7 +83,7 @@ def _place(what: str) -> Path | None:
     """The file or folder that it names; a text names none."""
     try:
         path = Path(what).expanduser()
-        return path if path.exists() and path.parts else None
+        return path if what and path.exists() else None
     except (OSError, RuntimeError, ValueError):  # too long, ~nobody, a null character
         return None
 

@@ -59,12 +59,12 @@ def _option(flag: str, row: Row) -> click.Option:
         path = row["type"] == "path"
         kind = click.Path(path_type=Path) if path else RANGES[row["type"]](min=row.get("least"))
     names = [row["short"]] if "short" in row else []
-    names.append(f"--{flag}/--{row['off']}" if "off" in row else f"--{flag}")
+    names.append(f"--{flag}/--{row['opposite']}" if "opposite" in row else f"--{flag}")
     return click.Option(
         [*names, row.get("name", flag.replace("-", "_"))],
         type=kind,
         is_flag=switch,
-        default=row.get("default", False if switch and "off" not in row else None),
+        default=row.get("default", False if switch and "opposite" not in row else None),
         show_default="default" in row,
         multiple=row.get("many", False),
         **{key: row[key] for key in ("metavar", "required", "help", "hidden") if key in row},
@@ -93,11 +93,11 @@ def _texts(row: Row) -> Row:
     }
 
 
-def _call(target: str, **given: Any) -> Any:
+def _call(place: str, /, **given: Any) -> Any:
     """Import what a command does, and do it; a group's is done where no command of it is typed."""
     if click.get_current_context().invoked_subcommand is not None:
         return None
-    module, _, function = target.partition(".")
+    module, _, function = place.partition(".")
     return getattr(importlib.import_module(f"grouper.cli.{module}"), function)(**given)
 
 

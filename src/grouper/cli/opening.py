@@ -106,11 +106,11 @@ def require_new(path: Path, where: str = "") -> None:
     require_writable(path)
 
 
-def require_writable(path: Path) -> None:
+def require_writable(path: Path, fix: str = "Name another folder.") -> None:
     """Refuse, before anything slow, a place below a folder that cannot be written."""
-    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    folder = next(folder for folder in path.parents if folder.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError("cannot write here", where=str(folder), fix="Name another folder.")
+        raise ConfigError("cannot write here", where=str(folder), fix=fix)
 
 
 # --- dry runs ------------------------------------------------------------------------------------
