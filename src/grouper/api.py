@@ -301,6 +301,8 @@ class Generator:
             if self.room is None or len(prompt.token_ids) <= self.room
             for _ in range(k)
         ]
+        if left_out := len(questions) - len({number for number, _ in asked}):
+            log.warning("%d questions are too long for the model; they get no answer.", left_out)
         # Addressed by the text: the answer to a question does not depend on its neighbours.
         requests = [
             SampleRequest(
@@ -393,15 +395,15 @@ def answers_to(question: str, generator: Generator, samples: int | None = None) 
     """
     if not question.strip():
         raise DataError("the question is empty", where="solve", fix="Give it some text.")
-    (found,) = generator.answers([question], samples=samples)
-    if not found:
+    tokens = len(generator.prompt(question).token_ids)
+    if generator.room is not None and tokens > generator.room:
         raise DataError(
-            f"the question has {len(generator.prompt(question).token_ids)} tokens, and the "
-            f"model's context leaves room for {generator.room}",
+            f"the question has {tokens} tokens, and the model's context leaves room for "
+            f"{generator.room}",
             where="the question",
             fix="Shorten it, or lower --max-new-tokens (max_new_tokens in Python).",
         )
-    return found
+    return generator.answers([question], samples=samples)[0]
 
 
 def append_jsonl(path: str | Path, solution: Solution) -> None:

@@ -87,7 +87,7 @@ def test_a_file_is_graded_row_by_row(grouper, tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     called = grouper("grade", file, "--output", output)
     assert called.code == 0, called.err
-    assert ", by format boxed: 3 rows, 1 correct; 2 differ" in called.out
+    assert ", by format boxed: 3 rows, 1 correct, 2 not" in called.out
     assert "now    incorrect: 7 (" in called.out
     listed = [json.loads(text) for text in output.read_text().splitlines()]
     assert [(row["problem_id"], row["answer"]) for row in listed] == [(1, "8"), (2, "1")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +20,6 @@ from grouper.tracking.samples import printable
 
 if TYPE_CHECKING:
     from grouper.api import Generator, Solution
-
-log = logging.getLogger(__name__)
 
 QUESTION_COLUMNS = ("question", "problem", "prompt")
 # What the rows of an output file have beside the columns of the input.
@@ -123,9 +120,6 @@ def _write(
     output: Path | None,
 ) -> None:
     """All rows in order, one line for each row and sample; whole or not at all."""
-    too_long = sum(not found for found in answers)
-    if too_long:
-        log.warning("%d questions are too long for the model; their response is null.", too_long)
     lines = []
     for row, found in zip(rows, answers, strict=True):
         # Columns of a Parquet file may hold dates and the like, which become text.

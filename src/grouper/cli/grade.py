@@ -264,11 +264,12 @@ def _tell(
             listed.append({**found, "before": before, "after": now})
             changed = f"{before['verdict'] or ''} -> {now['verdict']}".removeprefix(" -> ")
             kinds["only the reward" if was == now["verdict"] else changed] += 1
-    counts = f"{sum(grade.correct for grade in grades):,} correct"
+    right = sum(grade.correct for grade in grades)
+    counts = f"{right:,} correct, {len(listed):,} not"
     if "verdict" in rows[0]:
-        right = sum(row["verdict"] == "correct" for row in rows)
-        counts = f"{right:,} correct before, {counts.removesuffix('correct')}now"
-    click.echo(f"{name}: {counted(len(rows), 'row')}, {counts}; {len(listed):,} differ")
+        before = sum(row["verdict"] == "correct" for row in rows)
+        counts = f"{before:,} correct before, {right:,} now; {len(listed):,} differ"
+    click.echo(f"{name}: {counted(len(rows), 'row')}, {counts}")
     for kind, count in kinds.most_common():
         click.echo(f"    {count:>6,}  {kind}")
     some(["\n".join(_lines(row)) for row in listed], show)

@@ -30,7 +30,9 @@ _LINE_BREAK = re.compile(
 
 def listed() -> None:
     """Print the first line of each reward, and the stacks."""
-    definitions([(n, _doc(b).split("\n")[0]) for n, b in REWARDS.items()], "Rewards")
+    definitions(
+        [(n, _doc(b).split("\n")[0]) for n, b in REWARDS.items()], "Rewards (rewards[].name)"
+    )
     stacks = [(f"{PREFIX}{name}", stack.description) for name, stack in STACKS.items()]
     definitions(stacks, "Stacks (several rewards by one name)")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,12 +38,13 @@ def definitions(
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], **style: Any) -> None:
-    """Print a table; its first column is to the left, the others are numbers."""
+    """Print a table, with numbers to the right of their columns."""
     from rich.table import Table
 
-    shown = Table(**style)
-    for number, name in enumerate(columns):
-        shown.add_column(name, justify="right" if number else "left")
+    shown, rows = Table(**style), list(rows)
+    for place, name in enumerate(columns):
+        numbers = any(re.match(r"[-+]?\d", row[place]) for row in rows)
+        shown.add_column(name, justify="right" if numbers else "left")
     for row in rows:
         shown.add_row(*row)
     show(shown)

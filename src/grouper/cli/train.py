@@ -154,6 +154,8 @@ def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool) -> None:
 
 
 def _report(recipe: Recipe, result: RunResult) -> None:
+    from rich.text import Text
+
     from grouper.evaluation.compare import render_parts, render_table
 
     if result.comparison is not None:
@@ -163,7 +165,7 @@ def _report(recipe: Recipe, result: RunResult) -> None:
                 show("", render_parts(result.results, by=part))
     if recipe.note and not (recipe.skip_sft or recipe.skip_grpo):
         # One line a paragraph: the terminal knows better than the recipe where to break them.
-        show("", *(" ".join(text.split()) for text in recipe.note.strip().split("\n\n")))
+        show("", *(Text(" ".join(text.split())) for text in recipe.note.strip().split("\n\n")))
     show("", f"Run folder: {result.path}", f"Curves:     {result.path / 'curves.png'}")
 
 
