@@ -180,7 +180,12 @@ def evaluate(
 
 
 def pass_rates(
-    recipe: Recipe, model: str, path: Path, *, samples: int = 8, display: Progress | None = None
+    recipe: Recipe,
+    model: str,
+    path: Path | str,
+    *,
+    samples: int = 8,
+    display: Progress | None = None,
 ) -> dict[str, tuple[int, int]]:
     """Sample each training problem as GRPO would, and write how often it is solved.
 
@@ -197,7 +202,9 @@ def pass_rates(
     display = display or Progress(quiet=True)
     with _loaded(recipe, model, train=load_part(recipe, "train")) as (prepared, policy):
         params = prepared.training_params()
-        wanted = PassRates(path=path, samples=samples, params=params, model=model, seed=recipe.seed)
+        wanted = PassRates(
+            path=Path(path), samples=samples, params=params, model=model, seed=recipe.seed
+        )
         with display.track("measuring pass rates", len(prepared.train)) as task:
             sampler, grader = prepared.sampler(policy), prepared.grader
             return measure_pass_rates(
