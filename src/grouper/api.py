@@ -319,17 +319,36 @@ class Generator:
             )
             for place, (_, prompt) in enumerate(asked)
         ]
-        drawn: dict[int, Completion] = {}
+        drawn: dict[int, Solution] = {}
         with (display or Progress(quiet=True)).track("answering", len(requests)) as task:
             for index, completion in self.sampler.sample(requests):
-                drawn[index] = completion
+                number, prompt = asked[index]
+                drawn[index] = self._solution(questions[number], prompt, completion)
                 task.advance()
         found: list[list[Solution]] = [[] for _ in questions]
-        for index, (number, prompt) in enumerate(asked):
-            found[number].append(self.solution(questions[number], prompt, drawn[index]))
+        for index, (number, _) in enumerate(asked):
+            found[number].append(drawn[index])
         return found
 
-    def solution(self, question: str, prompt: Prompt, completion: Completion) -> Solution:
+    def answer(self, question: str, samples: int | None = None) -> list[Solution]:
+        """The answers to one question, as many as asked for or as the recipe evaluates.
+
+        Raises:
+            DataError: the question is empty, or longer than the model's context leaves room for.
+        """
+        if not question.strip():
+            raise DataError("the question is empty", where="solve", fix="Give it some text.")
+        tokens = len(self.prompt(question).token_ids)
+        if self.room is not None and tokens > self.room:
+            raise DataError(
+                f"the question has {tokens} tokens, and the model's context leaves room for "
+                f"{self.room}",
+                where="the question",
+                fix="Shorten it, or lower --max-new-tokens (max_new_tokens in Python).",
+            )
+        return self.answers([question], samples=samples)[0]
+
+    def _solution(self, question: str, prompt: Prompt, completion: Completion) -> Solution:
         """A completion of a question's prompt, with the answer that it commits to."""
         found = extract(completion.text, self.prepared.format.contract)
         return Solution(
@@ -389,28 +408,9 @@ def solve(question: str, generator: Generator) -> Solution:
     """The model's answer to one question; the same question gets the same answer.
 
     Raises:
-        DataError: see `answers_to`.
+        DataError: see `Generator.answer`.
     """
-    return answers_to(question, generator, samples=1)[0]
-
-
-def answers_to(question: str, generator: Generator, samples: int | None = None) -> list[Solution]:
-    """As many answers to one question as asked for, or as the recipe evaluates.
-
-    Raises:
-        DataError: the question is empty, or longer than the model's context leaves room for.
-    """
-    if not question.strip():
-        raise DataError("the question is empty", where="solve", fix="Give it some text.")
-    tokens = len(generator.prompt(question).token_ids)
-    if generator.room is not None and tokens > generator.room:
-        raise DataError(
-            f"the question has {tokens} tokens, and the model's context leaves room for "
-            f"{generator.room}",
-            where="the question",
-            fix="Shorten it, or lower --max-new-tokens (max_new_tokens in Python).",
-        )
-    return generator.answers([question], samples=samples)[0]
+    return generator.answer(question, samples=1)[0]
 
 
 def append_jsonl(path: str | Path, solution: Solution) -> None:

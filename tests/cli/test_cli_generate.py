@@ -179,14 +179,14 @@ def test_a_dry_run_loads_no_model(grouper, model):
 
 def test_what_a_model_wrote_cannot_steer_the_terminal(grouper, model, monkeypatch):
     """R7: control characters went to the terminal as they were."""
-    honest = Generator.solution
+    honest = Generator._solution
 
     def hostile(self, *given):
         return replace(
             honest(self, *given), response="\x1b]0;x\x07a\nb", answer="\x1b[2J", reason=""
         )
 
-    monkeypatch.setattr(Generator, "solution", hostile)
+    monkeypatch.setattr(Generator, "_solution", hostile)
     called = grouper("generate", model, "--question", QUESTION)
     assert "\\x1b]0;x\\x07a\nb\nAnswer: \\x1b[2J\n" in called.out
     assert "\x1b" not in called.out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,9 +140,7 @@ def _write(
 
 def _show(question: str, generator: Generator) -> None:
     """Answer one question on standard output."""
-    from grouper.api import answers_to
-
-    for solution in answers_to(question, generator):
+    for solution in generator.answer(question):
         click.echo(printable(generator.prepared.format.prefix + solution.response))
         if solution.answer is None:
             click.echo(click.style(f"No answer: {solution.reason}.", fg="yellow"))
@@ -155,33 +153,22 @@ def _show(question: str, generator: Generator) -> None:
 
 
 def _converse(generator: Generator) -> None:
-    """Answer every line until the end of input; each question stands alone."""
-    asked = False
-    for question in _lines():
-        asked = True
-        try:
-            _show(question, generator)
-        except DataError as error:  # a question that is too long ends nothing
-            click.echo(error.paragraph(), err=True)
-    if not asked and not _typed():
-        click.echo("No question on standard input; see --question and --input.", err=True)
-
-
-def _lines() -> Iterator[str]:
-    """Questions typed at a prompt, or the lines of what is piped in; empty ones are skipped."""
-    typed = _typed()
-    if typed:
+    """Answer every line, typed or piped in, until the end of input; each stands alone."""
+    if typed := _typed():
         click.echo("One question a line; Ctrl-D ends.", err=True)
+    asked = False
     while True:
         try:
-            line = input("> ") if typed else sys.stdin.readline()
+            question = input("> " if typed else "").strip()
+            if question:
+                asked = True
+                _show(question, generator)
+        except DataError as error:  # a question that is too long ends nothing
+            click.echo(error.paragraph(), err=True)
         except EOFError:
-            click.echo(err=True)
-            return
-        if not typed and not line:
-            return
-        if line.strip():
-            yield line.strip()
+            break
+    if not asked and not typed:
+        click.echo("No question on standard input; see --question and --input.", err=True)
 
 
 def _typed() -> bool:

@@ -20,7 +20,8 @@ from typing import Any
 import click
 import yaml
 
-from grouper.cli import flags
+from grouper.cli.flags import as_click_wants, hint
+from grouper.cli.flags import options as flag_options
 from grouper.cli.text import is_follower
 from grouper.config.aliases import flag_named
 from grouper.errors import (
@@ -105,24 +106,24 @@ class Command(click.Command):
     """A command of the table; its module is imported when it is called."""
 
     def __init__(self, name: str, row: Row) -> None:
-        options = row.get("options", {})
-        self.trains = "from-aliases" in options.values()
+        rows = row.get("options", {})
+        self.trains = "from-aliases" in rows.values()
         if self.trains:
-            options = options | flags.options()
+            rows = rows | flag_options()
         arguments = [_argument(*argument) for argument in row.get("arguments", {}).items()]
-        params = [*arguments, *(_option(*option) for option in options.items())]
+        params = [*arguments, *(_option(*option) for option in rows.items())]
         super().__init__(name, params=params, short_help=row["does"], **_texts(row))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not self.trains:
             return super().parse_args(ctx, args)
         try:
-            return super().parse_args(ctx, [*flags.as_click_wants(args)])
+            return super().parse_args(ctx, [*as_click_wants(args)])
         except click.NoSuchOption as error:
-            hint = flags.hint(error.option_name, args)
-            if hint is None:
+            instead = hint(error.option_name, args)
+            if instead is None:
                 raise
-            raise click.UsageError(hint, ctx) from error
+            raise click.UsageError(instead, ctx) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
