@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import resource
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -159,6 +160,27 @@ def test_a_row_of_the_table_is_what_its_function_takes(grouper, name, command):
     help_text = grouper(*name.split(), "--help").out
     assert help_text.startswith(f"Usage: grouper {name} ")
     assert max(map(len, help_text.split("Examples:")[0].splitlines())) <= 100
+
+
+def examples():
+    """Every example of a help text, as words after `grouper`; continued lines are one."""
+    texts = [TABLE.get("examples"), *(command.epilog or "" for _, command in every_command())]
+    texts += [group.epilog or "" for group in cli.commands.values()]
+    for text in dict.fromkeys(texts):
+        for line in re.sub(r"\\\n\s*", " ", text).splitlines():
+            bare = re.split(r"\s{3,}(?=[^-\"])", line.strip())[0]
+            for command in re.split(r" && | > | \| ", bare):
+                if command.startswith("grouper ") and "COMMAND" not in command:
+                    yield shlex.split(command)[1:]
+
+
+@pytest.mark.parametrize("words", examples(), ids=" ".join)
+def test_every_example_of_the_help_parses(words):
+    command = cli.commands[words[0]]
+    inner = getattr(command, "commands", {}).get(words[1] if len(words) > 1 else "")
+    command, rest = (inner, words[2:]) if inner else (command, words[1:])
+    context = command.make_context(words[0], list(rest))
+    assert context.params.keys() >= {parameter.name for parameter in command.params} - {"help"}
 
 
 def module_of(command):

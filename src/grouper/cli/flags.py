@@ -43,7 +43,7 @@ def options() -> dict[str, Settings]:
     """Every flag as a row of options, with all its values; those without help are not shown."""
     return {
         flag: {
-            "many": True,
+            "multiple": True,
             "metavar": "" if row.get("switch") else row.get("metavar"),
             "help": row.get("help", ""),
             "hidden": "help" not in row,

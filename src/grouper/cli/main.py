@@ -52,24 +52,22 @@ RANGES: dict[str, Any] = {"int": click.IntRange, "float": click.FloatRange}
 
 
 def _option(flag: str, row: Row) -> click.Option:
+    """The option of a row; what is not named here is click's own."""
+    own = {"name", "type", "least", "choices", "short", "opposite"}
+    named = {key: value for key, value in row.items() if key not in own}
     switch = not {"metavar", "choices"} & row.keys()
-    kind: Any = None
     if "choices" in row:
-        kind = click.Choice(row["choices"])
+        named["type"] = click.Choice(row["choices"])
+    elif row.get("type") == "path":
+        named["type"] = click.Path(path_type=Path)
     elif "type" in row:
-        path = row["type"] == "path"
-        kind = click.Path(path_type=Path) if path else RANGES[row["type"]](min=row.get("least"))
+        named["type"] = RANGES[row["type"]](min=row.get("least"))
+    if switch and "opposite" not in row:
+        named["default"] = False
     names = [row["short"]] if "short" in row else []
     names.append(f"--{flag}/--{row['opposite']}" if "opposite" in row else f"--{flag}")
-    return click.Option(
-        [*names, row.get("name", flag.replace("-", "_"))],
-        type=kind,
-        is_flag=switch,
-        default=row.get("default", False if switch and "opposite" not in row else None),
-        show_default="default" in row,
-        multiple=row.get("many", False),
-        **{key: row[key] for key in ("metavar", "required", "help", "hidden") if key in row},
-    )
+    names.append(row.get("name", flag.replace("-", "_")))
+    return click.Option(names, is_flag=switch, show_default="default" in row, **named)
 
 
 def _argument(name: str, shown: str) -> click.Argument:
