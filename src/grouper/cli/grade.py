@@ -190,14 +190,13 @@ def _grade_run(run: Path, chosen: Recipe, only: str | None, show: int) -> list[R
 
 def _problems(recipe: Recipe) -> dict[str, Problem]:
     """The training problems by id, for the columns that reward functions may ask for."""
-    from grouper.training.problem_sets import load_part
+    from grouper.training.problem_sets import require_part
 
     try:
-        loaded = load_part(recipe, "train")
+        return {problem.id: problem for problem in require_part(recipe, "train").problems}
     except GrouperError as error:
         warn(f"the training problems cannot be read ({error.what}); rewards see no columns.")
         return {}
-    return {problem.id: problem for problem in loaded.problems} if loaded is not None else {}
 
 
 def _totals(
