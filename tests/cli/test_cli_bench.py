@@ -82,10 +82,3 @@ def test_several_processes_are_refused(finished_run, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"one process.*metrics\.jsonl"):
         cli.commands["bench"].main([str(finished_run)], standalone_mode=False)
-
-
-def test_a_dry_run(grouper, finished_run, scratch):
-    done = grouper("bench", finished_run, "--dry-run")
-    assert done.code == 0
-    assert "2 + 5 steps of 32 completions" in done.out
-    assert list(scratch.iterdir()) == []

@@ -109,8 +109,6 @@ WITH_MODELS = (
     of_run("generate", "generate ./tiny --input rows.jsonl --output out.jsonl",
            files={"rows.jsonl": lines({"question": "2+2?"}, {"question": "9 " * 2100})}),
     dry("generate-dry", "generate ./tiny"),
-    dry("preview-dry", "preview ./tiny"),
-    dry("bench-dry", "bench ./tiny"),
     of_run("preview", "preview ./tiny --quiet", hide=(SAMPLES,)),
     of_run("diagnose", "diagnose tiny"),
     of_run("bench", "bench ./tiny --steps 1 --warmup 0 --quiet --completion-tokens 4",

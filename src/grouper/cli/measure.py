@@ -19,7 +19,7 @@ from grouper.cli.opening import (
     run_of,
     show_plan,
 )
-from grouper.cli.text import counted, show, warn
+from grouper.cli.text import show, warn
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
@@ -190,7 +190,6 @@ def preview(
     model: str | None,
     samples: int,
     problems: int,
-    dry_run: bool,
     quiet: bool,
 ) -> int:
     """Draw and show samples; 1 where they give nothing to learn from."""
@@ -203,11 +202,6 @@ def preview(
             where=str(run),
             fix="Name a model with --model, or run SFT first with `grouper sft`.",
         )
-    if dry_run:
-        unchecked = [*models_not_here(opened, subject), "the data and the rewards"]
-        sizes = [f"{subject}: {counted(problems, 'problem')} x {samples} samples"]
-        show_plan(opened, sizes, unchecked=unchecked)
-        return 0
 
     from grouper import api
     from grouper.advice.checks import find

@@ -146,12 +146,12 @@ def show_plan(
         click.echo(f"# {line}")
 
 
-def models_not_here(recipe: Recipe, *models: str | None) -> list[str]:
+def models_not_here(recipe: Recipe, *models: str) -> list[str]:
     """Of some models, those that are not on this machine, as `show_plan` takes them."""
     from grouper.models.folders import on_this_machine
 
     own, revision = recipe.model.path, recipe.model.revision
-    missing = [m for m in models if m and not on_this_machine(m, revision if m == own else None)]
+    missing = [m for m in models if not on_this_machine(m, revision if m == own else None)]
     return [f"the model {model!r}, which is not on this machine" for model in missing]
 
 

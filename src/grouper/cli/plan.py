@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from grouper.cli.measure import progress
-from grouper.cli.opening import chosen_model, models_not_here, open_recipe, run_of, show_plan
+from grouper.cli.opening import chosen_model, open_recipe, run_of
 from grouper.cli.text import counted, duration, show, table
 from grouper.errors import ConfigError, RunFolderError
 from grouper.tracking.run_folder import RunFolder
@@ -117,7 +117,6 @@ def bench(
     warmup: int,
     plain: bool,
     as_json: bool,
-    dry_run: bool,
     quiet: bool,
 ) -> None:
     """Take steps, and print where their seconds went."""
@@ -130,13 +129,6 @@ def bench(
             "metrics.jsonl, under time.*.",
         )
     subject = chosen_model(model, opened, run_of(recipe, opened))
-    if dry_run:
-        samples = opened.grpo.prompts_per_step * opened.grpo.group_size
-        named = subject or "a new random model"
-        sizes = [f"{named}: {warmup} + {steps} steps of {samples} completions"]
-        unchecked = [*models_not_here(opened, subject), "the data and the rewards"]
-        show_plan(opened, sizes, unchecked=unchecked)
-        return
 
     from grouper.advice import measuring
 
