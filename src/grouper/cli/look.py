@@ -39,7 +39,8 @@ def runs(folder: str | None, *, as_json: bool) -> None:
         click.echo(f"There are no runs in {place}.")
     else:
         columns = ("name", "state", "step", "accuracy %", "when")
-        table(columns, [[str(row[name]) for name in columns] for row in found], box=None)
+        rows = [["-" if row[n] is None else str(row[n]) for n in columns] for row in found]
+        table(columns, rows, box=None)
 
 
 def _run(path: Path) -> dict[str, Any]:
@@ -54,8 +55,8 @@ def _run(path: Path) -> dict[str, Any]:
     return {
         "name": path.name,
         "state": state,
-        "step": f"{reports[-1].phase} {reports[-1].step}" if reports else "-",
-        "accuracy %": round(100 * tested[-1].overall.mean, 1) if tested else "-",
+        "step": f"{reports[-1].phase} {reports[-1].step}" if reports else None,
+        "accuracy %": round(100 * tested[-1].overall.mean, 1) if tested else None,
         "when": datetime.fromtimestamp(last).astimezone().isoformat(" ", "minutes"),
     }
 
