@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import sys
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -61,8 +62,8 @@ def _run(path: Path) -> dict[str, Any]:
     }
 
 
-def diagnose(run: str, *, as_json: bool) -> int:
-    """Print what was found; 1 where that is anything."""
+def diagnose(run: str, *, as_json: bool) -> None:
+    """Print what was found; the exit code is 1 where that is anything."""
     from grouper.advice.checks import find, read_record
 
     record = read_record(Path(run).expanduser())
@@ -71,18 +72,18 @@ def diagnose(run: str, *, as_json: bool) -> int:
     if as_json:
         found = [asdict(finding) for finding in findings]
         click.echo(json.dumps({"run": run, "steps": steps, "findings": found}, indent=2))
-        return 1 if findings else 0
-    done = ", ".join(f"{count} steps of {phase}" for phase, count in steps.items() if count)
-    click.echo(f"{run}: {done}")
-    for finding in findings:
-        first, last = finding.steps
-        title = click.style(finding.name, bold=True)
-        click.echo(
-            f"\n{title} ({finding.phase} {first}-{last})\n  {finding.what}.\n  {finding.fix}"
-        )
-    if not findings:
-        click.echo("Nothing that Grouper knows of went wrong.")
-    return 1 if findings else 0
+    else:
+        done = ", ".join(f"{count} steps of {phase}" for phase, count in steps.items() if count)
+        click.echo(f"{run}: {done}")
+        for finding in findings:
+            first, last = finding.steps
+            title = click.style(finding.name, bold=True)
+            click.echo(f"\n{title} ({finding.phase} {first}-{last})")
+            click.echo(f"  {finding.what}.\n  {finding.fix}")
+        if not findings:
+            click.echo("Nothing that Grouper knows of went wrong.")
+    if findings:
+        sys.exit(1)
 
 
 def export(source: str, target: str, *, dtype: str) -> None:

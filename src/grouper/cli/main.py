@@ -67,7 +67,7 @@ def _option(flag: str, row: Row) -> click.Option:
     names = [row["short"]] if "short" in row else []
     names.append(f"--{flag}/--{row['opposite']}" if "opposite" in row else f"--{flag}")
     names.append(row.get("name", flag.replace("-", "_")))
-    return click.Option(names, is_flag=switch, show_default="default" in row, **named)
+    return click.Option(names, is_flag=switch or None, show_default="default" in row, **named)
 
 
 def _argument(name: str, shown: str) -> click.Argument:

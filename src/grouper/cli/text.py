@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -23,18 +24,12 @@ def warn(text: str) -> None:
         click.echo(click.style("warning: ", fg="yellow") + text, err=True)
 
 
-def definitions(
-    rows: Iterable[tuple[str, str]], title: str = "", into: click.HelpFormatter | None = None
-) -> None:
-    """Print names and their meanings, or add them to a help text."""
-    formatter = into or click.HelpFormatter(width=100)
-    if title:
-        with formatter.section(title):
-            formatter.write_dl(list(rows), col_max=40)
-    else:
+def definitions(rows: Iterable[tuple[str, str]], title: str = "") -> None:
+    """Print names and their meanings, below a title where there is one."""
+    formatter = click.HelpFormatter(width=100)
+    with formatter.section(title) if title else contextlib.nullcontext():
         formatter.write_dl(list(rows), col_max=40)
-    if into is None:
-        click.echo(formatter.getvalue(), nl=False)
+    click.echo(formatter.getvalue(), nl=False)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], **style: Any) -> None:
