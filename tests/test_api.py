@@ -7,11 +7,21 @@ import asyncio
 import pytest
 from tiny_runs import TINY_RUN, data_from, write_problems
 
-from grouper import Run, load_generator, load_recipe, prepare, solve, train
-from grouper.errors import ConfigError, RewardError
+from grouper import (
+    Run,
+    evaluate,
+    load_generator,
+    load_recipe,
+    pass_rates,
+    prepare,
+    solve,
+    train,
+)
+from grouper.errors import ConfigError, ModelError, RewardError
 from grouper.models.policy import Policy
 from grouper.prompts import render
 from grouper.tracking.live import Progress
+from grouper.tracking.run_folder import RunFolder
 
 ASYNC_REWARD = """
 import asyncio
@@ -109,3 +119,31 @@ def test_mistakes_are_told_before_anything_is_made(tiny, tmp_path):
     with pytest.raises(ConfigError, match="no recipe 'dmo'"):
         prepare("dmo")
     assert not (tmp_path / "outputs").exists()
+
+
+def test_a_model_is_measured_as_its_run_measured_it(lora_run, tmp_path):
+    recipe = load_recipe(lora_run / "recipe.yaml")
+    final = str(lora_run / "grpo" / "final")
+    trained = RunFolder(lora_run).read_evaluation("grpo")
+    assert trained is not None
+    measured = evaluate(recipe, final, name="again", folder=tmp_path / "kept")
+    assert measured.items == trained.items
+    assert (measured.phase, measured.step) == ("grpo", trained.step)
+    kept = RunFolder(tmp_path / "kept").read_evaluation("again")
+    assert kept is not None
+    assert kept.items == measured.items
+    with pytest.raises(ConfigError, match="no test problems"):
+        evaluate(recipe.override("data.test=null"), final)
+    with pytest.raises(ModelError, match="no folder"):
+        evaluate(recipe, "./nowhere")
+
+
+def test_pass_rates_are_counted_and_continued(lora_run, tmp_path):
+    recipe = load_recipe(lora_run / "recipe.yaml")
+    path = tmp_path / "rates.jsonl"
+    first = pass_rates(recipe, str(lora_run / "base"), path, samples=2)
+    assert len(first) == 12
+    assert {total for _, total in first.values()} == {2}
+    before = path.read_text()
+    assert pass_rates(recipe, str(lora_run / "base"), path, samples=2) == first
+    assert path.read_text() == before

@@ -66,7 +66,8 @@ def test_as_many_samples_as_the_recipe_evaluates(lora_run):
         "evaluation={samples: 3, temperature: 0.8}"
     )
     with load_generator(lora_run / "base", recipe=recipe, max_new_tokens=2) as opened:
-        assert len(list(opened.draw([opened.prompt("Pick 1.")]))) == 3
+        ((*solutions,),) = opened.answers(["Pick 1."])
+        assert len(solutions) == 3
     with load_generator(lora_run / "base", recipe=recipe, temperature=0) as opened:
         assert opened.recipe.evaluation.samples == 1
 

@@ -19,40 +19,43 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from grouper.advice.checks import Samples
 from grouper.advice.live_checks import usual_hooks
+from grouper.advice.preview import preview as draw_samples
 from grouper.advice.recipe_checks import check_recipe
-from grouper.config.loading import load_recipe
+from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
+from grouper.data import ProblemSet
 from grouper.errors import DataError
-from grouper.files import dumps, refusing
+from grouper.evaluation.result import EvaluationResult
+from grouper.files import dumps, refusing, write_atomic
 from grouper.grading import extract
 from grouper.models.folders import model_in, recipe_for, require_model_folder, with_sampling
 from grouper.models.loading import context_length
+from grouper.models.policy import Policy
 from grouper.prompts import render
 from grouper.rewards.user_code import load_hook
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.tracking.live import Progress
+from grouper.tracking.run_folder import RunFolder
 from grouper.training import pipeline
 from grouper.training import prepare as preparation
+from grouper.training.checkpoint import is_complete, read_state
+from grouper.training.curriculum import PassRates, first_met, measure_pass_rates
 from grouper.training.prepare import Prepared
-from grouper.training.problem_sets import ProblemSets, load_problem_sets
+from grouper.training.problem_sets import (
+    ProblemSets,
+    load_part,
+    load_problem_sets,
+    require_part,
+)
 from grouper.training.run import Run
 from grouper.types import Completion, Problem, Prompt
-
-__all__ = [
-    "Generator",
-    "Prepared",
-    "Solution",
-    "append_jsonl",
-    "load_generator",
-    "prepare",
-    "solve",
-    "train",
-]
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +119,119 @@ def train(
         return pipeline.train(run, usual_hooks(run.recipe))
 
 
+# --- measuring a model ---------------------------------------------------------------------------
+
+
+@contextmanager
+def _loaded(
+    recipe: Recipe, model: str, **parts: ProblemSet | None
+) -> Iterator[tuple[Prepared, Policy]]:
+    """A model, and these parts of the data as it reads them."""
+    require_model_folder(model, where="--model")
+    with preparation.prepare(recipe, ProblemSets(**parts), model=model) as prepared:
+        yield prepared, prepared.load(model)
+
+
+def evaluate(
+    recipe: Recipe,
+    model: str,
+    *,
+    split: str = "test",
+    problems: ProblemSet | None = None,
+    name: str = "evaluation",
+    folder: Path | None = None,
+    display: Progress | None = None,
+) -> EvaluationResult:
+    """Measure a model on the test or validation problems of a recipe, as a run does.
+
+    Args:
+        recipe: how prompts are written, sampled, graded and rewarded.
+        model: a model or adapter folder, or a Hub name.
+        split: `test` or `validation`.
+        problems: those of the split, where they are loaded already.
+        name: of the result.
+        folder: where the result, its items and the recipe are written; left out: nowhere.
+        display: where progress goes; nowhere by default.
+
+    Raises:
+        GrouperError: the model or the problems cannot be had.
+    """
+    problems = problems or require_part(recipe, split)
+    state: dict[str, Any] = {"phase": "base", "step": 0}
+    if is_complete(Path(model)):
+        state = read_state(Path(model))
+    display = display or Progress(quiet=True)
+    with _loaded(recipe, model, **{split: problems}) as (prepared, policy):
+        total = len(getattr(prepared, split)) * recipe.evaluation.samples
+        with display.track(f"evaluating {name}", total) as task:
+            result = prepared.evaluate(
+                prepared.sampler(policy),
+                name=name if split == "test" else f"{name}-{split}",
+                phase=str(state["phase"]),
+                step=int(state["step"]),
+                split=split,
+                progress=task,
+                card={"model": model, "data": problems.fingerprint},
+            )
+    if folder is not None:
+        write_atomic(folder / "recipe.yaml", resolved_yaml(recipe).encode())
+        RunFolder(folder).write_evaluation(result)
+    return result
+
+
+def pass_rates(
+    recipe: Recipe,
+    model: str,
+    path: Path | str,
+    *,
+    samples: int = 8,
+    display: Progress | None = None,
+) -> dict[str, tuple[int, int]]:
+    """Sample each training problem as GRPO would, and write how often it is solved.
+
+    Args:
+        recipe: whose problems and settings.
+        model: a model or adapter folder, or a Hub name.
+        path: JSON lines; a file that was begun is continued.
+        samples: of each problem.
+        display: where progress goes; nowhere by default.
+
+    Returns:
+        Problem id -> (correct, samples).
+    """
+    display = display or Progress(quiet=True)
+    with _loaded(recipe, model, train=load_part(recipe, "train")) as (prepared, policy):
+        params = prepared.training_params()
+        wanted = PassRates(
+            path=Path(path), samples=samples, params=params, model=model, seed=recipe.seed
+        )
+        with display.track("measuring pass rates", len(prepared.train)) as task:
+            sampler, grader = prepared.sampler(policy), prepared.grader
+            return measure_pass_rates(
+                wanted, prepared.train, sampler=sampler, grader=grader, progress=task
+            )
+
+
+def preview(
+    recipe: Recipe, model: str, *, samples: int, problems: int, display: Progress | None = None
+) -> Samples:
+    """Draw a few samples as GRPO would, of the problems that it meets first.
+
+    Args:
+        recipe: whose problems and settings.
+        model: a model or adapter folder, or a Hub name.
+        samples: of each problem, two or more.
+        problems: how many.
+        display: where progress goes; nowhere by default.
+    """
+    display = display or Progress(quiet=True)
+    with _loaded(recipe, model, train=load_part(recipe, "train")) as (prepared, policy):
+        first = first_met(len(prepared.train), problems, seed=recipe.seed)
+        met = tuple(prepared.train[index] for index in first)
+        with display.track("sampling", samples * len(met)) as task:
+            return draw_samples(prepared, policy, met, samples=samples, progress=task)
+
+
 # --- asking a trained model ----------------------------------------------------------------------
 
 
@@ -164,53 +280,75 @@ class Generator:
         self.room = None if limit is None else limit - self.params.max_new_tokens
         """Tokens that a prompt may have."""
 
-    def prompt(self, question: str, number: int = 0) -> Prompt:
-        """The prompt of a question; `number` tells questions of one call apart."""
+    def prompt(self, question: str) -> Prompt:
+        """The prompt of a question."""
         # The reference is not known here, and rendering does not look at it.
-        problem = Problem(id=f"question/{number}", question=question, answer="?", source="generate")
+        problem = Problem(id="question", question=question, answer="?", source="generate")
         return render(problem, self.prepared.format, self.prepared.tokenizer)
 
-    def fits(self, prompt: Prompt) -> bool:
-        """Whether the model's context has room for the prompt and a completion."""
-        return self.room is None or len(prompt.token_ids) <= self.room
-
-    def require_fitting(self, prompt: Prompt) -> None:
-        """Refuse a prompt that does not fit.
-
-        Raises:
-            DataError: it is too long.
-        """
-        if not self.fits(prompt):
-            raise DataError(
-                f"the question has {len(prompt.token_ids)} tokens, and the model's context leaves "
-                f"room for {self.room}",
-                where="the question",
-                fix="Shorten it, or lower --max-new-tokens (max_new_tokens in Python).",
-            )
-
-    def draw(
-        self, prompts: Sequence[Prompt], samples: int | None = None
-    ) -> Iterator[tuple[int, Completion]]:
-        """`samples` completions of each prompt as they finish, with their place in that list.
+    def answers(
+        self,
+        questions: Sequence[str],
+        *,
+        samples: int | None = None,
+        display: Progress | None = None,
+    ) -> list[list[Solution]]:
+        """The answers to each question; none to one that the model's context has no room for.
 
         Args:
-            prompts: what to answer.
-            samples: of each; left out: the recipe's `evaluation.samples`.
+            questions: what to answer.
+            samples: answers to each; left out: the recipe's `evaluation.samples`.
+            display: where progress goes; nowhere by default.
         """
         k = self.recipe.evaluation.samples if samples is None else samples
+        prompts = [self.prompt(question) for question in questions]
+        asked = [
+            (number, prompt)
+            for number, prompt in enumerate(prompts)
+            if self.room is None or len(prompt.token_ids) <= self.room
+            for _ in range(k)
+        ]
+        if left_out := len(questions) - len({number for number, _ in asked}):
+            log.warning("%d questions are too long for the model; they get no answer.", left_out)
         # Addressed by the text: the answer to a question does not depend on its neighbours.
         requests = [
             SampleRequest(
                 prompt=prompt,
                 params=self.params,
-                key=draw_seed(self.recipe.seed, "generate", prompt.text, sample),
+                key=draw_seed(self.recipe.seed, "generate", prompt.text, place % k),
             )
-            for prompt in prompts
-            for sample in range(k)
+            for place, (_, prompt) in enumerate(asked)
         ]
-        return self.sampler.sample(requests)
+        drawn: dict[int, Solution] = {}
+        with (display or Progress(quiet=True)).track("answering", len(requests)) as task:
+            for index, completion in self.sampler.sample(requests):
+                number, prompt = asked[index]
+                drawn[index] = self._solution(questions[number], prompt, completion)
+                task.advance()
+        found: list[list[Solution]] = [[] for _ in questions]
+        for index, (number, _) in enumerate(asked):
+            found[number].append(drawn[index])
+        return found
 
-    def solution(self, question: str, prompt: Prompt, completion: Completion) -> Solution:
+    def answer(self, question: str, samples: int | None = None) -> list[Solution]:
+        """The answers to one question, as many as asked for or as the recipe evaluates.
+
+        Raises:
+            DataError: the question is empty, or longer than the model's context leaves room for.
+        """
+        if not question.strip():
+            raise DataError("the question is empty", where="solve", fix="Give it some text.")
+        tokens = len(self.prompt(question).token_ids)
+        if self.room is not None and tokens > self.room:
+            raise DataError(
+                f"the question has {tokens} tokens, and the model's context leaves room for "
+                f"{self.room}",
+                where="the question",
+                fix="Shorten it, or lower --max-new-tokens (max_new_tokens in Python).",
+            )
+        return self.answers([question], samples=samples)[0]
+
+    def _solution(self, question: str, prompt: Prompt, completion: Completion) -> Solution:
         """A completion of a question's prompt, with the answer that it commits to."""
         found = extract(completion.text, self.prepared.format.contract)
         return Solution(
@@ -270,14 +408,9 @@ def solve(question: str, generator: Generator) -> Solution:
     """The model's answer to one question; the same question gets the same answer.
 
     Raises:
-        DataError: the question is empty, or longer than the model's context leaves room for.
+        DataError: see `Generator.answer`.
     """
-    if not question.strip():
-        raise DataError("the question is empty", where="solve", fix="Give it some text.")
-    prompt = generator.prompt(question)
-    generator.require_fitting(prompt)
-    ((_, completion),) = generator.draw([prompt], samples=1)
-    return generator.solution(question, prompt, completion)
+    return generator.answer(question, samples=1)[0]
 
 
 def append_jsonl(path: str | Path, solution: Solution) -> None:

@@ -16,7 +16,7 @@ from grouper.advice.recipe_checks import check_recipe
 from grouper.algorithms.advantages import ADVANTAGES
 from grouper.algorithms.losses import SURROGATES
 from grouper.algorithms.weighting import WEIGHTINGS
-from grouper.cli.generate import EXAMPLES
+from grouper.cli.main import TABLE
 from grouper.config.loading import load_recipe
 from grouper.training.optimizers import SCHEDULES
 from grouper.training.problem_sets import load_problem_sets
@@ -109,7 +109,11 @@ def test_the_grading_example_of_the_readme_prints_what_it_says() -> None:
 def test_the_question_that_is_asked_was_not_trained_on() -> None:
     """U12: the show-case of README, Python page and help is a test problem of the demonstration."""
     sets = load_problem_sets(load_recipe("demo"))
-    pages = [README, (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), EXAMPLES]
+    pages = [
+        README,
+        (ROOT / "docs" / "python.md").read_text(encoding="utf-8"),
+        TABLE["commands"]["generate"]["examples"],
+    ]
     asked = {text for page in pages for text in re.findall(r'"(\w+ has \d[^"]*\?)"', page)}
     assert asked
     assert sets.test is not None

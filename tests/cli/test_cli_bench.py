@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from grouper.advice import measuring
-from grouper.cli.bench import bench_command
+from grouper.cli.main import cli
 from grouper.errors import ConfigError
 
 FEW = ("--steps", "2", "--warmup", "0", "-q")
@@ -81,11 +81,4 @@ def test_mistakes_are_one_paragraph(grouper, finished_run):
 def test_several_processes_are_refused(finished_run, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"one process.*metrics\.jsonl"):
-        bench_command.main([str(finished_run)], standalone_mode=False)
-
-
-def test_a_dry_run(grouper, finished_run, scratch):
-    done = grouper("bench", finished_run, "--dry-run")
-    assert done.code == 0
-    assert "2 + 5 steps of 32 completions" in done.out
-    assert list(scratch.iterdir()) == []
+        cli.commands["bench"].main([str(finished_run)], standalone_mode=False)

@@ -159,9 +159,9 @@ def test_several_splits_keep_their_names(grouper, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["svamp", "numeric_onl=true"], "Did you mean numeric_only=true?"),
+        (["svamp", "numeric_onl=true"], "Did you mean data.train.numeric_only=true?"),
         (["svamp", "numeric_only"], "Write key=value"),
-        (["svamp", "validation_share=2"], "from 0 to below 1"),
+        (["svamp", "validation_share=2"], "should be less than 1 (got 2)"),
         (["demo", "--path", "x"], "a recipe names its own paths"),
         (["hub", "--path", "nobody/nothing"], "HF_HUB_OFFLINE is set"),
     ],

@@ -151,7 +151,7 @@ def test_output_files_are_never_overwritten_and_checked_first(grouper, model, tm
     source.write_text(json.dumps({"question": QUESTION}) + "\n")
     target.write_text("precious")
     called = grouper("generate", model, "--input", source, "--output", target)
-    called.refused("--output", "already")
+    called.refused("--output", "exists already")
     assert target.read_text() == "precious"
     called = grouper("generate", model, "--input", source, "--output", tmp_path / "no" / "o.jsonl")
     called.refused("--output", "there is no folder")
@@ -179,14 +179,14 @@ def test_a_dry_run_loads_no_model(grouper, model):
 
 def test_what_a_model_wrote_cannot_steer_the_terminal(grouper, model, monkeypatch):
     """R7: control characters went to the terminal as they were."""
-    honest = Generator.solution
+    honest = Generator._solution
 
     def hostile(self, *given):
         return replace(
             honest(self, *given), response="\x1b]0;x\x07a\nb", answer="\x1b[2J", reason=""
         )
 
-    monkeypatch.setattr(Generator, "solution", hostile)
+    monkeypatch.setattr(Generator, "_solution", hostile)
     called = grouper("generate", model, "--question", QUESTION)
     assert "\\x1b]0;x\\x07a\nb\nAnswer: \\x1b[2J\n" in called.out
     assert "\x1b" not in called.out

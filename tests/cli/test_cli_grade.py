@@ -1,4 +1,4 @@
-"""`grouper grade` and `grade-agreement`: every stage is shown, and mistakes are told."""
+"""`grouper grade` of a text or a file: every stage is shown, and mistakes are told."""
 
 from __future__ import annotations
 
@@ -64,35 +64,44 @@ def test_an_unknown_format_names_the_nearest(grouper):
     grouper("grade", "x", "--answer", "4", "--format", "boxd").refused("Did you mean 'boxed'?")
 
 
-def test_agreement_lists_where_they_differ(grouper, tmp_path):
+def test_a_text_without_a_reference_is_neither_a_file_nor_a_run(grouper, tmp_path):
+    grouper("grade", "so 4").refused("'so 4' is not a file or a run folder", "--answer")
+    called = grouper("grade", "x" * 5000, "--answer", "4")
+    assert line(called.out, "verdict").startswith("no_answer")
+
+
+def test_settings_of_the_grader(grouper):
+    pair = (r"\boxed{2\sqrt{3}}", "--answer", r"\sqrt{12}")
+    assert line(grouper("grade", *pair).out, "verdict").startswith("correct")
+    without = grouper("grade", *pair, "grading.symbolic=false").out
+    assert not line(without, "verdict").startswith("correct")
+
+
+def test_a_file_is_graded_row_by_row(grouper, tmp_path):
     rows = [
         {"response": r"\boxed{42}", "ground_truth": "42"},
-        {"response": r"\boxed{\frac{1}{2^{99}}}", "ground_truth": r"\frac{1}{2^{98}}"},
+        {"response": r"\boxed{7}", "ground_truth": 8},
         {"response": "nothing", "ground_truth": "1"},
     ]
-    file = tmp_path / "rows.jsonl"
+    file, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    called = grouper("grade-agreement", file)
+    called = grouper("grade", file, "--output", output)
     assert called.code == 0, called.err
-    assert "2 answers compared, by format boxed; 1 had no answer" in called.out
-    assert "1 disagreements, on 1 different pairs" in called.out
-    assert r"\frac{1}{2^{99}}  against  \frac{1}{2^{98}}" in called.out
-    grouper("grade-agreement", file, "--text", "txt").refused("no column txt", "ground_truth")
+    assert ", by format boxed: 3 rows, 1 correct, 2 not" in called.out
+    assert "now    incorrect: 7 (" in called.out
+    listed = [json.loads(text) for text in output.read_text().splitlines()]
+    assert [(row["problem_id"], row["answer"]) for row in listed] == [(1, "8"), (2, "1")]
+    grouper("grade", file, "--text", "txt").refused("no column txt", "ground_truth")
+    grouper("grade", file, "--output", output).refused("exists already")
+    assert "3 rows, 0 correct" in grouper("grade", file, "--format", "hashes").out
+    named = grouper("grade", file, "--text", "response", "--answer", "ground_truth", "--show", "0")
+    assert "reference" not in named.out
+    file.write_text("")
+    grouper("grade", file).refused("there are no rows")
 
 
-def test_agreement_reads_numbers_and_says_when_there_is_no_answer(grouper, tmp_path):
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"text": "#### 0", "answer": 0}\n{"text": "#### 5", "answer": 0}\n')
-    called = grouper("grade-agreement", file)
-    assert "2 answers compared, by format hashes" in called.out
-    assert "1  ours correct, Math-Verify correct" in called.out
-    called = grouper("grade-agreement", file, "--format", "boxed")
-    assert "0 answers compared" in called.out
-    assert "with --format" in called.out
-
-
-def test_agreement_reads_stored_rollouts(grouper, finished_run):
+def test_a_stored_file_of_a_run_is_graded_again(grouper, finished_run):
     (file, *_) = sorted((finished_run / "rollouts").glob("*.gz"))
-    called = grouper("grade-agreement", file, "--format", "compact")
+    called = grouper("grade", file, "--format", "compact")
     assert called.code == 0, called.err
-    assert "0 disagreements" in called.out
+    assert "correct before, 0 now; 0 differ" in called.out

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Grouper, call
+from conftest import Grouper
 
-from grouper.cli import init
+from grouper.cli import recipes
 from grouper.config.loading import load_recipe
+from grouper.training.prepare import make_base
+from grouper.training.problem_sets import load_problem_sets
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(50)]
 SYMBOLIC = [{"problem": f"Half of $x^{n}$?", "solution": rf"\boxed{{x^{n}/2}}"} for n in range(50)]
@@ -21,8 +23,9 @@ SYMBOLIC = [{"problem": f"Half of $x^{n}$?", "solution": rf"\boxed{{x^{n}/2}}"} 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    called = call("new-model", "demo", folder, "--context", "512", "--hidden-size", "64")
-    assert called.code == 0, called.err
+    sizes = ["model.new.max_position_embeddings=512", "prompt.max_prompt_tokens=99"]
+    recipe = load_recipe("demo", sizes)
+    make_base(recipe, load_problem_sets(recipe), folder)
     return folder
 
 
@@ -96,7 +99,7 @@ def test_memory_decides_about_the_update(
     grouper: Grouper, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write("rows.jsonl", ROWS)
-    monkeypatch.setattr(init, "SHARE", 0.002)
+    monkeypatch.setattr(recipes, "SHARE", 0.002)
     called = grouper("init", "--model", model, "--data", data, "--memory", "1")
     assert "warning: an update does not fit in 1 GB" in called.err
     recipe = load_recipe("./mine.yaml")
@@ -116,7 +119,7 @@ def test_it_asks_where_there_is_a_terminal(
     grouper: Grouper, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr(init, "sys", terminal)
+    monkeypatch.setattr(recipes, "sys", terminal)
     called = grouper("init", stdin=f"{model}\n{write('rows.jsonl', ROWS)}\nn\n48\n")
     assert called.code == 0, called.err
     assert "lora" not in written()["model"]
@@ -136,7 +139,7 @@ def test_it_asks_where_there_is_a_terminal(
         (("--model", "{model}", "--data", "mixture"), "the list `mixture` of several"),
         (("--model", "set", "--data", "rows.jsonl"), "holds neither a model"),
         (("--model", "./nowhere", "--data", "rows.jsonl"), "there is no folder './nowhere'"),
-        (("rows.jsonl", "--model", "{model}", "--data", "gsm8k"), "rows.jsonl: this exists"),
+        (("rows.jsonl", "--model", "{model}", "--data", "gsm8k"), "rows.jsonl exists already"),
         (("rows.jsonl/a.yaml", "--model", "{model}", "--data", "gsm8k"), "cannot write here"),
         (("--model", "{model}", "--data", "gsm8k", "--memory", "0"), "0.0 is not in the range"),
     ],

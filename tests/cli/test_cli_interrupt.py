@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from grouper.cli.main import COMMANDS
+from grouper.cli.main import cli
 from grouper.config.loading import load_recipe
 from grouper.tracking.live import Progress
 from grouper.training.run import Run
@@ -78,7 +78,9 @@ def test_ctrl_c_while_a_library_is_imported_is_no_missing_module(grouper, tmp_pa
         "    raise ModuleNotFoundError('Could not import module Qwen3') from error\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(COMMANDS, "bench", ("interrupted_import", "bench"))
+    monkeypatch.setattr(
+        cli.commands["bench"], "callback", lambda **_: __import__("interrupted_import")
+    )
     called = grouper("bench", "demo")
     assert (called.code, called.out) == (130, "")
     assert called.err == "Stopped.\n"

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
+import re
+import resource
+import shlex
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
+import click
 import pytest
 import torch
 
-from grouper.cli.main import COMMANDS, cli, main
+from grouper.cli.main import TABLE, cli, main
 
-BIN = Path(sys.executable).parent / "grouper"
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = list(TABLE["commands"])
+# Whose help is timed: the one with the most options, one that imports torch, and an inner one.
+HELPED = ["run", "eval", "data audit"]
 
 
-def test_help_answers_in_under_300_ms():
-    command = (
-        [str(BIN)] if BIN.exists() else [sys.executable, "-c", "import grouper.cli as c; c.main()"]
-    )
+@pytest.mark.parametrize(("command", "most"), [("", 0.2), *((name, 0.4) for name in HELPED)])
+def test_help_answers_at_once(command, most):
+    """In seconds of processor time, the best of three: a busy machine is no slow program."""
+    program = "import grouper.cli as c; c.main()"
     times = []
     for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
-        times.append(time.perf_counter() - start)
-        for name in COMMANDS:
-            assert f"\n  {name} " in done.stdout
-    assert min(times) < 0.3, times
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        arguments = [sys.executable, "-c", program, *command.split(), "--help"]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    for name in COMMANDS if not command else ():
+        assert f"\n  {name} " in done.stdout
+    assert min(times) < most, times
+
+
+def test_help_imports_nothing_that_a_command_needs():
+    program = textwrap.dedent("""
+        import sys
+        from grouper.cli.main import _run
+        for arguments in (["--help"], ["run", "--help"], ["data", "audit", "--help"]):
+            assert _run(arguments) == 0
+        heavy = ("torch", "transformers", "pydantic", "rich", "numpy", "datasets", "sympy")
+        print(*[name for name in heavy if name in sys.modules], file=sys.stderr)
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.split() == []
 
 
 @pytest.mark.parametrize(
@@ -100,7 +125,7 @@ def test_tensorflow_is_never_imported_however_well_it_is_installed(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", list(COMMANDS))
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_teaches_by_example(grouper, name):
     called = grouper(name, "--help")
     assert called.code == 0
@@ -109,15 +134,82 @@ def test_every_command_teaches_by_example(grouper, name):
     assert "\b" not in called.out
 
 
-def test_every_option_of_every_command_says_what_it_is_for():
-    context = cli.make_context("grouper", ["recipes"], resilient_parsing=True)
-    for name in ("run", "sft", "grpo", "eval", "generate"):
-        command = cli.get_command(context, name)
-        assert command is not None
-        for parameter in command.params:
-            if parameter.name in ("split", "samples") or parameter.param_type_name == "argument":
-                continue  # the name and the default say it
-            assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+def every_command():
+    """(name, command) of every command that does something, those of groups included."""
+    for name, command in cli.commands.items():
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {inner}", c) for inner, c in command.commands.items())
+        else:
+            yield name, command
+
+
+@pytest.mark.parametrize(("name", "command"), every_command(), ids=str)
+def test_a_row_of_the_table_is_what_its_function_takes(grouper, name, command):
+    """Each option says what it is for, and the function has a parameter for each."""
+    function = getattr(
+        importlib.import_module(f"grouper.cli.{module_of(command)}"), called(command)
+    )
+    parameters = inspect.signature(function).parameters
+    several = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    given = {parameter.name for parameter in command.params}
+    assert given <= set(parameters) or several
+    plain = {p.name for p in parameters.values() if p.kind is not p.VAR_KEYWORD}
+    assert plain <= given
+    for parameter in command.params:
+        assert parameter.param_type_name == "argument" or parameter.help or parameter.hidden
+    help_text = grouper(*name.split(), "--help").out
+    assert help_text.startswith(f"Usage: grouper {name} ")
+    assert max(map(len, help_text.split("Examples:")[0].splitlines())) <= 100
+
+
+def examples():
+    """Every example of a help text, as words after `grouper`; continued lines are one."""
+    texts = [TABLE.get("examples"), *(command.epilog or "" for _, command in every_command())]
+    texts += [group.epilog or "" for group in cli.commands.values()]
+    for text in dict.fromkeys(texts):
+        for line in re.sub(r"\\\n\s*", " ", text).splitlines():
+            bare = re.split(r"\s{3,}(?=[^-\"])", line.strip())[0]
+            for command in re.split(r" && | > | \| ", bare):
+                if command.startswith("grouper ") and "COMMAND" not in command:
+                    yield shlex.split(command)[1:]
+
+
+@pytest.mark.parametrize("words", examples(), ids=" ".join)
+def test_every_example_of_the_help_parses(words):
+    command = cli.commands[words[0]]
+    inner = getattr(command, "commands", {}).get(words[1] if len(words) > 1 else "")
+    command, rest = (inner, words[2:]) if inner else (command, words[1:])
+    context = command.make_context(words[0], list(rest))
+    assert context.params.keys() >= {parameter.name for parameter in command.params} - {"help"}
+
+
+def module_of(command):
+    return command.callback.args[0].partition(".")[0]
+
+
+def called(command):
+    return command.callback.args[0].partition(".")[2]
+
+
+def test_the_first_flags_are_those_that_people_use_first(grouper):
+    shown = grouper("run", "--help").out.split("More options:")[0]
+    assert re.findall(r"^  (--[a-z-]+)", shown, re.MULTILINE) == [
+        "--dry-run",
+        "--model",
+        "--max-steps",
+        "--resume",
+        "--nproc",
+    ]
+
+
+@pytest.mark.parametrize("old", TABLE["gone"])
+def test_a_command_that_is_gone_says_what_to_type(grouper, old):
+    told = grouper(*old.split(), "x")
+    assert told.code == 2
+    assert " ".join(TABLE["gone"][old].split()) in " ".join(told.err.split())
+    named = re.findall(r"`grouper ([a-z]+)(?: ([a-z]+))?", TABLE["gone"][old])
+    assert not named or named[-1][0] in TABLE["commands"]
+    assert " ".join(old.split()) in (ROOT / "CHANGELOG.md").read_text() or old == "train"
 
 
 @pytest.mark.parametrize(

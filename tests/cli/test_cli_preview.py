@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tiny_models import make_rollout
 
-from grouper.cli.preview import _show_rollout
+from grouper.cli.measure import _show_rollout
 from grouper.prompts import FORMATS
 from grouper.tracking.run_folder import RunFolder
 
@@ -50,15 +50,11 @@ def test_a_temperature_that_is_too_low_is_named_with_code_1(grouper, finished_ru
     assert "0 of 2 problems" in called.out
 
 
-def test_mistakes_and_a_dry_run(grouper, finished_run, tmp_path):
+def test_mistakes_are_one_paragraph(grouper, finished_run, tmp_path):
     called = grouper("preview", "demo", f"output_dir={tmp_path}")
     called.refused("no model to sample from", "--model")
     called = grouper("preview", finished_run, "--model", "./none")
     called.refused("there is no folder", "--model")
-    called = grouper("preview", finished_run, "--dry-run")
-    assert called.code == 0
-    assert "1 problems x 5 samples" in called.out
-    assert "Not checked: the data and the rewards." in called.out
     assert grouper("preview", finished_run, "--samples", "1").code == 2
 
 
@@ -71,7 +67,7 @@ def test_what_a_model_wrote_cannot_steer_the_terminal(capsys):
         completion=replace(rollout.completion, text=text),
         grade=replace(rollout.grade, extracted="\x1b[2J"),
     )
-    _show_rollout(rollout, FORMATS["boxed"], "1 of 1")
+    _show_rollout(rollout, FORMATS["boxed"])
     out = capsys.readouterr().out
     assert "\\x1b]0;title\\x07 two\nlines\t\\x9b31m \\u202e" in out
     assert "answer \\x1b[2J" in out

@@ -7,9 +7,7 @@ import re
 import pytest
 
 from grouper.config.loading import load_recipe
-from grouper.data import SOURCES
 from grouper.prompts import FORMATS
-from grouper.rewards import REWARDS
 
 
 def test_the_list_names_every_shipped_recipe(grouper):
@@ -64,13 +62,10 @@ def test_a_word_of_no_setting_is_one_sentence(grouper):
     assert "Pydantic" not in grouper("recipes", "fields").out
 
 
-@pytest.mark.parametrize(
-    ("command", "table"), [("formats", FORMATS), ("sources", SOURCES), ("rewards", REWARDS)]
-)
-def test_the_tables_are_complete(grouper, command, table):
-    called = grouper("recipes", command)
+def test_the_table_of_formats_is_complete(grouper):
+    called = grouper("recipes", "formats")
     assert called.code == 0
-    for name in table:
+    for name in FORMATS:
         assert re.search(rf"^{name} +\S", called.out, re.MULTILINE)
 
 
@@ -96,9 +91,3 @@ def test_a_trl_file_becomes_a_recipe_that_can_be_run(grouper, tmp_path):
     assert ours.read_text() == before
     theirs.write_text("num_generations: 1\n")
     grouper("recipes", "from", theirs).refused("num_generations is 1", "8 is usual")
-
-
-def test_the_old_name_of_the_importer_says_the_new_one(grouper):
-    called = grouper("recipes", "from-trl", "grpo.yaml", "-o", "mine.yaml")
-    called.refused("grouper recipes from grpo.yaml -o mine.yaml")
-    assert "from-trl" not in grouper("recipes", "--help").out

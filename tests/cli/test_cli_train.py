@@ -30,6 +30,31 @@ def test_a_dry_run_prints_a_recipe_that_can_be_run_and_the_sizes(grouper, tmp_pa
     assert not out.exists()
 
 
+def test_a_dry_run_begins_with_a_summary(grouper, small, tmp_path, monkeypatch):
+    """Issue 17: at most 25 lines before the recipe, whatever the data have to tell."""
+    notes = [f"note {number}" for number in range(40)]
+    monkeypatch.setattr("grouper.advice.dry_run.phase_lines", lambda *_: notes)
+    called = grouper("run", "demo", *small, f"output_dir={tmp_path}", "--dry-run")
+    assert called.code == 0, called.err
+    lines = called.out.splitlines()
+    summary = lines[: lines.index("")]
+    assert len(summary) == 25
+    assert summary[-1].startswith("# Dry run: no model was loaded")
+    assert lines[26].startswith("name: demo")
+    assert [line for line in lines if line == "# note 39"]
+
+
+def test_what_can_be_refused_at_once_is(grouper, small, tmp_path, monkeypatch):
+    """U16: before torch is imported and the data are read."""
+    monkeypatch.setattr("grouper.cli.train._train", lambda *_, **__: pytest.fail("it was begun"))
+    (tmp_path / "file").write_text("")
+    out = f"output_dir={tmp_path}/file"
+    grouper("run", "demo", *small, out).refused("cannot write here", "Set output_dir")
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "thesis.tex").write_text("years of work")
+    grouper("run", "demo", *small, f"output_dir={tmp_path}").refused("not a run of Grouper")
+
+
 def test_a_dry_run_says_what_is_in_the_folder(grouper, small, finished_run):
     out = f"output_dir={finished_run.parent}"
     called = grouper("run", "demo", *small, out, "--dry-run", "--resume")
@@ -70,7 +95,7 @@ def test_a_dry_run_warns_of_leaks_and_of_a_system_prompt_without_the_tags(groupe
     )
     assert called.code == 0, called.err
     assert "data.test: 3 problems are in the training data" in called.err
-    last = called.out.splitlines()[-1]
+    (last,) = [line for line in called.out.splitlines() if "Dry run: " in line]
     assert (
         "checks out, but data.test: 3 problems are in the training data. Not checked: the" in last
     )

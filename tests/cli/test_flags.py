@@ -9,10 +9,12 @@ import click
 import pytest
 import yaml
 
-from grouper.cli.train import run_command, sft_command
+from grouper.cli.main import cli
 from grouper.config.aliases import aliases, flag_named, flags
 from grouper.config.checks import settings
 from grouper.config.schema import ModelConfig, Recipe
+
+run_command, sft_command = cli.commands["run"], cli.commands["sft"]
 
 CASES: list[tuple[list[str], dict[str, Any]]] = [
     (["--max-steps", "7"], {"sft.steps": 400, "grpo.steps": 7}),
@@ -214,7 +216,7 @@ def test_config_names_the_recipe(resolved, grouper, tmp_path, monkeypatch):
         (["run", "demo", "--tracker", "wanbd"], "Did you mean 'wandb'"),
         (
             ["run", "demo", "--system-prompt-file", "nowhere.txt"],
-            "-file nowhere.txt: cannot be read",
+            "nowhere.txt: cannot be read",
         ),
         (["run", "demo", "--bf16=maybe"], "--bf16 is true or false, not 'maybe'"),
         (["run", "demo", "--learning-rate", "fast"], "got 'fast'"),

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from conftest import Grouper
 
-from grouper.cli import launch, train
-from grouper.cli.launch import is_follower, let_the_first_speak, require_devices, without_nproc
+from grouper.cli import train
+from grouper.cli.train import require_devices
 from grouper.errors import ConfigError
 
 
-@pytest.mark.parametrize(
-    ("given", "passed_on"),
-    [
-        (["run", "demo", "--nproc", "4"], ["run", "demo"]),
-        (["run", "--nproc=4", "demo", "seed=1"], ["run", "demo", "seed=1"]),
-        (["run", "demo"], ["run", "demo"]),
-    ],
-)
-def test_the_processes_are_not_told_to_start_more(given: list[str], passed_on: list[str]) -> None:
-    assert without_nproc(given) == passed_on
-
-
-def test_the_first_speaks_at_once_and_the_others_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_speaks_at_once_and_the_others_after_it(
+    grouper: Grouper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(launch.time, "sleep", waited.append)
+    monkeypatch.setattr(time, "sleep", waited.append)
     monkeypatch.delenv("RANK", raising=False)
-    assert let_the_first_speak() == ""
+    assert grouper("run", "dmeo").err.startswith("error: ")
     assert waited == []
     monkeypatch.setenv("RANK", "2")
-    assert is_follower()
-    assert let_the_first_speak() == "[rank 2] "
-    assert waited == [launch.HEAD_START]
+    assert grouper("run", "dmeo").err.startswith("[rank 2] error: ")
+    assert waited == [3.0]
+
+
+def test_a_process_that_was_started_starts_no_more(
+    grouper: Grouper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the same arguments as the command that was typed, `--nproc` among them."""
+    started: list[list[str]] = []
+    trained: list[str] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(train, "launch", lambda _, arguments: started.append(arguments) or 0)
+    monkeypatch.setattr(train, "_train", lambda recipe, *_, **__: trained.append(recipe.name))
+    assert grouper("run", "demo", "--nproc", "2").code == 0
+    assert (started, trained) == ([["run", "demo", "--nproc", "2"]], [])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("os._exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
+    assert grouper("run", "demo", "--nproc", "2").code == 0
+    assert (len(started), trained) == (1, ["demo"])
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])

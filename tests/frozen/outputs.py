@@ -1,4 +1,4 @@
-"""The help of every command, and what each command prints on something small.
+"""What each command prints on something small; its help is `cli/commands.yaml` itself.
 
 `python tests/frozen/outputs.py` records them again in `outputs.json`.
 """
@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 from frozen import save
 from frozen_calls import Row, done, make_tiny_run
 from refusals_of_data import lines, sums
 from refusals_of_runs import SETTINGS, STEPS
 
-from grouper.cli.main import cli
-
-BEFORE_SIZES = r"\A(?:[^#\n].*\n|\n)+"
-"""The resolved recipe, which a dry run prints first."""
+RECIPE = r"^name: (?:.|\n)*\Z"
+"""The resolved recipe, which a dry run prints last."""
 SAMPLES = r"^\[(?:.|\n)*?(?=^Right:)"
 """What a model has written, in a preview."""
 
@@ -31,7 +28,7 @@ ADVICE = r"(?<=checkpoints not counted\n)(Try: .*\n)*"
 
 FEW = " ".join(f"data.{part}.options.count=20" for part in ("sft", "train", "validation", "test"))
 SAME = f"{SETTINGS} {STEPS} output_dir=."
-AGREEMENT = lines(
+COMPLETIONS = lines(
     {"text": r"so \boxed{0.5}", "answer": "1/2"},
     {"text": r"so \boxed{7}", "answer": "8"},
     {"text": "no idea", "answer": "8"},
@@ -51,23 +48,6 @@ FOUND = {"some.jsonl": lines(*SOME)}
 TEXT = "<reasoning>3 and 4</reasoning><answer>7</answer>"
 
 
-def help_rows() -> Iterator[Row]:
-    """One for every command and subcommand."""
-
-    def below(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        yield path
-        if isinstance(command, click.Group):
-            context = click.Context(command)
-            for name in command.list_commands(context):
-                inner = command.get_command(context, name)
-                assert inner is not None
-                yield from below(inner, (*path, name))
-
-    for path in below(cli, ()):
-        words = " ".join(path)
-        yield Row(name=f"help/{'-'.join(path) or 'grouper'}", command=f"{words} --help")
-
-
 def output(name: str, command: str, **more: Any) -> Row:
     return Row(name=f"output/{name}", command=command, **more)
 
@@ -79,7 +59,7 @@ def of_run(name: str, command: str, **more: Any) -> Row:
 
 
 def dry(name: str, command: str) -> Row:
-    return of_run(name, f"{command} --dry-run", computed=False, hide=(BEFORE_SIZES,))
+    return of_run(name, f"{command} --dry-run", computed=False, hide=(RECIPE,))
 
 
 def training(name: str, command: str) -> Row:
@@ -92,8 +72,6 @@ WITHOUT_MODELS = (
     output("recipes-show", "recipes show demo grpo.beta=0.01"),
     output("recipes-fields", "recipes fields"),
     output("recipes-formats", "recipes formats"),
-    output("recipes-sources", "recipes sources"),
-    output("recipes-rewards", "recipes rewards"),
     output("recipes-from-trl", "recipes from grpo.yaml", files={"grpo.yaml": TRL}),
     output("recipes-from-trl-written", "recipes from grpo.yaml -o mine.yaml",
            files={"grpo.yaml": TRL}),
@@ -108,7 +86,7 @@ WITHOUT_MODELS = (
     output("grade-wrong", f"grade '{TEXT}' --answer 8 --format xml", hide=(r"[\d.]+ m?s\b",)),
     output("grade-stdin", "grade - --answer 42", stdin="It is\n#### 42\n",
            hide=(r"[\d.]+ m?s\b",)),
-    output("grade-agreement", "grade-agreement rows.jsonl", files={"rows.jsonl": AGREEMENT}),
+    output("grade-file", "grade rows.jsonl", files={"rows.jsonl": COMPLETIONS}),
     output("data-list", "data list"),
     output("data-show", "data show ./some.jsonl limit=3", files=FOUND),
     output("data-show-recipe", f"data show demo -n 1 {FEW}"),
@@ -117,7 +95,6 @@ WITHOUT_MODELS = (
     output("data-prepare", "data prepare ./some.jsonl validation_share=0.3", files=FOUND),
     output("plan", f"plan demo --device cpu --tokens-per-second 9000 {FEW}"),
     output("plan-json", f"plan demo --device cpu --json {FEW} model.new.layers=1"),
-    output("new-model", f"new-model demo mine --hidden-size 32 {FEW}"),
 )  # fmt: skip
 WITH_MODELS = (
     training("run", "run"),
@@ -132,20 +109,19 @@ WITH_MODELS = (
     of_run("generate", "generate ./tiny --input rows.jsonl --output out.jsonl",
            files={"rows.jsonl": lines({"question": "2+2?"}, {"question": "9 " * 2100})}),
     dry("generate-dry", "generate ./tiny"),
-    dry("preview-dry", "preview ./tiny"),
-    dry("bench-dry", "bench ./tiny"),
     of_run("preview", "preview ./tiny --quiet", hide=(SAMPLES,)),
     of_run("diagnose", "diagnose tiny"),
     of_run("bench", "bench ./tiny --steps 1 --warmup 0 --quiet --completion-tokens 4",
            hide=(ADVICE,)),
     of_run("export", "export ./tiny out"),
-    of_run("regrade", "regrade tiny"),
+    of_run("grade-run", "grade tiny"),
+    of_run("runs", "runs .", hide=(r"<date>.*$",)),
     of_run("data-difficulty", "data difficulty ./tiny --samples 2 --output rates.jsonl --quiet",
            hide=(r"#+$",)),
     of_run("plan-like", "plan ./tiny --device cpu --like tiny"),
 )  # fmt: skip
 
-ROWS: dict[str, Row] = {row.name: row for row in (*help_rows(), *WITHOUT_MODELS, *WITH_MODELS)}
+ROWS: dict[str, Row] = {row.name: row for row in (*WITHOUT_MODELS, *WITH_MODELS)}
 
 
 def printed(row: Row, folder: Path, tiny: Path | None) -> dict[str, Any]:

@@ -166,13 +166,13 @@ ASKING = (
 )  # fmt: skip
 GRADING = (
     Row(name="grading/format", command="grade 4 --answer 4 --format xlm"),
-    Row(name="grading/agreement-empty", command="grade-agreement rows.jsonl",
+    Row(name="grading/file-empty", command="grade rows.jsonl",
         files={"rows.jsonl": ""}),
-    Row(name="grading/agreement-column", command="grade-agreement rows.jsonl --text said",
+    Row(name="grading/file-column", command="grade rows.jsonl --text said",
         files={"rows.jsonl": lines({"text": "4", "answer": "4"})}),
-    Row(name="grading/agreement-not-gzip", command="grade-agreement rows.jsonl.gz",
+    Row(name="grading/file-not-gzip", command="grade rows.jsonl.gz",
         files={"rows.jsonl.gz": "nothing of the kind"}),
-    Row(name="grading/agreement-not-json", command="grade-agreement rows.jsonl",
+    Row(name="grading/file-not-json", command="grade rows.jsonl",
         files={"rows.jsonl": "{\n"}),
 )  # fmt: skip
 

@@ -13,19 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.cli.options import read_recipe
 from grouper.config.aliases import alias, batch_of, flag_named, flags
-from grouper.config.checks import nearest
-from grouper.config.loading import is_shipped, load_recipe
-from grouper.config.overrides import parse_yaml
-from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 
-Command = Callable[..., Any]
+if TYPE_CHECKING:
+    from grouper.config.schema import Recipe
+
 Settings = dict[str, Any]
 
 TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -39,40 +36,32 @@ _NEARLY = 0.85
 TRACKERS = "tracking.trackers"
 
 
-def add_flags(command: Command) -> Command:
-    """Give a command every flag, each as a tuple of all its values."""
-    for flag, row in reversed(flags().items()):
-        command = click.option(
-            f"--{flag}",
-            multiple=True,
-            metavar="" if row.get("switch") else row.get("metavar"),
-            help=row.get("help", "A name that other trainers use; see docs/migrating.md."),
-            hidden="help" not in row,
-        )(command)
-    return command
+# --- how they are written ------------------------------------------------------------------------
 
 
-class TrainingCommand(click.Command):
-    """A command whose flags may be written as other trainers want them."""
+def options() -> dict[str, Settings]:
+    """Every flag as a row of options, with all its values; those without help are not shown."""
+    return {
+        flag: {
+            "multiple": True,
+            "metavar": "" if row.get("switch") else row.get("metavar"),
+            "help": row.get("help", ""),
+            "hidden": "help" not in row,
+        }
+        for flag, row in flags().items()
+    }
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, [*_as_click_wants(args)])
-        except click.NoSuchOption as error:
-            hint = _hint(error.option_name, args)
-            if hint is None:
-                raise
-            raise click.UsageError(hint, ctx) from error
 
-
-def _as_click_wants(args: Sequence[str]) -> Iterator[str]:
+def as_click_wants(args: Sequence[str]) -> Iterator[str]:
     """`--rewards a b` as `--rewards=a,b`, `--bf16` and `--bf16 True` as `--bf16=true`."""
     rest = deque(args)
     while rest:
         word = rest.popleft()
         name, equals, value = word.partition("=")
         flag = flag_named(name.removeprefix("--")) if name.startswith("--") else ""
-        switch = _switch(flag)
+        # The switch that a flag turns on, or off where it has `no-` in front.
+        either = (flag, flag_named(flag.removeprefix("no-")))
+        switch = next((f for f in either if flags().get(f, {}).get("switch")), None)
         if word == "--":
             yield from (word, *rest)
             return
@@ -92,22 +81,19 @@ def _as_click_wants(args: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _switch(flag: str) -> str | None:
-    """The switch that a flag turns on, or off where it has `no-` in front."""
-    for name in (flag, flag_named(flag.removeprefix("no-"))):
-        if flags().get(name, {}).get("switch"):
-            return name
-    return None
-
-
 def _ends_a_list(word: str) -> bool:
-    """Whether a word behind a list is the next flag, an override or RECIPE."""
+    """Whether a word after a list is the next flag, an override or RECIPE."""
+    from grouper.config.loading import is_shipped
+
     is_file = word.endswith((".yaml", ".yml")) or ("/" in word and ":" not in word)
     return word.startswith("-") or "=" in word or is_file or is_shipped(word)
 
 
-def _hint(option: str, args: Sequence[str]) -> str | None:
+def hint(option: str, args: Sequence[str]) -> str | None:
     """What to write for an option that there is not; None where it is nearly a flag."""
+    from grouper.config.checks import nearest
+    from grouper.config.loading import load_recipe
+
     if not option.startswith("--"):
         return None
     names = [flag_named(word.partition("=")[0].removeprefix("--")) for word in args]
@@ -116,8 +102,8 @@ def _hint(option: str, args: Sequence[str]) -> str | None:
     if alias(typed) is None and nearest(names[place], flags(), _NEARLY):
         return None
     key = typed.removeprefix("--").replace("-", "_")
-    behind = [word for word in args[place + 1 : place + 2] if not word.startswith("--")]
-    setting = f"{key}={value or ''.join(behind) or 'VALUE'}"
+    after = [word for word in args[place + 1 : place + 2] if not word.startswith("--")]
+    setting = f"{key}={value or ''.join(after) or 'VALUE'}"
     try:
         load_recipe("demo", [setting])  # any recipe says what a wrong key should be
     except ConfigError as error:
@@ -125,25 +111,50 @@ def _hint(option: str, args: Sequence[str]) -> str | None:
     return f"There is no option {typed}. Write {setting}."
 
 
+# --- what they stand for -------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """A command line without its flags.
+    """A command line, its flags still as typed.
 
     Args:
         name: the recipe, as typed.
         overrides: `section.key=value`, as typed.
         phases: that the command runs.
         nproc: processes that `--nproc` asks for.
+        typed: the values of each flag; none where it was not typed.
     """
 
     name: str
     overrides: Sequence[str]
     phases: Sequence[str]
     nproc: int
+    typed: Mapping[str, Sequence[str]]
+
+    @cached_property
+    def values(self) -> dict[str, str]:
+        """Flag -> its one value; of those that may be repeated, all of them with commas.
+
+        Raises:
+            click.UsageError: one is given several times with different values.
+        """
+        found = {}
+        for flag, row in flags().items():
+            typed = self.typed[flag.replace("-", "_")]
+            if len(set(typed)) > 1 and not row.get("repeats"):
+                others = "".join(f", also --{name}" for name in row.get("also", ()))
+                times = f"given {len(typed)} times, with {' and '.join(typed)}"
+                raise click.UsageError(f"--{flag}{others}: {times}. Give it once.")
+            if typed:
+                found[flag] = ",".join(dict.fromkeys(typed))
+        return found
 
     @cached_property
     def recipe(self) -> Recipe:
         """Read only where a flag depends on it, since other flags may complete it."""
+        from grouper.cli.opening import read_recipe
+
         return read_recipe(self.name, self.overrides)
 
     @cached_property
@@ -159,14 +170,8 @@ class CommandLine:
         return [template.format(phase=self.running[-1]) if "{" in template else template]
 
 
-def spelled_out(
-    given: Mapping[str, Sequence[str]], line: CommandLine
-) -> tuple[list[str], list[str]]:
+def spelled_out(line: CommandLine) -> tuple[list[str], list[str]]:
     """The overrides that a command line stands for, those it has itself among them.
-
-    Args:
-        given: the values of each flag, by click's parameter; none where it was not typed.
-        line: what else was typed.
 
     Returns:
         The overrides, and notes of what the command line itself does not show.
@@ -175,20 +180,18 @@ def spelled_out(
         click.UsageError: flags that contradict each other or an override, or cannot be meant.
         ConfigError: a value that is no YAML, or a recipe that cannot be read.
     """
-    typed = {flag: given[flag.replace("-", "_")] for flag in flags()}
-    values = {flag: _only_value(flag, several) for flag, several in typed.items() if several}
     gives_way: Settings = {}
     spelled: list[tuple[str, Settings]] = []
-    for flag, value in values.items():
+    for flag, value in line.values.items():
         for template, setting in flags()[flag].get("first", {}).items():
             gives_way |= dict.fromkeys(line.keys(template), setting)
         spelled.append((flag, WORKED_OUT.get(flag, _by_the_table)(flag, value, line)))
-    batch, batch_note = _batch(values, line)
-    size = DEVICE_BATCH if DEVICE_BATCH in values else ACCUMULATION
-    spelled += [("tracker", _trackers(values, line)), (size, batch)]
+    batch, batch_note = _batch(line)
+    size = DEVICE_BATCH if DEVICE_BATCH in line.values else ACCUMULATION
+    spelled += [("tracker", _trackers(line)), (size, batch)]
     _refuse_contradictions(spelled, line.overrides)
     settings = {key: setting for _, several in spelled for key, setting in several.items()}
-    notes = [note for note in (_phase_note(values, line), batch_note) if note]
+    notes = [note for note in (_phase_note(line), batch_note) if note]
     return [*_as_overrides(gives_way), *line.overrides, *_as_overrides(settings)], notes
 
 
@@ -199,16 +202,6 @@ def _as_overrides(settings: Settings) -> list[str]:
     ]
 
 
-def _only_value(flag: str, typed: Sequence[str]) -> str:
-    row = flags()[flag]
-    if len(set(typed)) > 1 and not row.get("repeats"):
-        others = "".join(f", also --{name}" for name in row.get("also", ()))
-        raise click.UsageError(
-            f"--{flag}{others}: given {len(typed)} times, with {' and '.join(typed)}. Give it once."
-        )
-    return ",".join(dict.fromkeys(typed))
-
-
 def _refuse_contradictions(
     spelled: Sequence[tuple[str, Settings]], overrides: Sequence[str]
 ) -> None:
@@ -217,7 +210,7 @@ def _refuse_contradictions(
     for override in overrides:
         key, _, text = override.partition("=")
         if key != TRACKERS:
-            known[key] = (override, parse_yaml(text, override))
+            known[key] = (override, _parsed(text, override))
     for flag, settings in spelled:
         for key, setting in settings.items():
             before, other = known.setdefault(key, (f"--{flag}", setting))
@@ -229,6 +222,12 @@ def _refuse_contradictions(
                     f"{before} and --{flag} contradict each other: {key} would be {setting}. "
                     "Give one of them."
                 )
+
+
+def _parsed(text: str, where: str) -> Any:
+    from grouper.config.overrides import parse_yaml
+
+    return parse_yaml(text, where)
 
 
 def _by_the_table(flag: str, value: str, line: CommandLine) -> Settings:
@@ -248,18 +247,26 @@ def _setting(flag: str, value: str) -> Any:
         return row["values"][value.lower()]
     if row.get("list"):
         return _names(value)
-    return value if row.get("text") else parse_yaml(value, f"--{flag}")
+    return value if row.get("text") else _parsed(value, f"--{flag}")
 
 
-def _phase_note(values: Mapping[str, str], line: CommandLine) -> str | None:
+def _names(value: str) -> list[str]:
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
+def _phase_note(line: CommandLine) -> str | None:
     """What flags that set one phase leave to the other; None where only one phase runs."""
-    to = {flag: flags()[flag]["to"] for flag in values if "{phase}" in flags()[flag].get("to", "")}
+    to = {flag: str(flags()[flag].get("to")) for flag in line.values}
+    to = {flag: key for flag, key in to.items() if "{phase}" in key}
     if not to or len(line.running) < 2:
         return None
     names = " and ".join(f"--{flag}" for flag in to)
-    mean = "mean" if len(to) > 1 else "means"
     keys = " and ".join(f"{key.format(phase='sft')}=..." for key in to.values())
+    mean = "mean" if len(to) > 1 else "means"
     return f"{names} {mean} GRPO. SFT stays as the recipe has it; {keys} would change it."
+
+
+# --- flags of their own --------------------------------------------------------------------------
 
 
 def _learning_rate(flag: str, value: str, line: CommandLine) -> Settings:
@@ -287,15 +294,9 @@ def _dataset(_flag: str, value: str, line: CommandLine) -> Settings:
 
 
 def _system_prompt(_flag: str, value: str, _line: CommandLine) -> Settings:
-    try:
-        return {"prompt.system": Path(value).expanduser().read_text(encoding="utf-8").strip()}
-    except (OSError, UnicodeDecodeError) as error:
-        where = f"--system-prompt-file {value}"
-        raise ConfigError(f"cannot be read ({error})", where=where) from error
+    from grouper.config.loading import read_text
 
-
-def _names(value: str) -> list[str]:
-    return [name.strip() for name in value.split(",") if name.strip()]
+    return {"prompt.system": read_text(Path(value).expanduser()).strip()}
 
 
 def _rewards(_flag: str, value: str, line: CommandLine) -> Settings:
@@ -314,51 +315,49 @@ WORKED_OUT: dict[str, Callable[[str, str, CommandLine], Settings]] = {
 }
 
 
-def _trackers(values: Mapping[str, str], line: CommandLine) -> Settings:
+def _trackers(line: CommandLine) -> Settings:
     """The trackers that are named, or the recipe's, with what the flags say about them all."""
-    about = {
-        row["of_trackers"]: _setting(flag, values[flag])
-        for flag, row in flags().items()
-        if "of_trackers" in row and flag in values
-    }
-    asked = _names(values.get("tracker", ""))
-    wandb = values.get("use-wandb")
-    if "none" in asked or values.get("no-trackers") == "true":
-        if set(asked) - {"none"} or wandb == "true":
-            raise click.UsageError("--no-trackers and --tracker contradict each other: give one.")
-        return {TRACKERS: []}
+    values = line.values
+    of_all = {flag: row["of_trackers"] for flag, row in flags().items() if "of_trackers" in row}
+    about = {key: _setting(flag, values[flag]) for flag, key in of_all.items() if flag in values}
+    asked, wandb = _names(values.get("tracker", "")), values.get("use-wandb")
+    off = "none" in asked or values.get("no-trackers") == "true"
+    if off and (set(asked) - {"none"} or wandb == "true"):
+        raise click.UsageError("--no-trackers and --tracker contradict each other: give one.")
     if wandb == "false" and "wandb" in asked:
         raise click.UsageError("--no-wandb and --tracker wandb contradict each other: give one.")
-    if not (about or asked or wandb):
-        return {}
+    if off or not (about or asked or wandb):
+        return {TRACKERS: []} if off else {}
     rows = line.recipe.tracking.trackers
     known = {row.name: row.model_dump(mode="json", exclude_defaults=True) for row in rows}
     names = dict.fromkeys([*(asked or known), *(["wandb"] if wandb == "true" else [])])
     if wandb == "false":
         names.pop("wandb", None)
     if about and not names:
-        typed = ", ".join(f"--{flag}" for flag in values if "of_trackers" in flags()[flag])
+        typed = ", ".join(f"--{flag}" for flag in values if flag in of_all)
         raise click.UsageError(f"{typed}: the recipe has no trackers; add --tracker NAME.")
     return {TRACKERS: [{**known.get(name, {"name": name}), **about} for name in names]}
 
 
-def _batch(values: Mapping[str, str], line: CommandLine) -> tuple[Settings, str]:
+def _batch(line: CommandLine) -> tuple[Settings, str]:
     """What batch sizes as other trainers count them come to, and that in words."""
-    if not {DEVICE_BATCH, ACCUMULATION} & values.keys():
+    from grouper.config.loading import is_shipped
+
+    if not {DEVICE_BATCH, ACCUMULATION} & line.values.keys():
         return {}, ""
-    phase = line.running[-1]
+    phase, grpo = line.running[-1], line.recipe.grpo
+    # A shipped recipe keeps its batch when the run has another name.
     system = line.name if is_shipped(line.name) else line.recipe.name
     device, accumulation = batch_of(system, phase)
-    device = _count(DEVICE_BATCH, values.get(DEVICE_BATCH, device))
-    accumulation = _count(ACCUMULATION, values.get(ACCUMULATION, accumulation))
+    device = _count(line, DEVICE_BATCH, device)
+    accumulation = _count(line, ACCUMULATION, accumulation)
     processes = max(line.nproc, int(os.environ.get("WORLD_SIZE", "1")))
     completions = device * accumulation * processes
     product = f"{device} per device x {accumulation} accumulated x {processes} process(es)"
     product += f" = {completions}"
     if phase == "sft":
         return {"sft.batch_size": completions}, f"SFT: {product} demonstrations per step."
-    grpo = line.recipe.grpo
-    group = _count("num-generations", values.get("num-generations", grpo.group_size))
+    group = _count(line, "num-generations", grpo.group_size)
     prompts, rest = divmod(completions * grpo.updates_per_batch, group)
     product += f" completions per optimizer step, {grpo.updates_per_batch} step(s) on each batch"
     if rest:
@@ -370,7 +369,8 @@ def _batch(values: Mapping[str, str], line: CommandLine) -> tuple[Settings, str]
     return {"grpo.prompts_per_step": prompts}, f"GRPO: {product}: {prompts} prompt(s) x {group}."
 
 
-def _count(flag: str, value: str | int) -> int:
-    if not str(value).isdecimal() or int(value) < 1:
+def _count(line: CommandLine, flag: str, default: int) -> int:
+    value = line.values.get(flag, str(default))
+    if not value.isdecimal() or int(value) < 1:
         raise click.UsageError(f"--{flag} is a whole number of 1 or more, not {value!r}.")
     return int(value)

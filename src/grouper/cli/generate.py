@@ -3,72 +3,30 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.cli.options import (
-    dry_run_option,
-    models_not_here,
-    open_recipe,
-    quiet_option,
-    show_plan,
-)
-from grouper.config.schema import Recipe
+from grouper.cli.measure import progress
+from grouper.cli.opening import models_not_here, open_recipe, require_new, show_plan
 from grouper.data.reading import find_file, read_files
-from grouper.errors import DataError, RunFolderError
-from grouper.grading import extract
-from grouper.models.folders import model_in, recipe_for, with_sampling
+from grouper.errors import DataError
+from grouper.files import dumps, write_atomic
+from grouper.models.folders import model_in, recipe_for, require_model_folder, with_sampling
 from grouper.tracking.samples import printable
-from grouper.types import Completion
 
 if TYPE_CHECKING:
-    from grouper.api import Generator
-    from grouper.tracking.live import Progress
-
-log = logging.getLogger(__name__)
+    from grouper.api import Generator, Solution
 
 QUESTION_COLUMNS = ("question", "problem", "prompt")
+# What the rows of an output file have beside the columns of the input.
 ADDED = ("response", "extracted", "finish_reason", "sample")
-"""What the rows of an output file have beside the columns of the input."""
-
-EXAMPLES = """\b
-Examples:
-  grouper generate outputs/demo/grpo/final --question \\
-      "Eva has 7 eggs, drops 3 and then sells 2. How many eggs does Eva have?"
-  grouper generate outputs/demo/grpo/final                 an interactive prompt
-  grouper generate ./my-model --format boxed --input in.jsonl --output out.jsonl
-"""
 
 
-@click.command("generate", epilog=EXAMPLES)
-@click.argument("model", metavar="MODEL")
-@click.option("--question", "-Q", help="One question.")
-@click.option(
-    "--input",
-    "input_file",
-    type=click.Path(path_type=Path),
-    help="Questions, one JSON object a line, in `question`, `problem` or `prompt`.",
-)
-@click.option(
-    "--output",
-    "output_file",
-    type=click.Path(path_type=Path),
-    help="Where the answered rows go, all columns kept.  [default: standard output]",
-)
-@click.option("--recipe", help="Whose prompt format is used.  [default: that of MODEL's run]")
-@click.option("--format", "format_name", help="A prompt format; see `grouper recipes formats`.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="0 is greedy.")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Longest answer.")
-@click.option("--samples", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), help="Of the draws.  [default: the recipe's]")
-@dry_run_option
-@quiet_option
-def generate_command(
+def generate(
     model: str,
     *,
     question: str | None,
@@ -76,19 +34,11 @@ def generate_command(
     output_file: Path | None,
     recipe: str | None,
     format_name: str | None,
-    temperature: float | None,
-    max_new_tokens: int | None,
-    samples: int,
-    seed: int | None,
     dry_run: bool,
     quiet: bool,
+    **sampling: Any,
 ) -> None:
-    """Let MODEL (a folder, an adapter or a Hub name) answer questions, asked exactly as in
-    training: same prompt format, same stop tokens, the extracted answer shown.
-
-    A model inside a run folder knows its recipe; for any other give --recipe or --format. Settings
-    that are left out are those of the recipe's evaluation.
-    """
+    """Check everything that can be checked before the model is loaded; then answer."""
     if question is not None and input_file is not None:
         raise click.UsageError("Give --question or --input, not both.")
     if output_file is not None and input_file is None:
@@ -96,31 +46,39 @@ def generate_command(
     if question is not None and not question.strip():
         raise click.UsageError("--question is empty.")
     model = model_in(model)
-    named = None if recipe is None else open_recipe(recipe, ())
-    opened = with_sampling(
-        recipe_for(model, named, format_name),
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        samples=samples,
-        seed=seed,
-    )
+    named = None if recipe is None else open_recipe(recipe)
+    opened = with_sampling(recipe_for(model, named, format_name), **sampling)
     rows = None if input_file is None else _read_questions(input_file)
     if output_file is not None:
-        _check_output(output_file)
+        require_new(output_file, f"--output {output_file}")
+        if not output_file.resolve().parent.is_dir():
+            folder = str(output_file.parent)
+            raise DataError(
+                f"there is no folder {folder!r}", where="--output", fix="Make it first."
+            )
+    require_model_folder(model, where="MODEL")
     if dry_run:
-        _dry_run(opened, model, rows)
+        questions = "questions as they come" if rows is None else f"{len(rows):,} questions"
+        k, fmt = opened.evaluation.samples, opened.prompt.format
+        sizes = [f"{model}: {questions} x {k} samples, format {fmt}"]
+        show_plan(opened, sizes, unchecked=models_not_here(opened, model))
         return
-    with _Answerer(opened, model, quiet=quiet) as answerer:
-        if question is not None:
-            answerer.show(question)
-        elif rows is not None:
-            answerer.answer_rows(rows, output_file)
+
+    from grouper.api import Generator
+
+    display = progress(quiet=quiet)
+    with Generator(opened, model) as generator:
+        if rows is not None:
+            found = generator.answers([_question(row) for row in rows], display=display)
+            _write(rows, found, opened.evaluation.samples, output_file)
+        elif question is not None:
+            _show(question, generator)
         else:
-            answerer.converse()
+            _converse(generator)
 
 
-def _read_questions(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """(question, row) of every row.
+def _read_questions(path: Path) -> Sequence[Mapping[str, Any]]:
+    """The rows of a file.
 
     Raises:
         DataError: not a file that can be read, no rows, no question in some, or columns of the
@@ -138,8 +96,7 @@ def _read_questions(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
             where=str(path),
             fix="Rename it first.",
         )
-    found = [(_question(row), row) for row in rows]
-    empty = [number for number, (question, _) in enumerate(found, start=1) if not question]
+    empty = [number for number, row in enumerate(rows, start=1) if not _question(row)]
     if empty:
         shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
         raise DataError(
@@ -148,151 +105,70 @@ def _read_questions(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
             fix=f"Put it in a column {' or '.join(QUESTION_COLUMNS)}; the columns of the first "
             f"row are {', '.join(map(str, rows[0]))}.",
         )
-    return found
+    return rows
 
 
 def _question(row: Mapping[str, Any]) -> str:
-    for name in QUESTION_COLUMNS:
-        if isinstance(row.get(name), str) and row[name].strip():
-            return str(row[name])
-    return ""
+    found = (row.get(name) for name in QUESTION_COLUMNS)
+    return next((text for text in found if isinstance(text, str) and text.strip()), "")
 
 
-def _check_output(path: Path) -> None:
-    """Found out before the model works for hours, not after."""
-    if path.exists():
-        raise RunFolderError(
-            "there is a file of this name already",
-            where=f"--output {path}",
-            fix="Name a new one, or delete it.",
-        )
-    if not path.resolve().parent.is_dir():
-        raise RunFolderError(
-            f"there is no folder {str(path.parent)!r}", where="--output", fix="Make it first."
-        )
+def _write(
+    rows: Sequence[Mapping[str, Any]],
+    answers: Sequence[Sequence[Solution]],
+    samples: int,
+    output: Path | None,
+) -> None:
+    """All rows in order, one line for each row and sample; whole or not at all."""
+    lines = []
+    for row, found in zip(rows, answers, strict=True):
+        # Columns of a Parquet file may hold dates and the like, which become text.
+        kept = json.loads(json.dumps({str(name): row[name] for name in row}, default=str))
+        for sample, one in enumerate(found or [None] * samples):
+            kept["response"] = one and one.response
+            kept["extracted"] = one and one.answer
+            kept["finish_reason"] = one.finish_reason if one else "too_long"
+            if samples > 1:
+                kept["sample"] = sample
+            lines.append(dumps(kept) + "\n")
+    if output is None:
+        click.echo("".join(lines), nl=False)
+    else:
+        write_atomic(output, "".join(lines).encode())
+        click.echo(f"{output}: {len(lines):,} rows.")
 
 
-def _dry_run(recipe: Recipe, model: str, rows: Sequence[object] | None) -> None:
-    from grouper.models.folders import require_model_folder
-
-    require_model_folder(model, where="MODEL")
-    k = recipe.evaluation.samples
-    questions = "questions as they come" if rows is None else f"{len(rows):,} questions"
-    sizes = [f"{model}: {questions} x {k} samples, format {recipe.prompt.format}"]
-    show_plan(recipe, sizes, unchecked=models_not_here(recipe, model))
-
-
-class _Answerer:
-    """A loaded model that answers questions on standard output or into a file."""
-
-    def __init__(self, recipe: Recipe, model: str, *, quiet: bool) -> None:
-        from grouper.api import Generator
-        from grouper.tracking.live import Progress, setup_logging
-
-        self.recipe = recipe
-        self.progress: Progress = Progress(quiet=quiet)
-        setup_logging(None, console=self.progress.console)
-        self.generator: Generator = Generator(recipe, model)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.generator.close()
-
-    def show(self, question: str) -> None:
-        """Answer one question on standard output."""
-        prompt = self.generator.prompt(question)
-        self.generator.require_fitting(prompt)
-        for _, completion in sorted(self.generator.draw([prompt]), key=lambda drawn: drawn[0]):
-            solution = self.generator.solution(question, prompt, completion)
-            click.echo(printable(prompt.prefix + solution.response))
-            if solution.answer is None:
-                click.echo(click.style(f"No answer: {solution.reason}.", fg="yellow"))
-            else:
-                answer = printable(f"Answer: {solution.answer}")
-                click.echo(click.style(answer, fg="green", bold=True))
-            if completion.truncated:
-                limit = self.generator.params.max_new_tokens
-                click.echo(f"(cut off after {limit} tokens; see --max-new-tokens)")
-
-    def answer_rows(
-        self, rows: Sequence[tuple[str, Mapping[str, Any]]], output: Path | None
-    ) -> None:
-        """Answer all rows, in order, one line a row and sample; whole or not at all."""
-        from grouper.files import dumps, write_atomic
-
-        prompts = [
-            self.generator.prompt(question, number) for number, (question, _) in enumerate(rows)
-        ]
-        fitting = [number for number, prompt in enumerate(prompts) if self.generator.fits(prompt)]
-        if len(fitting) < len(prompts):
-            log.warning(
-                "%d questions are too long for the model; their response is null.",
-                len(prompts) - len(fitting),
-            )
-        k = self.recipe.evaluation.samples
-        drawn: dict[tuple[int, int], Completion] = {}
-        with self.progress.track("answering", len(fitting) * k) as task:
-            for index, completion in self.generator.draw([prompts[number] for number in fitting]):
-                drawn[fitting[index // k], index % k] = completion
-                task.advance()
-        lines = [
-            dumps(_as_json({**row, **self._columns(drawn.get((number, sample)), sample)}))
-            for number, (_, row) in enumerate(rows)
-            for sample in range(k)
-        ]
-        text = "".join(line + "\n" for line in lines)
-        if output is None:
-            click.echo(text, nl=False)
+def _show(question: str, generator: Generator) -> None:
+    """Answer one question on standard output."""
+    for solution in generator.answer(question):
+        click.echo(printable(generator.prepared.format.prefix + solution.response))
+        if solution.answer is None:
+            click.echo(click.style(f"No answer: {solution.reason}.", fg="yellow"))
         else:
-            write_atomic(output, text.encode())
-            click.echo(f"{output}: {len(lines):,} rows.")
-
-    def converse(self) -> None:
-        """Answer every line until the end of input; each question stands alone."""
-        asked = False
-        for question in _lines():
-            asked = True
-            try:
-                self.show(question)
-            except DataError as error:  # a question that is too long ends nothing
-                click.echo(error.paragraph(), err=True)
-        if not asked and not _typed():
-            click.echo("No question on standard input; see --question and --input.", err=True)
-
-    def _columns(self, completion: Completion | None, sample: int) -> dict[str, Any]:
-        number = {"sample": sample} if self.recipe.evaluation.samples > 1 else {}
-        if completion is None:
-            return {"response": None, "extracted": None, "finish_reason": "too_long", **number}
-        return {
-            "response": completion.text,
-            "extracted": extract(completion.text, self.generator.prepared.format.contract).answer,
-            "finish_reason": completion.finish_reason.value,
-            **number,
-        }
+            answer = printable(f"Answer: {solution.answer}")
+            click.echo(click.style(answer, fg="green", bold=True))
+        if solution.finish_reason == "length":
+            limit = generator.params.max_new_tokens
+            click.echo(f"(cut off after {limit} tokens; see --max-new-tokens)")
 
 
-def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns of a Parquet file may hold dates and the like, which become text."""
-    return {str(name): json.loads(json.dumps(value, default=str)) for name, value in row.items()}
-
-
-def _lines() -> Iterator[str]:
-    """Questions typed at a prompt, or the lines of what is piped in; empty ones are skipped."""
-    typed = _typed()
-    if typed:
+def _converse(generator: Generator) -> None:
+    """Answer every line, typed or piped in, until the end of input; each stands alone."""
+    if typed := _typed():
         click.echo("One question a line; Ctrl-D ends.", err=True)
+    asked = False
     while True:
         try:
-            line = input("> ") if typed else sys.stdin.readline()
+            question = input("> " if typed else "").strip()
+            if question:
+                asked = True
+                _show(question, generator)
+        except DataError as error:  # a question that is too long ends nothing
+            click.echo(error.paragraph(), err=True)
         except EOFError:
-            click.echo(err=True)
-            return
-        if not typed and not line:
-            return
-        if line.strip():
-            yield line.strip()
+            break
+    if not asked and not typed:
+        click.echo("No question on standard input; see --question and --input.", err=True)
 
 
 def _typed() -> bool:

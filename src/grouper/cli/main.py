@@ -1,152 +1,180 @@
-"""`grouper`: the group of commands, and the one place where errors become exit codes."""
+"""`grouper`: the commands of `commands.yaml`, and the one place where errors become exit codes."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.resources
 import logging
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import click
+import yaml
 
-from grouper.cli.groups import NamingGroup
-from grouper.cli.launch import let_the_first_speak
-from grouper.errors import GrouperError, Interrupted, ModelError, first_line, is_out_of_memory
+from grouper.cli.flags import as_click_wants, hint
+from grouper.cli.flags import options as flag_options
+from grouper.cli.text import is_follower
+from grouper.config.aliases import flag_named
+from grouper.errors import (
+    GrouperError,
+    Interrupted,
+    ModelError,
+    did_you_mean,
+    first_line,
+    is_out_of_memory,
+)
 from grouper.models.allocator import prefer_expandable_segments
 
-COMMANDS = {
-    "run": ("grouper.cli.train", "Train and evaluate by a recipe: base, SFT, GRPO, comparison."),
-    "sft": ("grouper.cli.train", "Only the SFT phase of a recipe."),
-    "grpo": ("grouper.cli.train", "Only the GRPO phase of a recipe."),
-    "init": ("grouper.cli.init", "Write a recipe for your own model and problems."),
-    "eval": ("grouper.cli.evaluate", "Measure a model on a recipe's problems."),
-    "preview": ("grouper.cli.preview", "A few samples as GRPO draws them; why rewards are alike."),
-    "generate": ("grouper.cli.generate", "Answer one question, a JSONL file, or a conversation."),
-    "export": ("grouper.cli.export", "A trained model as one folder, its adapter merged in."),
-    "recipes": ("grouper.cli.recipes", "List the recipes; show one, its fields, formats, sources."),
-    "diagnose": ("grouper.cli.diagnose", "Name what went wrong in a run, from its logs alone."),
-    "rewards": ("grouper.cli.rewards", "List the rewards, try them on a text, or attack them."),
-    "plan": ("grouper.cli.plan", "Memory, steps and time of a recipe; loads no weights."),
-    "bench": ("grouper.cli.bench", "Measure a few GRPO steps here: seconds, tokens/s, hours."),
-    "grade": ("grouper.cli.grade", "Grade one completion, every stage shown."),
-    "grade-agreement": ("grouper.cli.grade", "Our grader beside Math-Verify, on a file."),
-    "regrade": ("grouper.cli.regrade", "Grade and reward a run's stored completions again."),
-    "data": ("grouper.cli.data", "List data sources, show, check and prepare problems."),
-    "new-model": ("grouper.cli.new_model", "Make a small random model fitted to a recipe's data."),
-}
-"""Name -> (module that holds the command, one line for `grouper --help`)."""
+Row = dict[str, Any]
 
-EPILOG = """\b
-Start here:
-  grouper run demo                 a tiny model learns arithmetic in a few minutes
-  grouper eval outputs/demo        measure what it learned again
-  grouper generate outputs/demo/grpo/final
-  grouper recipes                  what else there is
-  grouper init FILE                a recipe for your own model and problems
-  grouper COMMAND --help           more, with examples
-"""
+TABLE: Row = yaml.load(
+    (importlib.resources.files("grouper.cli") / "commands.yaml").read_text(encoding="utf-8"),
+    Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader),  # noqa: S506 - either one is safe
+)
+
+# Options of a command that stand first in its help.
+FIRST = 5
+# As the shell has it for any program: not 0, since a run may have been cut short.
+SIGPIPE_EXIT = 141
+# Seconds a follower waits with its error: when rank 0 has the same one, it ends the others.
+HEAD_START = 3.0
+
+RANGES: dict[str, Any] = {"int": click.IntRange, "float": click.FloatRange}
 
 
-_SIGPIPE_EXIT = 141
-"""As the shell tells it of any program: not 0, since a run may have been cut short."""
+def _option(flag: str, row: Row) -> click.Option:
+    """The option of a row; what is not named here is click's own."""
+    own = {"name", "type", "least", "choices", "short", "opposite"}
+    named = {key: value for key, value in row.items() if key not in own}
+    switch = not {"metavar", "choices"} & row.keys()
+    if "choices" in row:
+        named["type"] = click.Choice(row["choices"])
+    elif row.get("type") == "path":
+        named["type"] = click.Path(path_type=Path)
+    elif "type" in row:
+        named["type"] = RANGES[row["type"]](min=row.get("least"))
+    if switch and "opposite" not in row:
+        named["default"] = False
+    names = [row["short"]] if "short" in row else []
+    names.append(f"--{flag}/--{row['opposite']}" if "opposite" in row else f"--{flag}")
+    names.append(row.get("name", flag.replace("-", "_")))
+    return click.Option(names, is_flag=switch or None, show_default="default" in row, **named)
 
 
-class _ReaderGoneError(Exception):
-    """What reads our output (`head`) has left; click and rich would end with code 1."""
+def _argument(name: str, shown: str) -> click.Argument:
+    several = shown.endswith("...")
+    required = not shown.startswith("[")
+    return click.Argument([name], nargs=-1 if several else 1, required=required, metavar=shown)
 
 
-@contextlib.contextmanager
-def _while_somebody_reads() -> Iterator[None]:
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError as error:
-        raise _ReaderGoneError from error
-    except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # rich makes an exit of it
-            raise _ReaderGoneError from error
-        raise
+def _texts(row: Row) -> Row:
+    """What a command and a group of them have in common."""
+    shown = "".join(f"  {line}\n" for line in row.get("examples", "").splitlines())
+    return {
+        "help": row["about"],
+        "epilog": f"\b\nExamples:\n{shown}" if shown else None,
+        "callback": partial(_call, row["call"]) if "call" in row else None,
+        "context_settings": {
+            "help_option_names": ["-h", "--help"],
+            "max_content_width": 100,
+            # Underscores, and the names that other trainers have.
+            "token_normalize_func": flag_named,
+        },
+    }
 
 
-class LazyGroup(NamingGroup):
-    """A group that imports a command's module when the command is called."""
+def _call(place: str, /, **given: Any) -> Any:
+    """Import what a command does, and do it; a group's is done where no command of it is typed."""
+    if click.get_current_context().invoked_subcommand is not None:
+        return None
+    module, _, function = place.partition(".")
+    return getattr(importlib.import_module(f"grouper.cli.{module}"), function)(**given)
+
+
+class Command(click.Command):
+    """A command of the table; its module is imported when it is called."""
+
+    def __init__(self, name: str, row: Row) -> None:
+        rows = row.get("options", {})
+        self.trains = "from-aliases" in rows.values()
+        if self.trains:
+            rows = rows | flag_options()
+        arguments = [_argument(*argument) for argument in row.get("arguments", {}).items()]
+        params = [*arguments, *(_option(*option) for option in rows.items())]
+        super().__init__(name, params=params, short_help=row["does"], **_texts(row))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not self.trains:
+            return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, [*as_click_wants(args)])
+        except click.NoSuchOption as error:
+            instead = hint(error.option_name, args)
+            if instead is None:
+                raise
+            raise click.UsageError(instead, ctx) from error
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+        shown = [record for option in options if (record := option.get_help_record(ctx))]
+        several = len(shown) > FIRST + 1
+        first = FIRST if several else len(shown)
+        for title, rows in (("Options", shown[:first]), ("More options", shown[first:])):
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+class Group(click.Group):
+    """Commands of the table; a mistyped one is told the nearest, one that is gone what to type."""
+
+    def __init__(self, name: str, row: Row) -> None:
+        rows = row["commands"].items()
+        super().__init__(
+            name,
+            commands={n: (Group if "commands" in r else Command)(n, r) for n, r in rows},
+            invoke_without_command="call" in row,
+            short_help=row.get("does"),
+            **_texts(row),
+        )
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(self.commands)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS:
-            from grouper.config.loading import list_recipes
+        typed = args[0]
+        if typed not in self.commands and not typed.startswith("-"):
+            place = f"{ctx.command_path} {typed}".partition(" ")[2]
+            near = did_you_mean(typed, self.commands)
+            instead = f"{ctx.command_path} has no command {typed!r}. {near}"
+            from grouper.config.loading import is_shipped
 
-            if args[0] in dict(list_recipes()) or args[0].endswith((".yaml", ".yml")):
-                ctx.fail(f"{args[0]} is a recipe. Give the command, too: grouper run {args[0]}")
-            if args[0] == "train":
-                ctx.fail("Training is `grouper run RECIPE`: SFT, GRPO, and both measured.")
+            if typed.endswith((".yaml", ".yml")) or is_shipped(typed):
+                instead = f"{typed} is a recipe. Give the command, too: grouper run {typed}"
+            ctx.fail(TABLE["gone"].get(place, instead))
         return super().resolve_command(ctx, args)
 
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _while_somebody_reads():  # --help is printed here
-            return super().make_context(*args, **kwargs)
 
-    def invoke(self, ctx: click.Context) -> Any:
-        with _while_somebody_reads():
-            return super().invoke(ctx)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(COMMANDS)
-
-    def get_command(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - click's signature
-        name: str,
-    ) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        module = importlib.import_module(COMMANDS[name][0])
-        command: click.Command = getattr(module, f"{name.replace('-', '_')}_command")
-        return command
-
-    def format_commands(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - click's signature
-        formatter: click.HelpFormatter,
-    ) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-
-@click.group(
-    cls=LazyGroup,
-    epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-@click.version_option(package_name="grouper-rl", message="grouper %(version)s")
-def cli() -> None:
-    """Train small language models to solve maths problems, and measure honestly whether it worked.
-
-    SFT teaches an output format, GRPO with verifiable rewards raises what is right, and an
-    evaluation with statistics says whether the model got better. One YAML recipe describes the
-    whole run; any setting is overridden as section.key=value.
-    """
+cli = Group("grouper", TABLE)
+click.version_option(package_name="grouper-rl", message="grouper %(version)s")(cli)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: run a command; a user's mistake is one paragraph and exit code 2."""
-    # Never TensorFlow, whatever else is installed; tokenizer threads warn after a fork.
-    for name, value in {
-        "USE_TF": "0",
-        "TRANSFORMERS_NO_TF": "1",
-        "TRANSFORMERS_NO_TENSORFLOW": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads warn after a fork
     prefer_expandable_segments()
-    code = _run(arguments)
+    code = _run(sys.argv[1:] if arguments is None else arguments)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         # One of several processes: tearing down what they share may wait for ever.
         logging.shutdown()
@@ -156,81 +184,84 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-class _Interrupts:
-    """Remembers Ctrl-C, since what it interrupts may make another error of it.
+def _run(arguments: list[str]) -> int:
+    """The exit code of a command, its errors told.
 
-    Libraries that are being imported do: transformers says that a module could not be found.
+    Click's own `main` is gone around, since it ends with code 1 where the reader has left.
     """
-
-    def __init__(self) -> None:
-        self.came = False
-
-    def __enter__(self) -> Self:
-        # Handlers can only be set in the main thread; a caller's own handler stays.
-        main = threading.current_thread() is threading.main_thread()
-        self._ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if self._ours:
-            signal.signal(signal.SIGINT, self._on_interrupt)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self.came and kind is not None and issubclass(kind, Exception):
-            raise click.exceptions.Abort
-
-    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        self.came = True
-        signal.default_int_handler(number, frame)
-
-
-def _run(arguments: list[str] | None) -> int:
     try:
-        with _Interrupts(), _shortage_told():
-            result: Any = cli.main(
-                args=arguments,
-                prog_name="grouper",
-                standalone_mode=False,
-                obj=sys.argv[1:] if arguments is None else arguments,
-            )
+        with _interrupts(), cli.make_context("grouper", list(arguments), obj=arguments) as context:
+            result = cli.invoke(context)
+            sys.stdout.flush()
+            code = result if isinstance(result, int) else 0
     except GrouperError as error:
-        return _tell(error)
-    except click.exceptions.Abort:
+        code = _tell(error)
+    except click.exceptions.Exit as end:
+        code = end.exit_code
+    except (click.exceptions.Abort, KeyboardInterrupt, EOFError):
         click.echo("Stopped.", err=True)
-        return 130
-    except KeyboardInterrupt:
-        click.echo("Stopped at once; what was finished before is saved.", err=True)
-        return 130
+        code = 130
     except click.ClickException as error:
         error.show()
-        return error.exit_code
-    except _ReaderGoneError:
-        # Writing to it again at exit would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _SIGPIPE_EXIT
-    return result if isinstance(result, int) else 0
-
-
-def _tell(error: GrouperError) -> int:
-    """Print every problem; returns the exit code."""
-    who = let_the_first_speak()
-    prefix = who if isinstance(error, Interrupted) else f"{who}error: "
-    for problem in (error, *error.others):
-        click.echo(click.style(prefix, fg="red", bold=True) + problem.paragraph(), err=True)
-    return error.exit_code
-
-
-@contextlib.contextmanager
-def _shortage_told() -> Iterator[None]:
-    """Memory that ran out where no slice could be cut, as in loading or sampling: one paragraph."""
-    try:
-        yield
+        code = error.exit_code
+    except (BrokenPipeError, SystemExit) as end:
+        # What reads our output (`head`) has left; rich makes an exit of it.
+        if not any(isinstance(error, BrokenPipeError) for error in (end, end.__context__)):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        code = SIGPIPE_EXIT
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise ModelError(
+        shortage = ModelError(
             f"memory ran out ({first_line(error).rstrip('.')})",
             fix="`grouper plan RECIPE` says what every part of a run takes, and what would fit: "
             "the model's size decides about weights and optimizer, sampling.max_slots and "
             "sampling.max_new_tokens about sampling, tokens_per_micro_batch about the update.",
-        ) from error
+        )
+        code = _tell(shortage)
+    return code
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[None]:
+    """Ctrl-C ends the block even where what it interrupts makes another error of it.
+
+    Libraries that are being imported do: transformers says that a module could not be found.
+    """
+    came = threading.Event()
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        came.set()
+        signal.default_int_handler(number, frame)
+
+    # Handlers can only be set in the main thread; a caller's own handler stays.
+    in_main = threading.current_thread() is threading.main_thread()
+    ours = in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    except Exception as error:  # whatever the interrupt has become
+        if came.is_set():
+            raise click.exceptions.Abort from error
+        raise
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _tell(error: GrouperError) -> int:
+    """Print every problem; returns the exit code.
+
+    A mistake in a recipe is found by every process at once, and one paragraph is enough. One that
+    only a follower has comes a little later.
+    """
+    who = ""
+    if is_follower():
+        time.sleep(HEAD_START)
+        who = f"[rank {os.environ['RANK']}] "
+    prefix = who if isinstance(error, Interrupted) else f"{who}error: "
+    for problem in (error, *error.others):
+        click.echo(click.style(prefix, fg="red", bold=True) + problem.paragraph(), err=True)
+    return error.exit_code

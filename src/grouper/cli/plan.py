@@ -1,43 +1,27 @@
-"""`grouper plan`."""
+"""`grouper plan` and `grouper bench`: what a run takes, worked out and measured."""
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from grouper.cli.options import open_recipe, output_console, recipe_arguments
+from grouper.cli.measure import progress
+from grouper.cli.opening import chosen_model, open_recipe, run_of
+from grouper.cli.text import counted, duration, show, table
+from grouper.errors import ConfigError, RunFolderError
+from grouper.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from grouper.advice.measuring import Bench
     from grouper.advice.run_plan import PhasePlan, RunPlan
 
-EXAMPLES = """\b
-Examples:
-  grouper plan demo
-  grouper plan ./mine.yaml --device cuda model.gradient_checkpointing=true
-  grouper plan ./mine.yaml --tokens-per-second 9000 --json
-  grouper plan ./mine.yaml --like outputs/earlier       times as measured there
-"""
 
-
-@click.command("plan", epilog=EXAMPLES)
-@click.option(
-    "--device", type=click.Choice(["cpu", "cuda", "mps"]), help="Plan for this, not for this one."
-)
-@click.option(
-    "--tokens-per-second",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Measured speed, for the times.",
-)
-@click.option("--like", metavar="RUN", help="A run folder whose steps took as long.")
-@click.option("--json", "as_json", is_flag=True, help="Bytes, tokens and seconds as JSON.")
-@recipe_arguments
-def plan_command(
+def plan(
     recipe: str,
     overrides: tuple[str, ...],
     *,
@@ -46,23 +30,20 @@ def plan_command(
     like: str | None,
     as_json: bool,
 ) -> None:
-    """Say what RECIPE takes: memory of every part, what fits on which card, steps and time.
-
-    Loads no weights and uses no network: shapes come from the model's config.json, which must be
-    in a local folder or in the Hub cache; a new model is planned as well.
-    """
+    """Print memory, cards and times of a run."""
     # Read by the libraries when they are imported.
     os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
     opened = open_recipe(recipe, overrides, runs_here=False)
+    seconds = None if like is None else _measured(like)
+
     from grouper.advice.run_plan import plan_run
 
-    seconds = None if like is None else _measured(like)
     speed = tokens_per_second if like is None else None
-    plan = plan_run(opened, device=device, tokens_per_second=speed, seconds_per_step=seconds)
+    found = plan_run(opened, device=device, tokens_per_second=speed, seconds_per_step=seconds)
     if as_json:
-        click.echo(json.dumps(plan.as_dict(), indent=2))
+        click.echo(json.dumps(found.as_dict(), indent=2))
     else:
-        _show(plan)
+        _show_plan(found)
 
 
 def _measured(run: str) -> dict[str, float]:
@@ -71,89 +52,46 @@ def _measured(run: str) -> dict[str, float]:
     Raises:
         RunFolderError: it is none, or has not finished a step.
     """
-    from grouper.errors import RunFolderError
-    from grouper.tracking.run_folder import RunFolder
-
     folder = RunFolder(Path(run).expanduser())
     folder.read_info()
-    reports = folder.read_metrics()
-    if not reports:
+    seconds: dict[str, list[float]] = {}
+    for report in folder.read_metrics():
+        seconds.setdefault(report.phase, []).append(report.mean("time.step"))
+    if not seconds:
         raise RunFolderError(
             "there is nothing to take times from: the run has not finished a step",
             where=run,
             fix="Name another run, or give --tokens-per-second.",
         )
-    seconds: dict[str, list[float]] = {}
-    for report in reports:
-        seconds.setdefault(report.phase, []).append(report.mean("time.step"))
     return {phase: sum(values) / len(values) for phase, values in seconds.items()}
 
 
-COLUMNS = (
-    "weights",
-    "reference",
-    "gradients",
-    "optimizer",
-    "activations",
-    "logits_chunk",
-    "cache",
-    "sampling_copy",
-)
-
-
-def _show(plan: RunPlan) -> None:
-    console = output_console()
-    console.print(
-        f"{plan.parameters:,} parameters, {plan.trainable:,} of them trained, on {plan.device}"
-    )
-    console.print()
-    console.print(_memory_table(plan))
-    peak = "The peak is the sum of its row; a chunk of logits is a part of the activations."
-    if plan.device == "cpu":
-        peak += " The process may hold up to half as much again: glibc keeps freed memory."
-    console.print(peak, highlight=False, soft_wrap=True)
-    console.print()
-    console.print(_card_table(plan))
-    console.print()
-    for phase in plan.phases:
-        console.print(_phase_line(phase), highlight=False)
-    for note in plan.notes:
-        console.print(f"Note: {note}", highlight=False)
-
-
-def _memory_table(plan: RunPlan) -> Table:
-    from rich.table import Table
-
-    size, unit = (2**30, "GiB") if plan.peak >= 2**30 else (2**20, "MiB")
-    table = Table(title=f"{unit} at the worst moment")
-    table.add_column("part")
+def _show_plan(found: RunPlan) -> None:
+    size, unit = (2**30, "GiB") if found.peak >= 2**30 else (2**20, "MiB")
     # A column without anything in it says nothing.
-    shown = [name for name in COLUMNS if any(getattr(part, name) for part in plan.memory)]
-    for name in (*shown, "peak"):
-        table.add_column(name.replace("_", " "), justify="right")
-    for part in plan.memory:
-        values = [getattr(part, name) for name in (*shown, "peak")]
-        table.add_row(part.name, *(f"{value / size:.2f}" for value in values))
-    return table
-
-
-def _card_table(plan: RunPlan) -> Table:
-    from rich.table import Table
-
-    phases = list(plan.cards[0].tokens_per_micro_batch)
-    table = Table(title="What fits, and the largest settings that would")
-    for name in ("card", "fits", *(f"{p}.tokens_per_micro_batch" for p in phases)):
-        table.add_column(name, justify="right")
-    table.add_column("sampling.max_slots", justify="right")
-    for card in plan.cards:
-        fits = "yes" if card.fits else "no"
+    names = [field.name for field in fields(found.memory[0]) if field.name != "name"]
+    shown = [name for name in names if any(getattr(part, name) for part in found.memory)]
+    rows = [
+        (part.name, *(f"{getattr(part, name) / size:.2f}" for name in (*shown, "peak")))
+        for part in found.memory
+    ]
+    show(f"{found.parameters:,} parameters, {found.trainable:,} of them trained, on {found.device}")
+    show("")
+    columns = ("part", *(name.replace("_", " ") for name in shown), "peak")
+    table(columns, rows, title=f"{unit} at the worst moment")
+    peak = "The peak is the sum of its row; a chunk of logits is a part of the activations."
+    if found.device == "cpu":
+        peak += " The process may hold up to half as much again: glibc keeps freed memory."
+    show(peak, "")
+    phases = [f"{phase}.tokens_per_micro_batch" for phase in found.cards[0].tokens_per_micro_batch]
+    cards = []
+    for card in found.cards:
         settings = (*card.tokens_per_micro_batch.values(), card.max_slots)
-        table.add_row(f"{card.gib} GB", fits, *map(_number, settings))
-    return table
-
-
-def _number(value: int | None) -> str:
-    return "none" if value is None else f"{value:,}"
+        largest = ("none" if value is None else f"{value:,}" for value in settings)
+        cards.append((f"{card.gib} GB", "yes" if card.fits else "no", *largest))
+    columns = ("card", "fits", *phases, "sampling.max_slots")
+    table(columns, cards, title="What fits, and the largest settings that would")
+    show("", *map(_phase_line, found.phases), *(f"Note: {note}" for note in found.notes))
 
 
 def _phase_line(phase: PhasePlan) -> str:
@@ -162,17 +100,101 @@ def _phase_line(phase: PhasePlan) -> str:
     if phase.steps is not None:
         line = f"{line}, {phase.steps:,} steps, {bound}{phase.tokens:,} tokens"
     if phase.seconds is not None:
-        line = f"{line}, about {_duration(phase.seconds)}"
+        line = f"{line}, about {duration(phase.seconds)}"
     return line
 
 
-def _duration(seconds: float) -> str:
-    """For people.
+# --- grouper bench -------------------------------------------------------------------------------
 
-    >>> [_duration(s) for s in (42, 600, 7200, 200_000)]
-    ['42 s', '10 min', '2.0 h', '2.3 days']
-    """
-    for size, unit in ((86_400, "days"), (3600, "h")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+def bench(
+    recipe: str,
+    overrides: tuple[str, ...],
+    *,
+    model: str | None,
+    completion_tokens: int | None,
+    steps: int,
+    warmup: int,
+    plain: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Take steps, and print where their seconds went."""
+    opened = open_recipe(recipe, overrides)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "bench measures one process",
+            where="torchrun",
+            fix="Call it without torchrun; a run of several processes has the same figures in "
+            "metrics.jsonl, under time.*.",
+        )
+    subject = chosen_model(model, opened, run_of(recipe, opened))
+
+    from grouper.advice import measuring
+
+    seen = measuring.bench(
+        opened,
+        model=subject,
+        warmup=warmup,
+        steps=steps,
+        completion_tokens=completion_tokens,
+        plain=plain,
+        progress=progress(quiet=quiet),
+    )
+    if as_json:
+        click.echo(json.dumps(seen.as_dict(), indent=2))
+    else:
+        _show_bench(seen)
+
+
+def _show_bench(seen: Bench) -> None:
+    grpo, tokens = seen.recipe.grpo, seen.spread("completion/tokens")
+    length = f" of {tokens['median']:.0f} tokens" if tokens else ""
+    forced = "" if seen.completion_tokens is None else " (made so)"
+    size, unit = (1e12, "TFLOP/s") if seen.matrix_rate >= 1e12 else (1e9, "GFLOP/s")
+    show(
+        f"{seen.model}: {seen.parameters:,} parameters on {seen.device}, "
+        f"{counted(seen.threads, 'thread')}; "
+        f"large {seen.dtype} products run at {seen.matrix_rate / size:.3g} {unit}",
+        f"{counted(len(seen.reports), 'step')} after {seen.warmup} to warm up, each "
+        f"{counted(grpo.prompts_per_step, 'prompt')} x {grpo.group_size} completions{length}"
+        f"{forced}, all of them trained on",
+        "",
+    )
+    _show_times(seen)
+    of_what = "in the whole process"
+    if seen.memory_bytes is not None:
+        of_what = f"of {seen.memory_bytes / 2**30:.0f} GiB on the GPU"
+    show(f"Peak memory: {seen.peak_bytes / 2**30:.2f} GiB {of_what}")
+    if seen.token_limit is not None:
+        show(
+            f"Memory ran out: slices have had at most {seen.token_limit:,} tokens since. Set "
+            f"grpo.tokens_per_micro_batch={seen.token_limit} to begin there."
+        )
+    show(
+        f"The recipe's {seen.recipe_steps:,} GRPO steps: {duration(3600 * seen.hours)}, "
+        "evaluations and checkpoints not counted"
+    )
+
+
+_ROWS = (
+    *((f"{part}, s", f"time.{part}", "{:.3f}")
+      for part in ("prefill", "decode", "grade", "update", "other", "step")),
+    ("sampled tok/s", "time.sampled_tokens_per_second", "{:,.0f}"),
+    ("trained tok/s", "time.trained_tokens_per_second", "{:,.0f}"),
+    ("MFU of sampling", "time.mfu_sample", "{:.1%}"),
+    ("MFU of the update", "time.mfu_update", "{:.1%}"),
+    ("MFU of the step", "time.mfu", "{:.1%}"),
+)  # fmt: skip
+
+
+def _show_times(seen: Bench) -> None:
+    last = ["no kernels"] if seen.plain_reports else []
+    rows = []
+    for name, metric, form in _ROWS:
+        spread = seen.spread(metric)
+        if spread:
+            share = f"{seen.share(metric[5:]):.0%}" if name.endswith(", s") else ""
+            plain = [form.format(seen.spread(metric, plain=True)["median"]) for _ in last]
+            rows.append((name, *map(form.format, spread.values()), share, *plain))
+    table(("", "min", "median", "max", "share", *last), rows)

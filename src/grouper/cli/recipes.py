@@ -1,69 +1,88 @@
-"""`grouper recipes`: what can be run, and every setting, format and source by name."""
+"""`grouper recipes`: what can be run, every setting by name, and other trainers' files."""
 
 from __future__ import annotations
 
+import importlib.resources
+import json
+import os
+import re
+import shlex
+import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any, Literal
 
 import click
+import yaml
 from pydantic.fields import FieldInfo
 
-from grouper.cli.groups import NamingGroup
+from grouper.cli.opening import require_new
+from grouper.cli.text import definitions, short, warn
 from grouper.config.aliases import aliases
-from grouper.config.checks import meant, nearest, renamed, settings
-from grouper.config.schema import Recipe
-from grouper.errors import ConfigError
-
-EXAMPLES = """\b
-Examples:
-  grouper recipes show demo > mine.yaml && grouper run ./mine.yaml
-  grouper recipes show demo grpo.beta=0.01       with a setting changed
-  grouper recipes fields grpo                    every setting of one section
-  grouper recipes fields learning rate           settings by name or meaning
-  grouper recipes fields num_generations         what another trainer's setting is called here
-  grouper recipes from trl.yaml -o mine.yaml     a file of another trainer's
-"""
-
-
-@click.group("recipes", cls=NamingGroup, invoke_without_command=True, epilog=EXAMPLES)
-@click.pass_context
-def recipes_command(ctx: click.Context) -> None:
-    """List the shipped recipes, or look one up.
-
-    A recipe is a YAML file that describes a whole run. Any setting can also be changed on the
-    command line, as section.key=value.
-    """
-    if ctx.invoked_subcommand is None:
-        from grouper.config.loading import list_recipes
-
-        _table(list_recipes())
+from grouper.config.checks import meant, nearest, renamed, settings, validate_json
+from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
+from grouper.config.schema import (
+    ModelConfig,
+    OptimizerConfig,
+    PromptConfig,
+    Recipe,
+    SourceConfig,
+)
+from grouper.data import SOURCES, load_problems
+from grouper.data.problems import is_numeric
+from grouper.data.reading import READERS
+from grouper.data.sources import source_named
+from grouper.errors import ConfigError, DataError, did_you_mean
+from grouper.files import write_atomic
+from grouper.models.folders import local_model, on_this_machine, require_model_folder
+from grouper.prompts import FORMATS, make_format
+from grouper.rewards import REWARDS
 
 
-@recipes_command.command("show", short_help="Print a recipe with every default filled in.")
-@click.argument("recipe")
-@click.argument("overrides", nargs=-1, metavar="[section.key=value]...")
-def show_command(recipe: str, overrides: tuple[str, ...]) -> None:
-    """Print RECIPE with every default filled in, as YAML that can be run."""
-    from grouper.config.loading import load_recipe, resolved_yaml
+def listed() -> None:
+    """Print the shipped recipes."""
+    definitions(list_recipes())
 
+
+def show(recipe: str, overrides: tuple[str, ...]) -> None:
+    """Print a whole recipe."""
     click.echo(resolved_yaml(load_recipe(recipe, overrides)), nl=False)
 
 
-@recipes_command.command("fields", short_help="Print every setting with its meaning, or find one.")
-@click.argument("words", nargs=-1, metavar="[WORD]...")
-def fields_command(words: tuple[str, ...]) -> None:
-    """Print every setting with its type, default and meaning.
+def formats() -> None:
+    """Print the prompt formats."""
+    definitions([(n, make_format(PromptConfig(format=n)).description) for n in FORMATS])
 
-    WORD is a section or setting, such as grpo, data.train or grpo.steps; else the settings are
-    printed whose names and meanings have every WORD in them, and those that stand for a name from
-    another trainer, such as num_generations.
-    """
-    fields = dict(settings(Recipe))
-    keys = [key for key in fields if _lies_in(key, ".".join(words))] or _search(words, fields)
-    _table([(key.replace("[]", ""), _describe(fields[key])) for key in keys])
+
+def fields(words: tuple[str, ...]) -> None:
+    """Print the settings of a section, or those that the words find."""
+    known = dict(settings(Recipe))
+    keys = [key for key in known if _lies_in(key, ".".join(words))] or _search(words, known)
+    definitions([(key.replace("[]", ""), _describe(known[key])) for key in keys])
+
+
+def imported(
+    file: Path | str, output: Path | None, phase: Literal["sft", "grpo"] | None, nproc: int
+) -> None:
+    """Print or write a recipe for another trainer's file."""
+    from grouper.config.importing import import_recipe
+
+    if output is not None:
+        require_new(output, "--output")
+    found = import_recipe(
+        Path(file), source_named=source_named, rewards=REWARDS, phase=phase, nproc=nproc
+    )
+    if output is None:
+        click.echo(found.text, nl=False)
+        return
+    write_atomic(output, found.text.encode())
+    for name, why in found.left_out.items():
+        click.echo(f"{name}: {why}", err=True)
+    shown = f"./{output}" if "/" not in str(output) else str(output)
+    click.echo(f"Written to {output}: grouper run {shown} --dry-run", err=True)
 
 
 def _lies_in(key: str, section: str) -> bool:
@@ -97,96 +116,6 @@ def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
     return found
 
 
-@recipes_command.command("from", short_help="Turn another trainer's file into a recipe.")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="Write it there.")
-@click.option(
-    "--as", "phase", type=click.Choice(["sft", "grpo"]), help="Whose settings a TRL file holds."
-)
-@click.option(
-    "--nproc",
-    type=click.IntRange(min=1),
-    default=1,
-    help="Processes the file was written for; its batch sizes are those of one.",
-)
-def from_command(
-    file: Path, output: Path | None, phase: Literal["sft", "grpo"] | None, nproc: int
-) -> None:
-    """Print a recipe for FILE, which another trainer reads.
-
-    FILE is YAML, JSON or Python with TRL's GRPOConfig or SFTConfig (Python is read, not run), or
-    the YAML of the set-ups that math-r1-zero and openmath-dapo follow. What has no counterpart is
-    listed at the top of the recipe with the reason; what FILE leaves out is as it is there. What
-    cannot be trained (num_generations 1) is refused.
-    """
-    from grouper.config.importing import import_recipe
-    from grouper.data.sources import source_named
-    from grouper.files import write_atomic
-    from grouper.rewards import REWARDS
-
-    if output is not None and output.exists():
-        raise ConfigError(
-            f"{output} exists already",
-            where="--output",
-            fix="Name another file, or move this one away.",
-        )
-    imported = import_recipe(
-        file, source_named=source_named, rewards=REWARDS, phase=phase, nproc=nproc
-    )
-    if output is None:
-        click.echo(imported.text, nl=False)
-        return
-    write_atomic(output, imported.text.encode())
-    for name, why in imported.left_out.items():
-        click.echo(f"{name}: {why}", err=True)
-    shown = f"./{output}" if "/" not in str(output) else str(output)
-    click.echo(f"Written to {output}: grouper run {shown} --dry-run", err=True)
-
-
-@recipes_command.command("from-trl", hidden=True, context_settings={"ignore_unknown_options": True})
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def from_trl_command(words: tuple[str, ...]) -> None:
-    """Say what this command is called now."""
-    raise ConfigError(
-        "`recipes from-trl` has another name", fix=f"Type `grouper recipes from {' '.join(words)}`."
-    )
-
-
-@recipes_command.command("formats")
-def formats_command() -> None:
-    """List the prompt formats (`prompt.format`)."""
-    from grouper.config.schema import PromptConfig
-    from grouper.prompts import FORMATS, make_format
-
-    _table([(name, make_format(PromptConfig(format=name)).description) for name in FORMATS])
-
-
-@recipes_command.command("sources")
-def sources_command() -> None:
-    """List the data sources (`data.*.source`)."""
-    from grouper.data import SOURCES
-
-    _table([(name, source.description) for name, source in SOURCES.items()])
-
-
-@recipes_command.command("rewards")
-def rewards_command() -> None:
-    """List the built-in rewards (`rewards[].name`)."""
-    from grouper.rewards import REWARDS
-
-    _table([(name, _first_line(builder.__doc__)) for name, builder in REWARDS.items()])
-
-
-def _first_line(text: str | None) -> str:
-    return (text or "").strip().split("\n")[0]
-
-
-def _table(rows: list[tuple[str, str]]) -> None:
-    formatter = click.HelpFormatter(width=100)
-    formatter.write_dl(rows, col_max=40)
-    click.echo(formatter.getvalue(), nl=False)
-
-
 def _describe(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     default = "required" if field.is_required() else f"default {_default(value)}"
@@ -212,3 +141,161 @@ def _kind(annotation: Any) -> str:
     if origin is dict:
         return "mapping"
     return "none" if annotation is types.NoneType else str(annotation.__name__)
+
+
+# --- grouper init --------------------------------------------------------------------------------
+
+# Problems that are looked at; the share that is held out, and how many must be there for it.
+LOOKED_AT = 100
+HELD_OUT = 0.05
+ENOUGH = 40
+# Tokens of a completion at most, and of the prompt that an update is planned with.
+COMPLETION = 512
+PROMPT = 256
+# (gradient checkpointing, tokens of a micro-batch), the fastest first.
+UPDATES = ((False, 8192), (True, 8192), (True, 2048))
+# GB of a common card, and the share of a card that an update may take.
+CARD = 24.0
+SHARE = 0.9
+
+
+def init(
+    file: str | None,
+    *,
+    model: str | None,
+    data: str | None,
+    lora: bool | None,
+    memory: float | None,
+    **columns: str | None,
+) -> None:
+    """Look at model and problems, ask for what is missing, and write a recipe."""
+    target = Path(file or "mine.yaml")
+    require_new(target, "FILE")
+    # Read by the libraries when they are imported.
+    os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
+    asks = sys.stdin.isatty()
+    if not asks and not (model and data):
+        raise click.UsageError("There is no terminal to ask in: give --model and --data.")
+    model = model or str(click.prompt("Model (a folder or a Hub name)"))
+    require_model_folder(model, where="--model")
+    data = data or str(click.prompt("Problems (a file, a folder, a Hub name or a source)"))
+    found = _look_at_data(data, {ours: name for ours, name in columns.items() if name})
+    if lora is None:
+        lora = not asks or click.confirm("Train an adapter (LoRA), not all weights?", default=True)
+    if memory is None:
+        memory = click.prompt("Memory of the card in GB", CARD, type=float) if asks else CARD
+    found |= _look_at_model(model, memory, lora=lora)
+    found["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", target.stem).strip("-._") or "mine"
+    found["prompts"] = 16 if memory >= 16 else 8
+    found["slots"] = 128 if memory >= 40 else 64
+    template = importlib.resources.files("grouper.config") / "new_recipe.yaml"
+    text = Template(template.read_text(encoding="utf-8")).substitute(found)
+    write_atomic(target, text.encode())
+    name = shlex.quote(str(target) if "/" in str(target) else f"./{target}")
+    click.echo(f"Written to {target}. Next:\n  grouper run {name} --dry-run")
+    click.echo(f"  grouper preview {name}\n  grouper run {name}")
+
+
+def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
+    """What the recipe says of the problems; prints what they are like, where they are here.
+
+    Raises:
+        ConfigError: there is nothing of this name.
+        DataError: it holds no problems.
+    """
+    train = source_named(data)
+    if train["source"] == "hub" and (data.count("/") != 1 or Path(data).suffix in READERS):
+        here = (file.name for file in Path().iterdir() if file.suffix in READERS)
+        fix = did_you_mean(data, [*SOURCES, *here])
+        raise ConfigError(f"there is no file, folder or source {data!r}", where="--data", fix=fix)
+    train |= {"columns": columns} if columns else {}
+    text = json.dumps({**train, "limit": LOOKED_AT})
+    config = validate_json(SourceConfig, text, where="--data")
+    source = SOURCES[config.source]
+    has_test = "test" in source.splits
+    if config.path is not None:
+        has_test = any(Path(config.path).expanduser().glob("test[.-]*"))
+    parts: dict[str, Any] = {"train": train, "validation_share": HELD_OUT}
+    parts |= {"test": {**train, "split": "test"}} if has_test else {}
+    numeric = solved = False
+    try:
+        problems = load_problems(config, seed=0).problems
+    except DataError as error:
+        if source.hub is None and config.source != "hub":
+            hint = "Here, --question and --answer name them." if "column" in error.what else ""
+            raise DataError(error.what, where=error.where, fix=f"{error.fix} {hint}") from error
+        click.echo(f"Data: {data} was not checked: {error.what}.")
+    else:
+        numbers = [problem for problem in problems if is_numeric(problem.answer)]
+        solved = any(problem.solution for problem in problems)
+        numeric = len(numbers) == len(problems)
+        click.echo(
+            f"Data: {data} ({', '.join(problems[0].columns) or 'made here'}). Of the first "
+            f"{len(problems)} answers, {len(numbers)} are plain numbers."
+        )
+        for noun, text in (("Question", problems[0].question), ("Answer", problems[0].answer)):
+            click.echo(f"  {noun}: {short(text)}")
+        if len(problems) < ENOUGH:
+            del parts["validation_share"]
+    return {
+        "solutions": "some" if solved else "none",
+        "data": "\n  ".join(f"{part}: {_flow(value)}" for part, value in parts.items()),
+        "format": "xml" if numeric else "boxed",
+        "reward": "format" if numeric else "boxed_format",
+        "every": 50 if "validation_share" in parts else 0,
+    }
+
+
+def _look_at_model(path: str, memory: float, *, lora: bool) -> dict[str, Any]:
+    """What the recipe says of the model, and of what fits; prints what was found.
+
+    Raises:
+        ModelError: its configuration cannot be read.
+    """
+    weights: dict[str, Any] = {"compute_dtype": "auto"}
+    if lora:
+        weights = {"dtype": "bfloat16", "lora": {"rank": 32, "alpha": 64.0}}
+    place, completion, (checkpointing, tokens) = local_model(path), COMPLETION, UPDATES[1]
+    if on_this_machine(place):
+        from grouper.advice.memory import GIB, ModelMemory
+        from grouper.algorithms.rows import Rows
+        from grouper.models.loading import context_length, shape_of, weightless_policy
+
+        shape = shape_of(place, cached=True)
+        context = context_length(shape) or 2 * COMPLETION
+        completion = min(COMPLETION, context // 2)
+        row = Rows(prompt=min(PROMPT, completion), completion=completion, count=1)
+        for checkpointing, tokens in UPDATES:
+            config = ModelConfig(path=place, gradient_checkpointing=checkpointing, **weights)
+            model = ModelMemory(config, weightless_policy(config, shape, "cuda"), "cuda")
+            rows = row.times(max(1, tokens // row.tokens))
+            update = model.update("grpo", rows, OptimizerConfig(), accumulated=True)
+            if update.peak <= SHARE * memory * GIB:
+                break
+        else:
+            warn(f"an update does not fit in {memory:g} GB: use a smaller model, or --lora.")
+        click.echo(
+            f"Model: {place}, {model.parameters - (model.trainable if lora else 0):,} parameters, "
+            f"{context:,} tokens at most. An update takes {update.peak / GIB:.1f} GB of {memory:g}."
+        )
+    else:
+        click.echo(f"Model: {path} is not on this machine, so it was not checked.")
+    return {
+        "path": _flow(path),
+        "weights": "\n  ".join(f"{key}: {_flow(value)}" for key, value in weights.items()),
+        "trained": "Trains an adapter; without `lora`, all weights."
+        if lora
+        else "Trains all weights.",
+        "checkpointing": str(checkpointing).lower(),
+        "tokens": tokens,
+        "rate": _flow(1e-5 if lora else 1e-6),
+        "completion": completion,
+    }
+
+
+def _flow(value: Any) -> str:
+    """YAML on one line."""
+    text = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10_000
+    )
+    return text.removesuffix("...\n").strip()

@@ -1,149 +1,60 @@
-"""`grouper run`, `grouper sft`, `grouper grpo`."""
+"""`grouper run`, `sft` and `grpo`: one process, or several that are started here."""
 
 from __future__ import annotations
 
+import ctypes
+import logging
+import os
+import signal
 import sys
-from collections.abc import Callable
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.cli.flags import CommandLine, TrainingCommand, add_flags, spelled_out
-from grouper.cli.launch import (
-    is_follower,
-    launch,
-    require_devices,
-    stop_with_the_launcher,
-    without_nproc,
-)
-from grouper.cli.options import (
-    dry_run_option,
-    open_recipe,
-    output_console,
-    quiet_option,
-    recipe_arguments,
-    show_plan,
-)
-from grouper.config.aliases import flag_named
-from grouper.config.loading import is_shipped
+from grouper.cli.flags import CommandLine, spelled_out
+from grouper.cli.opening import open_recipe, require_writable, show_plan
+from grouper.cli.text import is_follower, show
+from grouper.config.loading import is_shipped, recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
+from grouper.errors import ConfigError
 from grouper.models.folders import RECIPE_FILE
 from grouper.rewards.user_code import load_hook
+from grouper.tracking.run_folder import RunFolder
 from grouper.tracking.sinks.registry import check_trackers
 
 if TYPE_CHECKING:
     from grouper.training.pipeline import RunResult
 
+# Where runs lie unless the recipe or the user says otherwise.
 RUNS = str(Recipe.model_fields["output_dir"].default)
-"""Where runs lie unless the recipe or the user says otherwise."""
-
-# Underscores, and the other names of each flag.
-SETTINGS = {"token_normalize_func": flag_named}
+# Linux: asks for a signal when the parent of a process dies.
+PR_SET_PDEATHSIG = 1
 
 
-def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    options = [
-        click.option(
-            "--config", metavar="FILE", help="Another way to name RECIPE: a file, or a name."
-        ),
-        click.option(
-            "--resume",
-            is_flag=True,
-            help="Continue the run in the folder, if any. RECIPE may then be the run's name.",
-        ),
-        click.option(
-            "--allow-changes",
-            is_flag=True,
-            help="With --resume: go on although recipe, data or code changed; recorded.",
-        ),
-        click.option("--overwrite", is_flag=True, help="Delete the run in the folder first."),
-        click.option(
-            "--nproc",
-            type=click.IntRange(min=1),
-            default=1,
-            help="Processes on this machine, one a GPU; several machines: torchrun -m grouper.",
-        ),
-    ]
-    command = dry_run_option(quiet_option(command))
-    for option in reversed(options):
-        command = option(command)
-    return recipe_arguments(add_flags(command), required=False)
+def run(recipe: str | None, overrides: tuple[str, ...], **options: Any) -> None:
+    """Both phases, or those that are not skipped."""
+    skipped = [key for key in ("skip_sft", "skip_grpo") if options.pop(key)]
+    _start(recipe, overrides, ("sft", "grpo"), skipped, **options)
 
 
-RUN_EXAMPLES = """\b
-Examples:
-  grouper run demo                                 a few minutes on a laptop
-  grouper run demo --dry-run                       check what needs no model, load nothing
-  grouper run demo seed=1 name=demo-1 grpo.steps=20
-  grouper run ./mine.yaml --resume
-  grouper run --resume demo-1                      a run by its name
-  grouper run --config mine.yaml --nproc 4         one process a GPU
-  grouper run gsm8k-lite --model ./models/mine --max-steps 20 --tracker wandb --project maths
-  grouper run r1-zero-numina --rewards accuracy,format --logging-steps 1 --save-steps 50
-"""
-SFT_EXAMPLES = """\b
-Example:
-  grouper sft demo --steps 200 && grouper grpo demo --resume sft.steps=200
-"""
-GRPO_EXAMPLES = """\b
-Example:
-  grouper grpo demo grpo.start_from=./my-model name=from-mine
-"""
+def sft(recipe: str | None, overrides: tuple[str, ...], **options: Any) -> None:
+    """The first phase."""
+    _start(recipe, overrides, ("sft",), ["skip_grpo"], **options)
 
 
-@click.command("run", cls=TrainingCommand, epilog=RUN_EXAMPLES, context_settings=SETTINGS)
-@click.option("--skip-sft", is_flag=True, help="Start GRPO from the run's sft/final (or the base).")
-@click.option("--skip-grpo", is_flag=True, help="Stop after SFT.")
-@_launch_options
-def run_command(
-    recipe: str | None,
-    overrides: tuple[str, ...],
-    *,
-    skip_sft: bool,
-    skip_grpo: bool,
-    **options: Any,
-) -> None:
-    """Run RECIPE: measure the base model, SFT, GRPO, and compare them on the same problems.
-
-    RECIPE is a shipped name (see `grouper recipes`) or a YAML file. Any setting can be changed
-    on the command line as section.key=value; `grouper recipes fields` lists them.
-
-    Everything is written to <output_dir>/<name>: the resolved recipe, metrics, every rollout,
-    evaluations with each item, checkpoints, the final models, curves.png, times.png. A run that
-    was stopped (Ctrl-C saves first) goes on with --resume.
-    """
-    switches = {"skip_sft": skip_sft, "skip_grpo": skip_grpo}
-    _start(recipe, overrides, ("sft", "grpo"), switches, **options)
-
-
-@click.command("sft", cls=TrainingCommand, epilog=SFT_EXAMPLES, context_settings=SETTINGS)
-@_launch_options
-def sft_command(recipe: str | None, overrides: tuple[str, ...], **options: Any) -> None:
-    """Run only the SFT phase of RECIPE: `grouper run RECIPE --skip-grpo`.
-
-    The trained model lies in <output_dir>/<name>/sft/final; `grouper grpo RECIPE --resume` goes
-    on from it.
-    """
-    _start(recipe, overrides, ("sft",), {"skip_grpo": True}, **options)
-
-
-@click.command("grpo", cls=TrainingCommand, epilog=GRPO_EXAMPLES, context_settings=SETTINGS)
-@_launch_options
-def grpo_command(recipe: str | None, overrides: tuple[str, ...], **options: Any) -> None:
-    """Run only the GRPO phase of RECIPE: `grouper run RECIPE --skip-sft`.
-
-    Starts from `grpo.start_from` where the recipe names one, else from the run's sft/final, else
-    from the base model, and says which.
-    """
-    _start(recipe, overrides, ("grpo",), {"skip_sft": True}, **options)
+def grpo(recipe: str | None, overrides: tuple[str, ...], **options: Any) -> None:
+    """The second phase."""
+    _start(recipe, overrides, ("grpo",), ["skip_sft"], **options)
 
 
 def _start(
     name: str | None,
     overrides: tuple[str, ...],
     phases: tuple[str, ...],
-    switches: dict[str, bool],
+    skipped: Sequence[str],
     *,
     config: str | None,
     resume: bool,
@@ -163,23 +74,25 @@ def _start(
     name, overrides = _named(name, config, overrides)
     if resume:
         name = _run_of_that_name(name, overrides, flags["output_dir"])
-    switched = tuple(f"{key}=true" for key, value in switches.items() if value)
-    line = CommandLine(name=name, overrides=(*overrides, *switched), phases=phases, nproc=nproc)
-    spelled, notes = spelled_out(flags, line)
+    overrides = (*overrides, *(f"{key}=true" for key in skipped))
+    spelled, notes = spelled_out(
+        CommandLine(name=name, overrides=overrides, phases=phases, nproc=nproc, typed=flags)
+    )
     for note in () if is_follower() else notes:
         click.echo(f"note: {note}", err=True)
     recipe = open_recipe(name, spelled)
     check_trackers(recipe.tracking)
     for hook in recipe.hooks:
         load_hook(hook)
-    if nproc > 1 and not dry_run:
-        require_devices(nproc, recipe.device)
-        arguments = click.get_current_context().find_root().obj
-        sys.exit(launch(nproc, without_nproc(arguments)))
     if dry_run:
         _dry_run(recipe, intent)
-    else:
-        _train(recipe, intent, quiet=quiet)
+        return
+    if not is_follower():
+        _check_folder(recipe, intent)
+    if nproc > 1 and "WORLD_SIZE" not in os.environ:
+        require_devices(nproc, recipe.device)
+        sys.exit(launch(nproc, click.get_current_context().find_root().obj))
+    _train(recipe, intent, quiet=quiet)
 
 
 def _named(
@@ -191,7 +104,9 @@ def _named(
         extra = next((text for text in given if "=" not in text), None)
         if extra is not None:
             raise click.UsageError(f"--config names the recipe, and so does {extra!r}: give one.")
-        return _recipe_of(config), given
+        # A file, first of all; a shipped recipe's name does as well.
+        is_name = not Path(config).suffix and not Path(config).exists()
+        return config if is_name or "/" in config else f"./{config}", given
     if name is None:
         raise click.UsageError("Missing argument 'RECIPE': a name from `grouper recipes`, or FILE.")
     return name, overrides
@@ -206,10 +121,13 @@ def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dirs: tuple[
     return str(folder) if (folder / RECIPE_FILE).is_file() else name
 
 
-def _recipe_of(config: str) -> str:
-    """A file, first of all; a shipped recipe's name does as well."""
-    is_name = "/" not in config and not Path(config).suffix and not Path(config).exists()
-    return config if is_name or "/" in config else f"./{config}"
+def _check_folder(recipe: Recipe, intent: dict[str, bool]) -> None:
+    """What can be said of the run's folder, before torch is imported and data are read."""
+    path = Path(recipe.output_dir).expanduser() / recipe.name
+    require_writable(path, "Set output_dir to a folder you may write to.")
+    RunFolder.check(
+        path, recipe_hash=recipe_hash(recipe), recipe_yaml=resolved_yaml(recipe), **intent
+    )
 
 
 def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
@@ -229,28 +147,88 @@ def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool) -> None:
     stop_with_the_launcher()
     progress = Progress(quiet=quiet or is_follower(), log_every=recipe.tracking.log_every)
     setup_logging(None, console=None if is_follower() else progress.console)
-    with Run(recipe, progress, **intent) as run:
-        result = train(run)
+    with Run(recipe, progress, **intent) as opened:
+        result = train(opened)
     if not is_follower():
         _report(recipe, result)
 
 
 def _report(recipe: Recipe, result: RunResult) -> None:
+    from rich.text import Text
+
     from grouper.evaluation.compare import render_parts, render_table
 
-    console = output_console()
     if result.comparison is not None:
-        console.print()
-        console.print(render_table(result.comparison))
+        show("", render_table(result.comparison))
         for part in ("subject", "level"):
             if len(getattr(result.results[0], f"by_{part}")) > 1:
-                console.print()
-                console.print(render_parts(result.results, by=part))
+                show("", render_parts(result.results, by=part))
     if recipe.note and not (recipe.skip_sft or recipe.skip_grpo):
-        console.print()
         # One line a paragraph: the terminal knows better than the recipe where to break them.
-        for paragraph in recipe.note.strip().split("\n\n"):
-            console.print(" ".join(paragraph.split()), highlight=False, markup=False)
-    console.print()
-    console.print(f"Run folder: {result.path}", highlight=False, soft_wrap=True)
-    console.print(f"Curves:     {result.path / 'curves.png'}", highlight=False, soft_wrap=True)
+        show("", *(Text(" ".join(text.split())) for text in recipe.note.strip().split("\n\n")))
+    show("", f"Run folder: {result.path}", f"Curves:     {result.path / 'curves.png'}")
+
+
+# --- several processes ---------------------------------------------------------------------------
+
+
+def stop_with_the_launcher() -> None:
+    """A process that torchrun or `--nproc` started stops, as on SIGTERM, when that is killed.
+
+    Linux only; elsewhere the processes of a killed launcher train on to the end.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def require_devices(processes: int, device: str) -> None:
+    """Raise `ConfigError` if the processes of a run would have to share CUDA devices.
+
+    Args:
+        processes: how many will be started on this machine.
+        device: as in a recipe.
+    """
+    import torch
+
+    found = torch.cuda.device_count() if device in {"auto", "cuda"} else 0
+    if 0 < found < processes:
+        raise ConfigError(
+            f"{processes} processes were asked for, one per GPU, and this machine has {found}",
+            where="--nproc",
+            fix=f"Use --nproc {found} or fewer, or device=cpu.",
+        )
+
+
+def launch(processes: int, arguments: Sequence[str]) -> int:
+    """Run `grouper ARGUMENTS` as several processes on this machine; returns the exit code.
+
+    The same as `torchrun --standalone --nproc-per-node N -m grouper ...`, without its summary:
+    the processes' own messages say what went wrong.
+
+    Args:
+        processes: how many.
+        arguments: of the command; each process finds that it is one of several.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # Shared out, or every process would start as many threads as the machine has cores.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        monitor_interval=0.2,
+        # A command that failed fails again, and one with --overwrite would delete what it saved.
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "grouper", *arguments)
+    except ChildFailedError as error:
+        code: int = error.get_first_failure()[1].exitcode
+        return code if code > 0 else 128 - code  # ended by a signal: as the shell says it
+    return 0

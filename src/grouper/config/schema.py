@@ -114,7 +114,7 @@ class RowsConfig(Section):
     `unique` choose among the problems that the rows gave.
     """
 
-    source: str = Field(description="a name from `grouper recipes sources`, for example gsm8k")
+    source: str = Field(description="a name from `grouper data list`, for example gsm8k")
     path: str | None = Field(None, description="a local file or folder; left out: the Hub")
     split: str | None = Field(None, description="train, test, ...; left out: the source's own")
     subset: str | None = Field(None, description="the Hub configuration name")
@@ -165,7 +165,7 @@ class SourceConfig(RowsConfig):
     """One set of problems, or several in proportion (`mixture`)."""
 
     source: str = Field(
-        "mixture", description="a name from `grouper recipes sources`; left out: see mixture"
+        "mixture", description="a name from `grouper data list`; left out: see mixture"
     )
     mixture: tuple[MixedConfig, ...] = Field(
         (),

@@ -64,7 +64,7 @@ class RunLock:
         """The open and locked file, with this process named in it; -1: to be tried again."""
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            if not _flock(handle) and _is_alive(self._holder()):
+            if not _flock(handle) and _is_alive(_holder(self._path)):
                 self._refuse(surely=False)
             # Whoever held it may have removed the file before we got the lock on it.
             if not self._path.exists() or os.fstat(handle).st_ino != self._path.stat().st_ino:
@@ -83,13 +83,6 @@ class RunLock:
             raise
         return handle
 
-    def _holder(self) -> tuple[int, str] | None:
-        try:
-            there = json.loads(self._path.read_text(encoding="utf-8"))
-            return int(there["pid"]), str(there["host"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
     def _refuse(self, *, surely: bool = True) -> None:
         """Raise, naming the holder.
 
@@ -97,7 +90,7 @@ class RunLock:
             surely: the operating system says that it lives; else it may be a process of another
                 machine that is gone.
         """
-        holder = self._holder()
+        holder = _holder(self._path)
         who = "another process" if holder is None else f"process {holder[0]} on {holder[1]}"
         elsewhere = not surely and holder is not None and holder[1] != platform.node()
         raise RunFolderError(
@@ -110,6 +103,19 @@ class RunLock:
 
 _HELD: dict[Path, RunLock] = {}
 """By this process."""
+
+
+def is_running(run: Path) -> bool:
+    """Whether a process that may still write holds a run folder."""
+    return _is_alive(_holder(run.absolute() / LOCK_FILE))
+
+
+def _holder(file: Path) -> tuple[int, str] | None:
+    try:
+        there = json.loads(file.read_text(encoding="utf-8"))
+        return int(there["pid"]), str(there["host"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _flock(handle: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from grouper.types import RolloutGroup
+from grouper.types import Reward, RolloutGroup
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -32,17 +32,25 @@ def format_sample(group: RolloutGroup, step: int) -> str:
         Several lines, without anything that would steer a terminal.
     """
     rollout = group.rollouts[0]
-    reward = rollout.reward
-    parts = ", ".join(f"{name} {_number(value)}" for name, value in reward.components.items())
     lines = (
         f"Sample of grpo step {step} ({group.problem.id})",
         f"Question: {group.problem.question}",
         f"Answer: {group.problem.answer}",
         f"Response: {rollout.completion.text}",
         f"Extracted: {rollout.grade.extracted or 'none'}",
-        f"Reward: {_number(reward.total)} ({parts})",
+        f"Reward: {in_words(rollout.reward)}",
     )
     return printable("\n".join(lines))
+
+
+def in_words(reward: Reward) -> str:
+    """The total and each part of a reward.
+
+    >>> in_words(Reward(components={"right": 1.0, "form": None}, weights={"right": 2, "form": 0}))
+    '2 (right 1, form not scored)'
+    """
+    parts = ", ".join(f"{name} {_number(value)}" for name, value in reward.components.items())
+    return f"{_number(reward.total)} ({parts})"
 
 
 def _number(value: float | None) -> str:

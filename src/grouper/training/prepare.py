@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +17,13 @@ from typing import Any, Self
 
 import torch
 
+from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
 from grouper.errors import ConfigError, ModelError
+from grouper.evaluation.evaluate import evaluate
+from grouper.evaluation.metrics import Behaviour
+from grouper.evaluation.result import EvaluationResult
 from grouper.grading import Grader, require_symbolic
 from grouper.models.device import find_device
 from grouper.models.folders import require_model_folder
@@ -32,6 +36,7 @@ from grouper.models.loading import (
 )
 from grouper.models.new_model import make_new_model, save_new_model
 from grouper.models.policy import Policy
+from grouper.models.process_group import ProcessGroup
 from grouper.prompts import (
     Dropped,
     StopTokens,
@@ -43,6 +48,7 @@ from grouper.prompts import (
     right_completion,
 )
 from grouper.rewards import RewardStack, build_rewards
+from grouper.sampling.base import Sampler
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights, copy_dtype
 from grouper.tracking.identity import flat_settings
@@ -251,6 +257,36 @@ class Prepared:
         problem, prompt = self.train[0]
         right = right_completion(problem, self.format)
         return self.rewards.check(problem=problem, prompt=prompt, right=right)
+
+    def evaluate(
+        self,
+        sampler: Sampler,
+        *,
+        name: str,
+        phase: str,
+        step: int,
+        split: str,
+        progress: Callable[[int, int], None] | None = None,
+        card: Mapping[str, Any] | None = None,
+        processes: ProcessGroup | None = None,
+    ) -> EvaluationResult:
+        """Measure the model of a sampler on the `test` or `validation` problems; see `evaluate`."""
+        return evaluate(
+            name=name,
+            phase=phase,
+            step=step,
+            split=split,
+            items=self.test if split == "test" else self.validation,
+            sampler=sampler,
+            grader=self.grader,
+            params=self.evaluation_params(),
+            samples=self.recipe.evaluation.samples,
+            seed=self.recipe.seed,
+            progress=progress,
+            card={"recipe_hash": recipe_hash(self.recipe), **(card or {})},
+            processes=processes,
+            behaviour=Behaviour.where_wanted(self.recipe, self.format, self.rewards),
+        )
 
     def reward(self, text: str, number: int = 0) -> Reward:
         """What a completion of a training problem is paid.

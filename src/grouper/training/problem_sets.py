@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from grouper.config.schema import PhaseConfig, Recipe, SourceConfig
 from grouper.data import ProblemSet, find_overlap, hold_out, load_problems, without
-from grouper.errors import DataError
+from grouper.errors import ConfigError, DataError
 from grouper.prompts import make_format
 from grouper.training.curriculum import total_steps
 from grouper.types import Problem
@@ -94,6 +94,22 @@ def load_part(recipe: Recipe, part: str) -> ProblemSet | None:
     if part == "sft" and config is None:
         config = data.train
     return None if config is None else _load(part, config, recipe)
+
+
+def require_part(recipe: Recipe, part: str) -> ProblemSet:
+    """The problems of a part of the recipe's data.
+
+    Raises:
+        ConfigError: the recipe has none.
+    """
+    problems = load_part(recipe, part)
+    if problems is None:
+        raise ConfigError(
+            f"the recipe has no {part} problems",
+            where=f"data.{part}",
+            fix="Name some in the recipe, or choose the other --split.",
+        )
+    return problems
 
 
 def _train_and_validation(recipe: Recipe) -> tuple[ProblemSet, ProblemSet | None]:

@@ -20,8 +20,8 @@ from rich.text import Text
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
 from grouper.errors import Interrupted, ModelError, PreflightError
-from grouper.evaluation.evaluate import EvaluationResult, evaluate
-from grouper.evaluation.metrics import Behaviour, metrics_line
+from grouper.evaluation.metrics import metrics_line
+from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
 from grouper.models.device import find_device, on_device
 from grouper.models.folders import on_this_machine, read_adapter, require_model_folder
@@ -224,21 +224,15 @@ class Run:
                 task(done, total)
                 self.raise_if_stopped(f"evaluation {name}")
 
-            result = evaluate(
+            result = self.prepared.evaluate(
+                self.sampler(policy),
                 name=name,
-                step=step,
-                items=items,
-                sampler=self.sampler(policy),
-                grader=self.grader,
-                params=self.prepared.evaluation_params(),
-                samples=self.recipe.evaluation.samples,
-                seed=self.recipe.seed,
                 phase=phase,
+                step=step,
                 split=split,
                 progress=progress,
-                card={"recipe_hash": self.hash, **self._loss_card(policy, phase, split)},
+                card=self._loss_card(policy, phase, split),
                 processes=self.processes,
-                behaviour=Behaviour.where_wanted(self.recipe, self.prepared.format, self.rewards),
             )
         # What an evaluation needed of the cache may be far more than what steps do.
         self.sampler(policy).release()

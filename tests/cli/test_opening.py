@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from grouper.cli import fallbacks
+from grouper.cli import opening
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def resolved(monkeypatch, grouper):
 
 @pytest.fixture
 def no_bitsandbytes(monkeypatch):
-    real = fallbacks.find_spec
+    real = opening.find_spec
     without = lambda name: None if name == "bitsandbytes" else real(name)  # noqa: E731
-    monkeypatch.setattr(fallbacks, "find_spec", without)
+    monkeypatch.setattr(opening, "find_spec", without)
     monkeypatch.setattr("grouper.errors.find_spec", without, raising=False)
 
 
@@ -46,7 +46,7 @@ def test_who_asks_for_it_is_still_refused(resolved, no_bitsandbytes, grouper, tm
 
 
 def test_without_math_verify_the_symbolic_stage_is_off(resolved, monkeypatch):
-    monkeypatch.setattr(fallbacks, "_symbolic_problem", lambda: "ImportError: no latex")
+    monkeypatch.setattr(opening, "symbolic_problem", lambda: "ImportError: no latex")
     called, recipe = resolved("run", "demo")
     assert recipe is not None, called.err
     assert recipe["grading"]["symbolic"] is False
@@ -58,13 +58,13 @@ def test_without_math_verify_the_symbolic_stage_is_off(resolved, monkeypatch):
 
 
 def test_a_broken_math_verify_is_found(monkeypatch, tmp_path):
-    fallbacks._symbolic_problem.cache_clear()
-    assert fallbacks._symbolic_problem() is None
+    opening.symbolic_problem.cache_clear()
+    assert opening.symbolic_problem() is None
     (tmp_path / "math_verify.py").write_text("raise ImportError('half installed')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:src")
-    fallbacks._symbolic_problem.cache_clear()
-    assert fallbacks._symbolic_problem() == "ImportError: half installed"
-    fallbacks._symbolic_problem.cache_clear()
+    opening.symbolic_problem.cache_clear()
+    assert opening.symbolic_problem() == "ImportError: half installed"
+    opening.symbolic_problem.cache_clear()
 
 
 def test_a_run_is_continued_by_its_name(resolved, grouper, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""`grouper regrade`: a stored run graded again; what differs is listed, nothing is changed."""
+"""`grouper grade` of a run: graded again; what differs is listed, nothing is changed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_run_graded_by_this_version_does_not_change(grouper, finished_run):
     before = contents(finished_run)
-    called = grouper("regrade", finished_run)
+    called = grouper("grade", finished_run)
     assert called.code == 0, called.err
     assert "0 rows come out differently." in called.out
     assert "grpo step 2: 32 rows" in called.out
@@ -50,7 +50,7 @@ def test_a_run_graded_by_this_version_does_not_change(grouper, finished_run):
 
 def test_each_flipped_row_is_listed_with_both_reasons(grouper, run, tmp_path):
     output = tmp_path / "flips.jsonl"
-    called = grouper("regrade", run, "--output", output)
+    called = grouper("grade", run, "--output", output)
     assert called.code == 0, called.err
     assert "2 rows come out differently." in called.out
     assert "1  incorrect -> correct" in called.out
@@ -61,7 +61,7 @@ def test_each_flipped_row_is_listed_with_both_reasons(grouper, run, tmp_path):
     assert [flip["where"] for flip in flips] == ["grpo", "grpo step 1"]
     assert flips[1]["before"]["verdict"] == "incorrect"
     assert flips[1]["after"]["verdict"] == "correct"
-    only = grouper("regrade", run, "--only", "evaluations")
+    only = grouper("grade", run, "--only", "evaluations")
     assert "1 rows come out differently." in only.out
     assert "step" not in only.out
 
@@ -78,7 +78,7 @@ def test_another_recipe_pays_otherwise_for_the_same_rollouts(grouper, finished_r
     )
     rewards = f'rewards=[{{name: "{file}:length"}}]'
     called = grouper(
-        "regrade", finished_run, "--recipe", tmp_path / "other.yaml", "--only", "rollouts", rewards
+        "grade", finished_run, "--recipe", tmp_path / "other.yaml", "--only", "rollouts", rewards
     )
     assert called.code == 0, called.err
     assert "64 rows come out differently." in called.out, called.out[-500:]
@@ -90,5 +90,5 @@ def test_another_recipe_pays_otherwise_for_the_same_rollouts(grouper, finished_r
 
 
 def test_what_is_no_run_is_refused(grouper, tmp_path):
-    grouper("regrade", tmp_path / "nothing").refused("no such run folder")
-    grouper("regrade", tmp_path).refused("no recipe.yaml")
+    grouper("grade", tmp_path / "nothing").refused("is not a file or a run folder")
+    grouper("grade", tmp_path).refused("no recipe.yaml")

@@ -1,0 +1,151 @@
+"""`grouper runs`, `diagnose`, `export` and `env`: what is there, and what became of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+from dataclasses import asdict
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from grouper.cli.measure import progress
+from grouper.cli.opening import require_new
+from grouper.cli.text import definitions, table
+from grouper.config.loading import load_recipe
+from grouper.config.schema import Recipe
+from grouper.errors import ConfigError
+from grouper.models.folders import RECIPE_FILE, model_in, require_model_folder
+from grouper.tracking.lock import is_running
+from grouper.tracking.run_folder import RunFolder
+
+
+def runs(folder: str | None, *, as_json: bool) -> None:
+    """Print the runs of a folder, the latest last."""
+    place = Path(folder or Recipe.model_fields["output_dir"].default).expanduser()
+    if not place.is_dir():
+        raise ConfigError("there is no folder of this name", where=str(place))
+    found = sorted(
+        (_run(path.parent) for path in place.glob(f"*/{RECIPE_FILE}")), key=lambda row: row["when"]
+    )
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    elif not found:
+        click.echo(f"There are no runs in {place}.")
+    else:
+        columns = ("name", "state", "step", "accuracy %", "when")
+        rows = [["-" if row[n] is None else str(row[n]) for n in columns] for row in found]
+        table(columns, rows, box=None)
+
+
+def _run(path: Path) -> dict[str, Any]:
+    """What there is to say of one run."""
+    recipe, run = load_recipe(path / RECIPE_FILE), RunFolder(path)
+    reports = run.read_metrics()
+    wanted = [phase for phase in ("sft", "grpo") if not getattr(recipe, f"skip_{phase}")]
+    done = all((path / phase / "final").is_dir() for phase in wanted)
+    state = "running" if is_running(path) else "finished" if done else "stopped"
+    tested = [r for r in run.read_evaluations() if r.split == "test"]
+    last = max((file.stat().st_mtime for file in path.iterdir()), default=path.stat().st_mtime)
+    return {
+        "name": path.name,
+        "state": state,
+        "step": f"{reports[-1].phase} {reports[-1].step}" if reports else None,
+        "accuracy %": round(100 * tested[-1].overall.mean, 1) if tested else None,
+        "when": datetime.fromtimestamp(last).astimezone().isoformat(" ", "minutes"),
+    }
+
+
+def diagnose(run: str, *, as_json: bool) -> None:
+    """Print what was found; the exit code is 1 where that is anything."""
+    from grouper.advice.checks import find, read_record
+
+    record = read_record(Path(run).expanduser())
+    findings = find(record)
+    steps = {"sft": len(record.sft), "grpo": len(record.grpo)}
+    if as_json:
+        found = [asdict(finding) for finding in findings]
+        click.echo(json.dumps({"run": run, "steps": steps, "findings": found}, indent=2))
+    else:
+        done = ", ".join(f"{count} steps of {phase}" for phase, count in steps.items() if count)
+        click.echo(f"{run}: {done}")
+        for finding in findings:
+            first, last = finding.steps
+            title = click.style(finding.name, bold=True)
+            click.echo(f"\n{title} ({finding.phase} {first}-{last})")
+            click.echo(f"  {finding.what}.\n  {finding.fix}")
+        if not findings:
+            click.echo("Nothing that Grouper knows of went wrong.")
+    if findings:
+        sys.exit(1)
+
+
+def export(source: str, target: str, *, dtype: str) -> None:
+    """Write a whole model, and print how well it agrees."""
+    model, place = model_in(source), Path(target).expanduser()
+    require_model_folder(model, where="SOURCE")
+    require_new(place, "TARGET")
+    from grouper.models.export import export_model
+
+    progress(quiet=False)
+    done = export_model(model, place, dtype=dtype)
+    click.echo(
+        f"{model} -> {place} ({dtype}). Checked: log-probs differ by at most {done.gap:.2g}, "
+        f"the same most likely token at {done.same_choice:.1%} of positions."
+    )
+
+
+# --- grouper env ---------------------------------------------------------------------------------
+
+
+def env(*, as_json: bool) -> None:
+    """Print what a bug report needs."""
+    facts = _environment()
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    for title, rows in facts.items():
+        definitions(rows.items(), title.capitalize())
+
+
+def _environment() -> dict[str, dict[str, str]]:
+    import torch
+
+    from grouper.kernels.cpu.library import kernels_in_use
+
+    versions = {"grouper-rl": version("grouper-rl"), "python": platform.python_version()}
+    extras: dict[str, list[str]] = {}
+    for need in requires("grouper-rl") or ():
+        package, extra = re.match(r"[\w-]+", need), re.search(r'extra == "(\w+)"', need)
+        assert package is not None
+        try:
+            found = version(package[0])
+        except PackageNotFoundError:
+            found = "not installed"
+        if extra is None:
+            versions[package[0]] = found
+        elif extra[1] != "dev":
+            extras.setdefault(extra[1], []).append(f"{package[0]} {found}")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    devices = {
+        "system": platform.platform(),
+        "cpu": f"{os.cpu_count()} processors, {torch.get_num_threads()} threads",
+        "memory": f"{memory / 2**30:.1f} GiB",
+    }
+    for number in range(torch.cuda.device_count()):
+        card = torch.cuda.get_device_properties(number)
+        devices[f"cuda:{number}"] = f"{card.name}, {card.total_memory / 2**30:.1f} GiB"
+    if torch.backends.mps.is_available():
+        devices["mps"] = "shares the memory"
+    return {
+        "versions": versions,
+        "devices": devices,
+        "extras": {name: ", ".join(found) for name, found in extras.items()},
+        "kernels": {"cpu": kernels_in_use()},
+    }

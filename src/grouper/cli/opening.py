@@ -1,0 +1,200 @@
+"""What most commands begin with: the recipe as typed, its run, its model, and a dry run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from grouper.advice.recipe_checks import check_recipe
+from grouper.cli.text import warn
+from grouper.config.loading import is_shipped, load_recipe, resolved_yaml
+from grouper.config.schema import Recipe
+from grouper.errors import ConfigError
+from grouper.models.folders import RECIPE_FILE, is_model, local_model, require_model_folder
+
+# Lines of a dry run before the recipe.
+SUMMARY = 25
+
+
+def open_recipe(name: str, overrides: Sequence[str] = (), *, runs_here: bool = True) -> Recipe:
+    """Load a recipe with overrides, check it against all tables, and show its warnings.
+
+    Args:
+        name: a shipped name, a YAML file, or a run folder, whose own recipe is meant.
+        overrides: `section.key=value`. A model in ./models or ./.models comes before the Hub.
+        runs_here: refuse what needs a file or library that this machine lacks; a default of the
+            recipe's gives way to what there is, with a warning.
+
+    Raises:
+        ConfigError: every problem at once.
+    """
+    recipe = read_recipe(name, overrides)
+    local = local_model(recipe.model.path or "")
+    if local != (recipe.model.path or ""):
+        overrides = (*overrides, f"model.path={local}", "model.revision=null")
+        recipe = read_recipe(name, overrides)
+    instead = [*fallbacks(name, recipe, overrides)] if runs_here else []
+    if instead:
+        recipe = read_recipe(name, (*overrides, *(override for override, _ in instead)))
+    for text in (*(text for _, text in instead), *check_recipe(recipe, runs_here=runs_here)):
+        warn(text)
+    return recipe
+
+
+def read_recipe(name: str, overrides: Sequence[str]) -> Recipe:
+    """Load a recipe with overrides, from wherever `name` says (see `open_recipe`)."""
+    folder = run_folder_of(name)
+    return load_recipe(name if folder is None else folder / RECIPE_FILE, overrides)
+
+
+def run_folder_of(name: str) -> Path | None:
+    """The run folder that RECIPE names, or None where it is a shipped name or a file.
+
+    Raises:
+        ConfigError: a folder without a recipe.
+    """
+    folder = Path(name).expanduser()
+    if "/" not in name or not folder.is_dir():
+        return None
+    if not (folder / RECIPE_FILE).is_file():
+        raise ConfigError(
+            f"this folder has no {RECIPE_FILE}, so it is not the folder of a run",
+            where=name,
+            fix="Give a shipped recipe, a YAML file, or <output_dir>/<name> of a run.",
+        )
+    return folder
+
+
+def run_of(name: str, recipe: Recipe) -> Path:
+    """The run folder that RECIPE names, else where a run of the recipe goes, there or not."""
+    return run_folder_of(name) or Path(recipe.output_dir).expanduser() / recipe.name
+
+
+def chosen_model(model: str | None, recipe: Recipe, run: Path) -> str | None:
+    """What `--model` names, else what GRPO would start from; None where that is to be made first.
+
+    Raises:
+        ModelError: a folder that holds no model.
+    """
+    made = [str(run / part) for part in ("sft/final", "base") if (run / part).is_dir()]
+    subject = model or (str(run) if is_model(run) else recipe.grpo.start_from)
+    if subject is None:
+        trained = [path for path in made if path.endswith("final")]
+        subject = next(iter([*trained, *filter(None, [recipe.model.path]), *made]), None)
+    if subject is not None:
+        require_model_folder(subject, where=str(run) if model is None else "--model")
+    return subject
+
+
+def require_new(path: Path, where: str = "") -> None:
+    """Refuse, before anything slow, a file or folder that cannot be written where it is to go.
+
+    Raises:
+        ConfigError: it exists, or its folder cannot be written.
+    """
+    if path.exists():
+        raise ConfigError(
+            f"{path} exists already", where=where, fix="Name another one, or move it away."
+        )
+    require_writable(path)
+
+
+def require_writable(path: Path, fix: str = "Name another folder.") -> None:
+    """Refuse, before anything slow, a place below a folder that cannot be written."""
+    folder = next(folder for folder in path.parents if folder.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError("cannot write here", where=str(folder), fix=fix)
+
+
+# --- dry runs ------------------------------------------------------------------------------------
+
+
+def show_plan(
+    recipe: Recipe,
+    sizes: Sequence[str],
+    warnings: Sequence[str] = (),
+    *,
+    leaks: Sequence[str] = (),
+    unchecked: Sequence[str] = (),
+) -> None:
+    """What a dry run prints: a summary as YAML comments, then the resolved recipe.
+
+    Args:
+        recipe: what would be run.
+        sizes: one line each; those that are too many for a summary come after the recipe.
+        warnings: for standard error.
+        leaks: held-out problems that training sees; repeated in the last line.
+        unchecked: what was not looked at.
+    """
+    for text in warnings:
+        warn(text)
+    last = "Everything that was looked at checks out"
+    last += f", but {' and '.join(leaks)}." if leaks else "."
+    if unchecked:
+        last += f" Not checked: {'; '.join(unchecked)}."
+    lines = [*sizes[: SUMMARY - 1], f"Dry run: no model was loaded and nothing was written. {last}"]
+    click.echo("".join(f"# {line}\n" for line in lines))
+    click.echo(resolved_yaml(recipe))
+    for line in sizes[SUMMARY - 1 :]:
+        click.echo(f"# {line}")
+
+
+def models_not_here(recipe: Recipe, *models: str) -> list[str]:
+    """Of some models, those that are not on this machine, as `show_plan` takes them."""
+    from grouper.models.folders import on_this_machine
+
+    own, revision = recipe.model.path, recipe.model.revision
+    missing = [m for m in models if not on_this_machine(m, revision if m == own else None)]
+    return [f"the model {model!r}, which is not on this machine" for model in missing]
+
+
+# --- what a recipe's defaults become where this machine lacks a library that they need -----------
+
+
+def fallbacks(name: str, recipe: Recipe, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(override, warning) for each default that cannot be had here.
+
+    What the user asked for himself is refused where it cannot be had. As overrides the resolved
+    recipe shows them.
+
+    Args:
+        name: of the recipe, as typed.
+        recipe: what it and `overrides` give.
+        overrides: `section.key=value`.
+    """
+    keys = {override.partition("=")[0].strip() for override in overrides}
+    for phase in ("sft", "grpo") if is_shipped(name) and not find_spec("bitsandbytes") else ():
+        key = f"{phase}.optimizer.name"
+        theirs = {phase, f"{phase}.optimizer", key} & keys
+        wanted = getattr(recipe, phase).optimizer.name == "adamw_8bit"
+        if wanted and not theirs and not getattr(recipe, f"skip_{phase}"):
+            why = f"bitsandbytes is not installed: {key} is adamw instead of adamw_8bit, the same "
+            yield f"{key}=adamw", f"{why}update with more memory."
+    if "symbolic" not in recipe.grading.model_fields_set and (problem := symbolic_problem()):
+        why = (
+            f"Math-Verify does not work here ({problem}): grading.symbolic is off, and answers are "
+            "compared by text and exact numbers only. 2\\sqrt{3} is then correct only as the "
+            "reference writes it. Remedy: `pip install 'math-verify[antlr4_13_2]'`."
+        )
+        yield "grading.symbolic=false", why
+
+
+@cache
+def symbolic_problem() -> str | None:
+    """Why the symbolic stage cannot be imported, tried in a process of its own; None: it can."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import grouper.grading.symbolic"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return None
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

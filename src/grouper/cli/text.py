@@ -1,0 +1,97 @@
+"""How the commands write: one helper for each kind of thing that several of them print."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from grouper.tracking.samples import printable
+
+
+def is_follower() -> bool:
+    """Whether this process was started by torchrun and is not the one that talks."""
+    return int(os.environ.get("RANK", "0")) > 0
+
+
+def warn(text: str) -> None:
+    """Show a warning on standard error, once for all processes of a run."""
+    if not is_follower():
+        click.echo(click.style("warning: ", fg="yellow") + text, err=True)
+
+
+def definitions(rows: Iterable[tuple[str, str]], title: str = "") -> None:
+    """Print names and their meanings, below a title where there is one."""
+    formatter = click.HelpFormatter(width=100)
+    with formatter.section(title) if title else contextlib.nullcontext():
+        formatter.write_dl(list(rows), col_max=40)
+    click.echo(formatter.getvalue(), nl=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], **style: Any) -> None:
+    """Print a table, with numbers to the right of their columns."""
+    from rich.table import Table
+
+    shown, rows = Table(**style), list(rows)
+    for place, name in enumerate(columns):
+        numbers = any(re.match(r"[-+]?\d", row[place]) for row in rows)
+        shown.add_column(name, justify="right" if numbers else "left")
+    for row in rows:
+        shown.add_row(*row)
+    show(shown)
+
+
+def show(*things: Any) -> None:
+    """Print tables and lines of text; a file or pipe is as wide as they need."""
+    from rich.console import Console
+
+    console = Console()
+    console = console if console.is_terminal else Console(width=120)
+    for thing in things:
+        text = isinstance(thing, str)
+        console.print(thing, highlight=False, markup=not text, soft_wrap=text)
+
+
+def short(text: str | None, length: int = 200) -> str:
+    r"""Text on one line that cannot steer the terminal, cut where it is long.
+
+    >>> short("red \x1b[31m\n" + "x" * 20, 16), short(None)
+    ('red \\x1b[31m x...', 'none')
+    """
+    if text is None:
+        return "none"
+    shown = printable(" ".join(text.split()))
+    return shown if len(shown) <= length else f"{shown[: length - 1]}..."
+
+
+def some(findings: Sequence[str], count: int, indent: str = "  ") -> None:
+    """Print the first few lines, and how many more there are."""
+    for finding in findings[:count]:
+        click.echo(f"{indent}{finding}")
+    if len(findings) > count > 0:
+        click.echo(f"{indent}and {len(findings) - count:,} more")
+
+
+def counted(number: int, what: str) -> str:
+    """For people.
+
+    >>> counted(1, "thread"), counted(2000, "thread")
+    ('1 thread', '2,000 threads')
+    """
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def duration(seconds: float) -> str:
+    """For people.
+
+    >>> [duration(s) for s in (42, 600, 7200, 200_000)]
+    ['42 s', '10 min', '2.0 h', '2.3 days']
+    """
+    for size, unit in ((86_400, "days"), (3600, "h")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
