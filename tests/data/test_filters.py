@@ -13,7 +13,7 @@ from grouper.data.filters import grade_shown
 from grouper.errors import DataError
 from grouper.prompts.formats import FORMATS
 from grouper.rewards import REWARDS
-from grouper.rewards.format import format_holds
+from grouper.rewards.builtin import format_holds
 from grouper.types import Problem
 
 LAYOUTS = Path(__file__).parent / "layouts"

@@ -23,7 +23,7 @@ from grouper.evaluation.metrics import (
 from grouper.grading import Grader
 from grouper.prompts import FORMATS
 from grouper.rewards import RewardStack, build_rewards
-from grouper.rewards.format import format_holds
+from grouper.rewards.builtin import format_holds
 from grouper.sampling.scripted import ScriptedSampler
 from grouper.tracking.run_folder import RunFolder
 from grouper.types import Problem, Prompt, SamplingParams

@@ -16,7 +16,7 @@ from grouper.config.schema import PromptConfig, Recipe
 from grouper.data import load_problems, loading
 from grouper.prompts import completion_text, make_format
 from grouper.rewards import build_rewards
-from grouper.rewards.registry import find_reward
+from grouper.rewards.core import find_reward
 from grouper.types import Problem
 
 SYSTEMS: dict[str, dict[str, Any]] = {

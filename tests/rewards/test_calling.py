@@ -19,9 +19,9 @@ from grouper.data import load_problems
 from grouper.errors import RewardError
 from grouper.prompts.formats import FORMATS
 from grouper.rewards import RewardStack, build_rewards
+from grouper.rewards.attacks import example_prompt
 from grouper.rewards.calling import arguments_of, call, one_by_one
-from grouper.rewards.probes import example_prompt
-from grouper.rewards.registry import find_reward
+from grouper.rewards.core import find_reward
 from grouper.types import Completion, FinishReason, Problem, Prompt
 
 FILE = Path(__file__).with_name("users_functions.py")

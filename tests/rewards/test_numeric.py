@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from grouper.rewards.numeric import first_number, whole_number_text
+from grouper.rewards.published import plain_number
 
 
 @pytest.mark.parametrize(
@@ -32,5 +31,5 @@ from grouper.rewards.numeric import first_number, whole_number_text
     ],
 )
 def test_table(text: str, whole: float | None, first: float | None) -> None:
-    assert whole_number_text(text) == whole
-    assert first_number(text) == first
+    assert plain_number(text) == whole
+    assert plain_number(text, first=True) == first

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grouper.errors import ConfigError
-from grouper.rewards.user_code import code_fingerprints, load_user_object
+from grouper.rewards.calling import code_fingerprints, load_user_object
 
 CASES = [
     ("no-colon-here/x.py:f", "there is no file no-colon-here/x.py"),
@@ -80,7 +80,7 @@ def test_a_module_of_the_working_directory_is_found_by_a_console_script(tmp_path
     script = tmp_path / "bin" / "grouper"
     script.parent.mkdir()
     script.write_text(
-        "from grouper.rewards.user_code import load_user_object\n"
+        "from grouper.rewards.calling import load_user_object\n"
         "print(load_user_object('my_rewards:one', kind='reward', where='')([]))\n"
         "print(load_user_object('json:dumps', kind='reward', where='')(['x']))\n"
     )

@@ -140,16 +140,15 @@ def try_command(
     """
     from grouper.grading import Grader
     from grouper.rewards import build_rewards
-    from grouper.rewards.probes import score_text
+    from grouper.rewards.attacks import score_texts
     from grouper.types import Problem
 
     fmt, rewards, grading = _open(recipe, overrides)
     text = _LINE_BREAK.sub("\n", text)
     problem = Problem(id="try/0", question=question, answer=answer, source="try")
     with Grader(fmt.contract, grading) as grader:
-        grade, reward = score_text(
-            build_rewards(rewards, fmt), fmt, grader, problem=problem, text=text
-        )
+        stack = build_rewards(rewards, fmt)
+        ((grade, reward),) = score_texts(stack, fmt, grader, problem, [text])
     click.echo(f"format      {fmt.name}" + (f", opened by {fmt.prefix!r}" if fmt.prefix else ""))
     click.echo(f"answer      {grade.extracted if grade.extracted is not None else '(none)'}")
     click.echo(f"verdict     {grade.verdict.value} by {grade.rung}: {grade.reason}")

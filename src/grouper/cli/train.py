@@ -29,7 +29,7 @@ from grouper.config.aliases import flag_named
 from grouper.config.loading import is_shipped
 from grouper.config.schema import Recipe
 from grouper.models.folders import RECIPE_FILE
-from grouper.rewards.user_code import load_hook
+from grouper.rewards.calling import load_hook
 from grouper.tracking.sinks.registry import check_trackers
 
 if TYPE_CHECKING:

@@ -269,7 +269,7 @@ class Prepared:
             policy_version=0,
         )
         grade = self.grader.submit(text, problem.answer).result()
-        (reward,) = self.rewards.for_measuring().score(
+        (reward,) = self.rewards.score(
             problem=problem, prompt=prompt, completions=[completion], grades=[grade]
         )
         return reward
