@@ -16,6 +16,7 @@ PINNED = [
     "AnswerContract",
     "AnswerFormat",
     "Comparison",
+    "Completed",
     "Completion",
     "EvaluationResult",
     "Generator",
@@ -46,6 +47,7 @@ PINNED = [
     "load_recipe",
     "make_format",
     "prepare",
+    "reward",
     "solve",
     "train",
 ]

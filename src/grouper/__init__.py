@@ -43,8 +43,10 @@ if TYPE_CHECKING:
     from grouper.evaluation.result import EvaluationResult as EvaluationResult
     from grouper.grading import grade as grade
     from grouper.prompts import make_format as make_format
+    from grouper.rewards import Completed as Completed
     from grouper.rewards import RewardStack as RewardStack
     from grouper.rewards import build_rewards as build_rewards
+    from grouper.rewards import reward as reward
     from grouper.tracking.run_folder import RunFolder as RunFolder
     from grouper.training.pipeline import RunResult as RunResult
     from grouper.training.run import Run as Run
@@ -73,7 +75,7 @@ _NAMES = {
     "evaluation.result": "EvaluationResult",
     "grading": "grade",
     "prompts": "make_format",
-    "rewards": "RewardStack build_rewards",
+    "rewards": "Completed RewardStack build_rewards reward",
     "tracking.run_folder": "RunFolder",
     "training.pipeline": "RunResult",
     "training.run": "Run",

@@ -285,4 +285,5 @@ def repetition_penalty(
     units = units_of(done, unit)
     units = units if unit == "tokens" else [part.lower() for part in units]
     grams = [tuple(units[i : i + n]) for i in range(len(units) - n + 1)]
-    return max_penalty * (1 - len(set(grams)) / len(grams)) if grams else 0.0
+    share = len(set(grams)) / len(grams) if grams else 1.0
+    return max_penalty * (1 - share) + 0.0  # never -0.0
