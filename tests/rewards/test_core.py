@@ -560,7 +560,7 @@ def test_what_a_function_that_varies_answers_is_kept_at_once(tmp_path: Path) -> 
     # A kill in the middle of a line: that answer is asked for again, and the file stays whole.
     path.write_text(whole[:-20], encoding="utf-8")
     assert once()[0] == [[1.0, 1.0], [2.0], [5.0], [1.0, 1.0]]
-    assert [json.loads(line)["reward"] for line in path.read_text().split("\n")[-1:]] == ["judge"]
+    assert [json.loads(line)["reward"] for line in path.read_text().splitlines()[-1:]] == ["judge"]
     # Another step asks anew.
     stack = stack_of(judge=(judge, {"deterministic": False}))
     stack.remember(path)

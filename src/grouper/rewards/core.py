@@ -9,7 +9,6 @@ import json
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial, update_wrapper, wraps
 from pathlib import Path
@@ -21,7 +20,7 @@ from grouper.config.checks import validate_json
 from grouper.config.credentials import expanded
 from grouper.config.schema import GradingConfig, RewardConfig, Section
 from grouper.errors import ConfigError, GrouperError, RewardError, did_you_mean, raise_all
-from grouper.files import refusing
+from grouper.files import refusing, write_atomic
 from grouper.grading import Grader, extract
 from grouper.rewards.calling import (
     Content,
@@ -382,10 +381,12 @@ class RewardStack:
         of an unfinished step again, which are the same, and finds the answers here.
         """
         self._file = path
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            with suppress(ValueError):  # a kill may have cut a line
-                row = json.loads(line)
-                self._answers[row["key"]] = row
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last line
+        if whole != text:
+            write_atomic(path, whole.encode())
+        for row in map(json.loads, whole.splitlines()):
+            self._answers[row["key"]] = row
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -492,7 +493,7 @@ class RewardStack:
             row["logged"] = notes.logged[before:]
             self._answers[key] = row
             with refusing(self._file), self._file.open("a", encoding="utf-8") as file:
-                file.write(f"\n{json.dumps(row)}")  # a line that was cut ends here
+                file.write(json.dumps(row) + "\n")
         else:
             notes.logged += [(metric, value) for metric, value in row["logged"]]
         if "failed" in row:
