@@ -10,7 +10,7 @@ from tiny_runs import TINY_RUN, data_from, write_problems
 from grouper import Run, load_generator, load_recipe, prepare, solve, train
 from grouper.errors import ConfigError, RewardError
 from grouper.models.policy import Policy
-from grouper.prompts import render
+from grouper.prompts.rendering import render
 from grouper.tracking.live import Progress
 
 ASYNC_REWARD = """

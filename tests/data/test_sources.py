@@ -10,7 +10,8 @@ import pytest
 from grouper.config.schema import SourceConfig
 from grouper.data import ProblemSet, load_problems
 from grouper.errors import DataError
-from grouper.prompts import FORMATS, completion_text
+from grouper.prompts import FORMATS
+from grouper.prompts.rendering import completion_text
 
 LAYOUTS = Path(__file__).parent / "layouts"
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import importlib.resources
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 from grouper.errors import RewardError
+from grouper.grading import Grader
 from grouper.rewards.core import RewardStack, completed
 from grouper.types import AnswerFormat, Grade, Message, Problem, Prompt, Reward, Verdict
 
+_NAME = re.compile(r"\{(\w+)(?:\*(\d+))?\}")
 # Full-width brackets, Cyrillic and Latin letters that look like ours.
 _LOOKS = str.maketrans({"<": "＜", ">": "＞", "{": "｛", "}": "｝", "a": "а", "o": "о"})
 
@@ -75,16 +78,12 @@ def _words(fmt: AnswerFormat, problem: Problem, wrong: str, reasoning: str) -> d
         "question": problem.question,
         "system": fmt.system,
         "prompt": fmt.plain_prompt(problem.question),
-        "soup": "".join(tag * 50 for tag in tags),
-        "many_honest": honest * 20,
         "many_answers": "".join(fmt.completion(reasoning, guess) + "\n" for guess in guesses),
-        "many_closes": tags[1] * 50,
-        "many_answer_closes": tags[3] * 50,
         "hundreds": ", ".join(map(str, range(300, 321))),
         "thousands": " ".join(map(str, range(20_000))),
-        "much_reasoning": f"{reasoning}\n" * 800,
-        "much_wrong": f"{wrong} " * 50_000,
-        "much_text": "5" * 200_000,
+        "reasoning_line": f"{reasoning}\n",
+        "wrong_word": f"{wrong} ",
+        "five": "5",
         "disguised": solved.translate(_LOOKS),
         "split_tags": split,
     }
@@ -94,10 +93,11 @@ def _written(fmt: AnswerFormat, row: Mapping[str, Any], words: Mapping[str, str]
     """The completions of one row of the table."""
 
     def filled(key: str, **more: str) -> list[str]:
-        texts: list[str] = row.get(key, [])
-        for name, word in {**words, **more}.items():
-            texts = [text.replace(f"{{{name}}}", word) for text in texts]
-        return texts
+        known = {**words, **more}
+        return [
+            _NAME.sub(lambda name: known[name[1]] * int(name[2] or 1), text)
+            for text in row.get(key, [])
+        ]
 
     right, wrong, reasoning = words["right"], words["wrong"], words["reasoning"]
     lists = filled("orders", a=right, b=wrong) + filled("orders", a=wrong, b=right)
@@ -109,10 +109,6 @@ def _written(fmt: AnswerFormat, row: Mapping[str, Any], words: Mapping[str, str]
 
 
 # --- what they earn ------------------------------------------------------------------------------
-
-
-class _Grades(Protocol):
-    def grade(self, texts: Sequence[str], references: Sequence[str]) -> list[Grade]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +128,7 @@ class ProbeResult:
     passed: bool
 
 
-def probe(stack: RewardStack, fmt: AnswerFormat, grader: _Grades) -> list[ProbeResult]:
+def probe(stack: RewardStack, fmt: AnswerFormat, grader: Grader) -> list[ProbeResult]:
     """Attack a stack; one result per attack.
 
     Args:
@@ -147,7 +143,7 @@ def probe(stack: RewardStack, fmt: AnswerFormat, grader: _Grades) -> list[ProbeR
 
 
 def score_texts(
-    stack: RewardStack, fmt: AnswerFormat, grader: _Grades, problem: Problem, texts: Sequence[str]
+    stack: RewardStack, fmt: AnswerFormat, grader: Grader, problem: Problem, texts: Sequence[str]
 ) -> list[tuple[Grade, Reward]]:
     """What a stack pays for texts, as the completions of one group.
 
@@ -177,7 +173,7 @@ def example_prompt(problem: Problem, fmt: AnswerFormat) -> Prompt:
     )
 
 
-def _tried(attack: Attack, stack: RewardStack, fmt: AnswerFormat, grader: _Grades) -> ProbeResult:
+def _tried(attack: Attack, stack: RewardStack, fmt: AnswerFormat, grader: Grader) -> ProbeResult:
     texts = [attack.honest, *attack.texts]
     (_, first), *scored = score_texts(stack, fmt, grader, attack.problem, texts)
     honest = first.total

@@ -19,7 +19,7 @@ from pydantic import create_model
 from grouper.config.checks import validate_json
 from grouper.config.credentials import expanded
 from grouper.config.schema import GradingConfig, RewardConfig, Section
-from grouper.errors import ConfigError, GrouperError, RewardError, did_you_mean, raise_all
+from grouper.errors import GrouperError, RewardError, did_you_mean, raise_all
 from grouper.files import refusing, write_atomic
 from grouper.grading import Grader, extract
 from grouper.rewards.calling import (
@@ -212,26 +212,19 @@ class Rule:
         """The reward in a prompt format, with parameters.
 
         Raises:
-            RewardError: a parameter that there is not, is missing, or cannot be; or the reward
-                needs tags and the format has none.
+            ConfigError: a parameter that there is not, is missing, or cannot be.
+            RewardError: the reward needs tags and the format has none.
         """
         name, originally = self.__name__, params.get("variant") == "original"
         given = {**(self._original if originally else {}), **params}
-        try:
-            checked = validate_json(
-                self._parameters, json.dumps(given), where=f"rewards.{name}.params"
-            )
-        except ConfigError as error:
-            raise RewardError(
-                error.what, where=error.where, fix=error.fix, others=error.others
-            ) from error
+        where, text = f"rewards.{name}.params", json.dumps(given)
+        values = dict(validate_json(self._parameters, text, where=where))
         if self._tags and fmt.tags is None:
             raise RewardError(
                 f"the reward {name!r} needs a prompt format with tags",
                 where="rewards",
                 fix="Use a tagged prompt.format, or boxed_format as the reward.",
             )
-        values = dict(checked)
         ends = [values[end] if isinstance(end, str) else end for end in self._ends]
         known = [self._times * end for end in ends if end is not None]
         bounds = (min(known), max(known)) if known else None
@@ -256,7 +249,6 @@ class Rule:
         params: Mapping[str, Any],
         /,
         *,
-        prompts: Sequence[Content],
         completions: Sequence[Content],
         **columns: Any,
     ) -> Any:
@@ -268,8 +260,7 @@ class Rule:
                 name: entry[row] if isinstance(entry, (list, tuple)) else entry
                 for name, entry in columns.items()
             }
-            group = groups.setdefault(str(prompts[row]), [])
-            own["prompts"] = prompts[row]
+            group = groups.setdefault(str(own["prompts"]), [])
             batch.append(Completed(text=text, format=fmt, columns=own, group=group))
             group.append(batch[-1])
         values = [self._score(done, **params) for done in batch]
@@ -290,8 +281,8 @@ def find_reward(config: RewardConfig, fmt: AnswerFormat) -> RewardFunction:
     """The function a recipe names, with its parameters set.
 
     Raises:
-        RewardError: no such name, file, module or function, or a parameter it does not have or that
-            refers to a variable of the environment which is not set.
+        GrouperError: no such name, file, module or function, or a parameter it does not have or
+            that refers to a variable of the environment which is not set.
     """
     params = expanded(config.params, where=f"rewards.{config.name}.params", error=RewardError)
     if ":" not in config.name and config.name not in REWARDS:
@@ -336,7 +327,7 @@ def build_rewards(configs: Sequence[RewardConfig], fmt: AnswerFormat) -> RewardS
     """The stack of a recipe's `rewards` section.
 
     Raises:
-        RewardError: every unknown name, parameter, file or function, in one message.
+        GrouperError: every unknown name, parameter, file or function, in one message.
     """
     functions: dict[str, tuple[RewardConfig, RewardFunction]] = {}
     problems: list[GrouperError] = []
@@ -348,7 +339,7 @@ def build_rewards(configs: Sequence[RewardConfig], fmt: AnswerFormat) -> RewardS
             )
         try:
             functions[label] = (config, find_reward(config, fmt))
-        except RewardError as error:
+        except GrouperError as error:
             problems.append(error)
     raise_all(problems)
     return RewardStack(list(functions.values()))

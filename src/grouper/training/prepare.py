@@ -32,14 +32,12 @@ from grouper.models.loading import (
 )
 from grouper.models.new_model import make_new_model, save_new_model
 from grouper.models.policy import Policy
-from grouper.prompts import (
-    Dropped,
+from grouper.prompts import make_format
+from grouper.prompts.preparing import Dropped, prepare_demonstrations, prepare_prompts
+from grouper.prompts.rendering import (
     StopTokens,
     find_stop_tokens,
     install_template,
-    make_format,
-    prepare_demonstrations,
-    prepare_prompts,
     right_completion,
 )
 from grouper.rewards import RewardStack, build_rewards
