@@ -341,7 +341,9 @@ def call(
     timer = threading.Timer(seconds, logger.warning, (_SLOW, name, seconds))
     timer.daemon = True
     try:
-        if is_ours(function):  # it waits for nothing, logs nothing and changes nothing
+        if getattr(
+            function, "ours", False
+        ):  # it waits for nothing, logs nothing and changes nothing
             returned: Any = function(**arguments)
         else:
             timer.start()
@@ -374,7 +376,7 @@ def call(
             where="rewards",
             fix="Return a list with one number (or None: not scored) per completion.",
         )
-    bounds = bounds_of(function) or (-math.inf, math.inf)
+    bounds = getattr(function, "bounds", None) or (-math.inf, math.inf)
     return [_number(config, value, row, bounds) for row, value in enumerate(values)]
 
 
@@ -391,16 +393,6 @@ def reward_label(name: str) -> str:
     ('brevity', 'format')
     """
     return name.rpartition(":")[2]
-
-
-def is_ours(function: RewardFunction) -> bool:
-    """Whether a function is one of Grouper's."""
-    return getattr(function, "ours", False)
-
-
-def bounds_of(function: RewardFunction) -> tuple[float, float] | None:
-    """The range that a function states; None where it states none."""
-    return getattr(function, "bounds", None)
 
 
 def _number(

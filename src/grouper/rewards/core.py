@@ -27,10 +27,8 @@ from grouper.rewards.calling import (
     Notes,
     RewardFunction,
     arguments_of,
-    bounds_of,
     call,
     code_fingerprints,
-    is_ours,
     load_user_object,
     reward_label,
     shown,
@@ -178,6 +176,7 @@ def reward(*ends: float | str, **options: Any) -> Callable[[Score], Rule]:
     return lambda score: Rule(score, ends, **options)
 
 
+@dataclass(eq=False)
 class Rule:
     """A decorated function; called with a prompt format and parameters it is what TRL takes.
 
@@ -190,21 +189,17 @@ class Rule:
         original: with `variant: original`, the defaults that differ.
     """
 
-    def __init__(
-        self,
-        score: Score,
-        ends: Sequence[float | str],
-        *,
-        name: str | None = None,
-        times: int = 1,
-        tags: bool = False,
-        original: Mapping[str, float] | None = None,
-    ) -> None:
-        update_wrapper(self, score)
-        self.__name__ = name or score.__name__
-        self._score, self._ends, self._times = score, ends, times
-        self._tags, self._original = tags, original or {}
-        self.ours = score.__module__.startswith("grouper.rewards.")
+    score: Score
+    ends: Sequence[float | str]
+    name: str = ""
+    times: int = 1
+    tags: bool = False
+    original: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        update_wrapper(self, self.score)
+        self.__name__ = self.name or self.score.__name__
+        self.ours = self.score.__module__.startswith("grouper.rewards.")
         if self.ours:
             REWARDS[self.__name__] = self
 
@@ -216,26 +211,26 @@ class Rule:
             RewardError: the reward needs tags and the format has none.
         """
         name, originally = self.__name__, params.get("variant") == "original"
-        given = {**(self._original if originally else {}), **params}
+        given = {**(self.original if originally else {}), **params}
         where, text = f"rewards.{name}.params", json.dumps(given)
         values = dict(validate_json(self._parameters, text, where=where))
-        if self._tags and fmt.tags is None:
+        if self.tags and fmt.tags is None:
             raise RewardError(
                 f"the reward {name!r} needs a prompt format with tags",
                 where="rewards",
                 fix="Use a tagged prompt.format, or boxed_format as the reward.",
             )
-        ends = [values[end] if isinstance(end, str) else end for end in self._ends]
-        known = [self._times * end for end in ends if end is not None]
+        ends = [values[end] if isinstance(end, str) else end for end in self.ends]
+        known = [self.times * end for end in ends if end is not None]
         bounds = (min(known), max(known)) if known else None
-        function = partial(self._score_batch, fmt, values)
+        function = partial(self._batch, fmt, values)
         vars(function).update(__name__=name, bounds=bounds, ours=self.ours)
         return function
 
     @cached_property
     def _parameters(self) -> type[Section]:
-        parameters = list(inspect.signature(self._score).parameters.values())[1:]
-        hints = typing.get_type_hints(self._score, include_extras=True)
+        parameters = list(inspect.signature(self.score).parameters.values())[1:]
+        hints = typing.get_type_hints(self.score, include_extras=True)
         fields: dict[str, Any] = {
             p.name: (hints.get(p.name, Any), ... if p.default is p.empty else p.default)
             for p in parameters
@@ -243,7 +238,7 @@ class Rule:
         }
         return create_model(self.__name__, __base__=Section, **fields)
 
-    def _score_batch(
+    def _batch(
         self,
         fmt: AnswerFormat,
         params: Mapping[str, Any],
@@ -263,11 +258,11 @@ class Rule:
             group = groups.setdefault(str(own["prompts"]), [])
             batch.append(Completed(text=text, format=fmt, columns=own, group=group))
             group.append(batch[-1])
-        values = [self._score(done, **params) for done in batch]
+        values = [self.score(done, **params) for done in batch]
         return _together(values) if any(map(inspect.isawaitable, values)) else values
 
     def __reduce__(self) -> str:
-        return self._score.__qualname__
+        return self.score.__qualname__
 
 
 async def _together(values: Sequence[Awaitable[Any]]) -> list[Any]:
@@ -382,7 +377,9 @@ class RewardStack:
     @property
     def bounds(self) -> tuple[float, float] | None:
         """The lowest and highest total; None where a function does not state its range."""
-        parts = [(c.weight, bounds_of(f)) for c, f in self._functions.values() if c.weight]
+        parts = [
+            (c.weight, getattr(f, "bounds", None)) for c, f in self._functions.values() if c.weight
+        ]
         ends = [[weight * end for end in stated] for weight, stated in parts if stated]
         if len(ends) < len(parts):
             return None
@@ -553,9 +550,9 @@ class RewardStack:
         """Whether a user's function pays the first of some values, and none below it."""
         (config, function), (right, *others) = self._functions[name], values
         known = [value for value in others if value is not None]
-        if is_ours(function) or right is None or not known:
+        if getattr(function, "ours", False) or right is None or not known:
             return False
-        lowest = (bounds_of(function) or (min(known),))[0]
+        lowest = (getattr(function, "bounds", None) or (min(known),))[0]
         return config.weight >= 0 and right <= lowest
 
 
