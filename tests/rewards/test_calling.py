@@ -360,6 +360,11 @@ def test_the_time_limit_comes_from_the_recipe_and_is_counted_as_a_failure(tmp_pa
         stack.raise_if_failing(notes)
 
 
+async def _waits_long(**_: Any) -> list[float]:
+    await asyncio.sleep(60)
+    return [0.0]
+
+
 def test_a_function_that_is_slow_and_not_async_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -369,6 +374,8 @@ def test_a_function_that_is_slow_and_not_async_is_warned_of(
 
     with caplog.at_level(logging.WARNING, "grouper"):
         assert call(RewardConfig(name="mine", timeout_seconds=5), slow, ONE) == [0.0]
+        with pytest.raises(RewardError, match="did not return"):  # stopped, not warned of
+            call(RewardConfig(name="mine", timeout_seconds=0.02), _waits_long, ONE)
         assert caplog.messages == []
         assert call(RewardConfig(name="mine", timeout_seconds=0.02), slow, ONE) == [0.0]
     (warning,) = caplog.messages

@@ -26,7 +26,7 @@ from reward_calls import (
 )
 
 from grouper.config.schema import RewardConfig
-from grouper.errors import RewardError
+from grouper.errors import ConfigError, RewardError
 from grouper.rewards import REWARDS, Completed, Notes, RewardStack, build_rewards, reward
 from grouper.types import AnswerFormat, Completion, FinishReason, Problem, Prompt, Reward
 
@@ -161,7 +161,7 @@ def test_a_reward_outside_trl_needs_a_reference() -> None:
 def test_parameters_are_checked_when_a_reward_is_built(
     name: str, params: dict[str, Any], told: str
 ) -> None:
-    with pytest.raises(RewardError, match=rf"rewards\.{name}\.params") as caught:
+    with pytest.raises(ConfigError, match=rf"rewards\.{name}\.params") as caught:
         REWARDS[name](XML, **params)
     caught.match(f"(?s){told}")
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from grouper.config.schema import Positive, PositiveFloat
+from grouper.errors import RewardError
 from grouper.grading import extract
 from grouper.rewards.core import Completed, Variant, reward
 from grouper.types import AnswerContract, AnswerFormat, AnswerKind, Verdict
@@ -241,7 +242,11 @@ def soft_overlong(done: Completed, *, max_tokens: Positive, buffer_tokens: Posit
     Source: DAPO, arXiv 2503.14476, equation 13.
     """
     if buffer_tokens > max_tokens:
-        raise ValueError(f"buffer_tokens {buffer_tokens} is more than max_tokens {max_tokens}")
+        raise RewardError(
+            f"buffer_tokens is {buffer_tokens} with max_tokens {max_tokens}",
+            where="rewards.soft_overlong.params",
+            fix="Use 0 < buffer_tokens <= max_tokens.",
+        )
     over = len(units_of(done, "tokens")) - (max_tokens - buffer_tokens)
     return max(-1.0, min(0.0, -over / buffer_tokens))
 

@@ -348,9 +348,10 @@ def call(
         else:
             timer.start()
             returned = function(**_own_copy(arguments), **(notes or Notes()).arguments())
+            timer.cancel()
         if inspect.isawaitable(returned):
             returned = awaited(returned, seconds)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RewardError):
         raise
     except StoppedError as error:
         raise RewardError(
