@@ -85,6 +85,17 @@ def check(stack: RewardStack, right: str = RIGHT_TEXT) -> list[str]:
 # --- one reward
 
 
+def test_the_shortest_reward_of_the_docs_works_as_it_stands(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    code = page.partition("The shortest reward")[2].partition("```python\n")[2].partition("```")[0]
+    assert len(code.splitlines()) == 5
+    (tmp_path / "my_rewards.py").write_text(code)
+    name = f"{tmp_path}/my_rewards.py:brevity"
+    stack = build_rewards([RewardConfig(name=name, params={"most": 4})], XML)
+    assert [r.total for r in score(stack)] == [-1.0, -0.5]
+    assert stack.bounds == (-1.0, 0.0)
+
+
 @reward(-1.0, 0.0)
 def brevity(done: Completed, *, most: int = 400) -> float:
     return -min(1.0, len(done.text) / most)
