@@ -283,7 +283,7 @@ def test_both_shapes_of_a_users_function_take_parameters(user_file: Path) -> Non
         RewardConfig(name=f"{user_file}:brevity", params={"scale": 2.0}),
         RewardConfig(name=f"{user_file}:shortest", params={"most": 3.0}),
     )
-    assert stack.names == ("brevity", "shortest")
+    assert tuple(stack.weights) == ("brevity", "shortest")
     check(stack)
     assert score(stack)[1].components == {"brevity": 2 / 3, "shortest": 1.0}
 
@@ -317,7 +317,7 @@ def test_components_weights_and_totals() -> None:
         RewardConfig(name="format", weight=0.5),
     ]
     stack = build_rewards(configs, THINK)
-    assert stack.names == ("correctness", "format")
+    assert tuple(stack.weights) == ("correctness", "format")
     assert stack.weights == {"correctness": 2.0, "format": 0.5}
     first, second = score(stack)
     assert first.components == {"correctness": 1.0, "format": 1.0}

@@ -11,6 +11,7 @@ import logging
 import math
 import numbers
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 from grouper.config.schema import LARGEST, RewardConfig
 from grouper.errors import ConfigError, GrouperError, RewardError, did_you_mean
@@ -35,19 +36,14 @@ Content = str | Sequence[Message]
 GRACE_SECONDS = 1.0
 
 
-class RewardFunction(Protocol):
-    """Scores a batch of completions, as TRL's do; every argument has one entry per completion.
+RewardFunction = Callable[..., Any]
+"""Scores a batch of completions, as TRL's do; every argument has one entry per completion.
 
-    Beside `prompts` and `completions` it is given the parsed `answer`, `solution`,
-    `reference_answer`, `reference_solution` and `question`; `grades`, `finish_reasons` and
-    `completion_ids`; and every column of the source row under its own name, or as `source_<name>`
-    where that name is one of these. It returns one number per completion; None means "not scored"
-    and takes that rollout out of its group.
-    """
-
-    def __call__(
-        self, /, *, prompts: Sequence[Content], completions: Sequence[Content], **columns: Any
-    ) -> Sequence[float | None]: ...
+Beside `prompts` and `completions` it is given the parsed `answer`, `solution`, `reference_answer`,
+`reference_solution` and `question`; `grades`, `finish_reasons` and `completion_ids`; and every
+column of the source row under its own name, or as `source_<name>` where that name is one of these.
+It returns one number per completion; None means "not scored" and takes that rollout out of its group.
+"""
 
 
 # --- found by name -------------------------------------------------------------------------------
@@ -56,8 +52,6 @@ _OURS = f"{Path(__file__).parents[1]}/"
 _INSTALLED = tuple(
     sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 )
-# Module -> modification time and size of its file when it was loaded.
-_AS_READ: dict[str, tuple[int, int]] = {}
 
 
 def load_user_object(
@@ -89,7 +83,7 @@ def load_user_object(
             fix=f"The {kind} {full_name!r} is looked for from {Path.cwd()}.",
         )
     try:
-        module = _load_file(Path(place)) if is_file else _import(place)
+        module = _module(place)
     except KeyboardInterrupt:
         raise
     except BaseException as raised:  # a user's module may raise anything; it is reported as theirs
@@ -110,31 +104,25 @@ def load_user_object(
     return found
 
 
-def _import(name: str) -> ModuleType:
-    """A module, also of the working directory, which a console script does not search."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # last: what is installed wins
-        importlib.invalidate_caches()
-    return importlib.import_module(name)
+def _module(place: str) -> ModuleType:
+    """A file as a module, loaded again once it is edited; or a module by its name.
 
-
-def _label(path: Path) -> str:
-    """A stable name, so that a file that is named twice is loaded once, until it is edited."""
-    return f"grouper_user_code.{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
-
-
-def _load_file(path: Path) -> ModuleType:
-    label, stat = _label(path), path.stat()
-    as_read = (stat.st_mtime_ns, stat.st_size)
-    if label in sys.modules and _AS_READ.get(label) == as_read:
+    Modules are looked for in the working directory as well, which a console script does not search.
+    """
+    if not place.endswith(".py"):
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.append(here)  # last: what is installed wins
+            importlib.invalidate_caches()
+        return importlib.import_module(place)
+    path, stat = Path(place).resolve(), Path(place).stat()
+    label = re.sub(r"\W", "_", f"grouper {path.as_posix()} {stat.st_mtime_ns} {stat.st_size}")
+    if label in sys.modules:
         return sys.modules[label]
     spec = importlib.util.spec_from_file_location(label, path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[label] = module
-    _AS_READ[label] = as_read
+    module = sys.modules[label] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException:  # a half-loaded module is forgotten, whatever stopped it
@@ -182,10 +170,7 @@ def code_fingerprints(full_names: Iterable[str]) -> dict[str, str]:
                 load_user_object(name, kind="", where="")
             except GrouperError:
                 continue  # refused with its own message where it is built
-            place = name.rpartition(":")[0]
-            _add_sources(
-                sys.modules[_label(Path(place)) if place.endswith(".py") else place], found
-            )
+            _add_sources(_module(name.rpartition(":")[0]), found)
     here = Path.cwd()
     return {
         str(path.relative_to(here) if path.is_relative_to(here) else path): mark

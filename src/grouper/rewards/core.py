@@ -349,7 +349,6 @@ class RewardStack:
 
     def __init__(self, functions: Sequence[tuple[RewardConfig, RewardFunction]]) -> None:
         self._functions = {reward_label(config.name): (config, f) for config, f in functions}
-        self.names = tuple(self._functions)
         self.weights = {name: config.weight for name, (config, _) in self._functions.items()}
         self._file: Path | None = None
         self._answers: dict[str, dict[str, Any]] = {}
@@ -413,7 +412,7 @@ class RewardStack:
             raise ValueError(f"{len(completions)} completions but {len(grades)} grades")
         arguments = arguments_of(problem, prompt, completions, grades)
         columns = {}
-        for name in self.names:
+        for name in self._functions:
             try:
                 columns[name] = self._answer(name, arguments, notes)
             except RewardError as error:
