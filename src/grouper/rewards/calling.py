@@ -42,7 +42,8 @@ RewardFunction = Callable[..., Any]
 Beside `prompts` and `completions` it is given the parsed `answer`, `solution`, `reference_answer`,
 `reference_solution` and `question`; `grades`, `finish_reasons` and `completion_ids`; and every
 column of the source row under its own name, or as `source_<name>` where that name is one of these.
-It returns one number per completion; None means "not scored" and takes that rollout out of its group.
+It returns one number per completion; None means "not scored" and takes that rollout out of its
+group.
 """
 
 
