@@ -88,7 +88,7 @@ def check(stack: RewardStack, right: str = RIGHT_TEXT) -> list[str]:
 def test_the_shortest_reward_of_the_docs_works_as_it_stands(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
     code = page.partition("The shortest reward")[2].partition("```python\n")[2].partition("```")[0]
-    assert len(code.splitlines()) == 5
+    assert len([line for line in code.splitlines() if line]) <= 5
     (tmp_path / "my_rewards.py").write_text(code)
     name = f"{tmp_path}/my_rewards.py:brevity"
     stack = build_rewards([RewardConfig(name=name, params={"most": 4})], XML)
