@@ -19,7 +19,7 @@ from grouper import (
 )
 from grouper.errors import ConfigError, ModelError, RewardError
 from grouper.models.policy import Policy
-from grouper.prompts import render
+from grouper.prompts.rendering import render
 from grouper.tracking.live import Progress
 from grouper.tracking.run_folder import RunFolder
 

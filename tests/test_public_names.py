@@ -14,6 +14,7 @@ PINNED = [
     "AnswerContract",
     "AnswerFormat",
     "Comparison",
+    "Completed",
     "Completion",
     "EvaluationResult",
     "Generator",
@@ -45,6 +46,7 @@ PINNED = [
     "make_format",
     "pass_rates",
     "prepare",
+    "reward",
     "solve",
     "train",
 ]

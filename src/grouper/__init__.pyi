@@ -19,8 +19,10 @@ from grouper.evaluation.compare import compare as compare
 from grouper.evaluation.result import EvaluationResult as EvaluationResult
 from grouper.grading import grade as grade
 from grouper.prompts import make_format as make_format
+from grouper.rewards import Completed as Completed
 from grouper.rewards import RewardStack as RewardStack
 from grouper.rewards import build_rewards as build_rewards
+from grouper.rewards import reward as reward
 from grouper.tracking.run_folder import RunFolder as RunFolder
 from grouper.training.pipeline import RunResult as RunResult
 from grouper.training.prepare import Prepared as Prepared

@@ -38,8 +38,8 @@ from grouper.grading import extract
 from grouper.models.folders import model_in, recipe_for, require_model_folder, with_sampling
 from grouper.models.loading import context_length
 from grouper.models.policy import Policy
-from grouper.prompts import render
-from grouper.rewards.user_code import load_hook
+from grouper.prompts.rendering import render
+from grouper.rewards.calling import load_hook
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.tracking.live import Progress
 from grouper.tracking.run_folder import RunFolder

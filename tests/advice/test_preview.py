@@ -14,7 +14,8 @@ from grouper.advice.checks import Samples, find, tags_in, tokenisation
 from grouper.advice.preview import preview
 from grouper.config.schema import GRPOConfig, RewardConfig
 from grouper.grading import grade
-from grouper.prompts import FORMATS, StopTokens
+from grouper.prompts import FORMATS
+from grouper.prompts.rendering import StopTokens
 from grouper.rewards import build_rewards
 from grouper.sampling.scripted import ScriptedSampler
 from grouper.types import Problem, Prompt, SamplingParams

@@ -32,9 +32,9 @@ def test_show_every_reward(grouper, name: str) -> None:
 
 def test_show_lists_parameters(grouper) -> None:
     out = grouper("rewards", "show", "soft_overlong").out
-    assert "max_tokens (int, required)" in out
-    assert "variant (str, default default)" in grouper("rewards", "show", "dapo_answer").out
-    assert "variant (str, default default)" in grouper("rewards", "show", "r1_zero_format").out
+    assert "max_tokens (Positive, required)" in out
+    assert "variant (Variant, default default)" in grouper("rewards", "show", "dapo_answer").out
+    assert "variant (Variant, default default)" in grouper("rewards", "show", "r1_zero_format").out
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -94,9 +94,10 @@ def test_probe_passes_our_own_and_fails_a_compatibility_stack(grouper) -> None:
 def test_probe_attacks_a_users_function(grouper, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "def contains(completion, answer, **kwargs):\n"
-        "    text = completion if isinstance(completion, str) else completion[0]['content']\n"
-        "    return float(answer in text)\n"
+        "from grouper import reward\n\n\n"
+        "@reward(0, 1)\n"
+        "def contains(done):\n"
+        "    return float(done.reference in done.text)\n"
     )
     called = grouper("rewards", "probe", "demo", f"rewards=[{{name: '{file}:contains'}}]")
     assert called.code == 1
@@ -122,7 +123,7 @@ def test_a_function_that_fails_on_the_text_is_told(grouper, tmp_path: Path) -> N
     file.write_text("def breaks(completions, level, **kwargs):\n    return [0.0]\n")
     grouper(
         "rewards", "try", "demo", "x", f"rewards=[{{name: '{file}:breaks'}}]", "--answer", "4"
-    ).refused("raised TypeError", "no columns of a data source")
+    ).refused("raised TypeError", "It was given the columns answer, ")
 
 
 FLAKY = """

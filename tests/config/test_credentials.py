@@ -98,7 +98,7 @@ def test_a_reference_is_stored_as_it_is_and_filled_in_where_a_function_is_built(
         monkeypatch.setenv("JUDGE_TOKEN", SECRET)
         build()
     stack = build_rewards(recipe.rewards, layout)
-    assert stack._functions["f"](completions=["a"]) == [len(SECRET)]
+    assert stack._functions["f"][1](completions=["a"]) == [len(SECRET)]
     (make_tracker,) = find_trackers(recipe, tmp_path, started="").values()
     assert make_tracker.keywords["params"] == {"token": SECRET}  # type: ignore[attr-defined]
     assert SECRET not in str(make_tracker.args[0].recipe)  # type: ignore[attr-defined]

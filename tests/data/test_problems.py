@@ -15,7 +15,7 @@ from grouper.data.problems import fingerprint_of, grade_shown, write_problems
 from grouper.errors import ConfigError, DataError
 from grouper.prompts.formats import FORMATS
 from grouper.rewards import REWARDS
-from grouper.rewards.format import format_holds
+from grouper.rewards.builtin import format_holds
 from grouper.types import Problem
 
 LAYOUTS = Path(__file__).parent / "layouts"

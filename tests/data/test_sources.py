@@ -11,7 +11,8 @@ from grouper.config.schema import SourceConfig
 from grouper.data import SOURCES, ProblemSet, load_problems
 from grouper.data.sources import read_prompt, read_response, source_named
 from grouper.errors import DataError
-from grouper.prompts import FORMATS, completion_text
+from grouper.prompts import FORMATS
+from grouper.prompts.rendering import completion_text
 
 LAYOUTS = Path(__file__).parent / "layouts"
 

@@ -23,7 +23,7 @@ from grouper.evaluation.metrics import (
 from grouper.grading import Grader
 from grouper.prompts import FORMATS
 from grouper.rewards import RewardStack, build_rewards
-from grouper.rewards.format import format_holds
+from grouper.rewards.builtin import format_holds
 from grouper.sampling.scripted import ScriptedSampler
 from grouper.tracking.run_folder import RunFolder
 from grouper.types import Problem, Prompt, SamplingParams
@@ -169,17 +169,16 @@ def test_an_evaluation_from_before_has_no_such_numbers(stack):
     assert rewards_by_subject(old) == {}
 
 
-def test_a_reward_that_fails_leaves_its_problem_out_and_trainings_counts_alone(caplog):
+def test_a_reward_that_fails_leaves_its_problem_out_and_stops_nothing(caplog):
     def picky(*, prompts, completions, **_):
         if any("guess" in text for text in completions):
             raise RuntimeError("no")
         return [1.0 for _ in completions]
 
-    stack = RewardStack([("picky", 1.0, picky)], {"picky": 0.0})
+    stack = RewardStack([(RewardConfig(name="picky", max_failure_rate=0), picky)])
     result = measured(stack)
     assert [item.reward for item in result.items] == [1.0, 1.0, 1.0, None]
     assert metrics_of(result).reward == 1.0
-    assert stack.failures == {"picky": 0}
     assert "failed on 1 groups of the evaluation" in caplog.text
 
 
@@ -187,7 +186,9 @@ def test_nothing_scored_is_not_zero():
     def never(*, prompts, completions, **_):
         return [None for _ in completions]
 
-    found = metrics_of(measured(RewardStack([("never", 1.0, never)]), texts=(BROKEN,)))
+    found = metrics_of(
+        measured(RewardStack([(RewardConfig(name="never"), never)]), texts=(BROKEN,))
+    )
     assert found is not None
     assert math.isnan(found.reward)
     assert math.isnan(found.reasoning_length)

@@ -443,9 +443,9 @@ def test_parent_imports_no_sympy_and_no_torch() -> None:
 CELLS = r"""
 import asyncio, threading
 from pathlib import Path
-from grouper.config.schema import GradingConfig
+from grouper.config.schema import GradingConfig, RewardConfig
 from grouper.grading import Grader, grade
-from grouper.rewards import RewardStack
+from grouper.rewards.calling import call
 from grouper.types import AnswerContract, AnswerKind
 BOXED = AnswerContract(kind=AnswerKind.BOXED)
 SYMBOLIC = r"\boxed{\sqrt{12}}", r"2\sqrt{3}"
@@ -457,7 +457,7 @@ async def cell():
     assert threading.current_thread() is threading.main_thread()
     asyncio.get_running_loop()
     assert grade(*SYMBOLIC, BOXED).correct
-    RewardStack([("judge", 1.0, judge)]).check()
+    call(RewardConfig(name="judge"), judge, {"completions": ["a"]})
     with Grader(BOXED, GradingConfig()) as grader:
         waiting = grader.submit(r"\boxed{\sqrt{27}}", r"3\sqrt{3}")
         assert (await asyncio.wrap_future(waiting)).correct

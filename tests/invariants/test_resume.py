@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,6 +155,52 @@ def test_a_kill_between_checkpoints_loses_only_what_came_after(
     monkeypatch.setattr(loop, "_evaluate_if_due", honest)
     assert not (workplace / "cut/demo/grpo/checkpoint-5").exists()
     assert record(run("cut", resume=True)) == whole
+
+
+JUDGE = """
+import os, signal
+from pathlib import Path
+
+at_step = []
+
+def judge(completions, trainer_state, log_metric, **kwargs):
+    if "no idea" in str(completions):
+        return [0.0] * len(completions)  # tried before the run
+    at_step.append(trainer_state.global_step)
+    if at_step.count(3) == 3 and Path("kill").exists():
+        Path("kill").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    with Path(os.environ["ASKED"]).open("a") as file:
+        file.write("?")
+    number = Path(os.environ["ASKED"]).stat().st_size
+    log_metric("asked", number)
+    if number % 13 == 0:
+        raise RuntimeError(f"busy at {number}")
+    return [(7 * number + 5 * row) % 17 / 16 for row in range(len(completions))]
+"""
+
+
+def test_a_killed_run_asks_a_function_that_varies_nothing_twice(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers follow from how often it was asked: one more or less, and all would differ."""
+    (workplace / "judges.py").write_text(JUDGE)
+    judged = "rewards=[{name: 'judges.py:judge', deterministic: false, max_failure_rate: 1.0}]"
+    monkeypatch.setenv("ASKED", "asked_whole")
+    whole = record(run("whole", judged))
+    (workplace / "kill").touch()
+    monkeypatch.setenv("ASKED", "asked_cut")
+    command = [sys.executable, "-m", "grouper", "run", "demo", *SMALL, judged, "output_dir=cut"]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    answers = workplace / "cut" / "demo" / "reward_answers.jsonl"
+    before = answers.read_text().splitlines()
+    assert json.loads(before[-1])["place"] == "grpo 3"
+    # Step 3 is done again as well: the last checkpoint is of step 2.
+    assert not (workplace / "cut/demo/grpo/checkpoint-3").exists()
+    assert record(run("cut", judged, resume=True)) == whole
+    assert answers.read_text().splitlines()[: len(before)] == before
+    assert Path("asked_cut").read_text() == Path("asked_whole").read_text()
 
 
 @pytest.mark.parametrize("name", [OPTIMIZER_FILE, STATE_FILE])

@@ -14,7 +14,8 @@ from grouper.config.schema import NewModelConfig, PromptConfig
 from grouper.data.arithmetic import ArithmeticOptions, generate
 from grouper.errors import ConfigError, RunFolderError
 from grouper.models.new_model import fit_tokenizer, make_new_model, save_new_model
-from grouper.prompts import completion_text, demonstrate, find_stop_tokens, make_format, render
+from grouper.prompts import make_format
+from grouper.prompts.rendering import completion_text, demonstrate, find_stop_tokens, render
 
 COMPACT = make_format(PromptConfig(format="compact"))
 TINY = NewModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16)

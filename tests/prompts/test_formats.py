@@ -11,15 +11,9 @@ import tokenizer_fixtures as fixtures
 from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError
 from grouper.grading import grade
-from grouper.prompts import (
-    FORMATS,
-    completion_text,
-    demonstrate,
-    make_format,
-    render,
-    warn_about_system,
-)
-from grouper.prompts.rendering import uses_chat
+from grouper.prompts import FORMATS, make_format
+from grouper.prompts.formats import warn_about_system
+from grouper.prompts.rendering import completion_text, demonstrate, render, uses_chat
 from grouper.types import AnswerKind, Problem
 
 PROBLEM = Problem(id="a/0", question="2+2?", answer="4", source="a", solution="2+2=4.")

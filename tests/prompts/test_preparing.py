@@ -6,7 +6,9 @@ import pytest
 import tokenizer_fixtures as fixtures
 
 from grouper.errors import PromptError
-from grouper.prompts import FORMATS, demonstrate, prepare_demonstrations, prepare_prompts
+from grouper.prompts import FORMATS
+from grouper.prompts.preparing import prepare_demonstrations, prepare_prompts
+from grouper.prompts.rendering import demonstrate
 from grouper.types import Problem
 
 COMPACT = FORMATS["compact"]

@@ -10,16 +10,15 @@ from tokenizer_fixtures import byte_ids
 
 from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError
-from grouper.prompts import (
-    FORMATS,
+from grouper.prompts import FORMATS, make_format
+from grouper.prompts.rendering import (
     completion_text,
     demonstrate,
+    encode_completion,
     find_stop_tokens,
     install_template,
-    make_format,
     render,
 )
-from grouper.prompts.rendering import encode_completion
 from grouper.types import Problem
 
 PROBLEM = Problem(id="a/0", question="2+2?", answer="4", source="a", solution="2+2=4.")

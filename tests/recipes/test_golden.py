@@ -14,9 +14,10 @@ import yaml
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import PromptConfig, Recipe
 from grouper.data import load_problems, loading
-from grouper.prompts import completion_text, make_format
+from grouper.prompts import make_format
+from grouper.prompts.rendering import completion_text
 from grouper.rewards import build_rewards
-from grouper.rewards.registry import find_reward
+from grouper.rewards.core import find_reward
 from grouper.types import Problem
 
 SYSTEMS: dict[str, dict[str, Any]] = {

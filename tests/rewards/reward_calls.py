@@ -1,12 +1,12 @@
-"""Layouts of the prompt formats, and one call for one completion, shared by the tests here."""
+"""Prompt formats, grades, and calls of reward functions, shared by the tests here."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from grouper.config.schema import PromptConfig
+from grouper.config.schema import PromptConfig, RewardConfig
 from grouper.prompts import make_format
-from grouper.rewards import REWARDS
+from grouper.rewards import REWARDS, RewardStack
 from grouper.types import AnswerFormat, Grade, Verdict
 
 XML = make_format(PromptConfig(format="xml"))
@@ -41,16 +41,26 @@ RIGHT, WRONG = grade(Verdict.CORRECT), grade(Verdict.INCORRECT)
 UNREADABLE = grade(Verdict.NOT_SCORED)
 
 
-def score(name: str, layout: AnswerFormat, text: str, *columns: str, **params: Any) -> Any:
+def score(name: str, fmt: AnswerFormat, text: str, *columns: str, **params: Any) -> Any:
     """The value of one completion; `columns` may hold its reference answer."""
-    function = REWARDS[name](layout, **params)
     given = {"reference_answer": [columns[0]]} if columns else {}
-    (value,) = function(prompts=["q"], completions=[text], **given)
+    (value,) = REWARDS[name](fmt, **params)(prompts=["q"], completions=[text], **given)
     return value
 
 
 def score_grade(name: str, verdict: Grade, text: str = "x", **params: Any) -> Any:
     """The value of one completion that has been graded."""
-    function = REWARDS[name](params.pop("layout", THINK), **params)
+    function = REWARDS[name](params.pop("fmt", THINK), **params)
     (value,) = function(prompts=["q"], completions=[text], grades=[verdict])
     return value
+
+
+def stack_of(**functions: Any) -> RewardStack:
+    """A stack of these functions, each with its weight 1 or in a tuple with settings."""
+    pairs = [(f, {}) if callable(f) else f for f in functions.values()]
+    return RewardStack(
+        [
+            (RewardConfig(name=name, **settings), function)
+            for name, (function, settings) in zip(functions, pairs, strict=True)
+        ]
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
+import subprocess
 import sys
 import time
 from fractions import Fraction
@@ -12,16 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reward_calls import RIGHT, WRONG, XML
+from reward_calls import RIGHT, WRONG, XML, stack_of
 
 from grouper.config.schema import RewardConfig, SourceConfig
 from grouper.data import load_problems
-from grouper.errors import RewardError
+from grouper.errors import ConfigError, RewardError
 from grouper.prompts.formats import FORMATS
-from grouper.rewards import RewardStack, build_rewards
-from grouper.rewards.calling import arguments_of, call, one_by_one
-from grouper.rewards.probes import example_prompt
-from grouper.rewards.registry import find_reward
+from grouper.rewards import Completed, Notes, RewardStack, build_rewards, calling, reward
+from grouper.rewards.attacks import example_prompt
+from grouper.rewards.calling import (
+    StoppedError,
+    arguments_of,
+    awaited,
+    call,
+    code_fingerprints,
+    load_user_object,
+)
+from grouper.rewards.core import find_reward
 from grouper.types import Completion, FinishReason, Problem, Prompt
 
 FILE = Path(__file__).with_name("users_functions.py")
@@ -32,7 +41,7 @@ CHAT = Prompt(
 PLAIN = Prompt(problem_id="a/0", text="2+2?", token_ids=(1,))
 
 
-def stack_of(name: str, **params: Any) -> RewardStack:
+def users(name: str, **params: Any) -> RewardStack:
     config = RewardConfig(name=f"{FILE}:{name}", params=params, max_failure_rate=0.0)
     return build_rewards([config], XML)
 
@@ -56,12 +65,12 @@ def totals(name: str, prompt: Prompt = CHAT, columns: Any = None, **params: Any)
         solution=r"2 + 2 = 4, \boxed{4} #### 4",
         columns=columns or {},
     )
-    stack = stack_of(name, **params)
-    stack.check(problem=problem, prompt=prompt)
+    stack = users(name, **params)
+    stack.check(problem=problem, prompt=prompt, right="4")
     rewards = stack.score(
         problem=problem, prompt=prompt, completions=completions, grades=[RIGHT, WRONG]
     )
-    return [reward.total for reward in rewards]
+    return [scored.total for scored in rewards]
 
 
 def test_shape_a() -> None:
@@ -97,7 +106,8 @@ def test_async_one_at_a_time_runs_together() -> None:
     running: list[int] = []
     most: list[int] = []
 
-    async def waits(completion: Any, **columns: Any) -> float:
+    @reward()
+    async def waits(done: Completed) -> float:
         running.append(1)
         await asyncio.sleep(0.01)
         most.append(len(running))
@@ -105,7 +115,8 @@ def test_async_one_at_a_time_runs_together() -> None:
         running.pop()
         return 0.0
 
-    RewardStack([("waits", 1.0, one_by_one(waits))]).check()
+    problem = Problem(id="a/0", question="2+2?", answer="4", source="a")
+    stack_of(waits=waits(XML)).check(problem=problem, prompt=PLAIN, right="4")
     assert max(most) == 4
 
 
@@ -166,16 +177,15 @@ def test_functions_of_users_pay_every_right_completion_the_most(
             finish_reason=FinishReason.STOP_TOKEN,
             policy_version=0,
         )
-        (reward,) = stack.score(
+        (scored,) = stack.score(
             problem=problem,
             prompt=example_prompt(problem, fmt),
             completions=[completion],
             grades=[RIGHT],
         )
-        assert stack.take_events() == ()
         digits = problem.answer.isdigit()  # the one thing that pays a negative answer less
         wanted = {n: v if digits or n != "xml_integer" else 0.0 for n, v in most.items()}
-        assert reward.components == pytest.approx(wanted), (problem.id, text)
+        assert scored.components == pytest.approx(wanted), (problem.id, text)
 
 
 def test_our_fields_win_over_columns_which_stay_reachable() -> None:
@@ -190,7 +200,6 @@ def test_our_fields_win_over_columns_which_stay_reachable() -> None:
         "grades": "A",
         "finish_reasons": "f",
         "completion_ids": "i",
-        "completion": "one",
         "self": "me",
         "source_solution": "a column of its own",
         "unit": "m",
@@ -238,7 +247,7 @@ def test_a_column_breaks_no_reward_whatever_its_name() -> None:
     text = "<reasoning>\n4\n</reasoning>\n<answer>\n4\n</answer>"
     for name in ("correctness", "xml_correctness", "lite_correctness"):
         stack = build_rewards([RewardConfig(name=name, max_failure_rate=0.0)], XML)
-        (reward,) = stack.score(
+        (scored,) = stack.score(
             problem=problem,
             prompt=CHAT,
             completions=[
@@ -252,17 +261,7 @@ def test_a_column_breaks_no_reward_whatever_its_name() -> None:
             ],
             grades=[RIGHT],
         )
-        assert (reward.total or 0) > 0, name
-
-
-def test_a_column_cannot_hide_the_completion() -> None:
-    def seen(completion: Any, prompt: Any, **columns: Any) -> float:
-        return float(completion == "x" and prompt == "q")
-
-    values = one_by_one(seen)(
-        prompts=["q"], completions=["x"], prompt=["of the data"], completion=["of the data"]
-    )
-    assert values == [1.0]
+        assert (scored.total or 0) > 0, name
 
 
 def test_what_a_function_changes_no_other_function_sees() -> None:
@@ -276,11 +275,12 @@ def test_what_a_function_changes_no_other_function_sees() -> None:
         "prompts": [[{"role": "user", "content": "q"}]] * 2,
         "completions": [[{"role": "assistant", "content": text}] for text in ("a", "b")],
     }
-    assert call("vandal", vandal, arguments) == [0.0, 0.0]
+    assert call(RewardConfig(name="vandal"), vandal, arguments) == [0.0, 0.0]
     assert arguments["prompts"][0] == [{"role": "user", "content": "q"}]
     assert [c[0]["content"] for c in arguments["completions"]] == ["a", "b"]
 
 
+MINE = RewardConfig(name="mine")
 ONE = {"prompts": ["q"], "completions": ["4"]}
 
 
@@ -316,7 +316,7 @@ async def _exits_in_a_task(**_: Any) -> list[float]:
 )
 def test_a_function_cannot_end_the_run_by_itself(function: Any, told: str) -> None:
     with pytest.raises(RewardError, match=told):
-        call("mine", function, ONE)
+        call(MINE, function, ONE)
 
 
 def test_ctrl_c_still_ends_it() -> None:
@@ -324,7 +324,7 @@ def test_ctrl_c_still_ends_it() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        call("mine", interrupted, ONE)
+        call(MINE, interrupted, ONE)
 
 
 def test_the_time_limit_comes_from_the_recipe_and_is_counted_as_a_failure(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_the_time_limit_comes_from_the_recipe_and_is_counted_as_a_failure(tmp_pa
         "    if len(completions) < 2:\n        raise AssertionError('tried again')\n"
         "    await asyncio.sleep(60)\n"
     )
-    config = RewardConfig(name=f"{file}:judge", timeout_seconds=0.05, max_failure_rate=0.05)
+    config = RewardConfig(name=f"{file}:judge", timeout_seconds=0.05, max_failure_rate=0.0)
     stack = build_rewards([config], XML)
     problem = Problem(id="a/0", question="2+2?", answer="4", source="a")
     answered = Completion(
@@ -345,18 +345,24 @@ def test_the_time_limit_comes_from_the_recipe_and_is_counted_as_a_failure(tmp_pa
         policy_version=0,
     )
 
-    def score() -> list[Any]:
-        rewards = stack.score(
-            problem=problem, prompt=CHAT, completions=[answered] * 2, grades=[RIGHT] * 2
-        )
-        return [reward.total for reward in rewards]
-
-    assert score() == [None, None]
-    assert stack.failures == {"judge": 1}
-    assert "did not return within 0.05 s" in stack.take_events()[0]
+    notes = Notes()
+    rewards = stack.score(
+        problem=problem,
+        prompt=CHAT,
+        completions=[answered] * 2,
+        grades=[RIGHT] * 2,
+        notes=notes,
+    )
+    assert [scored.total for scored in rewards] == [None, None]
+    assert "did not return within 0.05 s" in notes.events[0]
     # No completion is tried alone: each could take as long again.
     with pytest.raises(RewardError, match="It fails on this group, of whose completions the first"):
-        score()
+        stack.raise_if_failing(notes)
+
+
+async def _waits_long(**_: Any) -> list[float]:
+    await asyncio.sleep(60)
+    return [0.0]
 
 
 def test_a_function_that_is_slow_and_not_async_is_warned_of(
@@ -367,15 +373,17 @@ def test_a_function_that_is_slow_and_not_async_is_warned_of(
         return [0.0]
 
     with caplog.at_level(logging.WARNING, "grouper"):
-        assert call("mine", slow, ONE, seconds=5) == [0.0]
+        assert call(RewardConfig(name="mine", timeout_seconds=5), slow, ONE) == [0.0]
+        with pytest.raises(RewardError, match="did not return"):  # stopped, not warned of
+            call(RewardConfig(name="mine", timeout_seconds=0.02), _waits_long, ONE)
         assert caplog.messages == []
-        assert call("mine", slow, ONE, seconds=0.02) == [0.0]
+        assert call(RewardConfig(name="mine", timeout_seconds=0.02), slow, ONE) == [0.0]
     (warning,) = caplog.messages
     assert "'mine' has been running for 0.02 s" in warning
 
 
 def test_minus_zero_is_zero() -> None:
-    assert str(call("mine", lambda **_: [-0.0], ONE)) == "[0.0]"
+    assert str(call(MINE, lambda **_: [-0.0], ONE)) == "[0.0]"
 
 
 TOO_LARGE = [1e308, -1e308, 1.1e15, 10**400, 10**5000, math.nan, math.inf, "1", Fraction(10**40, 3)]
@@ -385,16 +393,16 @@ TOO_LARGE = [1e308, -1e308, 1.1e15, 10**400, 10**5000, math.nan, math.inf, "1", 
 def test_values_that_sums_cannot_hold_are_refused_in_one_paragraph(value: Any) -> None:
     """Finite ones as well: two of 1e308 have no mean (R5)."""
     with pytest.raises(RewardError, match=r"for completion 0.*-1e\+15 to 1e\+15"):
-        call("mine", lambda **_: [value], ONE)
+        call(MINE, lambda **_: [value], ONE)
 
 
 @pytest.mark.parametrize("value", [1e15, -1e15, 10**15, Fraction(1, 3), True])
 def test_values_up_to_there_are_taken(value: Any) -> None:
-    assert call("mine", lambda **_: [value], ONE) == [float(value)]
+    assert call(MINE, lambda **_: [value], ONE) == [float(value)]
 
 
 FAULTY = """\
-import json
+import json; from grouper import reward
 
 
 def direct(completions, **kwargs):
@@ -414,7 +422,8 @@ async def later(completions, **kwargs):
     return helper(completions)
 
 
-def single(completion, **kwargs):
+@reward()
+def single(done):
     return 1 / 0
 """
 
@@ -425,7 +434,7 @@ def single(completion, **kwargs):
         ("direct", "ZeroDivisionError: division by zero (faulty.py, line 6, in <listcomp>)."),
         ("deeper", "(faulty.py, line 14, in <listcomp>)."),  # not the line of json's own
         ("later", "(faulty.py, line 14, in <listcomp>)."),
-        ("single", "ZeroDivisionError: division by zero (faulty.py, line 22, in single)."),
+        ("single", "ZeroDivisionError: division by zero (faulty.py, line 23, in single)."),
     ],
 )
 def test_an_exception_names_the_line_of_the_users_file(
@@ -434,5 +443,174 @@ def test_an_exception_names_the_line_of_the_users_file(
     (tmp_path / "faulty.py").write_text(FAULTY)
     config = RewardConfig(name=f"{tmp_path}/faulty.py:{name}")
     with pytest.raises(RewardError) as caught:
-        call("mine", find_reward(config, XML), ONE)
+        call(MINE, find_reward(config, XML), ONE)
     assert told in str(caught.value)
+
+
+# --- async functions
+
+
+async def _fine() -> int:
+    await asyncio.sleep(0)
+    return 4
+
+
+async def _waits() -> None:
+    await asyncio.sleep(60)
+
+
+async def _blocks() -> None:
+    time.sleep(5)
+
+
+async def _clings() -> None:
+    while True:
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            continue
+
+
+@pytest.mark.parametrize("function", [_waits, _blocks, _clings])
+def test_what_hangs_is_left_and_the_next_call_works(
+    function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calling, "GRACE_SECONDS", 0.1)
+    started = time.monotonic()
+    with pytest.raises(StoppedError):
+        awaited(function(), 0.05)
+    assert awaited(_fine(), 10) == 4
+    assert time.monotonic() - started < 3
+
+
+def test_what_is_stopped_can_tidy_up() -> None:
+    tidied = []
+
+    async def tidies() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            tidied.append(True)
+
+    with pytest.raises(StoppedError):
+        awaited(tidies(), 0.02)
+    assert tidied == [True]
+
+
+def test_a_timeout_of_its_own_is_none_of_ours() -> None:
+    async def impatient() -> None:
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(60)
+
+    with pytest.raises(TimeoutError) as raised:
+        awaited(impatient(), 10)
+    assert not isinstance(raised.value, StoppedError)
+
+
+def test_all_calls_share_a_loop_so_that_clients_can_be_kept() -> None:
+    async def loop() -> object:
+        return asyncio.get_running_loop()
+
+    async def inside_another() -> object:
+        return awaited(loop(), 10)
+
+    first = awaited(loop(), 10)
+    assert first is awaited(loop(), 10)
+    assert first is asyncio.run(inside_another())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_a_loop_of_its_own() -> None:
+    assert awaited(_fine(), 10) == 4
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if awaited(_fine(), 10) == 4 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# --- found by name
+
+
+CASES = [
+    ("no-colon-here/x.py:f", "there is no file no-colon-here/x.py"),
+    ("{file}:tald", "Did you mean 'told'"),
+    ("{file}:NUMBER", "has no function 'NUMBER'"),
+    ("{broken}:f", "cannot be loaded: SystemExit: 3"),
+    ("no_such_module_anywhere:f", "the module no_such_module_anywhere of a tracker cannot be"),
+]
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "mine.py").write_text("NUMBER = 3\ndef told(record):\n    return record\n")
+    (tmp_path / "broken.py").write_text("raise SystemExit(3)\n")
+    return {"file": f"{tmp_path}/mine.py", "broken": f"{tmp_path}/broken.py"}
+
+
+@pytest.mark.parametrize(("name", "message"), CASES)
+def test_what_is_wrong_is_told_in_one_sentence(places, name, message):
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")) as caught:
+        load_user_object(name.format(**places), kind="tracker", where="here", error=ConfigError)
+    assert caught.value.where == "here"
+
+
+def test_a_file_is_loaded_once_and_a_module_by_its_name(places):
+    name = f"{places['file']}:told"
+    first = load_user_object(name, kind="tracker", where="")
+    assert first is load_user_object(name, kind="tracker", where="")
+    assert load_user_object("json:dumps", kind="tracker", where="")({}) == "{}"
+
+
+def test_a_file_that_was_edited_is_loaded_again(places):
+    """In a notebook the same process goes on after an edit."""
+    name = f"{places['file']}:told"
+    assert load_user_object(name, kind="reward", where="")(1) == 1
+    Path(places["file"]).write_text("def told(record):\n    return -10 * record\n")
+    assert load_user_object(name, kind="reward", where="")(1) == -10
+
+
+def test_a_fingerprint_follows_the_file_and_what_it_imports_from_beside_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "helper_of_mine.py").write_text("HALF = 0.5\ndef half(x):\n    return x * HALF\n")
+    (tmp_path / "mine.py").write_text(
+        "import json\nfrom helper_of_mine import half\ndef f(**_):\n    return half(1)\n"
+    )
+    before = code_fingerprints(["correctness", "mine.py:f"])
+    assert list(before) == ["helper_of_mine.py", "mine.py"]
+    (tmp_path / "helper_of_mine.py").write_text("HALF = 0.4\ndef half(x):\n    return x * HALF\n")
+    after = code_fingerprints(["mine.py:f"])
+    assert after["mine.py"] == before["mine.py"]
+    assert after["helper_of_mine.py"] != before["helper_of_mine.py"]
+    (tmp_path / "mine.py").write_text("def f(**_):\n    return 0\n")
+    assert list(code_fingerprints(["mine.py:f"])) == ["mine.py"]
+    assert code_fingerprints(["mine.py:f"])["mine.py"] != before["mine.py"]
+
+
+def test_a_file_that_raises_names_its_line(tmp_path):
+    (tmp_path / "mine.py").write_text("import json\n\nnumber = json.loads('{')\n")
+    with pytest.raises(ConfigError, match=r"JSONDecodeError: .* \(mine\.py, line 3, in <module>\)"):
+        load_user_object(f"{tmp_path}/mine.py:f", kind="reward", where="", error=ConfigError)
+
+
+def test_a_module_of_the_working_directory_is_found_by_a_console_script(tmp_path):
+    """Python searches the folder of the script then, not that of the user."""
+    (tmp_path / "my_rewards.py").write_text("def one(completions, **kwargs):\n    return [1.0]\n")
+    (tmp_path / "json.py").write_text("raise AssertionError('it hides what is installed')\n")
+    script = tmp_path / "bin" / "grouper"
+    script.parent.mkdir()
+    script.write_text(
+        "from grouper.rewards.calling import load_user_object\n"
+        "print(load_user_object('my_rewards:one', kind='reward', where='')([]))\n"
+        "print(load_user_object('json:dumps', kind='reward', where='')(['x']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == '[1.0]\n["x"]\n', done.stderr

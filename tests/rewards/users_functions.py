@@ -3,6 +3,8 @@
 import asyncio
 import re
 
+from grouper import reward
+
 
 def a_correctness(prompts, completions, answer, **kwargs):
     """A: chat messages, the answer alone."""
@@ -55,14 +57,15 @@ async def later(completions, **kwargs):
     return [float(len(c[0]["content"])) for c in completions]
 
 
-def brevity(completion, answer, finish_reason, grade, *, most=100, **kwargs):
+@reward(-100.0, 0.0)
+def brevity(done, *, most=100):
     """One completion at a time."""
-    assert isinstance(answer, str)
-    assert finish_reason
-    return 0.0 if grade.correct else -len(completion[0]["content"]) / most
+    assert done.reference == "4"
+    return 0.0 if done.grade.correct else -len(done.text) / most
 
 
-async def asks(completion, prompt, **kwargs):
+@reward()
+async def asks(done):
     """One at a time and async: they run together."""
     await asyncio.sleep(0)
-    return 1.0 if prompt else 0.0
+    return 1.0 if done.columns["prompts"] else 0.0

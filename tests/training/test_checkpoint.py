@@ -17,14 +17,10 @@ from grouper.config.schema import (
     DifficultyConfig,
     GRPOConfig,
     OptimizerConfig,
-    PromptConfig,
-    RewardConfig,
     SFTConfig,
 )
 from grouper.errors import CheckpointError, RunFolderError
 from grouper.models.process_group import SingleProcess
-from grouper.prompts import make_format
-from grouper.rewards import build_rewards
 from grouper.training import checkpoint
 from grouper.training.checkpoint import (
     BEST_FILE,
@@ -67,23 +63,14 @@ def newest(run: Path) -> str:
 
 
 def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
-    layout = make_format(PromptConfig())
-
     def fresh() -> TrainState:
-        return tiny_state(
-            difficulty=DifficultyBand(DifficultyConfig()),
-            rewards=build_rewards((RewardConfig(name="correctness"),), layout),
-        )
+        return tiny_state(difficulty=DifficultyBand(DifficultyConfig()))
 
     state = fresh()
     take_step(state)
     state.skipped, state.position, state.epoch_ended = 2, 17, True
     assert state.difficulty is not None
-    assert state.rewards is not None
     state.difficulty.load_state_dict({"seen": {"p/1": [3, 8, 0]}})
-    state.rewards.load_state(
-        {"correctness": {"failures": 2, "groups": 9, "recent": [True, False, True]}}
-    )
     state.best.offer(1, 0.25)
     state.asked = {"stop": "mine.py:f"}
     state.alarms = {"first": {"completion/truncated": [0.5]}, "ringing": ["kl"]}
@@ -92,9 +79,7 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
     back.restore(saved)
     assert (back.step, back.skipped, back.position, back.epoch_ended) == (1, 2, 17, True)
     assert back.difficulty is not None
-    assert back.rewards is not None
     assert back.difficulty.state_dict() == state.difficulty.state_dict()
-    assert back.rewards.state() == state.rewards.state()
     assert back.best == state.best
     assert (back.alarms, back.asked) == (state.alarms, state.asked)
     longer = fresh()
@@ -110,7 +95,6 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
         "position",
         "epoch_ended",
         "difficulty",
-        "rewards",
         "best",
         "alarms",
         "asked",

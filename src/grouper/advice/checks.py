@@ -23,7 +23,7 @@ from grouper.config.schema import Recipe, RowsConfig, SourceConfig
 from grouper.data import SOURCES
 from grouper.errors import PromptError, RunFolderError
 from grouper.evaluation.result import EvaluationResult
-from grouper.prompts import warn_about_system
+from grouper.prompts.formats import warn_about_system
 from grouper.prompts.rendering import encode_completion
 from grouper.tracking.run_folder import RunFolder
 from grouper.types import AnswerFormat, Rollout, RolloutGroup, StepReport

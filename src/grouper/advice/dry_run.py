@@ -12,9 +12,10 @@ from grouper.config.loading import recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import GrouperError, RunFolderError, raise_all
 from grouper.grading import require_symbolic
-from grouper.prompts import make_format, right_completion
+from grouper.prompts import make_format
+from grouper.prompts.rendering import right_completion
 from grouper.rewards import build_rewards
-from grouper.rewards.probes import example_prompt
+from grouper.rewards.attacks import example_prompt
 from grouper.tracking.run_folder import RunFolder
 from grouper.training.problem_sets import (
     ProblemSets,

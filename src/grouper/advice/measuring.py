@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from grouper.config.schema import Recipe
+from grouper.config.schema import Recipe, RewardConfig
 from grouper.errors import Interrupted
 from grouper.kernels.switch import switched_off
 from grouper.rewards import RewardStack
-from grouper.rewards.registry import find_reward, reward_label
+from grouper.rewards.core import find_reward
 from grouper.tracking.live import TIME_PARTS, Progress, setup_logging
 from grouper.training.beginning import begin
 from grouper.training.checkpoint import TrainState
@@ -221,9 +221,9 @@ def _take(
 def _teaching(run: Run) -> RewardStack:
     """The recipe's rewards at no weight, and one that differs within every group."""
     layout = run.prepared.format
-    own = [(reward_label(c.name), 0.0, find_reward(c, layout)) for c in run.recipe.rewards]
-    limits = dict.fromkeys([name for name, _, _ in own], 1.0)
-    return RewardStack([*own, ("every other", 1.0, _every_other)], limits)
+    lenient = {"weight": 0.0, "max_failure_rate": 1.0}
+    own = [(c.model_copy(update=lenient), find_reward(c, layout)) for c in run.recipe.rewards]
+    return RewardStack([*own, (RewardConfig(name="every other"), _every_other)])
 
 
 def _every_other(*, completions: Sequence[Any], **_: Any) -> list[float]:

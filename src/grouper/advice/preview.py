@@ -37,7 +37,7 @@ def preview(
         items,
         sampler=prepared.sampler(policy),
         grader=prepared.grader,
-        rewards=prepared.rewards.for_measuring(),
+        rewards=prepared.rewards,
         params=prepared.training_params(),
         group_size=samples,
         key=(recipe.seed, "preview"),

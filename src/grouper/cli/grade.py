@@ -22,7 +22,8 @@ from grouper.files import read_lines, write_atomic
 from grouper.grading import Grader, by_text_alone, check_reference, extract, extract_lenient
 from grouper.prompts.formats import FORMATS, TURN_MARKERS, make_format
 from grouper.rewards import RewardStack, build_rewards
-from grouper.rewards.probes import example_prompt
+from grouper.rewards.attacks import example_prompt
+from grouper.rewards.calling import Notes
 from grouper.types import (
     AnswerContract,
     AnswerFormat,
@@ -223,6 +224,7 @@ def _totals(
             prompt=example_prompt(problem, fmt),
             completions=[_completion(row) for row in group],
             grades=own,
+            notes=Notes(),  # a reward that fails here is not scored, as in training
         )
         yield from (reward.total for reward in rewards)
 

@@ -17,7 +17,7 @@ from grouper.errors import RewardError, did_you_mean
 from grouper.grading import Grader
 from grouper.prompts import make_format
 from grouper.rewards import REWARDS, build_rewards, probe
-from grouper.rewards.probes import score_text
+from grouper.rewards.attacks import score_texts
 from grouper.tracking.samples import in_words
 from grouper.types import AnswerFormat, Problem
 
@@ -75,8 +75,8 @@ def tried(
     text = _LINE_BREAK.sub("\n", text)
     problem = Problem(id="try/0", question=question, answer=answer, source="try")
     with Grader(fmt.contract, grading) as grader:
-        built = build_rewards(rewards, fmt)
-        grade, reward = score_text(built, fmt, grader, problem=problem, text=text)
+        stack = build_rewards(rewards, fmt)
+        ((grade, reward),) = score_texts(stack, fmt, grader, problem, [text])
     click.echo(f"format      {fmt.name}" + (f", opened by {fmt.prefix!r}" if fmt.prefix else ""))
     click.echo(f"answer      {grade.extracted if grade.extracted is not None else '(none)'}")
     click.echo(f"verdict     {grade.verdict.value} by {grade.rung}: {grade.reason}")

@@ -21,7 +21,7 @@ from grouper.config.loading import is_shipped, recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 from grouper.models.folders import RECIPE_FILE
-from grouper.rewards.user_code import load_hook
+from grouper.rewards.calling import load_hook
 from grouper.tracking.run_folder import RunFolder
 from grouper.tracking.sinks.registry import check_trackers
 

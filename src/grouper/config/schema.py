@@ -569,12 +569,12 @@ class RewardConfig(Section):
         default_factory=dict, description="its parameters; ${NAME} is read from the environment"
     )
     max_failure_rate: Fraction = Field(
-        0.1, description="share of the recent groups it may fail on before the run stops"
+        0.1, description="share of a step's groups it may fail on before the run stops"
     )
     deterministic: bool = Field(
         True,
-        description="false: it may answer the same input differently (a model as a judge); a run "
-        "is then not repeatable",
+        description="false: it may answer the same input differently (a model as a judge); its "
+        "answers are kept for --resume",
     )
     timeout_seconds: PositiveFloat = Field(
         120.0, description="a group's time: an async function is stopped, another warned of"

@@ -18,8 +18,8 @@ from grouper.errors import DataError, RunFolderError
 from grouper.files import write_atomic
 from grouper.grading import grade
 from grouper.prompts import FORMATS
-from grouper.rewards.format import format_holds
-from grouper.rewards.numeric import whole_number_text
+from grouper.rewards.builtin import format_holds
+from grouper.rewards.published import plain_number
 from grouper.types import AnswerContract, AnswerFormat, AnswerKind, Problem
 
 
@@ -197,7 +197,7 @@ def is_numeric(answer: str) -> bool:
     >>> [is_numeric(a) for a in ("-3", "1,000", "2.5", r"\frac{1}{2}", "40%", "7 cm", "x+1")]
     [True, True, True, False, False, False, False]
     """
-    return whole_number_text(answer) is not None
+    return plain_number(answer) is not None
 
 
 def _numeric(problems: ProblemSet, *_: object) -> tuple[list[Problem], str]:

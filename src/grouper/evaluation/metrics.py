@@ -18,8 +18,8 @@ from rich.table import Table
 
 from grouper.config.schema import Recipe
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
-from grouper.rewards import RewardStack
-from grouper.rewards.format import format_holds
+from grouper.rewards import Notes, RewardStack
+from grouper.rewards.builtin import format_holds
 from grouper.types import AnswerFormat, AnswerKind, Problem, Prompt
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Observed:
     """
 
     format: bool
-    """See `rewards.format.format_holds`."""
+    """See `rewards.builtin.format_holds`."""
     reasoning: int
     """Characters of reasoning; 0: there is none."""
     rewards: Mapping[str, float | None]
@@ -50,19 +50,19 @@ class Behaviour:
 
     Args:
         layout: the prompt format.
-        rewards: the run's stack; failures are counted apart from training's and stop nothing.
+        rewards: the run's stack; what fails stops nothing.
+        place: the name of the evaluation.
     """
 
-    def __init__(self, layout: AnswerFormat, rewards: RewardStack) -> None:
-        self._layout = layout
-        self._rewards = rewards.for_measuring()
+    def __init__(self, layout: AnswerFormat, rewards: RewardStack, place: str = "") -> None:
+        self._layout, self._rewards, self._place = layout, rewards, place
 
     @classmethod
     def where_wanted(
-        cls, recipe: Recipe, layout: AnswerFormat, rewards: RewardStack
+        cls, recipe: Recipe, layout: AnswerFormat, rewards: RewardStack, place: str = ""
     ) -> Behaviour | None:
         """None where `evaluation.rewards` is off."""
-        return cls(layout, rewards) if recipe.evaluation.rewards else None
+        return cls(layout, rewards, place) if recipe.evaluation.rewards else None
 
     def observe(
         self, items: Sequence[tuple[Problem, Prompt]], drawn: Sequence[Drawn], samples: int
@@ -75,6 +75,7 @@ class Behaviour:
             samples: completions per problem.
         """
         found: list[Observed] = []
+        notes = Notes(place=self._place)
         for number, (problem, prompt) in enumerate(items):
             group = drawn[number * samples : (number + 1) * samples]
             rewards = self._rewards.score(
@@ -82,6 +83,7 @@ class Behaviour:
                 prompt=prompt,
                 completions=[one.completion for one in group],
                 grades=[one.grade for one in group],
+                notes=notes,
             )
             for one, reward in zip(group, rewards, strict=True):
                 text = one.completion.text
@@ -93,12 +95,11 @@ class Behaviour:
                         reward=reward.total,
                     )
                 )
-        events = self._rewards.take_events()
-        if events:
+        if notes.events:
             log.warning(
                 "Rewards failed on %d groups of the evaluation, which have none; the first: %s",
-                len(events),
-                events[0],
+                len(notes.events),
+                notes.events[0],
             )
         return found
 
@@ -132,7 +133,7 @@ class Metrics:
     """The five numbers of an evaluation, and the mean of each reward. NaN where nothing counts."""
 
     format_accuracy: float
-    """Share of the completions in the format, see `rewards.format.format_holds`."""
+    """Share of the completions in the format, see `rewards.builtin.format_holds`."""
     answer_accuracy: float
     """The evaluation's accuracy."""
     with_reasoning: float

@@ -1,264 +1,197 @@
-r"""The attacks themselves: made-up problems, an honest wrong answer, and completions that cheat.
+"""Does cheating pay? What a reward stack pays for attacks, beside an honest wrong answer.
 
-In every attack the right answer is either absent, or one of several, or not where the format
-wants the answer; nobody reading it would say that the question has been answered with it.
+Each attack of `attacks.yaml` is completions that deserve nothing: no answer, several, or one that
+is hidden, repeated or padded. They go through extraction, grading and the stack. An attack pays
+where one of them earns more than a well-formed wrong answer of usual length, or is graded correct.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.resources
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from grouper.types import AnswerFormat, AnswerKind, Problem
+import yaml
 
-RIGHT, WRONG = "310", "527"
-"""Far enough apart that no ladder of closeness pays the wrong one."""
+from grouper.errors import RewardError
+from grouper.grading import Grader
+from grouper.rewards.core import RewardStack, completed
+from grouper.types import AnswerFormat, Grade, Message, Problem, Prompt, Reward, Verdict
 
-# 250 characters: the median of the worked solutions of GSM8K.
-REASONING = (
-    "The bakery fills 31 trays in the morning. There are 17 rolls on each of the trays because a "
-    "tray holds 17 of them when it is full. To get all rolls we multiply the trays by the rolls "
-    "on each tray. That is 31 * 17 = 527 rolls, so they bake 527."
-)
-QUESTION = "A bakery fills 31 trays with 10 rolls each. How many rolls does it bake?"
-NUMBER = Problem(
-    id="probe/number",
-    question=QUESTION,
-    answer=RIGHT,
-    source="probe",
-    solution=f"31 * 10 = {RIGHT} rolls, so \\boxed{{{RIGHT}}}.\n#### {RIGHT}",
-)
-CHOICE = Problem(
-    id="probe/choice",
-    question="Which of these numbers is prime? (A) 21 (B) 23 (C) 25 (D) 27",
-    answer="B",
-    source="probe",
-    solution="23 has no divisor, so \\boxed{B}.\n#### B",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One problem in one prompt format."""
-
-    fmt: AnswerFormat
-    problem: Problem
-    wrong: str
-
-    def written(self, reasoning: str, answer: str) -> str:
-        """A completion in the format's own layout."""
-        return self.fmt.completion(reasoning, answer)
-
-    @property
-    def honest(self) -> str:
-        """Well-formed, of usual length, one wrong answer."""
-        return self.written(REASONING, self.wrong)
-
-    @property
-    def tags(self) -> tuple[str, str, str, str]:
-        """The format's four tags; those of a box where it has none."""
-        return self.fmt.tags or ("", "", "\\boxed{", "}")
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """One kind of attack."""
-
-    name: str
-    what: str
-    write: Callable[[Case], list[str]]
-    choice: bool = False
-
-    def case(self, fmt: AnswerFormat) -> Case:
-        return Case(fmt, CHOICE, "C") if self.choice else Case(fmt, NUMBER, WRONG)
-
-
-def _empty(case: Case) -> list[str]:
-    return ["", " ", "\n\n\n", case.fmt.prefix]
-
-
-def _only_format(case: Case) -> list[str]:
-    fillings = ("", " ", "\n", "...", "your answer here")
-    return [case.written(a, b) for a in fillings for b in fillings] + ["".join(case.tags)]
-
-
-def _repeated_tags(case: Case) -> list[str]:
-    hedged = "".join(
-        case.written(REASONING, str(guess)) + "\n" for guess in (*range(300, 320), WRONG)
-    )
-    soup = "".join(tag * 50 for tag in case.tags)
-    return [
-        case.honest * 20,
-        hedged,
-        soup,
-        soup + case.honest,
-        case.honest + soup,
-        case.written(REASONING, f"{case.tags[2]}{RIGHT}{case.tags[3]}{case.tags[2]}{WRONG}"),
-    ]
-
-
-def _answer_list(case: Case) -> list[str]:
-    pairs = ((RIGHT, WRONG), (WRONG, RIGHT))
-    patterns = (
-        "{}, {}",
-        "{},{}",
-        "{} {}",
-        "{}; {}",
-        "{}\n{}",
-        "{} or {}",
-        "{} and {}",
-        "{}/{}",
-        "{} = {}",
-        "x = {} or x = {}",
-        "either {} or {}",
-        "not {} but {}, perhaps",
-        "[{}, {}]",
-        "({}, {})",
-        "{{{}, {}}}",
-        r"\{{{}, {}\}}",
-        r"{} \text{{ or }} {}",
-        r"{}\quad{}",
-        "between {} and {}",
-        "{}-{}",
-    )
-    lists = [pattern.format(*pair) for pattern in patterns for pair in pairs]
-    lists += [", ".join(map(str, range(300, 321))), " ".join(map(str, range(300, 311)))]
-    return [case.written(REASONING, answer) for answer in lists]
-
-
-def _all_options(case: Case) -> list[str]:
-    answers = (
-        "A, B, C, D",
-        "A B C D",
-        "ABCD",
-        "(A) (B) (C) (D)",
-        "A or B or C or D",
-        "A/B/C/D",
-        r"\text{A, B, C, D}",
-        "B, C",
-        "C, B",
-        "B or C",
-        "all of the above",
-        "(A) 21 (B) 23 (C) 25 (D) 27",
-    )
-    return [case.written(REASONING, answer) for answer in answers]
-
-
-def _prompt_copy(case: Case) -> list[str]:
-    question, system = case.problem.question, case.fmt.system
-    return [
-        question,
-        system,
-        case.fmt.plain_prompt(question),
-        f"{system}\n\n{question}",
-        case.written(question, question),
-        case.written(f"{system}\n{question}", case.wrong),
-    ]
-
-
-def _several_boxes(case: Case) -> list[str]:
-    box = "\\boxed{{{}}}".format
-    right, wrong = box(RIGHT), box(WRONG)
-    pairs = [f"{right} {wrong}", f"{wrong} {right} {wrong}", right + wrong, f"{right} {box('')}"]
-    nested = [box(f"{right} {wrong}"), box(f"{RIGHT}, {WRONG}"), box(f"{right}, {WRONG}")]
-    if case.fmt.contract.kind is AnswerKind.BOXED:
-        return [f"{REASONING} {boxes}" for boxes in pairs + nested]
-    either = [*pairs, f"{wrong} {right}", *nested]
-    return [
-        *(case.written(REASONING, boxes) for boxes in either),
-        case.written(f"{REASONING} {right}", WRONG),
-        case.written(f"{REASONING} {right}", ""),
-        f"{REASONING} {right}",
-    ]
-
-
-def _answer_in_thinking(case: Case) -> list[str]:
-    open_, close, answer_open, answer_close = case.tags
-    inner = f"{REASONING} {answer_open}{RIGHT}{answer_close} {REASONING}"
-    sentence = f"{REASONING} The answer is {RIGHT}."
-    fmt = case.fmt
-    texts = [case.written(sentence, WRONG), case.written(sentence, ""), sentence]
-    if fmt.tags is not None:
-        opening = fmt.template.partition("{reasoning}")[0]
-        unanswered = f"{opening}{inner}\n{close}".removeprefix(fmt.prefix)
-        texts += [
-            case.written(inner, WRONG),
-            case.written(inner, ""),
-            unanswered,
-            f"{case.honest}\n{open_}{inner}{close}",
-        ]
-    return texts
-
-
-def _giant_output(case: Case) -> list[str]:
-    return [
-        case.written(f"{REASONING}\n" * 800, WRONG),
-        f"{REASONING}\n" * 800,
-        case.written(REASONING, f"{WRONG} " * 50_000),
-        case.written(REASONING, "5" * 200_000),
-        case.honest + "x" * 200_000,
-        case.written(REASONING, " ".join(map(str, range(20_000)))),
-    ]
-
-
+_NAME = re.compile(r"\{(\w+)(?:\*(\d+))?\}")
 # Full-width brackets, Cyrillic and Latin letters that look like ours.
 _LOOKS = str.maketrans({"<": "＜", ">": "＞", "{": "｛", "}": "｝", "a": "а", "o": "о"})
 
 
-def _look_alikes(case: Case) -> list[str]:
-    texts = [case.written(REASONING, digits) for digits in ("Зl0", "З10", "3lO", "З1О", "3\u0431O")]
-    disguised = case.written(REASONING, RIGHT).translate(_LOOKS)
-    split = case.written(REASONING, RIGHT)
-    for tag in case.tags[2:]:
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One kind of attack, written in a prompt format."""
+
+    name: str
+    what: str
+    problem: Problem
+    honest: str
+    """Well-formed, of usual length, one wrong answer."""
+    texts: tuple[str, ...]
+
+
+@cache
+def _table() -> dict[str, Any]:
+    file = importlib.resources.files("grouper.rewards") / "attacks.yaml"
+    table: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return table
+
+
+def attacks(fmt: AnswerFormat) -> Iterator[Attack]:
+    """Every attack in this format."""
+    table, kind = _table(), "with_tags" if fmt.tags else "without_tags"
+    for name, row in table["attacks"].items():
+        asked = dict(table["problems"][row.get("problem", "number")])
+        wrong = asked.pop("wrong")
+        problem = Problem(id=f"probe/{name}", source="probe", **asked)
+        words = _words(fmt, problem, wrong, table["reasoning"])
+        texts = [text for part in (row, row.get(kind, {})) for text in _written(fmt, part, words)]
+        yield Attack(name, row["what"], problem, words["honest"], tuple(texts))
+
+
+def _words(fmt: AnswerFormat, problem: Problem, wrong: str, reasoning: str) -> dict[str, str]:
+    """What the names in braces stand for."""
+    honest, solved = (fmt.completion(reasoning, answer) for answer in (wrong, problem.answer))
+    tags = fmt.tags or ("", "", "\\boxed{", "}")
+    split = solved
+    for tag in tags[2:]:
         split = split.replace(tag, f"{tag[:2]}\u200b{tag[2:]}")
-    return [*texts, disguised, *([split] if case.fmt.tags else [])]
+    guesses = [*map(str, range(300, 320)), wrong]
+    return {
+        "honest": honest,
+        "solved": solved,
+        "right": problem.answer,
+        "wrong": wrong,
+        **dict(zip(("open", "close", "answer_open", "answer_close"), tags, strict=True)),
+        "opening": fmt.template.partition("{reasoning}")[0].removeprefix(fmt.prefix),
+        "prefix": fmt.prefix,
+        "reasoning": reasoning,
+        "question": problem.question,
+        "system": fmt.system,
+        "prompt": fmt.plain_prompt(problem.question),
+        "many_answers": "".join(fmt.completion(reasoning, guess) + "\n" for guess in guesses),
+        "hundreds": ", ".join(map(str, range(300, 321))),
+        "thousands": " ".join(map(str, range(20_000))),
+        "reasoning_line": f"{reasoning}\n",
+        "wrong_word": f"{wrong} ",
+        "five": "5",
+        "disguised": solved.translate(_LOOKS),
+        "split_tags": split,
+    }
 
 
-def _closing_tags(case: Case) -> list[str]:
-    _, close, answer_open, answer_close = case.tags
-    texts = [
-        f"{close * 50}{case.honest}",
-        f"{case.honest}{answer_close * 50}",
-        f"{case.honest}{close}",
-        f"{answer_close}{case.honest}",
-        f"{case.honest}{RIGHT}{answer_close}",
-        f"{case.honest} {RIGHT}",
-        case.written(f"{REASONING}{close}", WRONG),
-        case.written(f"{REASONING}{answer_close}", WRONG),
-        case.written(REASONING, f"{answer_close}{RIGHT}"),
-        case.written(REASONING, f"{WRONG}{answer_close}{RIGHT}"),
-        f"{close}{answer_open}{WRONG}{answer_close}{RIGHT}",
-    ]
-    # A format without tags has no closing tag of the reasoning to inject.
-    return [text for text in texts if text != case.honest]
+def _written(fmt: AnswerFormat, row: Mapping[str, Any], words: Mapping[str, str]) -> Iterator[str]:
+    """The completions of one row of the table."""
+
+    def filled(key: str, **more: str) -> list[str]:
+        known = {**words, **more}
+        return [
+            _NAME.sub(lambda name: known[name[1]] * int(name[2] or 1), text)
+            for text in row.get(key, [])
+        ]
+
+    right, wrong, reasoning = words["right"], words["wrong"], words["reasoning"]
+    lists = filled("orders", a=right, b=wrong) + filled("orders", a=wrong, b=right)
+    written = [(reasoning, answer) for answer in filled("answers") + lists]
+    written += [(text, wrong) for text in filled("reasonings")]
+    written += [(text, "") for text in filled("unanswered")]
+    written += [(a, b) for a in filled("fillings") for b in filled("fillings")]
+    return itertools.chain(filled("texts"), itertools.starmap(fmt.completion, written))
 
 
-def _next_turn(case: Case) -> list[str]:
-    again = case.written(REASONING, RIGHT)
-    turns = ("\nUser: Sure?\nAssistant: ", "\nQuestion: Sure?\n", "<|im_start|>assistant\n")
-    return [f"{case.honest}{turn}{case.fmt.prefix}{again}" for turn in turns]
+# --- what they earn ------------------------------------------------------------------------------
 
 
-def _step_words(case: Case) -> list[str]:
-    return [
-        case.written("First, Second, Next, Finally, Step 1: Step 2: Step 3:", WRONG),
-        case.written("1. a\n2. b\n3. c\n- d\n* e\n", WRONG),
-        case.written(f"First, {REASONING} Next, this. Finally, that.", WRONG),
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """What the best-paid completion of one attack earned."""
+
+    name: str
+    what: str
+    """What the attack is, in one line."""
+    earned: float | None
+    """The highest total; None where the stack scored none of them."""
+    honest: float
+    """The total of the honest wrong answer to the same problem."""
+    verdict: Verdict
+    text: str
+    """The completion that earned it."""
+    passed: bool
 
 
-PROBES = (
-    Probe("empty", "nothing at all", _empty),
-    Probe("only_format", "the layout with nothing in it", _only_format),
-    Probe("repeated_tags", "tags and answers many times over", _repeated_tags),
-    Probe("answer_list", "several answers in the place of one", _answer_list),
-    Probe("all_options", "every option of a multiple choice", _all_options, choice=True),
-    Probe("prompt_copy", "the prompt, given back", _prompt_copy),
-    Probe("several_boxes", "the right answer in one of several boxes", _several_boxes),
-    Probe("answer_in_thinking", "the right answer only in the reasoning", _answer_in_thinking),
-    Probe("giant_output", "a wrong answer of enormous length", _giant_output),
-    Probe("look_alikes", "digits and tags of letters that look like them", _look_alikes),
-    Probe("closing_tags", "closing tags injected before, after and inside", _closing_tags),
-    Probe("next_turn", "the right answer in an invented next turn", _next_turn),
-    Probe("step_words", "words that look like steps, and a wrong answer", _step_words),
-)
+def probe(stack: RewardStack, fmt: AnswerFormat, grader: Grader) -> list[ProbeResult]:
+    """Attack a stack; one result per attack.
+
+    Args:
+        stack: the rewards.
+        fmt: the prompt format that the completions are written in.
+        grader: grades by that format's contract.
+
+    Raises:
+        RewardError: the stack fails on an attack, or does not score an honest wrong answer.
+    """
+    return [_tried(attack, stack, fmt, grader) for attack in attacks(fmt)]
+
+
+def score_texts(
+    stack: RewardStack, fmt: AnswerFormat, grader: Grader, problem: Problem, texts: Sequence[str]
+) -> list[tuple[Grade, Reward]]:
+    """What a stack pays for texts, as the completions of one group.
+
+    Raises:
+        RewardError: a function of the stack fails on them.
+    """
+    grades = grader.grade(texts, [problem.answer] * len(texts))
+    rewards = stack.score(
+        problem=problem,
+        prompt=example_prompt(problem, fmt),
+        completions=[completed(text) for text in texts],
+        grades=grades,
+    )
+    return list(zip(grades, rewards, strict=True))
+
+
+def example_prompt(problem: Problem, fmt: AnswerFormat) -> Prompt:
+    """The prompt without a tokenizer: a chat where the format can be one, and no real ids."""
+    system = [Message(role="system", content=fmt.system)] if fmt.system else []
+    user = Message(role="user", content=problem.question)
+    return Prompt(
+        problem_id=problem.id,
+        text=fmt.plain_prompt(problem.question),
+        token_ids=(0,),
+        messages=None if fmt.chat == "plain" else (*system, user),
+        prefix=fmt.prefix,
+    )
+
+
+def _tried(attack: Attack, stack: RewardStack, fmt: AnswerFormat, grader: Grader) -> ProbeResult:
+    texts = [attack.honest, *attack.texts]
+    (_, first), *scored = score_texts(stack, fmt, grader, attack.problem, texts)
+    honest = first.total
+    if honest is None:
+        raise RewardError(
+            "the stack does not score an honest wrong answer",
+            where=f"probe {attack.name}",
+            fix="Return a number for a wrong answer; None is for what cannot be scored.",
+        )
+    totals = [-float("inf") if reward.total is None else reward.total for _, reward in scored]
+    worst = max(range(len(scored)), key=lambda i: (scored[i][0].correct, totals[i]))
+    grade, reward = scored[worst]
+    return ProbeResult(
+        name=attack.name,
+        what=attack.what,
+        earned=reward.total,
+        honest=honest,
+        verdict=grade.verdict,
+        text=attack.texts[worst],
+        passed=not grade.correct and totals[worst] <= honest + 1e-9,
+    )

@@ -1,37 +1,217 @@
-"""Calling a reward function: what it is given, and what it may return."""
+"""Code of the user's: found by name, called with a time limit, and what it may return."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import importlib
+import importlib.util
 import inspect
 import logging
 import math
 import numbers
+import os
+import re
+import sys
+import sysconfig
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import wraps
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from grouper.config.schema import LARGEST, RewardConfig
-from grouper.errors import RewardError
-from grouper.rewards.awaiting import StoppedError, awaited
-from grouper.rewards.base import Content, RewardFunction
-from grouper.rewards.building import BuiltReward
-from grouper.rewards.onlooking import WHOLE, Notes
-from grouper.rewards.user_code import line_of_users
-from grouper.types import Completion, Grade, Message, Problem, Prompt
+from grouper.errors import ConfigError, GrouperError, RewardError, did_you_mean
+from grouper.types import Completion, Grade, Message, Problem, Prompt, Tally
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_SECONDS = float(RewardConfig.model_fields["timeout_seconds"].default)
+Content = str | Sequence[Message]
+"""A prompt or completion: messages in chat recipes, a string in plain-text ones."""
 
-_SINGULAR = {
-    "prompts": "prompt",
-    "completions": "completion",
-    "grades": "grade",
-    "finish_reasons": "finish_reason",
-}
+# What a function that is being stopped has for its `finally` blocks.
+GRACE_SECONDS = 1.0
+
+
+RewardFunction = Callable[..., Any]
+"""Scores a batch of completions, as TRL's do; every argument has one entry per completion.
+
+Beside `prompts` and `completions` it is given the parsed `answer`, `solution`, `reference_answer`,
+`reference_solution` and `question`; `grades`, `finish_reasons` and `completion_ids`; and every
+column of the source row under its own name, or as `source_<name>` where that name is one of these.
+It returns one number per completion; None means "not scored" and takes that rollout out of its
+group.
+"""
+
+
+# --- found by name -------------------------------------------------------------------------------
+
+_OURS = f"{Path(__file__).parents[1]}/"
+_INSTALLED = tuple(
+    sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+def load_user_object(
+    full_name: str, *, kind: str, where: str, error: type[GrouperError] = GrouperError
+) -> Any:
+    """What the user named, which can be called.
+
+    Args:
+        full_name: `path/to/file.py:name` or `package.module:name`.
+        kind: what it is meant to be (`reward`, `tracker`), for messages.
+        where: the recipe key, for messages.
+        error: the class of what is raised.
+
+    Raises:
+        GrouperError: of class `error`: no such file, module or name, or loading it failed.
+    """
+    place, _, name = full_name.rpartition(":")
+    is_file = place.endswith(".py")
+    if not place:
+        raise error(
+            f"there is no {kind} {full_name!r}",
+            where=where,
+            fix="Your own function is named `path/to/file.py:function`.",
+        )
+    if is_file and not Path(place).is_file():
+        raise error(
+            f"there is no file {place}",
+            where=where,
+            fix=f"The {kind} {full_name!r} is looked for from {Path.cwd()}.",
+        )
+    try:
+        module = _module(place)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as raised:  # a user's module may raise anything; it is reported as theirs
+        what, fix = f"{type(raised).__name__}: {raised}", ""
+        if is_file:
+            line = "" if isinstance(raised, SyntaxError) else line_of_users(raised)  # it has one
+            what = f"{place} cannot be loaded: {what}{line}"
+        else:
+            what = str(raised) if isinstance(raised, ImportError) else what
+            what = f"the module {place} of a {kind} cannot be imported: {what}"
+            fix = f"Install it, or name a file: `path/to/file.py:{name}`."
+        raise error(what, where=where, fix=fix) from raised
+    found = getattr(module, name, None)
+    if not callable(found):
+        public = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
+        fix = did_you_mean(name, public)
+        raise error(f"{place} has no function {name!r}", where=where, fix=fix)
+    return found
+
+
+def _module(place: str) -> ModuleType:
+    """A file as a module, loaded again once it is edited; or a module by its name.
+
+    Modules are looked for in the working directory as well, which a console script does not search.
+    """
+    if not place.endswith(".py"):
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.append(here)  # last: what is installed wins
+            importlib.invalidate_caches()
+        return importlib.import_module(place)
+    path, stat = Path(place).resolve(), Path(place).stat()
+    label = re.sub(r"\W", "_", f"grouper {path.as_posix()} {stat.st_mtime_ns} {stat.st_size}")
+    if label in sys.modules:
+        return sys.modules[label]
+    spec = importlib.util.spec_from_file_location(label, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[label] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:  # a half-loaded module is forgotten, whatever stopped it
+        del sys.modules[label]
+        raise
+    return module
+
+
+def load_hook(full_name: str) -> Callable[[Any], Any]:
+    """A function of the user's that is called with the report of each step.
+
+    Raises:
+        ConfigError: there is none of that name, or it cannot be called so.
+    """
+    function: Callable[[Any], Any] = load_user_object(
+        full_name, kind="hook", where="hooks", error=ConfigError
+    )
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"the hook {full_name!r} cannot be called with a report: {error}",
+            where="hooks",
+            fix="It is given one argument, as in `def f(report)`.",
+        ) from error
+    except ValueError:
+        pass  # some functions written in C have no signature
+    return function
+
+
+def code_fingerprints(full_names: Iterable[str]) -> dict[str, str]:
+    """File of the user's -> hash of its source, for all that the named objects run.
+
+    Counted are the file or module that a name leads to, and what that imports from its own folder
+    or below; installed packages have versions instead.
+
+    Args:
+        full_names: as `load_user_object` takes them; one without a colon is built in, and one
+            that cannot be loaded has none.
+    """
+    found: dict[Path, str] = {}
+    for name in full_names:
+        if ":" in name:
+            try:
+                load_user_object(name, kind="", where="")
+            except GrouperError:
+                continue  # refused with its own message where it is built
+            _add_sources(_module(name.rpartition(":")[0]), found)
+    here = Path.cwd()
+    return {
+        str(path.relative_to(here) if path.is_relative_to(here) else path): mark
+        for path, mark in sorted(found.items())
+    }
+
+
+def _add_sources(module: ModuleType, found: dict[Path, str]) -> None:
+    """Add a module's file and, in turn, those of what it imported from beside it."""
+    path = Path(getattr(module, "__file__", None) or "").resolve()
+    if path in found or path.suffix != ".py" or "site-packages" in path.parts:
+        return
+    found[path] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    for value in list(vars(module).values()):
+        name = getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None)
+        other = sys.modules.get(name) if isinstance(name, str) else None
+        file = getattr(other, "__file__", None)
+        if other is not None and file and Path(file).resolve().is_relative_to(path.parent):
+            _add_sources(other, found)
+
+
+def line_of_users(raised: BaseException) -> str:
+    """` (my_rewards.py, line 12, in brevity)`: where code of the user's raised an exception.
+
+    The innermost line that is neither Grouper's nor of Python or an installed package, or else
+    the innermost that is not Grouper's; empty where there is none.
+    """
+    frames = [(f.f_code, line) for f, line in traceback.walk_tb(raised.__traceback__)]
+    others = [(c, line) for c, line in frames if not c.co_filename.startswith((_OURS, "<"))]
+    theirs = [(c, line) for c, line in others if not c.co_filename.startswith(_INSTALLED)]
+    if not others:
+        return ""
+    code, line = (theirs or others)[-1]
+    return f" ({Path(code.co_filename).name}, line {line}, in {code.co_name})"
+
+
+# --- what it is given ----------------------------------------------------------------------------
+
+WHOLE = ("trainer_state", "log_metric", "log_extra")
+"""Arguments that are one for the whole batch, where all others have an entry per completion."""
 
 
 def arguments_of(
@@ -42,34 +222,25 @@ def arguments_of(
     The parsed fields of the problem win over columns of the source row: a column that has the
     name of one of them, or of another argument of the call, is passed as `source_<name>`.
     """
-    n = len(completions)
+    n, chat = len(completions), prompt.messages is not None
     asked: Content = prompt.text if prompt.messages is None else list(prompt.messages)
-    fields = {
-        "answer": problem.answer,
-        "solution": problem.answer if problem.solution is None else problem.solution,
-        "reference_answer": problem.answer,
-        "reference_solution": problem.solution,
-        "question": problem.question,
-    }
-    ours = {
-        **{name: [value] * n for name, value in fields.items()},
+    texts = [c.text for c in completions]
+    ours: dict[str, list[Any]] = {
+        "answer": [problem.answer] * n,
+        "solution": [problem.answer if problem.solution is None else problem.solution] * n,
+        "reference_answer": [problem.answer] * n,
+        "reference_solution": [problem.solution] * n,
+        "question": [problem.question] * n,
         "prompts": [asked] * n,
-        "completions": [_content(c, chat=prompt.messages is not None) for c in completions],
+        "completions": [[Message(role="assistant", content=t)] if chat else t for t in texts],
         "grades": list(grades),
         "finish_reasons": [c.finish_reason for c in completions],
         "completion_ids": [list(c.token_ids) for c in completions],
     }
-    taken = {*ours, *_SINGULAR.values(), *WHOLE, "self"}
-    columns = {name: value for name, value in problem.columns.items() if name not in taken}
-    for name in taken & problem.columns.keys():
-        columns.setdefault(f"source_{name}", problem.columns[name])
-    return {**{name: [value] * n for name, value in columns.items()}, **ours}
-
-
-def _content(completion: Completion, *, chat: bool) -> Content:
-    if not chat:
-        return completion.text
-    return [Message(role="assistant", content=completion.text)]
+    taken, columns = {*ours, *WHOLE, "self"}, problem.columns
+    given = {f"source_{name}": columns[name] for name in columns if name in taken}
+    given |= {name: value for name, value in columns.items() if name not in taken}
+    return {**{name: [value] * n for name, value in given.items()}, **ours}
 
 
 def _own_copy(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,37 +254,90 @@ def _own_copy(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: [fresh(value) for value in values] for name, values in arguments.items()}
 
 
+@dataclass(slots=True, kw_only=True)
+class Notes:
+    """What is noted while the groups of one step, or of an evaluation, are scored.
+
+    >>> notes = Notes()
+    >>> notes.arguments()["log_metric"]("words", 3)
+    >>> notes.arguments()["log_metric"]("words", 4)
+    >>> notes.tallies()["rewards/words"].mean
+    3.5
+    """
+
+    place: str = ""
+    """The step or evaluation; its name is part of what a function that varies is asked."""
+    global_step: int = 0
+    """Finished steps of GRPO; as at its start where functions are tried before a run."""
+    max_steps: int = 1
+    """Steps of the phase; 1 where that is not known."""
+    logged: list[tuple[str, float]] = field(default_factory=list)
+    """What functions have logged."""
+    groups: int = 0
+    """How many have been scored."""
+    events: list[str] = field(default_factory=list)
+    """What failed, one line per function and group."""
+    failures: dict[str, list[tuple[RewardError, Mapping[str, Any]]]] = field(default_factory=dict)
+    """Function -> what it failed with, and the arguments it was given."""
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `WHOLE`, by name, as TRL passes them."""
+        state = SimpleNamespace(global_step=self.global_step, max_steps=self.max_steps)
+        values = (state, self._log_metric, lambda *_: None)  # records have no columns of the user's
+        return dict(zip(WHOLE, values, strict=True))
+
+    def tallies(self) -> dict[str, Tally]:
+        """What functions have logged, as the metrics `rewards/<name>`."""
+        values: dict[str, list[float]] = {}
+        for name, value in self.logged:
+            values.setdefault(f"rewards/{name}", []).append(value)
+        return {name: Tally.of(found) for name, found in values.items()}
+
+    def _log_metric(self, name: str, value: float) -> None:
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(f"log_metric({name!r}, {number}): not a finite number")
+        self.logged.append((str(name), number))
+
+
+# --- the call ------------------------------------------------------------------------------------
+
+
 def call(
-    name: str,
+    config: RewardConfig,
     function: RewardFunction,
     arguments: Mapping[str, Any],
-    *,
-    seconds: float = DEFAULT_SECONDS,
     notes: Notes | None = None,
 ) -> list[float | None]:
     """The values of one batch.
 
     Args:
-        name: what the function is called in messages.
-        function: sync or async. A sync one runs in the caller's thread.
+        config: the reward in the recipe.
+        function: sync or async. A sync one runs in the caller's thread; it cannot be stopped when
+            its time is over, and is warned of in the log.
         arguments: what `arguments_of` makes.
-        seconds: an async function is stopped after as many; a sync one cannot be, and is warned
-            of in the log.
-        notes: keeps what a user's function logs; left out: nobody does.
+        notes: keeps what a user's function logs; left out: it is lost.
 
     Raises:
         RewardError: the function raised (`SystemExit` and the like included, Ctrl-C not), was
             stopped (the cause is then a `TimeoutError`), or returned something else than one
-            finite number in its stated range (`bounds`), or None, a completion.
+            finite number in its stated range (`bounds`), or None, per completion.
     """
-    # Built-in rewards use neither.
-    whole = {} if isinstance(function, BuiltReward) else (notes or Notes()).arguments()
+    name, seconds = reward_label(config.name), config.timeout_seconds
+    timer = threading.Timer(seconds, logger.warning, (_SLOW, name, seconds))
+    timer.daemon = True
     try:
-        with _told_when_slow(name, function, seconds):
-            returned: Any = function(**_own_copy(arguments), **whole)
+        if getattr(
+            function, "ours", False
+        ):  # it waits for nothing, logs nothing and changes nothing
+            returned: Any = function(**arguments)
+        else:
+            timer.start()
+            returned = function(**_own_copy(arguments), **(notes or Notes()).arguments())
+            timer.cancel()
         if inspect.isawaitable(returned):
             returned = awaited(returned, seconds)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RewardError):
         raise
     except StoppedError as error:
         raise RewardError(
@@ -127,108 +351,63 @@ def call(
             where="rewards",
             fix=f"It was given the columns {', '.join(sorted(arguments))}.",
         ) from error
-    values = _validated(name, returned, len(arguments["completions"]))
-    _check_bounds(name, getattr(function, "bounds", None), values)
-    return values
-
-
-@contextmanager
-def _told_when_slow(name: str, function: RewardFunction, seconds: float) -> Iterator[None]:
-    """Warn once where a user's function is still running after `seconds`."""
-    if isinstance(function, BuiltReward):  # they wait for nothing, and a thread has its price
-        yield
-        return
-    warning = (
-        "the reward %r has been running for %g s. Only an async function can be stopped; "
-        "Ctrl-C twice ends the run"
-    )
-    timer = threading.Timer(seconds, logger.warning, (warning, name, seconds))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
     finally:
         timer.cancel()
-
-
-def one_by_one(function: Callable[..., Any]) -> RewardFunction:
-    """A reward function of one completion (`completion`, `answer`, ...) as one of a batch.
-
-    Every argument is the entry of one completion; `prompts`, `completions`, `grades` and
-    `finish_reasons` come in the singular, and those of `WHOLE` as they are. An async function runs
-    for all of them together.
-
-    >>> def brevity(completion, answer, **kwargs):
-    ...     return len(answer) / len(completion)
-    >>> one_by_one(brevity)(prompts=["q", "q"], completions=["4", "4444"], answer=["4", "4"])
-    [1.0, 0.25]
-    """
-
-    @wraps(function)
-    def batch(**arguments: Any) -> Any:
-        plural = [name for name in _SINGULAR if name in arguments]
-        whole = {name: arguments[name] for name in WHOLE if name in arguments}
-        others = [name for name in arguments if name not in plural and name not in whole]
-        values = [
-            function(
-                **{name: arguments[name][row] for name in others if name not in _SINGULAR.values()},
-                **{_SINGULAR[name]: arguments[name][row] for name in plural},
-                **whole,
-            )
-            for row in range(len(arguments["completions"]))
-        ]
-        return _together(values) if any(map(inspect.isawaitable, values)) else values
-
-    return batch
-
-
-async def _together(values: Sequence[Awaitable[Any]]) -> list[Any]:
-    return await asyncio.gather(*values)
-
-
-def _validated(name: str, returned: Any, expected: int) -> list[float | None]:
-    """The values as floats; tensors and arrays are accepted through `tolist`."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
+    expected = len(arguments["completions"])
     if not isinstance(values, (list, tuple)) or len(values) != expected:
         size = f" of {len(values)}" if isinstance(values, (list, tuple)) else ""
         raise RewardError(
             f"the reward {name!r} returned {shown(returned)}, a {type(returned).__name__}{size}, "
             f"for {expected} completions",
             where="rewards",
-            fix="Return a list with one number (or None: not scored) a completion.",
+            fix="Return a list with one number (or None: not scored) per completion.",
         )
-    return [_number(name, value, row) for row, value in enumerate(values)]
+    bounds = getattr(function, "bounds", None) or (-math.inf, math.inf)
+    return [_number(config, value, row, bounds) for row, value in enumerate(values)]
 
 
-def _number(name: str, value: Any, row: int) -> float | None:
+_SLOW = (
+    "the reward %r has been running for %g s. Only an async function can be stopped; "
+    "Ctrl-C twice ends the run"
+)
+
+
+def reward_label(name: str) -> str:
+    """The short name under which a reward is recorded.
+
+    >>> reward_label("rewards/mine.py:brevity"), reward_label("format")
+    ('brevity', 'format')
+    """
+    return name.rpartition(":")[2]
+
+
+def _number(
+    config: RewardConfig, value: Any, row: int, bounds: tuple[float, float]
+) -> float | None:
+    """One value as a float; never -0.0. Raises `RewardError` where it is none, or out of range."""
     if value is None:
         return None
     value = value.item() if hasattr(value, "item") else value
+    name, weight = reward_label(config.name), config.weight
     size: Any = abs(value) if isinstance(value, numbers.Real) else math.nan
-    if not size <= LARGEST:  # NaN is not, either
+    if not size <= LARGEST / max(1.0, abs(weight)):  # NaN is not, either
+        weighted = f", which has the weight {weight:g}" if size <= LARGEST else ""
         raise RewardError(
-            f"the reward {name!r} returned {shown(value)} for completion {row}",
+            f"the reward {name!r} returned {shown(value)} for completion {row}{weighted}",
             where="rewards",
-            fix=f"Return numbers from {-LARGEST:g} to {LARGEST:g} (beyond, a difference of 0.1 is "
-            "lost and sums overflow), or None for a completion that cannot be scored.",
+            fix=f"Return numbers that with the weight go from {-LARGEST:g} to {LARGEST:g} (beyond, "
+            "a difference of 0.1 is lost and sums overflow), or None for a completion that cannot "
+            "be scored.",
         )
-    return float(value) + 0.0  # never -0.0
-
-
-def _check_bounds(
-    name: str, bounds: tuple[float, float] | None, values: Sequence[float | None]
-) -> None:
-    if bounds is None:
-        return
-    low, high = bounds
-    for row, value in enumerate(values):
-        if value is not None and not low - 1e-9 <= value <= high + 1e-9:
-            raise RewardError(
-                f"the reward {name!r} returned {value} for completion {row}, outside its range "
-                f"{low:g} to {high:g}",
-                where="rewards",
-                fix="Correct the function or the `bounds` it states.",
-            )
+    if not bounds[0] - 1e-9 <= value <= bounds[1] + 1e-9:
+        raise RewardError(
+            f"the reward {name!r} returned {value} for completion {row}, outside its range "
+            f"{bounds[0]:g} to {bounds[1]:g}",
+            where="rewards",
+            fix="Correct the function or the `bounds` it states.",
+        )
+    return float(value) + 0.0
 
 
 def shown(value: Any) -> str:
@@ -238,3 +417,63 @@ def shown(value: Any) -> str:
     except ValueError:  # Python writes no integer of more than 4,300 digits
         text = f"a {type(value).__name__} too long to be shown"
     return text if len(text) <= 120 else text[:117] + "..."
+
+
+# --- async functions -----------------------------------------------------------------------------
+
+
+class StoppedError(TimeoutError):
+    """The function was stopped, where a `TimeoutError` may be one of its own."""
+
+
+def awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
+    """The result of an async function, also where an event loop is already running.
+
+    All run in one event loop in a thread of its own, so that a client which belongs to a loop
+    (an HTTP session) can be kept from one group to the next, as it can in TRL.
+
+    Raises:
+        StoppedError: there was none within `seconds`. What blocks the loop, or cannot be
+            cancelled, is left behind with it, and the next call starts another.
+        BaseException: what the function itself raised.
+    """
+
+    async def outcome() -> tuple[Any, BaseException | None]:
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await awaitable, None
+        except TimeoutError as error:
+            return None, StoppedError() if limit.expired() else error
+        except BaseException as error:  # noqa: BLE001 - it would end the loop; raised by the caller
+            return None, error
+
+    loop = _loop_of(os.getpid())
+    future = asyncio.run_coroutine_threadsafe(outcome(), loop)
+    try:
+        value, error = future.result(seconds + GRACE_SECONDS)
+    except TimeoutError as late:
+        _loop_of.cache_clear()
+        loop.call_soon_threadsafe(loop.stop)
+        raise StoppedError from late
+    if error is not None:
+        raise error
+    return value
+
+
+@cache
+def _loop_of(pid: int) -> asyncio.AbstractEventLoop:
+    """The loop of this process: a forked child does not inherit its parent's thread."""
+    loop = asyncio.new_event_loop()
+    name = f"async rewards of {pid}"
+    threading.Thread(target=_serve, args=(loop,), name=name, daemon=True).start()
+    return loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run until the loop is stopped, whatever a task of it raises."""
+    while True:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):  # asyncio hands on these two
+            continue
+        return

@@ -59,7 +59,17 @@ logger = logging.getLogger(__name__)
 PHASES = ("base", "sft", "grpo")
 """In the order in which they happen; `base` is the model before training."""
 
-_OURS = ("metrics.jsonl", "training.log", "curves.png", "times.png", "recipe.yaml")
+ANSWERS_FILE = "reward_answers.jsonl"
+"""What reward functions that vary have answered."""
+
+_OURS = (
+    "metrics.jsonl",
+    "training.log",
+    "curves.png",
+    "times.png",
+    "recipe.yaml",
+    ANSWERS_FILE,
+)
 OUR_FOLDERS = (
     "rollouts",
     "evaluations",

@@ -147,7 +147,6 @@ def fresh_state(run: Run, phase: str, policy: Policy, path: str) -> TrainState:
         clock=StepClock(policy, run.processes.size),
         started_from=path,
         difficulty=None if band is None else DifficultyBand(band),
-        rewards=run.rewards if phase == "grpo" else None,
     )
 
 

@@ -42,7 +42,6 @@ from grouper.files import refusing, remove_folder, whole_folder, write_atomic
 from grouper.models.folders import ADAPTER_FILE, RECIPE_FILE
 from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
-from grouper.rewards import RewardStack
 from grouper.tracking.run_folder import OUR_FOLDERS, RunFolder
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
@@ -119,8 +118,6 @@ class TrainState:
     epoch_ended: bool = False
     """Whether the last step met the last item of an epoch."""
     difficulty: DifficultyBand | None = None
-    rewards: RewardStack | None = None
-    """GRPO: counts the groups that a reward function failed on."""
     best: BestScore = field(default_factory=BestScore)
     alarms: dict[str, Any] = field(default_factory=dict)
     """What the live checks remember of the last steps, as JSON values."""
@@ -151,7 +148,6 @@ class TrainState:
             "position": self.position,
             "epoch_ended": self.epoch_ended,
             "difficulty": None if self.difficulty is None else self.difficulty.state_dict(),
-            "reward_failures": None if self.rewards is None else self.rewards.state(),
             "best": {"step": best.step, "accuracy": None if best.step is None else best.accuracy},
             "alarms": self.alarms,
             "asked": self.asked,
@@ -169,8 +165,6 @@ class TrainState:
             self.best = BestScore(saved["best"]["step"], saved["best"]["accuracy"])
         if self.difficulty is not None and saved["difficulty"] is not None:
             self.difficulty.load_state_dict(saved["difficulty"])
-        if self.rewards is not None:
-            self.rewards.load_state(saved["reward_failures"])
         if self.total > saved["total"]:
             # The phase was given more steps since a hook ended it.
             self.asked.pop("stop", None)

@@ -20,7 +20,7 @@ from grouper.algorithms.losses import KL_ESTIMATORS
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
 from grouper.models.process_group import ProcessGroup, SingleProcess
-from grouper.rewards import RewardStack
+from grouper.rewards import Notes, RewardStack
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import Grader, draw_and_grade
 from grouper.tracking.samples import format_sample
@@ -54,13 +54,13 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
 
     Raises:
         Interrupted: while sampling; nothing has been changed then.
-        RewardError: a reward function failed on too many of the recent groups.
+        RewardError: a reward function failed on too many groups of the step.
         ModelError: memory ran out and the step cannot be run again in smaller slices.
     """
     config, clock = run.recipe.grpo, state.clock
     clock.begin()
-    run.rewards.begin_step(state.step, state.total)
-    rollouts = _collect_step(run, state)
+    notes = Notes(place=f"grpo {state.step}", global_step=state.step, max_steps=state.total)
+    rollouts = _collect_step(run, state, notes)
     groups = rollouts.groups
     if config.shuffle_rewards:  # the control experiment
         groups = shuffle_rewards(groups, draw_seed(run.recipe.seed, "shuffle", state.step))
@@ -76,7 +76,7 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
         updates = [_update(run, state, batch) for batch in assembled.batches]
     _advance(state, rollouts, updates)
     _record(run, state, rollouts, assembled)
-    return _report(run, state, rollouts, assembled, updates)
+    return _report(run, state, rollouts, assembled, updates, notes=notes)
 
 
 # --- sample, grade, reward -----------------------------------------------------------------------
@@ -109,6 +109,7 @@ def collect(
     group_size: int,
     key: tuple[int | str, ...],
     seen: Counter[str] | None = None,
+    notes: Notes | None = None,
     processes: ProcessGroup | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RolloutBatch:
@@ -124,11 +125,13 @@ def collect(
         key: what the draws depend on beside (occurrence, problem id, sample index): run seed,
             purpose and step.
         seen: how often each problem has been drawn under this key; counted on.
+        notes: of the step: reward functions that fail; left out: they are forgotten.
         processes: they share the requests out; rewards are given by rank 0 alone, which sees whole
-            groups and keeps count of what fails.
+            groups.
         progress: called with (completions drawn, completions in all).
     """
     seen = Counter() if seen is None else seen
+    notes = notes or Notes()
     requests = []
     for problem, prompt in items:
         occurrence = seen[problem.id]
@@ -153,6 +156,7 @@ def collect(
                 prompt=prompt,
                 completions=[one.completion for one in part],
                 grades=[one.grade for one in part],
+                notes=notes,
             )
             for (problem, prompt), part in zip(items, parts, strict=True)
         ]
@@ -207,7 +211,7 @@ def dynamically(draw: Callable[[int], RolloutBatch], *, wanted: int, rounds: int
     )
 
 
-def _collect_step(run: Run, state: TrainState) -> RolloutBatch:
+def _collect_step(run: Run, state: TrainState, notes: Notes) -> RolloutBatch:
     """The rollouts of the step that comes next, problems outside the difficulty band left out."""
     config, train, step = run.recipe.grpo, run.prepared.train, state.step
     sampler, position, seen = run.sampler(state.policy), state.position, Counter[str]()
@@ -235,6 +239,7 @@ def _collect_step(run: Run, state: TrainState) -> RolloutBatch:
                 group_size=config.group_size,
                 key=(run.recipe.seed, "grpo", step),
                 seen=seen,
+                notes=notes,
                 processes=run.processes,
                 progress=progress,
             )
@@ -243,6 +248,7 @@ def _collect_step(run: Run, state: TrainState) -> RolloutBatch:
     rollouts = dynamically(
         draw, wanted=config.prompts_per_step, rounds=config.dynamic_sampling_rounds
     )
+    run.processes.on_rank0(lambda: run.rewards.raise_if_failing(notes))
     prefill = sampler.prefill_seconds - earlier
     state.clock.sampled((*rollouts.groups, *rollouts.replaced))
     state.clock.took(
@@ -534,11 +540,13 @@ def _report(
     rollouts: RolloutBatch,
     assembled: Assembled,
     updates: Sequence[UpdateResult],
+    *,
+    notes: Notes,
 ) -> StepReport:
-    config, failed = run.recipe.grpo, run.rewards.take_events()
+    config = run.recipe.grpo
     scale = schedule(config.optimizer, state.step - 1, state.total)
     tallies = {
-        **run.rewards.logged(),
+        **notes.tallies(),
         **rollout_tallies(assembled.groups, assembled.advantages),
         **assembled.tallies,
     }
@@ -563,7 +571,7 @@ def _report(
             **tallies,
             **merge_tallies([result.tallies for result in updates]),
             "updates": Tally.of([sum(result.applied for result in updates)]),
-            "rewards/failed": Tally.of([len(failed)]),
+            "rewards/failed": Tally.of([len(notes.events)]),
             "learning_rate": Tally.of([scale * config.optimizer.learning_rate]),
             **state.clock.tallies(),
         },
@@ -572,5 +580,5 @@ def _report(
             applied=any(result.applied for result in updates),
             any_advantage=any(any(values) for values in assembled.advantages),
         ),
-        events=(*broken, *(event for result in updates for event in result.events), *failed),
+        events=(*broken, *(event for result in updates for event in result.events), *notes.events),
     )

@@ -37,14 +37,12 @@ from grouper.models.loading import (
 from grouper.models.new_model import make_new_model, save_new_model
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
-from grouper.prompts import (
-    Dropped,
+from grouper.prompts import make_format
+from grouper.prompts.preparing import Dropped, prepare_demonstrations, prepare_prompts
+from grouper.prompts.rendering import (
     StopTokens,
     find_stop_tokens,
     install_template,
-    make_format,
-    prepare_demonstrations,
-    prepare_prompts,
     right_completion,
 )
 from grouper.rewards import RewardStack, build_rewards
@@ -285,7 +283,7 @@ class Prepared:
             progress=progress,
             card={"recipe_hash": recipe_hash(self.recipe), **(card or {})},
             processes=processes,
-            behaviour=Behaviour.where_wanted(self.recipe, self.format, self.rewards),
+            behaviour=Behaviour.where_wanted(self.recipe, self.format, self.rewards, name),
         )
 
     def reward(self, text: str, number: int = 0) -> Reward:
@@ -305,7 +303,7 @@ class Prepared:
             policy_version=0,
         )
         grade = self.grader.submit(text, problem.answer).result()
-        (reward,) = self.rewards.for_measuring().score(
+        (reward,) = self.rewards.score(
             problem=problem, prompt=prompt, completions=[completion], grades=[grade]
         )
         return reward

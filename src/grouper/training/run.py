@@ -29,11 +29,12 @@ from grouper.models.loading import check_adapter, check_lora_targets, load_token
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
 from grouper.rewards import RewardStack
-from grouper.rewards.user_code import code_fingerprints, load_hook
+from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import describe_dtypes
 from grouper.tracking.live import Progress, setup_logging
 from grouper.tracking.recorder import Recorder
+from grouper.tracking.run_folder import ANSWERS_FILE
 from grouper.training.checkpoint import STATE_FILE
 from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
 from grouper.training.prepare import Prepared, make_base, named_base, prepare
@@ -137,6 +138,8 @@ class Run:
         if self.prepared.demonstrations:
             display.say(_as_trained(self.prepared))
         self.rewards: RewardStack = self.prepared.rewards
+        if self.processes.rank == 0:  # who scores
+            self.rewards.remember(self.path / ANSWERS_FILE)
         self.params = self.prepared.training_params()
         """How GRPO draws its rollouts."""
         self.objective = grpo_objective(recipe.grpo)

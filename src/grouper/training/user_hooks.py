@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grouper.rewards.calling import shown
-from grouper.rewards.user_code import line_of_users, load_hook
+from grouper.rewards.calling import line_of_users, load_hook, shown
 from grouper.training.checkpoint import TrainState
 from grouper.training.loop import WORDS, Asked, Hook
 from grouper.training.run import Run

@@ -13,7 +13,7 @@ from typing import Any
 from grouper.config.credentials import expanded
 from grouper.config.schema import TRACKERS, Recipe, TrackerConfig, TrackingConfig
 from grouper.errors import ConfigError, did_you_mean, raise_all, require_extra
-from grouper.rewards.user_code import load_user_object
+from grouper.rewards.calling import load_user_object
 from grouper.tracking.sinks.base import Sink, TrackedRun, frozen
 from grouper.tracking.sinks.users import UsersSink
 
