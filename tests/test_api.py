@@ -48,7 +48,7 @@ def test_everything_is_there_to_look_at_and_nothing_is_written(tiny, tmp_path):
         assert setup.prompt.text == "<|user|>Pick 100.<|assistant|>"
         assert setup.tokenizer.decode(setup.prompt.token_ids) == setup.prompt.text
         assert len(setup.demonstrations) > 10
-        assert setup.rewards.names == ("correctness", "format", "tag_count")
+        assert list(setup.rewards.weights) == ["correctness", "format", "tag_count"]
         assert setup.sampling.max_new_tokens == 16
         assert setup.settings["grpo.group_size"] == 4
         assert setup.settings["data.train.source"] == "file"

@@ -17,16 +17,12 @@ import pytest
 from codebase import SOURCE, TOP, modules
 
 # Lines of code of the whole package. It only falls: raise it with a reason in the commit.
-BUDGET = 25_543
+BUDGET = 22_719
 
 FILES_PER_ROOM = 14
 # Rooms that have not been put in order yet, with the files they have; these only fall, too.
 LARGER_ROOMS = {
-    "cli": 25,
-    "data": 18,
-    "grading": 22,
     "kernels": 22,
-    "rewards": 20,
     "tracking": 19,
     "training": 18,
 }
