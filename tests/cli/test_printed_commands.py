@@ -119,7 +119,7 @@ def put(command: str, *, texts: dict[str, str], finished_run: Path) -> None:
     for model in set(re.findall(r"\./(my-model|wider|models/mine)", command)):
         if not made_here:
             shutil.copytree(finished_run / "grpo" / "final", model)
-    if command == "grouper data difficulty demo":
+    if command.startswith(("grouper runs", "grouper data difficulty demo")):
         shutil.copytree(finished_run, "outputs/demo")
     if by_name := re.search(r"run --resume ([\w-]+)$", command):
         call("run", "demo", f"name={by_name[1]}", "--quiet")

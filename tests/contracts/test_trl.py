@@ -26,6 +26,7 @@ from grouper.data import load_problems
 from grouper.grading import Grader
 from grouper.models.new_model import make_new_model
 from grouper.prompts import make_format
+from grouper.prompts.rendering import right_completion
 from grouper.rewards import REWARDS, build_rewards
 from grouper.training.run import Run
 from grouper.types import AnswerFormat, Completion, FinishReason, Problem, Prompt
@@ -161,7 +162,8 @@ def test_rewards_of_trl_run_in_our_stack(fmt: AnswerFormat) -> None:
         token_ids=(1,),
         messages=({"role": "user", "content": "2+2?"},),
     )
-    stack.check(problem=problem, prompt=prompt)
+    right = right_completion(problem, fmt)
+    stack.check(problem=problem, prompt=prompt, right=right)
     texts = (r"<think>a</think> $\boxed{4}$", r"$\boxed{5}$", "")
     completions = [
         Completion(
@@ -177,7 +179,6 @@ def test_rewards_of_trl_run_in_our_stack(fmt: AnswerFormat) -> None:
         grades = grader.grade(texts, ["4"] * 3)
     rewards = stack.score(problem=problem, prompt=prompt, completions=completions, grades=grades)
     assert [r.total for r in rewards] == [1.5, 0.0, 0.0]
-    assert set(stack.failures.values()) == {0}
 
 
 def test_a_run_of_ours_learns_from_a_reward_of_trl(tmp_path: Path) -> None:

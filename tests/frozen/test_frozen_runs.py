@@ -59,7 +59,8 @@ def with_new_names(recorded: dict[str, Any]) -> dict[str, Any]:
         for row in recorded["metrics"]
     ]
     recipe = {**renamed(recorded["recipe"], ""), **renames["new settings"]}
-    return {**recorded, "recipe": recipe, "metrics": steps}
+    rollouts = [{**row, "reason": with_new_texts(row["reason"])} for row in recorded["rollouts"]]
+    return {**recorded, "recipe": recipe, "metrics": steps, "rollouts": rollouts}
 
 
 def differences(recorded: Any, found: Any, path: str = "", *, exactly: bool = False) -> list[str]:

@@ -30,7 +30,7 @@ from grouper.tracking import evaluation_files, run_folder
 from grouper.tracking.live import Progress
 from grouper.tracking.metrics_file import MetricsFile
 from grouper.training import checkpoint
-from grouper.training import run as open_run
+from grouper.training import prepare as preparation
 from grouper.training.optimizers import Optimizer
 from grouper.training.run import Run
 from grouper.types import StepReport
@@ -114,7 +114,7 @@ POINTS: dict[str, tuple[Any, str, Callable[..., str], Honest | None]] = {
     ),
     "rollouts": (run_folder, "write_lines", of_path(0), half_the_file),
     "summary": (evaluation_files, "write_atomic", of_path(0), half_the_file),
-    "evaluation": (open_run, "evaluate", lambda **settings: settings["name"], half_the_items),
+    "evaluation": (preparation, "evaluate", lambda **settings: settings["name"], half_the_items),
     "remove": (checkpoint, "remove_folder", of_path(0), half_the_folder),
     "strip": (shutil, "rmtree", of_path(0), half_the_optimizer_folder),
     "cut": (run_folder, "delete", of_path(0), None),

@@ -223,9 +223,7 @@ class Rule:
         ends = [values[end] if isinstance(end, str) else end for end in self.ends]
         known = [self.times * end for end in ends if end is not None]
         bounds = (min(known), max(known)) if known else None
-        function = partial(self._batch, fmt, values)
-        vars(function).update(__name__=name, bounds=bounds, ours=self.ours)
-        return function
+        return _InFormat(self, partial(self._batch, fmt, values), bounds)
 
     @cached_property
     def _parameters(self) -> type[Section]:
@@ -263,6 +261,19 @@ class Rule:
 
     def __reduce__(self) -> str:
         return self.score.__qualname__
+
+
+class _InFormat:
+    """A reward in a prompt format; it has a name, which a `partial` has not for TRL."""
+
+    def __init__(
+        self, rule: Rule, batch: Callable[..., Any], bounds: tuple[float, float] | None
+    ) -> None:
+        self.__name__, self.ours, self.bounds = rule.__name__, rule.ours, bounds
+        self._batch = batch
+
+    def __call__(self, *, completions: Sequence[Content], **columns: Any) -> Any:
+        return self._batch(completions=completions, **columns)
 
 
 async def _together(values: Sequence[Awaitable[Any]]) -> list[Any]:
