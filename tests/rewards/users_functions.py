@@ -1,4 +1,4 @@
-"""Reward functions as users of systems A, C, D and E write them, for the tests to load by path."""
+"""Reward functions as users of published set-ups write them, for the tests to load by path."""
 
 import asyncio
 import re

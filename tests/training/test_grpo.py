@@ -467,7 +467,7 @@ def test_an_all_wrong_group_teaches_nothing_about_format() -> None:
 
 
 def test_the_epsilon_beside_the_standard_deviation_can_be_set() -> None:
-    """System B's 1e-6: rewards a thousandth apart keep almost their whole size."""
+    """`math-r1-zero`'s 1e-6: rewards a thousandth apart keep almost their whole size."""
     group = make_group(0, [0.001, 0.0], [3, 3])
     std = 0.001 / 2**0.5
     for eps, config in [

@@ -137,7 +137,7 @@ def test_prompts_that_leave_nothing(tmp_path):
 
 
 def test_sft_and_rollouts_start_from_identical_prompts(shared_data, tmp_path):
-    """System B, with its published files: equal text and equal ids, question by question."""
+    """`math-r1-zero`, with its published files: equal text and equal ids, question by question."""
     folder = shared_data / "math"
     recipe = load_recipe(
         "demo",

@@ -44,7 +44,7 @@ def test_one_part_alone_is_as_in_the_run(part, share):
 
 
 def test_demonstrations_of_the_same_set_lose_the_held_out_questions():
-    """System D: SFT and GRPO may read one set, and neither may see what is measured."""
+    """`openmath-dapo`: SFT and GRPO may read one set, and neither may see what is measured."""
     same = "{source: arithmetic, split: train, options: {count: 100}}"
     recipe = load_recipe("demo", [*HELD_OUT, f"data.sft={same}"])
     sets = load_problem_sets(recipe)

@@ -49,7 +49,7 @@ def accuracy(done: Completed, *, variant: Variant = "default") -> float | None:
     """1 for a correct answer, 0 for any other; None where the reference cannot be read.
 
     Range 0 to 1. `variant: original` pays 0.5 for every completion of an unreadable reference.
-    Source: system E.
+    Source: recipe `r1-zero-numina`.
     """
     if done.correct is None:
         return 0.5 if variant == "original" else None
@@ -202,7 +202,7 @@ def cosine(
     `max_correct`: -0.5 to 1. None where the reference cannot be read. `variant: original` does not
     clamp p, so that values rise again beyond `scale`, and takes an unreadable reference for a wrong
     answer.
-    Source: arXiv 2502.03373 in the form of system E.
+    Source: arXiv 2502.03373 in the form of recipe `r1-zero-numina`.
     """
     progress = len(units_of(done, unit)) / scale
     if variant == "default":
@@ -266,7 +266,8 @@ def reasoning_steps(
 
     A marker is `Step 2:`, a numbered line, a bullet, or one of First, Second, Next, Finally.
     Range 0 to 1. `variant: original` wants no space after a number or bullet, so that the answers
-    `45.` and `-45` on lines of their own count, and a comma after the words. Source: system E.
+    `45.` and `-45` on lines of their own count, and a comma after the words.
+    Source: recipe `r1-zero-numina`.
     """
     marker = _STEP_ORIGINAL if variant == "original" else _STEP
     return min(1.0, len(marker.findall(done.whole)) / enough)
@@ -284,7 +285,8 @@ def repetition_penalty(
     """`max_penalty` (1 - different n-grams / n-grams); 0 for a text that is shorter than n.
 
     The n-grams are of `unit`: tokens, or lower-case characters or words. Range `max_penalty` to 0.
-    `variant: original` is the same. Source: arXiv 2502.03373 in the form of system E.
+    `variant: original` is the same.
+    Source: arXiv 2502.03373 in the form of recipe `r1-zero-numina`.
     """
     del variant
     units = units_of(done, unit)

@@ -1,4 +1,4 @@
-r"""The rewards of four published set-ups, A to D, with their numbers.
+r"""The rewards of four published set-ups, by the recipes they are in, with their numbers.
 
 All take the tags from the prompt format. `variant: original` brings back the faults of the source,
 by the source's own pattern: reasoning on one line only, a penalty subtracted twice, the first tag
@@ -74,7 +74,7 @@ def xml_correctness(done: Completed, *, value: float = 2.0, variant: Variant = "
     """`value` where the text in the last answer tag equals the reference without its commas.
 
     Range 0 to `value`. `variant: original` takes what follows the last opening answer tag, whether
-    it is closed or not, and the whole text where there is none. Source: system A.
+    it is closed or not, and the whole text where there is none. Source: recipe `gsm8k-xml`.
     """
     wanted = done.reference.strip().replace(",", "")
     return value if _xml_answer(done, variant) == wanted else 0.0
@@ -85,7 +85,7 @@ def xml_integer(done: Completed, *, value: float = 0.5, variant: Variant = "defa
     """`value` where the answer is all digits, 0 to 9; else 0.
 
     Range 0 to `value`. `variant: original` finds the answer as in `xml_correctness`, and takes
-    digits of any script. Source: system A.
+    digits of any script. Source: recipe `gsm8k-xml`.
     """
     answer = _xml_answer(done, variant) or ""
     return value if answer.isdigit() and (variant == "original" or answer.isascii()) else 0.0
@@ -99,7 +99,7 @@ def xml_strict_format(
 
     Range 0 to `value`. A newline at the very end is free. `variant: original` wants that newline
     (its `$` lets a second one follow), and one line each of reasoning and answer.
-    Source: system A.
+    Source: recipe `gsm8k-xml`.
     """
     open_, close, answer_open, answer_close = done.tags
     if variant == "original":
@@ -118,7 +118,7 @@ def xml_soft_format(done: Completed, *, value: float = 0.5, variant: Variant = "
     """`value` where both tag pairs occur in order with only white space between the pairs.
 
     Range 0 to `value`. `variant: original` wants them at the start, and one line each of
-    reasoning and answer. Source: system A.
+    reasoning and answer. Source: recipe `gsm8k-xml`.
     """
     if variant == "original":
         pattern = with_tags(r"{0}.*?{1}\s*+{2}.*?{3}", done.tags)
@@ -137,7 +137,7 @@ def xml_tag_count(
 
     Range: no lower end (the penalty grows with the text) to 4 `value`. `variant: original`
     subtracts twice: what follows the last `\n</answer>\n` (all of the text, where there is none),
-    and what follows the last `\n</answer>` less one character. Source: system A.
+    and what follows the last `\n</answer>` less one character. Source: recipe `gsm8k-xml`.
     """
     open_, close, answer_open, answer_close = done.tags
     text, wanted = (
@@ -166,7 +166,8 @@ def _holds(done: Completed, variant: Variant) -> bool:
 def r1_zero_format(done: Completed, *, variant: Variant = "default") -> float:
     """1 where the format holds: `</think> <answer>` with one space, an answer, `</answer>`; else 0.
 
-    Range 0 to 1. `variant: original` wants those two strings anywhere. Source: system B.
+    Range 0 to 1. `variant: original` wants those two strings anywhere.
+    Source: recipe `math-r1-zero`.
     """
     return float(_holds(done, variant))
 
@@ -175,7 +176,7 @@ def r1_zero_format(done: Completed, *, variant: Variant = "default") -> float:
 def r1_zero_answer(done: Completed, *, variant: Variant = "default") -> float | None:
     """1 for a correct answer in a text whose format holds (as in `r1_zero_format`); else 0.
 
-    Range 0 to 1; None where the reference cannot be read. Source: system B.
+    Range 0 to 1; None where the reference cannot be read. Source: recipe `math-r1-zero`.
     """
     holds = _holds(done, variant)
     return None if done.correct is None else float(done.correct and holds)
@@ -204,7 +205,7 @@ def lite_correctness(
 
     The answer is what the format's contract finds, else what follows `####`, else the whole text.
     Range 0 to `value`. `variant: original` takes the first answer tag, in capitals, too, and reads
-    numbers as Python's `float` does: no commas, no dollar sign. Source: system C.
+    numbers as Python's `float` does: no commas, no dollar sign. Source: recipe `gsm8k-lite`.
     """
     answer, read = _lite_answer(done, variant), _reader(variant)
     given, wanted = read(answer), read(done.reference)
@@ -216,7 +217,7 @@ def lite_correctness(
 def lite_numeric(done: Completed, *, value: float = 0.1, variant: Variant = "default") -> float:
     """`value` where the answer (found and read as in `lite_correctness`) is a number; else 0.
 
-    Range 0 to `value`. Source: system C.
+    Range 0 to `value`. Source: recipe `gsm8k-lite`.
     """
     return 0.0 if _reader(variant)(_lite_answer(done, variant)) is None else value
 
@@ -227,7 +228,8 @@ def lite_tags_present(
 ) -> float:
     """`value` times the share of the four tags that occur, however often.
 
-    Range 0 to `value`. `variant: original` counts tags in capitals, too. Source: system C.
+    Range 0 to `value`. `variant: original` counts tags in capitals, too.
+    Source: recipe `gsm8k-lite`.
     """
     flags = re.IGNORECASE if variant == "original" else 0
     found = [re.search(re.escape(tag), done.whole, flags) is not None for tag in done.tags]
@@ -248,7 +250,7 @@ def dapo_exact_format(
     The opening tag counts as given by the prompt: it may stand at the start or be missing. White
     space between the tags is allowed, text is not. Range 0 to `value`. `variant: original` wants
     the opening tag in the completion, and allows anything between the tags and tags repeated.
-    Source: system D.
+    Source: recipe `openmath-dapo`.
     """
     if variant == "original":
         # Atomic: the earliest place of a tag leaves most room for the others.
@@ -265,7 +267,7 @@ def dapo_approximate_format(
     """For each tag but the opening one: `once` where it occurs exactly once, else `otherwise`.
 
     Range 3 `otherwise` to 3 `once`: -3 to 1.5. `variant: original` is the same.
-    Source: system D.
+    Source: recipe `openmath-dapo`.
     """
     del variant
     return sum(once if done.text.count(tag) == 1 else otherwise for tag in done.tags[1:])
@@ -316,7 +318,8 @@ def dapo_answer(
 
     White space around the answer is free. `missing` is paid without a solution tag; left out: as
     `wrong`. Range `wrong` to `equal`: -2 to 5. `variant: original` pays -2.5 for a wrong answer, -2
-    without a solution tag, and `equal` for any zero where the reference is one. Source: system D.
+    without a solution tag, and `equal` for any zero where the reference is one.
+    Source: recipe `openmath-dapo`.
     """
     solution = _solution(done, variant)
     if solution is None:
@@ -351,7 +354,7 @@ def dapo_number(
 
     `missing` is paid where there is no tag or no number; left out: as `wrong`. Range `wrong` to
     `equal`: -1.5 to 3. `variant: original` pays 4 for an equal number, -2 for a wrong one, and -1.5
-    where there is no tag or no number. Source: system D.
+    where there is no tag or no number. Source: recipe `openmath-dapo`.
     """
     original, solution = variant == "original", _solution(done, variant) or ""
     given, wanted = plain_number(solution, first=True), _reader(variant)(done.reference)
