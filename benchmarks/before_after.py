@@ -8,6 +8,7 @@ A step of "25M bf16" takes more than eight minutes on a processor without bfloat
 Both have the same weights, prompts and lengths; each has its own kernels and its own
 `grouper_step.py`, which knows how a step is called there. The ratio of a pair is this checkout's
 seconds over the other's, of two steps that follow each other; which of them comes first alternates.
+Sampling is listed by itself, too.
 Writes `results/before_after.json`, or `--output`.
 """
 
@@ -53,26 +54,35 @@ def compare(
     save_model(CASES[name], model)
     settings = best_settings(name)["grouper"]
     seconds: dict[str, list[float]] = {side: [] for side in sides}
+    sampling: dict[str, list[float]] = {side: [] for side in sides}
     for side, worker in sides.items():
         place = str(folder / side)
         worker.ask("begin", case=name, model=str(model), folder=place, smaller=smaller, **settings)
     for number in range(pairs + 2):
         for side in list(sides)[:: 1 if number % 2 else -1]:
-            taken = sides[side].ask("step", case=name)["seconds"]
+            taken = sides[side].ask("step", case=name)
             if number >= 2:
-                seconds[side].append(round(taken, 4))
+                seconds[side].append(round(taken["seconds"], 4))
+                sampling[side].append(taken["split"]["sample"])
     for worker in sides.values():
         worker.ask("end", case=name)
-    ratios = [a / b for a, b in zip(seconds["after"], seconds["before"], strict=True)]
     return {
         "settings": settings,
         "smaller": smaller,
         "seconds": seconds,
-        "ratio": {
-            "median": round(statistics.median(ratios), 3),
-            "least": round(min(ratios), 3),
-            "most": round(max(ratios), 3),
-        },
+        "ratio": of_pairs(seconds),
+        "sampling_seconds": sampling,
+        "sampling_ratio": of_pairs(sampling),
+    }
+
+
+def of_pairs(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """How `after` compares with `before`, over steps that followed each other."""
+    ratios = [a / b for a, b in zip(seconds["after"], seconds["before"], strict=True)]
+    return {
+        "median": round(statistics.median(ratios), 3),
+        "least": round(min(ratios), 3),
+        "most": round(max(ratios), 3),
     }
 
 
@@ -100,7 +110,7 @@ def main() -> None:
             place.mkdir()
             sides = {"after": after, "before": before}
             found[name] = compare(sides, name, options.pairs, place, options.smaller)
-            print(name, found[name]["ratio"], flush=True)
+            print(name, found[name]["ratio"], found[name]["sampling_ratio"], flush=True)
             result.write_text(json.dumps(found, indent=1) + "\n")
 
 
