@@ -119,7 +119,7 @@ def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
 def _describe(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     default = "required" if field.is_required() else f"default {_default(value)}"
-    meaning = f": {field.description}" if field.description else ""
+    meaning = f": {' '.join(field.description.split())}" if field.description else ""
     return f"({_kind(field.annotation)}, {default}){meaning}"
 
 
