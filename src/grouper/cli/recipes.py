@@ -257,7 +257,7 @@ def _look_at_model(path: str, memory: float, *, lora: bool) -> dict[str, Any]:
         weights = {"dtype": "bfloat16", "lora": {"rank": 32, "alpha": 64.0}}
     place, completion, (checkpointing, tokens) = local_model(path), COMPLETION, UPDATES[1]
     if on_this_machine(place):
-        from grouper.advice.memory import GIB, ModelMemory
+        from grouper.advice.run_plan import GIB, ModelMemory
         from grouper.algorithms.rows import Rows
         from grouper.models.loading import context_length, shape_of, weightless_policy
 
