@@ -31,15 +31,9 @@ from grouper.config.schema import (
     Recipe,
     SourceConfig,
 )
-from grouper.data import SOURCES, load_problems
-from grouper.data.problems import is_numeric
-from grouper.data.reading import READERS
-from grouper.data.sources import source_named
 from grouper.errors import ConfigError, DataError, did_you_mean
 from grouper.files import write_atomic
 from grouper.models.folders import local_model, on_this_machine, require_model_folder
-from grouper.prompts import FORMATS, make_format
-from grouper.rewards import REWARDS
 
 
 def listed() -> None:
@@ -54,6 +48,8 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
 
 def formats() -> None:
     """Print the prompt formats."""
+    from grouper.prompts import FORMATS, make_format
+
     definitions([(n, make_format(PromptConfig(format=n)).description) for n in FORMATS])
 
 
@@ -69,6 +65,8 @@ def imported(
 ) -> None:
     """Print or write a recipe for another trainer's file."""
     from grouper.config.importing import import_recipe
+    from grouper.data.sources import source_named
+    from grouper.rewards import REWARDS
 
     if output is not None:
         require_new(output, "--output")
@@ -203,6 +201,11 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
         ConfigError: there is nothing of this name.
         DataError: it holds no problems.
     """
+    from grouper.data import SOURCES, load_problems
+    from grouper.data.problems import is_numeric
+    from grouper.data.reading import READERS
+    from grouper.data.sources import source_named
+
     train = source_named(data)
     if train["source"] == "hub" and (data.count("/") != 1 or Path(data).suffix in READERS):
         here = (file.name for file in Path().iterdir() if file.suffix in READERS)
