@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from tiny_models import make_group
 
 from grouper.advice.checks import SampleSummary, find, read_record
+from grouper.advice.recipe_checks import warnings
 from grouper.cli.main import cli
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.errors import RunFolderError
@@ -337,6 +338,8 @@ def test_a_model_that_does_not_stop_is_found_after_sft(late: int, names: list[st
         (["model.lora={}", "grpo.optimizer.learning_rate=1e-6"], ["adapter-rate"]),
     ],
 )
-def test_a_recipe_is_looked_at_by_the_same_table(overrides: list[str], names: list[str]) -> None:
-    found = find(load_recipe("demo", overrides))
+def test_what_is_rarely_meant_in_a_recipe_is_warned_of(
+    overrides: list[str], names: list[str]
+) -> None:
+    found = warnings(load_recipe("demo", overrides))
     assert [finding.name for finding in found] == names

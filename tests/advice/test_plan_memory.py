@@ -9,7 +9,7 @@ import torch
 from tiny_models import make_batch, make_prompt, tiny_model
 from transformers import AutoConfig
 
-from grouper.advice.memory import FOUR_BITS, ModelMemory
+from grouper.advice.run_plan import FOUR_BITS, ModelMemory
 from grouper.advice.tracing import Tracer
 from grouper.algorithms.rows import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
@@ -99,7 +99,7 @@ def test_the_cache_is_the_one_that_is_made(compute: Any) -> None:
     )
     config = ModelConfig(path="x", compute_dtype=compute)
     memory = ModelMemory(config, weightless_policy(config, model.config), "cpu")
-    part = memory.sampling("sample", slots=3, prompts=2, prompt=7, completion=10)
+    part = memory.sampling("sample", CacheSize(3, 2, 7, 10), together=2)
     assert part.cache == made
 
 
@@ -141,7 +141,7 @@ def test_four_bits_shrink_the_linear_layers_and_nothing_else() -> None:
 
 def test_a_copy_is_counted_as_it_will_be() -> None:
     """G3: on CUDA float32 weights sample from a bfloat16 copy, whose prefill and cache are half."""
-    numbers = {"slots": 4, "prompts": 2, "prompt": 100, "completion": 50}
+    numbers: dict[str, Any] = {"size": CacheSize(4, 2, 100, 50), "together": 2}
     memory = model_memory(device="cuda", compute_dtype="bfloat16", lora={"rank": 4})
     beside = memory.sampling("sample", **numbers)
     copied = memory.sampling("sample", **numbers, copy=torch.bfloat16)

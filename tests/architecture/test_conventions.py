@@ -41,7 +41,7 @@ OTHER_NAMES = {
     "test_triton_head.py": "head.py",
     "test_triton_layers.py": "layers.py",
     "test_compiles.py": "decode.py",
-    "test_plan_memory.py": "memory.py",
+    "test_plan_memory.py": "run_plan.py",
     "test_config_checks.py": "checks.py",
     "test_sink_registry.py": "registry.py",
     # A long subject has a file of tests for each part of it.

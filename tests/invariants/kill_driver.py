@@ -187,7 +187,7 @@ if __name__ == "__main__":
     assert files.write_atomic is evaluation_files.write_atomic
     torch.set_num_threads(1)
     # An alarm has a state that must survive, too: one rings whatever the run happens to learn.
-    checks.WINDOW, checks.KL_RISE = 2, 1.0e-6
+    checks.WINDOW, checks.FINDINGS["kl"]["above"] = 2, 1.0e-6
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         print(json.dumps(obey(json.loads(line))), flush=True)

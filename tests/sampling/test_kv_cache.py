@@ -11,7 +11,7 @@ from tiny_models import make_prompt, tiny_model
 from torch import Tensor
 from transformers import AutoConfig
 
-from grouper.advice.memory import ModelMemory
+from grouper.advice.run_plan import ModelMemory
 from grouper.config.schema import ModelConfig
 from grouper.models.attention import AttentionSpec
 from grouper.models.loading import weightless_policy
@@ -220,7 +220,7 @@ def test_never_more_slots_than_the_plan_says(
     def planned(slots: int) -> int:
         prompts = -(-slots // 8)
         part = planned_model.sampling(
-            "sample", slots=slots, prompts=prompts, prompt=prompt, completion=completion
+            "sample", CacheSize(slots, prompts, prompt, completion), together=prompts
         )
         return part.peak - part.weights
 

@@ -1,10 +1,9 @@
-"""What can go wrong, one function and one row of `CHECKS` each.
+"""What can go wrong: the checks, and what they look at.
 
-The same table is used while a run goes on (`watch`), afterwards (`grouper diagnose`), before it
-(`grouper preview`, the pre-flight, the warnings about a recipe) and by `grouper plan`. A check
-looks at one kind of data, which stands above its checks here: the last steps of a metric
-(`Window`), everything that a run has written down (`Record`), the lengths of a few completions
-(`SampleSummary`), graded groups (`Samples`), what a plan stands on (`Assumed`), or a `Recipe`.
+`findings.yaml` says of each finding what is wrong and what to do; here is when. A check of a metric
+over its last window is a row of that table and nothing more (`watch`, `replay`). Every other one is
+a function over one kind of data: what a run has written down (`Record`), the lengths of a few
+completions (`SampleSummary`) or graded groups (`Samples`). Recipes have theirs in `recipe_checks`.
 Thresholds are rough on purpose, for a finding is a place to look.
 """
 
@@ -19,17 +18,18 @@ from statistics import fmean, linear_regression, median, median_low, pvariance, 
 from typing import TYPE_CHECKING, Any
 
 from grouper.config.loading import load_recipe
-from grouper.config.schema import Recipe, RowsConfig, SourceConfig
-from grouper.data import SOURCES
-from grouper.errors import PromptError, RunFolderError
+from grouper.config.schema import Recipe
+from grouper.errors import ConfigError, PromptError, RunFolderError
 from grouper.evaluation.result import EvaluationResult
-from grouper.prompts.formats import warn_about_system
+from grouper.files import table
 from grouper.prompts.rendering import encode_completion
 from grouper.tracking.run_folder import RunFolder
 from grouper.types import AnswerFormat, Rollout, RolloutGroup, StepReport
 
 if TYPE_CHECKING:
     from grouper.training.prepare import Prepared
+
+FINDINGS: dict[str, dict[str, Any]] = table("grouper.advice", "findings.yaml")
 
 # A share of the steps, ratios or completions above which something is the rule.
 MOST = 0.5
@@ -47,23 +47,12 @@ MAX_GAP = 0.05
 SAMPLED_STEPS = 20
 # A share of the completions that ends after SFT.
 MIN_STOPPED = 0.8
-# Below these, a learning rate was most likely chosen for training all weights: an adapter needs
-# about ten times as much (Schulman et al., "LoRA without regret", 2025).
-ADAPTER_RATES = {"sft": 5e-5, "grpo": 5e-6}
 # Below this, equal samples are first of all a matter of the temperature.
 LOW_TEMPERATURE = 0.7
 # Steps of each metric that medians are taken over.
 REMEMBERED = 500
 # Steps over which a metric is averaged before it is compared.
 WINDOW = 10
-# Entropy and median length of completions, relative to the first window or the steps before.
-LEAST_ENTROPY = 0.1
-MOST_ENTROPY = 3.0
-LENGTH_GROWTH = 2.0
-# Nats per token within a window.
-KL_RISE = 0.1
-# Share of the groups that are all right.
-SATURATED = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +62,7 @@ class Finding:
     Example: `Finding(name="temperature", what="all 5 samples are the same text", fix="Raise it.")`.
     """
 
-    name: str = ""
-    """Left out by a check whose row says it."""
+    name: str
     what: str
     """One sentence, without its full stop."""
     fix: str = ""
@@ -90,29 +78,42 @@ class Finding:
         return f"{self.what}. {self.fix}".rstrip()
 
 
+def found(
+    key: str,
+    evidence: Mapping[str, float] | None = None,
+    *,
+    phase: str = "grpo",
+    steps: tuple[int, int] = (0, 0),
+    **words: Any,
+) -> Finding:
+    """The finding of a row of the table.
+
+    Args:
+        key: of the row.
+        evidence: the numbers it rests on.
+        phase: where it was found.
+        steps: first and last step of the evidence.
+        **words: what the row's sentences name beside the evidence and the phase.
+    """
+    row, evidence = FINDINGS[key], evidence or {}
+    named = {**evidence, **words, "phase": phase}
+    return Finding(
+        name=row.get("name", key),
+        what=row["what"].format(**named),
+        fix=row.get("fix", "").format(**named),
+        evidence=evidence,
+        phase=phase,
+        steps=steps,
+    )
+
+
+def refusal(key: str, where: str, **words: Any) -> ConfigError:
+    """The finding of a row as an error at a setting."""
+    finding = found(key, **words)
+    return ConfigError(finding.what, where=where, fix=finding.fix)
+
+
 # --- the last steps of a metric -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """One metric, step by step: its mean in each step that had it."""
-
-    first: Sequence[float]
-    """The first window of the phase."""
-    earlier: Sequence[float]
-    """What lies before the last window, without the first one."""
-    last: Sequence[float]
-    """The last window."""
-
-    @property
-    def start(self) -> float:
-        """The mean over the first window."""
-        return fmean(self.first)
-
-    @property
-    def now(self) -> float:
-        """The mean over the last window."""
-        return fmean(self.last)
 
 
 def slope(values: Sequence[float]) -> float:
@@ -124,89 +125,78 @@ def slope(values: Sequence[float]) -> float:
     return linear_regression(range(len(values)), values).slope if len(values) > 1 else 0.0
 
 
-def entropy_low(w: Window) -> Iterator[Finding]:
-    """The policy has stopped exploring."""
-    if w.now < LEAST_ENTROPY * w.start:
-        yield Finding(
-            what=f"the policy's entropy fell to {w.now:.3g} nats per token from {w.start:.3g} at "
-            "the start",
-            fix="Lower grpo.optimizer.learning_rate, raise grpo.clip_high or set "
-            "grpo.entropy_bonus; an earlier checkpoint still explores.",
-        )
+def window(
+    first: Sequence[float], earlier: Sequence[float], last: Sequence[float]
+) -> dict[str, float]:
+    """What a row of the table may look at and say of a metric.
+
+    Args:
+        first: its values in the first window of the phase.
+        earlier: those between the first window and the last.
+        last: those in the last window.
+    """
+    return {
+        "start": fmean(first),
+        "now": fmean(last),
+        "median_before": median([*first, *earlier]),
+        "now_median": median(last),
+        "rise": slope(last) * len(last),
+        "window": len(last),
+    }
 
 
-def entropy_high(w: Window) -> Iterator[Finding]:
-    """The policy has become noise."""
-    if w.now > MOST_ENTROPY * w.start:
-        yield Finding(
-            what=f"the policy's entropy rose to {w.now:.3g} nats per token from {w.start:.3g} at "
-            "the start",
-            fix="The policy falls apart: lower grpo.optimizer.learning_rate or "
-            "grpo.entropy_bonus, or set grpo.beta.",
-        )
+def _rings(row: Mapping[str, Any], numbers: Mapping[str, float]) -> bool:
+    value, unit = numbers[row["number"]], numbers.get(row.get("of", ""), 1.0)
+    if "above" in row:
+        return bool(value > row["above"] * unit)
+    return bool(value < row["below"] * unit)
 
 
-def length(w: Window) -> Iterator[Finding]:
-    """Completions have grown."""
-    usual, now = median([*w.first, *w.earlier]), median(w.last)
-    if now > LENGTH_GROWTH * usual:
-        yield Finding(
-            what=f"completions grew to {now:.0f} tokens; the median step had {usual:.0f}",
-            fix="Look at the longest rollouts; a reward that pays length, or grpo.weighting: "
-            "sequence_mean, drives it. Use grpo.weighting: constant or a length penalty in "
-            "rewards.",
-        )
+def watch(report: StepReport, memory: dict[str, Any]) -> list[tuple[str, Finding]]:
+    """Look at a step as it is done, at every metric over its last window.
+
+    A check rings once when its condition begins to hold, and can ring again after that has ended.
+
+    Args:
+        report: of the step.
+        memory: what earlier calls have left here, as JSON values; kept up to date in place.
+
+    Returns:
+        (key of its row, finding) of each check that begins to ring at this step.
+    """
+    first: dict[str, list[float]] = memory.setdefault("first", {})
+    recent: dict[str, list[float]] = memory.setdefault("recent", {})
+    ringing: list[str] = memory.setdefault("ringing", [])
+    rows = {key: row for key, row in FINDINGS.items() if row.get("metric") in report.tallies}
+    for metric in {row["metric"] for row in rows.values()}:
+        value = report.tallies[metric].mean
+        if not math.isfinite(value):
+            continue
+        if len(first.setdefault(metric, [])) < WINDOW:
+            first[metric].append(value)
+        else:
+            recent[metric] = [*recent.get(metric, []), value][-(REMEMBERED + WINDOW) :]
+    new = []
+    for key, row in rows.items():
+        values = recent.get(row["metric"], [])
+        numbers: dict[str, Any] = {}
+        if len(values) >= WINDOW:  # there are two windows to compare
+            numbers = window(first[row["metric"]], values[:-WINDOW], values[-WINDOW:])
+        rings = bool(numbers) and _rings(row, numbers)
+        if rings and key not in ringing:
+            ringing.append(key)
+            new.append((key, found(key, **numbers)))
+        elif not rings and key in ringing:
+            ringing.remove(key)
+    return new
 
 
-def repetition(w: Window) -> Iterator[Finding]:
-    """Completions repeat themselves."""
-    if w.now > MOST:
-        yield Finding(
-            what=f"{w.now:.0%} of what completions say repeats itself",
-            fix="Read some rollouts; lower grpo.optimizer.learning_rate, set grpo.beta, or lower "
-            "sampling.max_new_tokens.",
-        )
-
-
-def sameness(w: Window) -> Iterator[Finding]:
-    """The completions of a problem are all alike."""
-    if w.now < SOME:
-        yield Finding(
-            what=f"of the completions of a problem not yet solved only {w.now:.0%} differ from the "
-            "first",
-            fix="There is nothing left to compare: raise sampling.temperature or "
-            "grpo.clip_high, or lower grpo.optimizer.learning_rate.",
-        )
-
-
-def kl(w: Window) -> Iterator[Finding]:
-    """The policy leaves its reference."""
-    rise = slope(w.last) * len(w.last)
-    if rise > KL_RISE:
-        yield Finding(
-            what=f"the KL to the reference rose by {rise:.3g} nats per token in "
-            f"{len(w.last)} steps",
-            fix="Lower grpo.optimizer.learning_rate or raise grpo.beta.",
-        )
-
-
-def truncated(w: Window) -> Iterator[Finding]:
-    """Most completions are cut off."""
-    if w.now > MOST:
-        yield Finding(
-            what=f"{w.now:.0%} of the completions are cut off",
-            fix="Raise sampling.max_new_tokens, or teach shorter answers by SFT first.",
-        )
-
-
-def saturated(w: Window) -> Iterator[Finding]:
-    """Nearly all groups are solved."""
-    if w.now > SATURATED:
-        yield Finding(
-            what=f"{w.now:.0%} of the groups are all right and teach nothing",
-            fix="The problems are too easy by now: set grpo.difficulty or "
-            "grpo.dynamic_sampling_rounds, use harder data.train, or stop here (grpo.steps).",
-        )
+def replay(reports: Iterable[StepReport]) -> Iterator[tuple[int, str, Finding]]:
+    """(step, key, finding) of all that would ring over recorded steps of one phase."""
+    memory: dict[str, Any] = {}
+    for report in reports:
+        for key, finding in watch(report, memory):
+            yield report.step, key, finding
 
 
 # --- the record of a run --------------------------------------------------------------------------
@@ -250,8 +240,8 @@ def read_record(path: Path) -> Record:
 
 def curve(reports: Sequence[StepReport], name: str) -> list[float]:
     """The means of a metric in the steps that had it."""
-    found = (r.tallies[name] for r in reports if name in r.tallies)
-    return [t.mean for t in found if t.count and math.isfinite(t.mean)]
+    tallies = (r.tallies[name] for r in reports if name in r.tallies)
+    return [t.mean for t in tallies if t.count and math.isfinite(t.mean)]
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
@@ -270,78 +260,38 @@ def mean(values: Sequence[float]) -> float:
     return fmean(values) if values else math.nan
 
 
-NO_SIGNAL = {
-    "all-wrong": "no rollout was ever right",
-    "all-right": "every rollout was right: there is nothing left to learn here",
-    "truncated": "every completion was cut off before its answer",
-    "grader-error": "the grader could decide on nothing",
-    "not-scored": "no rollout was scored",
-    "equal-rewards": "within no group did the rewards differ",
-}
-NO_SIGNAL_FIXES = {
-    "all-wrong": "Read some rollouts: is the answer where the format wants it? Then use easier "
-    "data.train, more sft.steps, or a larger grpo.group_size.",
-    "all-right": "Use harder data.train, grpo.difficulty, or grpo.dynamic_sampling_rounds.",
-    "truncated": "Raise sampling.max_new_tokens, or teach the stop token first (sft.steps).",
-    "grader-error": "Look at `reason` in the rollouts; raise grading.timeout_seconds, or audit "
-    "data.train with `grouper data audit`.",
-    "not-scored": "The events of these steps in metrics.jsonl say which reward failed and why; try "
-    "it with `grouper rewards try`.",
-    "equal-rewards": "Use a reward that tells rollouts apart (rewards), or a larger "
-    "grpo.group_size.",
-}
-
-
 def no_signal(record: Record) -> Iterator[Finding]:
     """Most steps had nothing to learn from, and why."""
     reports = record.grpo
     flat = [r for r in reports if r.status.startswith("no-signal:")]
-    if not reports or len(flat) <= MOST * len(reports):
-        return
-    counts = Counter(r.status.partition(":")[2] for r in flat)
-    kind, count = counts.most_common(1)[0]
-    yield Finding(
-        name=f"no-signal:{kind}",
-        what=f"{len(flat)} of {len(reports)} steps had no signal; in {count} of them "
-        + NO_SIGNAL[kind],
-        steps=span(flat),
-        evidence={
+    if len(flat) > MOST * len(reports):
+        status, count = Counter(r.status for r in flat).most_common(1)[0]
+        numbers = {
             "steps": len(reports),
             "steps_without_signal": len(flat),
             "solve_rate": mean(curve(reports, "solve_rate")),
             "truncated": mean(curve(reports, "completion/truncated")),
-        },
-        fix=NO_SIGNAL_FIXES[kind],
-    )
+        }
+        yield found(status, numbers, steps=span(flat), count=count)
 
 
 def grader(record: Record) -> Iterator[Finding]:
     """Rollouts without a verdict: the grader was too slow, or a reward failed."""
-    causes = {
-        "grader/timeouts": "Raise grading.timeout_seconds.",
-        "rollouts/not_scored": "Read the warnings about rewards in training.log; a reward function "
-        "fails, or data.train has answers that nobody can read (`grouper data audit`).",
-    }
-    for metric, fix in causes.items():
+    for metric in ("grader/timeouts", "rollouts/not_scored"):
         share = mean(curve(record.grpo, metric))
         if share > SOME:
-            yield Finding(
-                what=f"{share:.0%} of the rollouts count under {metric} and teach nothing",
-                steps=span(record.grpo),
-                evidence={metric: share},
-                fix=fix,
-            )
+            yield found(metric, {metric: share}, steps=span(record.grpo), share=share)
 
 
 def alarms(record: Record) -> Iterator[Finding]:
-    """What rang, or would have new, while the run went on; each kind once."""
+    """What rang, or would have, while the run went on; each kind once."""
     flat = any(no_signal(record))
     seen: set[str] = set()
-    for step, name, finding in replay(record.grpo):
+    for step, key, finding in replay(record.grpo):
         # A run without any signal is explained by that already.
-        if name in seen or (flat and name in ("truncated", "saturated")):
+        if key in seen or (flat and key in ("truncated", "saturated")):
             continue
-        seen.add(name)
+        seen.add(key)
         yield replace(
             finding,
             what=f"at step {step} {finding.what}",
@@ -353,30 +303,30 @@ def alarms(record: Record) -> Iterator[Finding]:
 def format_only(record: Record) -> Iterator[Finding]:
     """Strict accuracy rose and lenient accuracy did not: the answers only look different."""
     tests = {r.name: r for r in record.evaluations if r.split == "test"}
-    before = tests.get("sft") or tests.get("base")
-    after = tests.get("grpo")
-    if after is None:
-        checks = [r for r in record.evaluations if r.split != "test" and r.phase == "grpo"]
-        before, after = (checks[0], checks[-1]) if len(checks) > 1 else (None, None)
+    looks = [r for r in record.evaluations if r.split != "test" and r.phase == "grpo"]
+    before, after = tests.get("sft") or tests.get("base"), tests.get("grpo")
+    if after is None and len(looks) > 1:
+        before, after = looks[0], looks[-1]
     if before is None or after is None or before.lenient is None or after.lenient is None:
         return
+    numbers = {
+        "strict_before": before.accuracy,
+        "strict_after": after.accuracy,
+        "lenient_before": before.lenient.mean,
+        "lenient_after": after.lenient.mean,
+    }
     strict = after.accuracy - before.accuracy
     lenient = after.lenient.mean - before.lenient.mean
-    if strict <= SOME or lenient > strict / 4:
-        return
-    yield Finding(
-        what=f"strict accuracy rose by {100 * strict:.1f} points from {before.name} to "
-        f"{after.name}, lenient accuracy by {100 * lenient:.1f}: what was learned is the format",
-        steps=(before.step if before.phase == "grpo" else 0, after.step),
-        evidence={
-            "strict_before": before.accuracy,
-            "strict_after": after.accuracy,
-            "lenient_before": before.lenient.mean,
-            "lenient_after": after.lenient.mean,
-        },
-        fix="Compare with a model that knows the format: train SFT first (sft.steps), and report "
-        "lenient accuracy. Give the format rewards less weight (rewards).",
-    )
+    if strict > SOME and lenient <= strict / 4:
+        yield found(
+            "format-only",
+            numbers,
+            steps=(before.step if before.phase == "grpo" else 0, after.step),
+            before=before.name,
+            after=after.name,
+            strict=100 * strict,
+            lenient=100 * lenient,
+        )
 
 
 def reward_without_correctness(record: Record) -> Iterator[Finding]:
@@ -386,43 +336,26 @@ def reward_without_correctness(record: Record) -> Iterator[Finding]:
         return
     (low, high), (before, after) = ends(rewards), ends(solved)
     noise = stdev(rewards[: len(rewards) // 2])
-    if high - low <= max(SOME, 2 * noise) or after - before > SOME / 2:
-        return
-    yield Finding(
-        what=f"the reward rose from {low:.3f} to {high:.3f} while the solve rate went from "
-        f"{before:.1%} to {after:.1%}: something other than right answers pays",
-        steps=span(record.grpo),
-        evidence={
+    if high - low > max(SOME, 2 * noise) and after - before <= SOME / 2:
+        numbers = {
             "reward_before": low,
             "reward_after": high,
             "solve_rate_before": before,
             "solve_rate_after": after,
-        },
-        fix="Look at the components reward/* in metrics.jsonl; lower the weight of those that rose "
-        "(rewards), and keep grpo.require_correct_in_group: true.",
-    )
+        }
+        yield found("reward-without-correctness", numbers, steps=span(record.grpo))
 
 
 def stale_sampler(record: Record) -> Iterator[Finding]:
     """Rollouts come from another policy than the one that is updated."""
     late = {step: lag for step, lag in _lags(record) if lag > 0}
     if late:
-        yield Finding(
-            what=f"rollouts were drawn by weights up to {max(late.values())} updates old",
-            steps=(min(late), max(late)),
-            evidence={"versions_behind": max(late.values()), "steps_seen": len(late)},
-            fix="The sampler was not given the new weights; without that, set grpo.importance: "
-            "truncate.",
-        )
+        numbers = {"versions_behind": max(late.values()), "steps_seen": len(late)}
+        yield found("stale-sampler", numbers, steps=(min(late), max(late)))
     gaps = curve(record.grpo, "sampler_logprob_diff")
     if mean(gaps) > MAX_GAP:
-        yield Finding(
-            what=f"sampler and trainer disagree by {mean(gaps):.3g} nats per token",
-            steps=span(record.grpo),
-            evidence={"gap_mean": mean(gaps), "gap_highest_step": max(gaps)},
-            fix="Set sampling.dtype: same, or grpo.importance: truncate; check that "
-            "sampling.temperature and model.attention are what you meant.",
-        )
+        apart = {"gap_mean": mean(gaps), "gap_highest_step": max(gaps)}
+        yield found("disagreeing-sampler", apart, steps=span(record.grpo))
 
 
 def _lags(record: Record) -> Iterator[tuple[int, int]]:
@@ -446,15 +379,10 @@ def not_finite(record: Record) -> Iterator[Finding]:
     for phase, reports in (("sft", record.sft), ("grpo", record.grpo)):
         bad = {r.step: e for r in reports for e in r.events[::-1] if e.startswith("not-finite")}
         if bad:
-            yield Finding(
-                phase=phase,
-                what=f"in {len(bad)} steps something was infinite or not a number, and skipped; "
-                f"first: {bad[min(bad)]}",
-                steps=(min(bad), max(bad)),
-                evidence={"steps_skipped": len(bad)},
-                fix=f"Lower {phase}.optimizer.learning_rate, or use model.compute_dtype: float32; "
-                "the folder incident/ has the batch where the run stopped.",
-            )
+            first = min(bad)
+            numbers = {"steps_skipped": len(bad)}
+            steps = (first, max(bad))
+            yield found("not-finite", numbers, phase=phase, steps=steps, first=bad[first])
 
 
 # --- learning rates ------------------------------------------------------------------------------
@@ -525,16 +453,12 @@ def sft_rate(record: Record) -> Iterator[Finding]:
 
 
 def _rate(record: Record, phase: str, kind: str, signs: dict[str, float]) -> Finding:
-    rate = getattr(record.recipe, phase).optimizer.learning_rate
-    numbers = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in signs.items())
-    verb = {"too-high": "Lower", "too-low": "Raise"}[kind]
-    return Finding(
-        name=f"learning-rate-{kind}",
+    return found(
+        f"learning-rate-{kind}",
+        {**signs, "learning_rate": getattr(record.recipe, phase).optimizer.learning_rate},
         phase=phase,
-        what=f"a learning rate of {rate:g} looks {kind.replace('-', ' ')}: {numbers}",
         steps=span(getattr(record, phase)),
-        evidence={**signs, "learning_rate": rate},
-        fix=f"{verb} {phase}.optimizer.learning_rate by a factor of 3 to 10.",
+        signs=", ".join(f"{name.replace('_', ' ')} {sign:.3g}" for name, sign in signs.items()),
     )
 
 
@@ -577,33 +501,21 @@ class SampleSummary:
 
 
 def budget(drawn: SampleSummary) -> Iterator[Finding]:
-    """Most completions would be cut off in GRPO."""
-    if drawn.before != "grpo" or drawn.truncated <= MOST:
-        return
-    resume, (p95, ended) = "--resume " if drawn.begun else "", drawn.p95
-    if not ended:
-        fix = "Most never stop at all: teach the stop token first (SFT), or check the format."
-    else:
+    """Most completions would be cut off in GRPO, or too few end by themselves after SFT."""
+    if not drawn.before and 1 - drawn.truncated < MIN_STOPPED:
+        yield found("stopping", share=1 - drawn.truncated)
+    if drawn.before == "grpo" and drawn.truncated > MOST:
+        p95, ended = drawn.p95
         # What has been measured or trained before is kept, and the run can continue from it.
         how = ", with --resume --allow-changes to keep what is there, or --overwrite"
-        rounded = math.ceil(p95 / 32) * 32  # easier to read and to remember
-        fix = f"Set sampling.max_new_tokens={rounded}{how if drawn.begun else ''}."
-    yield Finding(
-        what=f"{drawn.truncated:.0%} of {len(drawn.completions)} sampled completions are cut off "
-        f"at sampling.max_new_tokens={drawn.budget}; a cut-off answer earns nothing, so nothing "
-        "would be learned",
-        fix=f"{fix} To train anyway: {resume}grpo.allow_truncation=true.",
-    )
-
-
-def stopping(drawn: SampleSummary) -> Iterator[Finding]:
-    """SFT has not taught the model to stop."""
-    share = 1 - drawn.truncated
-    if not drawn.before and share < MIN_STOPPED:
-        yield Finding(
-            what=f"Only {share:.0%} of the samples end by themselves after SFT",
-            fix="Train longer, raise sampling.max_new_tokens, or look at the demonstrations' last "
-            "token.",
+        yield found(
+            "cut off" if ended else "endless",
+            share=drawn.truncated,
+            count=len(drawn.completions),
+            budget=drawn.budget,
+            enough=math.ceil(p95 / 32) * 32,  # easier to read and to remember
+            how=how if drawn.begun else "",
+            resume="--resume " if drawn.begun else "",
         )
 
 
@@ -657,105 +569,56 @@ class Samples:
 
 def tokenisation(samples: Samples) -> Iterator[Finding]:
     """The tokenizer cannot write or read back the tags, the stop token, or the prefix."""
-    prepared, found = samples.prepared, []
-    ids: list[int] = []
+    prepared, ids = samples.prepared, list[int]()
     fmt, prompt, stops = prepared.format, prepared.prompt, prepared.stop_tokens.all
-    layout = fmt.completion("1", "1")
     try:
-        for text in (*(fmt.tags or ()), layout):
+        for text in (*(fmt.tags or ()), fmt.completion("1", "1")):
             ids = encode_completion(prepared.tokenizer, text, "the format")
     except PromptError:
-        found.append(f"{text!r} does not survive encoding and decoding")
+        yield found("tokenisation-of-text", text=text)
     if any(stop in ids for stop in stops):
-        found.append("the format's own layout holds a stop token, so no completion gets past it")
+        yield found("tokenisation-of-layout")
     if not 0 <= stops[0] < samples.vocabulary:
-        found.append(
-            f"the stop token {stops[0]} lies outside the model's {samples.vocabulary} tokens, so "
-            "it can never be drawn"
-        )
+        yield found("tokenisation-of-stop", stop=stops[0], vocabulary=samples.vocabulary)
     ending = prepared.tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False)
     if prompt.prefix and not ending.endswith(prompt.prefix):
-        found.append(f"the prompt should end in {prompt.prefix!r} and ends in {ending[-40:]!r}")
-    for what in found:
-        yield Finding(
-            what=what,
-            fix="Use other tags (prompt.tags) or another prompt.format; check the model's "
-            "tokenizer files.",
-        )
+        yield found("tokenisation-of-prefix", prefix=prompt.prefix, ending=ending[-40:])
 
 
 def cut_off(samples: Samples) -> Iterator[Finding]:
     """No sample comes to an end; rewards may differ anyway, by accident."""
     if samples.cut_off:
-        yield Finding(
-            what=f"all {len(samples.rollouts)} samples are cut off at "
-            f"{samples.groups[0].params.max_new_tokens} tokens",
-            fix="Raise sampling.max_new_tokens, or let SFT teach the stop token first.",
-        )
-
-
-def same(samples: Samples) -> Iterator[Finding]:
-    """The samples of each problem are one text."""
-    if any(samples.signal) or samples.diversity > 0:
-        return
-    params = samples.groups[0].params
-    what = (
-        f"the samples of a problem are all the same text, drawn at temperature "
-        f"{params.temperature:g} with a mean probability of {samples.certainty:.3f} per token"
-    )
-    name, why = "temperature", "the temperature is too low"
-    fix = "Set sampling.temperature to 1.0 or more."
-    if params.temperature >= LOW_TEMPERATURE and params.truncated:
-        why = "top_p, top_k or min_p leave no choice"
-        fix = "Take them off, or raise sampling.temperature."
-    elif params.temperature >= LOW_TEMPERATURE:
-        name, why = "certain", "the model is too certain"
-        fix = "Raise sampling.temperature, or shorten SFT (fewer steps, a lower learning rate)."
-    yield Finding(name=name, what=f"{why}: {what}", fix=fix)
-
-
-def tags(samples: Samples) -> Iterator[Finding]:
-    """No sample has some tag of the format, and nothing else explains equal rewards."""
-    if _explained(samples):
-        return
-    fmt = samples.prepared.format
-    present = [tags_in(rollout.completion.text, fmt) for rollout in samples.rollouts]
-    missing = [tag for tag in tags_in("", fmt) if not any(found[tag] for found in present)]
-    if missing:
-        yield Finding(
-            what=f"no sample has {', '.join(missing)}, so no answer is found and none is paid",
-            fix=f"Teach the format {fmt.name} first: run SFT (longer, if this is after it), with "
-            "the same `prompt` settings as here; or let prompt.system ask for the tags.",
-        )
+        most = samples.groups[0].params.max_new_tokens
+        yield found("all-cut-off", count=len(samples.rollouts), budget=most)
 
 
 def equal_rewards(samples: Samples) -> Iterator[Finding]:
-    """The samples differ, have all tags, and are paid alike."""
-    if _explained(samples) or any(tags(samples)):
+    """There is nothing to learn from, from what explains the others to what is left."""
+    params, fmt = samples.groups[0].params, samples.prepared.format
+    if any(samples.signal):
         return
-    rollouts, more = samples.rollouts, "Look at more problems (--problems 16); choose"
-    if all(r.reward.total is None for r in rollouts):
-        why, fix = "no reward could be computed", "Try the rewards with `grouper rewards try`."
+    if samples.diversity == 0:
+        key = "certain" if params.temperature >= LOW_TEMPERATURE else "temperature"
+        key = "no-choice" if key == "certain" and params.truncated else key
+        yield found(key, temperature=params.temperature, certainty=samples.certainty)
+        return
+    if samples.cut_off:
+        return
+    present = [tags_in(rollout.completion.text, fmt) for rollout in samples.rollouts]
+    missing = [tag for tag in tags_in("", fmt) if not any(seen[tag] for seen in present)]
+    if missing:
+        yield found("tags", missing=", ".join(missing), format=fmt.name)
+        return
+    right, count = [r.grade.correct for r in samples.rollouts], len(samples.groups)
+    if all(r.reward.total is None for r in samples.rollouts):
+        key = "equal-not-scored"
     elif any(group.has_signal for group in samples.groups):
-        why = "none is right, and grpo.require_correct_in_group lets no other reward teach"
-        fix = f"{more} easier ones, train SFT longer, or set grpo.require_correct_in_group: false."
-    elif all(r.grade.correct for r in rollouts):
-        why = "every sample is right: too easy to learn from"
-        fix = f"{more} harder ones, or set grpo.difficulty."
-    elif not any(r.grade.correct for r in rollouts):
-        why = "every sample is wrong, and the other rewards pay them alike"
-        fix = f"{more} easier ones, or train SFT longer."
+        key = "equal-none-right"
+    elif all(right):
+        key = "equal-all-right"
     else:
-        why = "right and wrong samples are paid alike"
-        fix = "Check `rewards`: a correctness reward with a weight above 0 is needed."
-    count = len(samples.groups)
-    what = f"on {count} problem{'s' if count > 1 else ''} the samples differ, but {why}"
-    yield Finding(what=what, fix=fix)
-
-
-def _explained(samples: Samples) -> bool:
-    """Whether there is a signal, or it is plain why there is none."""
-    return any(samples.signal) or samples.cut_off or samples.diversity == 0
+        key = "equal-mixed" if any(right) else "equal-all-wrong"
+    yield found(key, problems=f"{count} problem{'s' if count > 1 else ''}")
 
 
 def tags_in(text: str, fmt: AnswerFormat) -> dict[str, bool]:
@@ -764,199 +627,27 @@ def tags_in(text: str, fmt: AnswerFormat) -> dict[str, bool]:
     return {tag: tag in fmt.prefix + text for tag in wanted}
 
 
-# --- a plan ---------------------------------------------------------------------------------------
+# --- the checks of each kind of data --------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assumed:
-    """What a plan had to take for granted."""
-
-    measured: bool
-    """Whether data and tokenizer are on this machine, so that rows were measured."""
-    native: bool
-    """Whether the model runs with native attention."""
-
-
-def assumed(plan: Assumed) -> Iterator[Finding]:
-    """What a plan could not measure."""
-    if not plan.measured:
-        yield Finding(
-            what="The data or the tokenizer are not on this machine: rows are taken to be as long "
-            "as the recipe allows, which they rarely are",
-        )
-    if not plan.native:
-        yield Finding(what="Without native attention the cache is counted as if it did not grow")
-
-
-# --- a recipe -------------------------------------------------------------------------------------
-
-
-def silent_system(recipe: Recipe) -> Iterator[Finding]:
-    """The user's instruction never names what the rewards look for."""
-    # Without any instruction, SFT is what tells the model how to answer.
-    if recipe.prompt.system != "" or recipe.skip_sft:
-        for warning in warn_about_system(recipe.prompt):
-            yield Finding(what=warning.removesuffix("."))
-
-
-def same_rows(recipe: Recipe) -> Iterator[Finding]:
-    """What is measured on is trained on, too."""
-    parts = dict(sources(recipe))
-    for held_out in ("data.validation", "data.test"):
-        for trained in ("data.sft", "data.train"):
-            if held_out in parts and trained in parts and _meet(parts[held_out], parts[trained]):
-                yield Finding(
-                    what=f"{held_out} and {trained} read the same rows: its accuracy will say "
-                    "nothing about new problems",
-                )
-
-
-def no_test(recipe: Recipe) -> Iterator[Finding]:
-    """There is nothing to measure the trained model on."""
-    if recipe.data.test is None:
-        yield Finding(what="data.test is not set: there will be no final comparison")
-
-
-def adapter_rate(recipe: Recipe) -> Iterator[Finding]:
-    """A learning rate for all weights, and an adapter."""
-    for name, lowest in ADAPTER_RATES.items():
-        rate = getattr(recipe, name).optimizer.learning_rate
-        skipped = recipe.model.lora is None or getattr(recipe, f"skip_{name}")
-        if rate < lowest and not skipped:
-            yield Finding(
-                what=f"{name}.optimizer.learning_rate={rate:g} suits training all weights; an "
-                f"adapter (model.lora) needs about ten times as much: try {10 * rate:g}",
-            )
-
-
-def sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:
-    """The sources of a recipe by the settings that name them."""
-    for name in ("sft", "train", "validation", "test"):
-        source = getattr(recipe.data, name)
-        if source is not None:
-            yield f"data.{name}", source
-
-
-def members(source: SourceConfig) -> Sequence[RowsConfig]:
-    """What a mixture is mixed of; any other source is alone."""
-    return source.mixture or (source,)
-
-
-def _meet(a: SourceConfig, b: SourceConfig) -> bool:
-    return any(_overlap(one, other) for one in members(a) for other in members(b))
-
-
-def _overlap(*rows: RowsConfig) -> bool:
-    places = {(r.source, r.path, r.subset, r.split or SOURCES[r.source].splits[0]) for r in rows}
-    first, second = sorted(rows, key=lambda row: row.offset)
-    apart = first.limit is not None and second.offset >= first.offset + first.limit
-    return len(places) == 1 and not apart
-
-
-# --- the table ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that can be wrong."""
-
-    name: str
-    """Of what it finds, unless the finding has a name of its own."""
-    over: type
-    """What it looks at: `Window`, `Record`, `SampleSummary`, `Samples`, `Assumed` or `Recipe`."""
-    look: Callable[[Any], Iterator[Finding]]
-    metric: str = ""
-    """The one that a window shows."""
-    alarm: str = ""
-    """What it is called while a run goes on, where that is not the name of what it finds."""
-
-    def findings(self, data: object) -> list[Finding]:
-        return [replace(found, name=found.name or self.name) for found in self.look(data)]
-
-
-CHECKS: tuple[Check, ...] = (
-    Check("entropy-collapse", Window, entropy_low, "policy/entropy", alarm="entropy-low"),
-    Check("entropy-high", Window, entropy_high, "policy/entropy"),
-    Check("length-blow-up", Window, length, "completion/tokens", alarm="length"),
-    Check("repetition", Window, repetition, "completion/repetition"),
-    Check("entropy-collapse", Window, sameness, "completion/unique", alarm="sameness"),
-    Check("kl", Window, kl, "policy/kl"),
-    Check("truncated", Window, truncated, "completion/truncated"),
-    Check("reward-saturation", Window, saturated, "groups/all_right", alarm="saturated"),
+CHECKS: dict[type, tuple[Callable[[Any], Iterator[Finding]], ...]] = {
     # The first ones can be the cause of the later.
-    Check("not-finite", Record, not_finite),
-    Check("stale-sampler", Record, stale_sampler),
-    Check("learning-rate-too-high", Record, rate_too_high),
-    Check("no-signal", Record, no_signal),
-    Check("grader-errors", Record, grader),
-    Check("alarms", Record, alarms),
-    Check("format-only", Record, format_only),
-    Check("format-only", Record, reward_without_correctness),
-    Check("sft-rate", Record, sft_rate),
-    Check("learning-rate-too-low", Record, rate_too_low),
-    Check("cut off", SampleSummary, budget),
-    Check("stopping", SampleSummary, stopping),
-    # From what explains the others to what is left.
-    Check("tokenisation", Samples, tokenisation),
-    Check("cut off", Samples, cut_off),
-    Check("same", Samples, same),
-    Check("tags", Samples, tags),
-    Check("equal rewards", Samples, equal_rewards),
-    Check("assumed", Assumed, assumed),
-    Check("system", Recipe, silent_system),
-    Check("same-rows", Recipe, same_rows),
-    Check("no-test", Recipe, no_test),
-    Check("adapter-rate", Recipe, adapter_rate),
-)
+    Record: (
+        not_finite,
+        stale_sampler,
+        rate_too_high,
+        no_signal,
+        grader,
+        alarms,
+        format_only,
+        reward_without_correctness,
+        sft_rate,
+        rate_too_low,
+    ),
+    SampleSummary: (budget,),
+    Samples: (tokenisation, cut_off, equal_rewards),
+}
 
 
-def find(data: object) -> list[Finding]:
-    """What the checks over this kind of data find, in the order of the table."""
-    return [found for check in CHECKS if check.over is type(data) for found in check.findings(data)]
-
-
-def watch(report: StepReport, memory: dict[str, Any]) -> list[tuple[str, Finding]]:
-    """Look at a step as it is done, at every metric over its last window.
-
-    A check rings once when its condition begins to hold, and can ring again after that has ended.
-
-    Args:
-        report: of the step.
-        memory: what earlier calls have left here, as JSON values; kept up to date in place.
-
-    Returns:
-        (name, finding) of each check that begins to ring at this step.
-    """
-    first: dict[str, list[float]] = memory.setdefault("first", {})
-    recent: dict[str, list[float]] = memory.setdefault("recent", {})
-    ringing: list[str] = memory.setdefault("ringing", [])
-    rows = [c for c in CHECKS if c.over is Window and c.metric in report.tallies]
-    for metric in {check.metric for check in rows}:
-        value = report.tallies[metric].mean
-        if not math.isfinite(value):
-            continue
-        if len(first.setdefault(metric, [])) < WINDOW:
-            first[metric].append(value)
-        else:
-            recent[metric] = [*recent.get(metric, []), value][-(REMEMBERED + WINDOW) :]
-    new = []
-    for check in rows:
-        values, name = recent.get(check.metric, []), check.alarm or check.name
-        found: list[Finding] = []
-        if len(values) >= WINDOW:  # there are two windows to compare
-            seen = Window(first[check.metric], values[:-WINDOW], values[-WINDOW:])
-            found = check.findings(seen)
-        if found and name not in ringing:
-            ringing.append(name)
-            new += [(name, finding) for finding in found]
-        elif not found and name in ringing:
-            ringing.remove(name)
-    return new
-
-
-def replay(reports: Iterable[StepReport]) -> Iterator[tuple[int, str, Finding]]:
-    """(step, name, finding) of all that would have new over recorded steps of one phase."""
-    memory: dict[str, Any] = {}
-    for report in reports:
-        for name, finding in watch(report, memory):
-            yield report.step, name, finding
+def find(data: Record | SampleSummary | Samples) -> list[Finding]:
+    """What the checks over this kind of data find."""
+    return [finding for check in CHECKS[type(data)] for finding in check(data)]

@@ -1,18 +1,26 @@
-"""What can be said about a recipe before any data or model is loaded."""
+"""What can be said about a recipe before any data or model is loaded.
+
+What is said stands in `findings.yaml`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from grouper.advice.checks import find, members, sources
-from grouper.config.schema import Recipe, RowsConfig
+from grouper.advice.checks import Finding, found, refusal
+from grouper.config.schema import Recipe, RowsConfig, SourceConfig
 from grouper.data import SOURCES, check_source
-from grouper.errors import ConfigError, GrouperError, did_you_mean, raise_all, require_extra
+from grouper.errors import GrouperError, did_you_mean, raise_all, require_extra
 from grouper.prompts import make_format
+from grouper.prompts.formats import warn_about_system
 from grouper.rewards import build_rewards
+
+# Below these, a learning rate was most likely chosen for training all weights: an adapter needs
+# about ten times as much (Schulman et al., "LoRA without regret", 2025).
+ADAPTER_RATES = {"sft": 5e-5, "grpo": 5e-6}
 
 
 @contextmanager
@@ -42,14 +50,61 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
     problems: list[GrouperError] = []
     with collected(problems):
         _check_format(recipe)
-    for name, source in sources(recipe):
+    for name, source in _sources(recipe):
         with collected(problems):
             check_source(source, where=name)
     problems += _contradictions(recipe)
     missing = [*_missing_places(recipe), *_missing_packages(recipe)]
     raise_all([*problems, *(missing if runs_here else ())])
     absent = [f"not on this machine: {error.paragraph()}" for error in missing]
-    return [*absent, *map(str, find(recipe))]
+    return [*absent, *map(str, warnings(recipe))]
+
+
+def warnings(recipe: Recipe) -> Iterator[Finding]:
+    """What works and is rarely meant: the sources of the recipe are known to exist."""
+    # Without any instruction, SFT is what tells the model how to answer.
+    if recipe.prompt.system != "" or recipe.skip_sft:
+        for warning in warn_about_system(recipe.prompt):
+            yield found("system", warning=warning.removesuffix("."))
+    parts = dict(_sources(recipe))
+    for held_out in ("data.validation", "data.test"):
+        for trained in ("data.sft", "data.train"):
+            if held_out in parts and trained in parts and _meet(parts[held_out], parts[trained]):
+                yield found("same-rows", held_out=held_out, trained=trained)
+    if recipe.data.test is None:
+        yield found("no-test")
+    for phase, lowest in ADAPTER_RATES.items():
+        rate = getattr(recipe, phase).optimizer.learning_rate
+        skipped = recipe.model.lora is None or getattr(recipe, f"skip_{phase}")
+        if rate < lowest and not skipped:
+            yield found("adapter-rate", phase=phase, rate=rate, more=10 * rate)
+
+
+def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:
+    """The sources of a recipe by the settings that name them."""
+    for name in ("sft", "train", "validation", "test"):
+        source = getattr(recipe.data, name)
+        if source is not None:
+            yield f"data.{name}", source
+
+
+def _members(source: SourceConfig) -> Sequence[RowsConfig]:
+    """What a mixture is mixed of; any other source is alone."""
+    return source.mixture or (source,)
+
+
+def _meet(a: SourceConfig, b: SourceConfig) -> bool:
+    return any(_overlap(one, other) for one in _members(a) for other in _members(b))
+
+
+def _overlap(*rows: RowsConfig) -> bool:
+    places = {(r.source, r.path, r.subset, r.split or SOURCES[r.source].splits[0]) for r in rows}
+    first, second = sorted(rows, key=lambda row: row.offset)
+    apart = first.limit is not None and second.offset >= first.offset + first.limit
+    return len(places) == 1 and not apart
+
+
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def _check_format(recipe: Recipe) -> None:
@@ -59,36 +114,33 @@ def _check_format(recipe: Recipe) -> None:
     close = fmt.contract.close.strip()
     stops = fmt.stop if recipe.sampling.stop is None else recipe.sampling.stop
     if close and not recipe.sampling.include_stop and any(close in stop for stop in stops):
-        raise ConfigError(
-            f"the stop string {close!r} closes the answer and would be cut off its text",
-            where="sampling.include_stop",
-            fix="Set it to true.",
-        )
+        raise refusal("stop-closes-answer", "sampling.include_stop", close=close)
 
 
-def _contradictions(recipe: Recipe) -> Iterator[ConfigError]:
+def _contradictions(recipe: Recipe) -> Iterator[GrouperError]:
     """Settings that cannot work together, and models that are not where they should be."""
-    parts = members(recipe.data.sft or recipe.data.train)
+    parts = _members(recipe.data.sft or recipe.data.train)
     if not recipe.skip_sft and not any(map(_can_have_solutions, parts)):
-        yield ConfigError(
-            f"SFT needs worked solutions, and the source {', '.join(p.source for p in parts)} has "
-            "none",
-            where="data.sft",
-            fix="Name another source there, or set skip_sft: true.",
-        )
+        yield refusal("no-solutions", "data.sft", sources=", ".join(p.source for p in parts))
     models = {"model.path": recipe.model.path, "grpo.start_from": recipe.grpo.start_from}
     for where, path in models.items():
         # A path that can only be local must exist; `owner/name` may be a Hub name.
         local = path is not None and (path.startswith((".", "/", "~")) or path.count("/") > 1)
         if local and not Path(str(path)).expanduser().exists():
-            yield ConfigError(f"there is no folder {path!r}", where=where, fix="Check the path.")
-    yield from _too_long(recipe)
-    if recipe.model.quantization is not None and recipe.sampling.dtype not in {"auto", "same"}:
-        yield ConfigError(
-            "quantised weights cannot be copied into another dtype",
-            where="sampling.dtype",
-            fix="Use same.",
+            yield refusal("no-folder", where, path=path)
+    total, new = recipe.sampling.max_total_tokens, recipe.model.new
+    wanted = total or recipe.prompt.max_prompt_tokens + recipe.sampling.max_new_tokens
+    if new is not None and wanted > new.max_position_embeddings:
+        yield refusal(
+            "no-positions",
+            "model.new.max_position_embeddings",
+            settings="max_total_tokens" if total else "max_prompt_tokens + max_new_tokens",
+            wanted=wanted,
+            positions=new.max_position_embeddings,
+            which="that" if total else "the other two",
         )
+    if recipe.model.quantization is not None and recipe.sampling.dtype not in {"auto", "same"}:
+        yield refusal("quantised-copy", "sampling.dtype")
 
 
 def _can_have_solutions(source: RowsConfig) -> bool:
@@ -96,34 +148,17 @@ def _can_have_solutions(source: RowsConfig) -> bool:
     return known is None or known.has_solutions or "solution" in source.columns
 
 
-def _too_long(recipe: Recipe) -> Iterator[ConfigError]:
-    """Sequences for which a new model has no positions."""
-    total, new = recipe.sampling.max_total_tokens, recipe.model.new
-    wanted = total or recipe.prompt.max_prompt_tokens + recipe.sampling.max_new_tokens
-    if new is not None and wanted > new.max_position_embeddings:
-        what = "max_total_tokens" if total else "max_prompt_tokens + max_new_tokens"
-        yield ConfigError(
-            f"{what} is {wanted}, above the model's {new.max_position_embeddings} positions",
-            where="model.new.max_position_embeddings",
-            fix=f"Raise it to {wanted}, or lower {'that' if total else 'the other two'}.",
-        )
-
-
-def _missing_places(recipe: Recipe) -> Iterator[ConfigError]:
+def _missing_places(recipe: Recipe) -> Iterator[GrouperError]:
     """Files and folders of data that are not on this machine."""
-    named = list(sources(recipe))
+    named = list(_sources(recipe))
     mixed = [(f"{n}.mixture.{i}", row) for n, s in named for i, row in enumerate(s.mixture)]
     for where, source in (*named, *mixed):
         path = Path(source.path or ".").expanduser()
-        if source.source == "hub" or path.exists():
-            continue
-        near = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        yield ConfigError(
-            f"there is no file or folder {source.path!r}",
-            where=f"{where}.path",
-            fix=did_you_mean(source.path or "", near)
-            or f"Put it there (seen from {Path.cwd()}), or set {where}.path.",
-        )
+        if source.source != "hub" and not path.exists():
+            near = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            there = f"Put it there (seen from {Path.cwd()}), or set {where}.path."
+            near_or_there = did_you_mean(source.path or "", near) or there
+            yield refusal("no-file", f"{where}.path", path=source.path, near=near_or_there)
 
 
 def _missing_packages(recipe: Recipe) -> list[GrouperError]:
@@ -146,9 +181,4 @@ def _missing_packages(recipe: Recipe) -> list[GrouperError]:
 def _require_flash_attention() -> None:
     # transformers takes it from either.
     if find_spec("flash_attn") is None and find_spec("kernels") is None:
-        raise ConfigError(
-            "flash attention is not installed",
-            where="model.attention",
-            fix="Install flash-attn, or set model.attention=native: Grouper's own layout, which "
-            "runs each prompt once and needs no package.",
-        )
+        raise refusal("no-flash-attention", "model.attention")

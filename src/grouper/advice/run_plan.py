@@ -1,24 +1,39 @@
-"""The plan of a run: memory of every part, what fits on which card, steps, tokens and time."""
+"""The plan of a run: memory of every part, what fits on which card, steps, tokens and time.
+
+No weight is loaded. Weights, gradients, optimizer states and the cache are counted; activations are
+traced (`tracing`): the model's own code runs on tensors without content. The formulas are in
+docs/memory.md.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from grouper.advice.checks import Assumed, find
-from grouper.advice.memory import GIB, Memory, ModelMemory
+from grouper.advice.checks import found
+from grouper.advice.tracing import Tracer
 from grouper.algorithms.rows import Rows
-from grouper.config.schema import Recipe
+from grouper.config.schema import ModelConfig, OptimizerConfig, Recipe
 from grouper.errors import GrouperError
 from grouper.models.loading import context_length, shape_of, weightless_policy
 from grouper.models.new_model import make_new_model, new_model_config
+from grouper.models.policy import Policy
+from grouper.models.token_scores import chunk_rows
 from grouper.prompts import make_format
-from grouper.sampling.kv_cache import CacheSize, slots_that_fit
+from grouper.sampling.kv_cache import (
+    CacheSize,
+    cache_bytes,
+    drawing_bytes,
+    prompts_at_once,
+    slots_that_fit,
+)
 from grouper.sampling.weights import copy_dtype, describe_dtypes
 from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
@@ -26,14 +41,180 @@ from grouper.training.prepare import Prepared, prepare
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 from grouper.training.rehearsal import worst_slices
 
+GIB = 2**30
+
 # GiB of common cards.
 CARDS = (24, 40, 80, 141)
 
 # GiB of a card that nothing can be put into: the context, kernels, and fragmentation.
 RESERVE = 1.25
 
-# (setting, peak) at a few settings.
-Curve = list[tuple[int, int]]
+# Bytes of an NF4 weight: half a byte, a byte of scale for 64 of them, a float for 256 scales.
+FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
+
+
+# --- what a model takes in each part of a run -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one part of a run at its worst moment; they add up to `peak`."""
+
+    name: str
+    weights: int
+    reference: int = 0
+    """The frozen trainable weights of a KL term."""
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    """All that comes and goes: what the backward needs, temporary tensors, logits."""
+    logits_chunk: int = 0
+    """The part of `activations` that a chunk of logits is, at most; not added again."""
+    cache: int = 0
+    """Keys and values of the sampler."""
+    sampling_copy: int = 0
+
+    @property
+    def peak(self) -> int:
+        parts = (self.weights, self.reference, self.gradients, self.optimizer)
+        return sum(parts) + self.activations + self.cache + self.sampling_copy
+
+
+class ModelMemory:
+    """What one model takes in each part of a run.
+
+    Args:
+        config: how it would be loaded.
+        policy: on the meta device; its tensors are replaced.
+        device: `cpu`, `cuda` or `mps`: which kernels and optimizer loops are counted.
+    """
+
+    def __init__(self, config: ModelConfig, policy: Policy, device: str) -> None:
+        self._config = config
+        self._device = device
+        self._shape: Any = policy.model.config.get_text_config()
+        self._policy = policy
+        self._tracer = Tracer(policy, device)
+        # A plan asks for the same rows several times, and a trace takes seconds.
+        self._traced = functools.cache(self._tracer.update)
+        self.sampled = functools.cache(self._sample_from)
+        """Dtype of the copy that samples, or None -> the policy, and the peak of its prefill."""
+        trained = policy.trainable().values()
+        self.parameters = sum(p.numel() for p in policy.parameters())
+        self.trainable = sum(p.numel() for p in trained)
+        self._gradients = _bytes(trained)
+        self.weights = _bytes(policy.parameters()) + _bytes(policy.buffers())
+        self._largest = max((_bytes([p]) for p in trained), default=0)
+        self._dequantised = 0
+        if config.quantization is not None:
+            # Linear layers, but for the head.
+            head = policy.model.get_output_embeddings()
+            linear = [
+                module.weight
+                for name, module in policy.model.named_modules()
+                if isinstance(module, nn.Linear) and module is not head and ".lora_" not in name
+            ]
+            linear = [p for p in linear if not p.requires_grad]
+            self.weights += sum(round(p.numel() * FOUR_BITS) for p in linear) - _bytes(linear)
+            self._dequantised = max(_bytes([p]) for p in linear)
+
+    def update(
+        self,
+        name: str,
+        rows: Rows,
+        optimizer: OptimizerConfig,
+        *,
+        accumulated: bool,
+        reference: bool = False,
+        copy: torch.dtype | None = None,
+    ) -> Memory:
+        """A step: the worse of a forward and backward of its largest slice and the optimizer.
+
+        Args:
+            name: of the part.
+            rows: the largest slice.
+            optimizer: its states are there from the second step on.
+            accumulated: whether earlier slices of the step have left their gradient.
+            reference: whether a frozen copy of the trainable weights is held.
+            copy: dtype of the copy that samples, which is held meanwhile, or None.
+        """
+        kept, peak = self._traced(rows, accumulated=accumulated)
+        gradients, vocabulary = self._gradients, int(self._shape.vocab_size)
+        peak += gradients if accumulated else 0
+        if self._config.activation_offload and self._device != "cpu":
+            # One layer at a time comes back from the host.
+            layers = int(self._shape.num_hidden_layers)
+            peak -= kept * (layers - 1) // layers
+        # Fused AdamW needs nothing for itself, others a tensor or two.
+        stepping = gradients + (0 if optimizer.name == "adamw" else 2 * self._largest)
+        targets = min(rows.count * rows.completion, chunk_rows(vocabulary, self._device))
+        return Memory(
+            name=name,
+            weights=self.weights,
+            reference=gradients if reference else 0,
+            gradients=gradients,
+            optimizer=state_bytes(optimizer, self._policy),
+            activations=max(peak, stepping) + self._dequantised - gradients,
+            logits_chunk=targets * vocabulary * 4,
+            sampling_copy=self._copied(copy),
+        )
+
+    def sampling(
+        self,
+        name: str,
+        size: CacheSize,
+        *,
+        together: int,
+        copy: torch.dtype | None = None,
+        optimizer: int = 0,
+        reference: bool = False,
+    ) -> Memory:
+        """Drawing completions, at the moment all slots are filled.
+
+        Args:
+            name: of the part.
+            size: of the cache.
+            together: different prompts that begin together.
+            copy: dtype of the sampler's own weights; None samples the training weights.
+            optimizer: bytes of optimizer states that lie there meanwhile.
+            reference: as in `update`.
+        """
+        policy, prefilled = self.sampled(copy)
+        run = min(together, prompts_at_once(size.prompt))
+        prefill = prefilled(Rows(prompt=size.prompt, completion=1, count=run))
+        vocabulary = int(self._shape.vocab_size)
+        return Memory(
+            name=name,
+            weights=self.weights,
+            reference=self._gradients if reference else 0,
+            optimizer=optimizer,
+            activations=max(prefill, drawing_bytes(size.slots, vocabulary)) + self._dequantised,
+            logits_chunk=size.slots * vocabulary * 4,
+            cache=cache_bytes(self._shape, policy.products_dtype, size),
+            sampling_copy=self._copied(copy),
+        )
+
+    def _copied(self, copy: torch.dtype | None) -> int:
+        """Bytes of the copy that samples."""
+        return 0 if copy is None else _bytes(self.sampled(copy)[0].parameters())
+
+    def _sample_from(self, copy: torch.dtype | None) -> tuple[Policy, Callable[[Rows], int]]:
+        """As `sampled`; a copy has its adapters merged."""
+        policy, tracer = self._policy, self._tracer
+        if copy is not None:
+            dtype = str(copy).removeprefix("torch.")
+            changes = {"dtype": dtype, "compute_dtype": dtype, "lora": None}
+            config = self._config.model_copy(update=changes)
+            policy = weightless_policy(config, policy.model.config, self._device)
+            tracer = Tracer(policy, self._device)
+        return policy, functools.cache(tracer.forward)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+# --- a whole run ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,16 +285,15 @@ def plan_run(
         auto = "cuda" if torch.cuda.is_available() else "cpu"
         device = auto if recipe.device == "auto" else recipe.device
     planner = _Planner(recipe, device)
-    model, own = planner.model, recipe.sampling.max_slots
-    budgets = {name: getattr(recipe, name).tokens_per_micro_batch for name in planner.slices}
-    updates = [planner.update(name, budget) for name, budget in budgets.items()]
+    own = recipe.sampling.max_slots
+    updates = {name: planner.update(name) for name in planner.slices}
     sampling = [planner.sampling(name, own) for name in planner.sampled]
-    memory = [*updates, *sampling]
+    memory = [*updates.values(), *sampling]
     if device == "cuda" and planner.policy.native and not recipe.skip_grpo:
         # There the sampler keeps its cache from step to step; where an update runs out of memory,
         # it is given back.
-        memory[len(updates) - 1] = replace(updates[-1], cache=sampling[0].cache)
-    tokens = {name: planner.token_curve(name, budget) for name, budget in budgets.items()}
+        memory[len(updates) - 1] = replace(updates["grpo"], cache=sampling[0].cache)
+    curves = {name: planner.token_curve(name) for name in planner.slices}
     cards = []
     for gib in CARDS:
         room = int((gib - RESERVE) * GIB)
@@ -121,25 +301,25 @@ def plan_run(
         card = CardPlan(
             gib=gib,
             # While sampling a run takes fewer slots where memory is short.
-            fits=all(part.peak <= room for part in updates) and all(slots),
-            tokens_per_micro_batch={n: _largest(curve, room) for n, curve in tokens.items()},
-            max_slots=min((n or 0 for n in slots), default=0) or None,
+            fits=all(part.peak <= room for part in updates.values()) and all(slots),
+            tokens_per_micro_batch={n: _largest(curve, room) for n, curve in curves.items()},
+            max_slots=min(slots, default=0) or None,
         )
         cards.append(card)
-    assumed = Assumed(measured=planner.prepared is not None, native=planner.policy.native)
     # What `auto` means there; elsewhere all is in model.dtype.
-    dtypes = [describe_dtypes(recipe.sampling, recipe.model)] if device == "cuda" else []
+    notes = [describe_dtypes(recipe.sampling, recipe.model)] if device == "cuda" else []
+    notes += [] if planner.prepared else [str(found("unmeasured"))]
+    notes += [] if planner.policy.native else [str(found("padded-rows"))]
+    seconds = seconds_per_step or {}
+    phases = [planner.phase(n, tokens_per_second, seconds.get(n)) for n in planner.slices]
     return RunPlan(
         device=device,
-        parameters=model.parameters,
-        trainable=model.trainable,
+        parameters=planner.model.parameters,
+        trainable=planner.model.trainable,
         memory=tuple(memory),
         cards=tuple(cards),
-        phases=tuple(
-            planner.phase(name, tokens_per_second, (seconds_per_step or {}).get(name))
-            for name in planner.slices
-        ),
-        notes=(*dtypes, *map(str, find(assumed))),
+        phases=tuple(phases),
+        notes=tuple(notes),
         peak=max(part.peak for part in memory),
     )
 
@@ -148,7 +328,7 @@ class _Planner:
     """Everything that is known of one run: its problems, the lengths of its rows, its model."""
 
     def __init__(self, recipe: Recipe, device: str) -> None:
-        self.recipe, self.device = recipe, device
+        self.recipe = recipe
         self.sets = ProblemSets()
         self.prepared: Prepared | None = None
         path, new = recipe.model.path, recipe.model.new
@@ -178,8 +358,7 @@ class _Planner:
             self.slices["grpo"] = worst_slices(recipe.grpo, max(self.prompts), self.completion)
         measured = recipe.evaluation.base or recipe.data.test or recipe.data.has_validation
         self.sampled = [] if recipe.skip_grpo else ["grpo sample"]
-        if measured:
-            self.sampled.append("evaluation")
+        self.sampled += ["evaluation"] if measured else []
 
     def _prepare(self, path: str) -> Prepared:
         """The preparation of the run; a new model's folder gets everything but weights."""
@@ -223,11 +402,11 @@ class _Planner:
         config, grpo = getattr(self.recipe, name), self.recipe.grpo
         if name == "sft":
             part, per_step = self.sets.sft, self.recipe.sft.batch_size
-            tokens = per_step * _mean([sum(lengths) for lengths in self.demonstrations])
+            each = _mean([sum(lengths) for lengths in self.demonstrations])
         else:
             part, per_step = self.sets.train, grpo.prompts_per_step
-            tokens = per_step * (_mean(self.prompts) + grpo.group_size * self.completion)
-        steps = config.steps
+            each = _mean(self.prompts) + grpo.group_size * self.completion
+        steps, tokens = config.steps, per_step * each
         if part is not None:
             steps = total_steps(config, size=len(part), per_step=per_step)
         if seconds is None and speed is not None:
@@ -240,15 +419,18 @@ class _Planner:
             tokens=None if steps is None else steps * tokens,
         )
 
-    def update(self, name: str, budget: int) -> Memory:
+    def update(self, name: str, budget: int | None = None) -> Memory:
         """The update of a phase at `tokens_per_micro_batch`, with the worst kind of rows."""
+        config = getattr(self.recipe, name)
         options = []
         for kind, most in self.slices[name]:
-            rows = kind.filling(budget, most=most, shared=self.policy.native)
+            rows = kind.filling(
+                budget or config.tokens_per_micro_batch, most=most, shared=self.policy.native
+            )
             part = self.model.update(
                 f"{name} update",
                 rows,
-                getattr(self.recipe, name).optimizer,
+                config.optimizer,
                 accumulated=rows.count < most,
                 reference=name == "grpo" and self.recipe.grpo.beta > 0,
                 copy=self.copy if self.sampled else None,
@@ -256,12 +438,12 @@ class _Planner:
             options.append(part)
         return max(options, key=lambda part: part.peak)
 
-    def token_curve(self, name: str, budget: int) -> Curve:
-        """Peaks at one row, at the recipe's setting, and where more changes nothing."""
-        slices = self.slices[name]
+    def token_curve(self, name: str) -> list[tuple[int, int]]:
+        """(setting, peak) at one row, at the recipe's setting, and where more changes nothing."""
+        slices, own = self.slices[name], getattr(self.recipe, name).tokens_per_micro_batch
         one = max(replace(kind, count=1).tokens for kind, _ in slices)
         whole = max(replace(kind, count=most).tokens for kind, most in slices)
-        points = sorted({one, min(budget, whole), whole})
+        points = sorted({one, min(own, whole), whole})
         return [(n, self.update(name, n).peak) for n in points if one <= n]
 
     def sampling(self, name: str, slots: int) -> Memory:
@@ -270,20 +452,17 @@ class _Planner:
         optimizer = recipe.sft.optimizer if recipe.skip_grpo else recipe.grpo.optimizer
         return self.model.sampling(
             name,
-            slots=size.slots,
-            prompts=-(-size.slots // samples),
-            held=size.prompts,
-            prompt=size.prompt,
-            completion=size.completion,
+            size,
+            together=-(-size.slots // samples),
             copy=self.copy,
             optimizer=state_bytes(optimizer, self.policy),
             reference=recipe.grpo.beta > 0 and not recipe.skip_grpo,
         )
 
-    def slots(self, name: str, most: int, room: int) -> int | None:
-        """How many of `most` slots a run takes with `room` bytes for all; None: not even one."""
+    def slots(self, name: str, most: int, room: int) -> int:
+        """How many of `most` slots a run takes with `room` bytes for all; 0: not even one."""
         if self.sampling(name, 1).peak > room:
-            return None
+            return 0
         part, (_, size) = self.sampling(name, most), self._sizes(name, most)
         free = room - (part.peak - part.activations - part.cache)
         fitting = slots_that_fit(self.model.sampled(self.copy)[0], size, free)
@@ -304,12 +483,12 @@ class _Planner:
         return samples, CacheSize(slots, prompts, max(self.prompts), completion)
 
 
-def _mean(lengths: Sequence[int]) -> int:
+def _mean(lengths: list[int]) -> int:
     """Rounded up."""
     return -(-sum(lengths) // len(lengths))
 
 
-def _largest(curve: Curve, room: int) -> int | None:
+def _largest(curve: list[tuple[int, int]], room: int) -> int | None:
     """The largest setting at which the peak fits; None: not even the least.
 
     Peaks grow in straight lines: every row takes the same.
@@ -317,10 +496,10 @@ def _largest(curve: Curve, room: int) -> int | None:
     >>> [_largest([(1, 10), (11, 110)], room) for room in (5, 10, 65, 200)]
     [None, 1, 6, 11]
     """
-    found = None
+    largest = None
     for (x0, y0), (x1, y1) in zip(curve, [*curve[1:], curve[-1]], strict=True):
         if y0 > room:
             break
         share = 1.0 if y1 <= room else (room - y0) / (y1 - y0)
-        found = int(x0 + share * (x1 - x0))
-    return found
+        largest = int(x0 + share * (x1 - x0))
+    return largest

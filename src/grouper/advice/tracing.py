@@ -35,13 +35,7 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         self.peak = 0
         self._known: dict[int, weakref.ref[Any]] = {}
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 
-from grouper.advice.recipe_checks import check_recipe
 from grouper.cli.text import warn
 from grouper.config.loading import is_shipped, load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
@@ -35,6 +34,8 @@ def open_recipe(name: str, overrides: Sequence[str] = (), *, runs_here: bool = T
     Raises:
         ConfigError: every problem at once.
     """
+    from grouper.advice.recipe_checks import check_recipe
+
     recipe = read_recipe(name, overrides)
     local = local_model(recipe.model.path or "")
     if local != (recipe.model.path or ""):

@@ -31,15 +31,9 @@ from grouper.config.schema import (
     Recipe,
     SourceConfig,
 )
-from grouper.data import SOURCES, load_problems
-from grouper.data.problems import is_numeric
-from grouper.data.reading import READERS
-from grouper.data.sources import source_named
 from grouper.errors import ConfigError, DataError, did_you_mean
 from grouper.files import write_atomic
 from grouper.models.folders import local_model, on_this_machine, require_model_folder
-from grouper.prompts import FORMATS, make_format
-from grouper.rewards import REWARDS
 
 
 def listed() -> None:
@@ -54,6 +48,8 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
 
 def formats() -> None:
     """Print the prompt formats."""
+    from grouper.prompts import FORMATS, make_format
+
     definitions([(n, make_format(PromptConfig(format=n)).description) for n in FORMATS])
 
 
@@ -69,6 +65,8 @@ def imported(
 ) -> None:
     """Print or write a recipe for another trainer's file."""
     from grouper.config.importing import import_recipe
+    from grouper.data.sources import source_named
+    from grouper.rewards import REWARDS
 
     if output is not None:
         require_new(output, "--output")
@@ -119,7 +117,7 @@ def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
 def _describe(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     default = "required" if field.is_required() else f"default {_default(value)}"
-    meaning = f": {field.description}" if field.description else ""
+    meaning = f": {' '.join(field.description.split())}" if field.description else ""
     return f"({_kind(field.annotation)}, {default}){meaning}"
 
 
@@ -203,6 +201,11 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
         ConfigError: there is nothing of this name.
         DataError: it holds no problems.
     """
+    from grouper.data import SOURCES, load_problems
+    from grouper.data.problems import is_numeric
+    from grouper.data.reading import READERS
+    from grouper.data.sources import source_named
+
     train = source_named(data)
     if train["source"] == "hub" and (data.count("/") != 1 or Path(data).suffix in READERS):
         here = (file.name for file in Path().iterdir() if file.suffix in READERS)
@@ -257,7 +260,7 @@ def _look_at_model(path: str, memory: float, *, lora: bool) -> dict[str, Any]:
         weights = {"dtype": "bfloat16", "lora": {"rank": 32, "alpha": 64.0}}
     place, completion, (checkpointing, tokens) = local_model(path), COMPLETION, UPDATES[1]
     if on_this_machine(place):
-        from grouper.advice.memory import GIB, ModelMemory
+        from grouper.advice.run_plan import GIB, ModelMemory
         from grouper.algorithms.rows import Rows
         from grouper.models.loading import context_length, shape_of, weightless_policy
 

@@ -21,6 +21,7 @@ from grouper.config.checks import validate_json
 from grouper.config.overrides import as_json, parse_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, did_you_mean
+from grouper.files import table
 
 # What may differ between two runs of the same experiment.
 NOT_THE_EXPERIMENT = (
@@ -83,8 +84,8 @@ def is_shipped(name: str) -> bool:
 
 def list_recipes() -> list[tuple[str, str]]:
     """(name, description) of every shipped recipe, by name."""
-    recipes = [load_recipe(name) for name in _shipped()]
-    return [(recipe.name, recipe.description) for recipe in recipes]
+    names = _shipped()
+    return [(n, table("grouper.config", f"recipes/{n}.yaml")["description"]) for n in names]
 
 
 def resolved_yaml(recipe: Recipe) -> str:

@@ -7,14 +7,12 @@ part. In Python: `GRPOConfig(algorithm="dapo")`, `stack("gsm8k-xml")`.
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from grouper.errors import RewardError, did_you_mean
+from grouper.files import table
 
 PREFIX = "stack:"
 
@@ -29,14 +27,9 @@ class Stack:
     fails: Sequence[str] = ()
 
 
-def _table(name: str) -> dict[str, dict[str, Any]]:
-    text = (importlib.resources.files("grouper.config") / name).read_text(encoding="utf-8")
-    return dict(yaml.safe_load(text))
-
-
 # Algorithm -> the settings of `grpo` that it stands for.
-PRESETS = _table("presets.yaml")
-STACKS = {name: Stack(**row) for name, row in _table("stacks.yaml").items()}
+PRESETS: dict[str, dict[str, Any]] = table("grouper.config", "presets.yaml")
+STACKS = {name: Stack(**row) for name, row in table("grouper.config", "stacks.yaml").items()}
 
 
 def named_stack(name: str) -> Stack:

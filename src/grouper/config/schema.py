@@ -1,12 +1,13 @@
 """The recipe: one typed, strict description of a whole run.
 
-Every field says its unit and default here and nowhere else; `grouper recipes fields` prints
-them. Values that contradict each other within a section are refused here; checks that need the
+Every field says its unit and default here and nowhere else: `grouper recipes fields` prints the
+text below each. What contradicts itself within a section is refused here; checks that need the
 tables of data sources, formats or rewards are in `advice/recipe_checks.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -19,10 +20,13 @@ from grouper.config.overrides import changed
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 # A list is how YAML and JSON write a tuple; what is in it is as strict as everything else.
 Names = Annotated[tuple[str, ...], Field(strict=False)]
+Pair = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
 Params = Annotated[dict[str, Any], AfterValidator(refuse_literal_secrets)]
 
 # What a reward's value, its weight and their product may be at most: a float64 still tells totals
@@ -33,7 +37,23 @@ LARGEST = 1e15
 class Section(BaseModel):
     """Base of every section: unknown keys are errors and nothing changes after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
+    )
+
+    def contradictions(self) -> Iterator[str]:
+        """What cannot work together in this section, and the nearest that does."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if problems := list(self.contradictions()):
+            raise ValueError("; ".join(problems))
+        return self
 
 
 class LoraConfig(Section):
@@ -41,7 +61,8 @@ class LoraConfig(Section):
 
     rank: Positive = 32
     alpha: PositiveFloat = 64.0
-    dropout: Fraction = Field(0.0, description="used in SFT only; GRPO always scores without")
+    dropout: Fraction = 0.0
+    """used in SFT only; GRPO always scores without"""
     target_modules: Literal["all-linear"] | Names = "all-linear"
 
 
@@ -54,57 +75,47 @@ class NewModelConfig(Section):
     kv_heads: Positive = 2
     head_dim: Positive = 32
     intermediate_size: Positive = 384
-    vocab_size: Positive = Field(512, description="upper limit of the fitted tokenizer")
+    vocab_size: Positive = 512
+    """upper limit of the fitted tokenizer"""
     max_position_embeddings: Positive = 2048
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> NewModelConfig:
+    def contradictions(self) -> Iterator[str]:
         if self.heads % self.kv_heads:
-            raise ValueError(
-                f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
-            )
+            yield f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
         if self.head_dim % 2:
-            raise ValueError(f"head_dim ({self.head_dim}) must be even for rotary embeddings")
-        return self
+            yield f"head_dim ({self.head_dim}) must be even for rotary embeddings"
 
 
 class ModelConfig(Section):
     """Which model is trained: a folder or Hub name, or a new random one."""
 
-    path: str | None = Field(None, description="local folder first, else a Hub name")
-    revision: str | None = Field(None, description="Hub revision; leave out for local folders")
+    path: str | None = None
+    """local folder first, else a Hub name"""
+    revision: str | None = None
+    """Hub revision; leave out for local folders"""
     new: NewModelConfig | None = None
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="dtype of the trainable weights and the optimizer state"
-    )
-    compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto",
-        description="dtype of matrix products (autocast); auto: bfloat16 on a CUDA device that has "
-        "it, else as dtype",
-    )
-    attention: Literal["native", "sdpa", "eager", "flash_attention_2"] = Field(
-        "native", description="native runs each prompt once; the others pad rows"
-    )
-    gradient_checkpointing: bool = Field(
-        False, description="run each layer again in the backward: a third slower, far less memory"
-    )
-    activation_offload: bool = Field(
-        False, description="keep what the backward needs in host memory; only on a GPU"
-    )
-    quantization: Literal["4bit"] | None = Field(
-        None, description="4bit: frozen base weights in NF4 (QLoRA); needs lora and bitsandbytes"
-    )
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """dtype of the trainable weights and the optimizer state"""
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """dtype of matrix products (autocast); auto: bfloat16 on a CUDA device that has it, else as
+    dtype"""
+    attention: Literal["native", "sdpa", "eager", "flash_attention_2"] = "native"
+    """native runs each prompt once; the others pad rows"""
+    gradient_checkpointing: bool = False
+    """run each layer again in the backward: a third slower, far less memory"""
+    activation_offload: bool = False
+    """keep what the backward needs in host memory; only on a GPU"""
+    quantization: Literal["4bit"] | None = None
+    """4bit: frozen base weights in NF4 (QLoRA); needs lora and bitsandbytes"""
     lora: LoraConfig | None = None
 
-    @model_validator(mode="after")
-    def _one_model(self) -> ModelConfig:
+    def contradictions(self) -> Iterator[str]:
         if (self.path is None) == (self.new is None):
-            raise ValueError("give exactly one of model.path and model.new")
+            yield "give exactly one of model.path and model.new"
         if self.dtype == "bfloat16" and self.compute_dtype == "float32":
-            raise ValueError("bfloat16 weights cannot be multiplied in float32; use dtype: float32")
+            yield "bfloat16 weights cannot be multiplied in float32; use dtype: float32"
         if self.quantization is not None and self.lora is None:
-            raise ValueError("quantised weights cannot be trained: give model.lora as well")
-        return self
+            yield "quantised weights cannot be trained: give model.lora as well"
 
 
 class RowsConfig(Section):
@@ -114,48 +125,46 @@ class RowsConfig(Section):
     `unique` choose among the problems that the rows gave.
     """
 
-    source: str = Field(description="a name from `grouper data list`, for example gsm8k")
-    path: str | None = Field(None, description="a local file or folder; left out: the Hub")
-    split: str | None = Field(None, description="train, test, ...; left out: the source's own")
-    subset: str | None = Field(None, description="the Hub configuration name")
-    columns: dict[str, str] = Field(
-        default_factory=dict, description="our field -> the file's column (question, answer, ...)"
-    )
-    streaming: bool = Field(
-        False, description="read row by row and stop at limit, for sets larger than memory"
-    )
-    shuffle: NonNegative | None = Field(
-        None, description="seed of a shuffle before offset and limit; left out: in order"
-    )
-    offset: NonNegative = Field(0, description="leave out this many rows at the start")
-    limit: Positive | None = Field(None, description="use at most this many rows")
-    numeric_only: bool = Field(
-        False, description="only problems whose answer is a plain decimal number"
-    )
-    only_correct: bool = Field(
-        False,
-        description="only worked solutions whose own answer grades as correct; whole responses "
-        "must also be in the prompt's format",
-    )
-    unique: Positive | Literal["all"] = Field(
-        "all", description="use this many that differ; all: every one, repeated or not"
-    )
-    unique_by: Literal["row", "problem"] = Field(
-        "row", description="problem: count questions, and keep every row of those that count"
-    )
-    options: dict[str, Any] = Field(default_factory=dict, description="the source's own settings")
+    source: str
+    """a name from `grouper data list`, for example gsm8k"""
+    path: str | None = None
+    """a local file or folder; left out: the Hub"""
+    split: str | None = None
+    """train, test, ...; left out: the source's own"""
+    subset: str | None = None
+    """the Hub configuration name"""
+    columns: dict[str, str] = {}
+    """our field -> the file's column (question, answer, ...)"""
+    streaming: bool = False
+    """read row by row and stop at limit, for sets larger than memory"""
+    shuffle: NonNegative | None = None
+    """seed of a shuffle before offset and limit; left out: in order"""
+    offset: NonNegative = 0
+    """leave out this many rows at the start"""
+    limit: Positive | None = None
+    """use at most this many rows"""
+    numeric_only: bool = False
+    """only problems whose answer is a plain decimal number"""
+    only_correct: bool = False
+    """only worked solutions whose own answer grades as correct; whole responses must also be in
+    the prompt's format"""
+    unique: Positive | Literal["all"] = "all"
+    """use this many that differ; all: every one, repeated or not"""
+    unique_by: Literal["row", "problem"] = "row"
+    """problem: count questions, and keep every row of those that count"""
+    options: dict[str, Any] = {}
+    """the source's own settings"""
 
-    @model_validator(mode="after")
-    def _stream_ends(self) -> RowsConfig:
+    def contradictions(self) -> Iterator[str]:
         if self.streaming and self.limit is None:
-            raise ValueError("streaming keeps `limit` rows in memory and reads no further: set it")
-        return self
+            yield "streaming keeps `limit` rows in memory and reads no further: set it"
 
 
 class MixedConfig(RowsConfig):
     """One source of a mixture."""
 
-    weight: PositiveFloat = Field(1.0, description="its share, relative to the others'")
+    weight: PositiveFloat = 1.0
+    """its share, relative to the others'"""
 
 
 _OF_ONE_SOURCE = ("path", "split", "subset", "columns", "streaming", "options")
@@ -164,45 +173,36 @@ _OF_ONE_SOURCE = ("path", "split", "subset", "columns", "streaming", "options")
 class SourceConfig(RowsConfig):
     """One set of problems, or several in proportion (`mixture`)."""
 
-    source: str = Field(
-        "mixture", description="a name from `grouper data list`; left out: see mixture"
-    )
-    mixture: tuple[MixedConfig, ...] = Field(
-        (),
-        strict=False,
-        description="several sources by weight instead of one; no problem is used twice",
-    )
+    source: str = "mixture"
+    """a name from `grouper data list`; left out: see mixture"""
+    mixture: Annotated[tuple[MixedConfig, ...], Field(strict=False)] = ()
+    """several sources by weight instead of one; no problem is used twice"""
 
-    @model_validator(mode="after")
-    def _one_or_several(self) -> SourceConfig:
-        if (self.source == "mixture") != bool(self.mixture):
-            raise ValueError("give either one `source` or the list `mixture` of several")
-        if not self.mixture:
-            return self
-        if any(member.source == "mixture" for member in self.mixture):
-            raise ValueError("a mixture holds sources, not mixtures: list them all at one level")
+    def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
         given = [name for name in _OF_ONE_SOURCE if getattr(self, name)]
-        if given:
-            raise ValueError(f"{', '.join(given)}: set it on the sources in `mixture`")
-        return self
+        if (self.source == "mixture") != bool(self.mixture):
+            yield "give either one `source` or the list `mixture` of several"
+        elif any(member.source == "mixture" for member in self.mixture):
+            yield "a mixture holds sources, not mixtures: list them all at one level"
+        elif self.mixture and given:
+            yield f"{', '.join(given)}: set it on the sources in `mixture`"
 
 
 class DataConfig(Section):
     """What each part of the run reads. `validation` chooses settings, `test` is used once."""
 
-    sft: SourceConfig | None = Field(None, description="worked solutions; left out: data.train")
+    sft: SourceConfig | None = None
+    """worked solutions; left out: data.train"""
     train: SourceConfig
     validation: SourceConfig | None = None
-    validation_share: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="instead of validation: this share of train, held out by run seed"
-    )
+    validation_share: BelowOne = 0.0
+    """instead of validation: this share of train, held out by run seed"""
     test: SourceConfig | None = None
 
-    @model_validator(mode="after")
-    def _one_validation(self) -> DataConfig:
+    def contradictions(self) -> Iterator[str]:
         if self.validation is not None and self.validation_share:
-            raise ValueError("give only one of data.validation and data.validation_share")
-        return self
+            yield "give only one of data.validation and data.validation_share"
 
     @property
     def has_validation(self) -> bool:
@@ -222,18 +222,19 @@ class TagsConfig(Section):
 class PromptConfig(Section):
     """How a problem becomes tokens, and where the answer will stand."""
 
-    format: str = Field("xml", description="a name from `grouper recipes formats`")
-    system: str | None = Field(None, description="replaces the format's instruction; '' is none")
-    tags: TagsConfig | None = Field(None, description="only for format: tags")
-    template: Literal["auto", "chat", "plain", "install"] = Field(
-        "auto",
-        description="auto: the tokenizer's chat template where it has one; install: give it "
-        "another, which holds the instruction, opens the format's first tag, and is saved along",
-    )
-    max_prompt_tokens: Positive = Field(512, description="longer prompts are dropped and listed")
-    max_percentile: Annotated[float, Field(gt=0, le=100)] | None = Field(
-        None, description="of data.train: prompts above this percentile of length are dropped"
-    )
+    format: str = "xml"
+    """a name from `grouper recipes formats`"""
+    system: str | None = None
+    """replaces the format's instruction; '' is none"""
+    tags: TagsConfig | None = None
+    """only for format: tags"""
+    template: Literal["auto", "chat", "plain", "install"] = "auto"
+    """auto: the tokenizer's chat template where it has one; install: give it another, which holds
+    the instruction, opens the format's first tag, and is saved along"""
+    max_prompt_tokens: Positive = 512
+    """longer prompts are dropped and listed"""
+    max_percentile: Annotated[float, Field(gt=0, le=100)] | None = None
+    """of data.train: prompts above this percentile of length are dropped"""
 
 
 AlgorithmName = Literal[
@@ -256,156 +257,135 @@ class OptimizerConfig(Section):
 
     name: OptimizerName = "adamw"
     learning_rate: PositiveFloat = 1e-6
-    muon_learning_rate: PositiveFloat = Field(
-        0.02, description="only for muon: rate of the 2-D layer weights, AdamW takes the rest"
-    )
-    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.999)
+    muon_learning_rate: PositiveFloat = 0.02
+    """only for muon: rate of the 2-D layer weights, AdamW takes the rest"""
+    betas: Pair = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat | None = 1.0
     schedule: ScheduleName = "constant"
-    warmup_ratio: Fraction = Field(0.0, description="share of the steps")
-    warmup_steps: NonNegative | None = Field(None, description="steps, in place of warmup_ratio")
-    final_ratio: Fraction = Field(
-        0.0, description="learning rate that the decay ends at / highest one"
-    )
+    warmup_ratio: Fraction = 0.0
+    """share of the steps"""
+    warmup_steps: NonNegative | None = None
+    """steps, in place of warmup_ratio"""
+    final_ratio: Fraction = 0.0
+    """learning rate that the decay ends at / highest one"""
 
-    @model_validator(mode="after")
-    def _one_warmup(self) -> OptimizerConfig:
+    def contradictions(self) -> Iterator[str]:
         if self.warmup_steps is not None and self.warmup_ratio:
-            raise ValueError("give only one of warmup_steps and warmup_ratio")
-        return self
+            yield "give only one of warmup_steps and warmup_ratio"
 
 
 class PhaseConfig(Section):
     """What SFT and GRPO have in common."""
 
-    steps: Positive | None = Field(
-        None, description="optimizer steps (GRPO: rollout batches); left out: by epochs"
-    )
-    epochs: PositiveFloat = Field(
-        1.0,
-        description="passes over the data, where steps is not set (GRPO: at prompts_per_step; "
-        "resampling and a difficulty band meet problems faster)",
-    )
-    tokens_per_micro_batch: Positive = Field(
-        8192, description="tokens in one forward and backward; never changes the gradient"
-    )
+    steps: Positive | None = None
+    """optimizer steps (GRPO: rollout batches); left out: by epochs"""
+    epochs: PositiveFloat = 1.0
+    """passes over the data, where steps is not set (GRPO: at prompts_per_step; resampling and a
+    difficulty band meet problems faster)"""
+    tokens_per_micro_batch: Positive = 8192
+    """tokens in one forward and backward; never changes the gradient"""
     weighting: WeightingName = "token_mean"
-    weighting_constant: PositiveFloat | None = Field(
-        None,
-        description="only for weighting: constant; what each sequence's sum is divided by "
-        "(GRPO, left out: sampling.max_new_tokens)",
-    )
-    evaluate_every: NonNegative | Literal["epoch"] = Field(
-        0, description="steps between looks at data.validation, or epoch; 0: never"
-    )
-    checkpoint_every: NonNegative = Field(0, description="steps; 0: by time only")
-    checkpoint_minutes: NonNegativeFloat = Field(
-        10.0, description="also save this long after the last checkpoint; 0: by steps only"
-    )
-    keep_checkpoints: Positive = Field(2, description="the newest ones, to go on from")
+    weighting_constant: PositiveFloat | None = None
+    """only for weighting: constant; what each sequence's sum is divided by (GRPO, left out:
+    sampling.max_new_tokens)"""
+    evaluate_every: NonNegative | Literal["epoch"] = 0
+    """steps between looks at data.validation, or epoch; 0: never"""
+    checkpoint_every: NonNegative = 0
+    """steps; 0: by time only"""
+    checkpoint_minutes: NonNegativeFloat = 10.0
+    """also save this long after the last checkpoint; 0: by steps only"""
+    keep_checkpoints: Positive = 2
+    """the newest ones, to go on from"""
 
-    @model_validator(mode="after")
-    def _constant_has_a_use(self) -> PhaseConfig:
+    def contradictions(self) -> Iterator[str]:
         if self.weighting != "constant" and self.weighting_constant is not None:
-            raise ValueError("weighting_constant is only for weighting: constant")
-        return self
+            yield "weighting_constant is only for weighting: constant"
 
 
 class SFTConfig(PhaseConfig):
     """Supervised fine-tuning: teaches the answer format."""
 
-    batch_size: Positive = Field(32, description="demonstrations per optimizer step")
-    max_tokens: Positive | None = Field(
-        None, description="longer demonstrations, prompt and stop token counted, are left out"
-    )
+    batch_size: Positive = 32
+    """demonstrations per optimizer step"""
+    max_tokens: Positive | None = None
+    """longer demonstrations, prompt and stop token counted, are left out"""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5)
 
-    @model_validator(mode="after")
-    def _constant_has_a_value(self) -> SFTConfig:
+    def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
         if self.weighting == "constant" and self.weighting_constant is None:
-            raise ValueError("weighting: constant needs a weighting_constant")
-        return self
+            yield "weighting: constant needs a weighting_constant"
 
 
 class DifficultyConfig(Section):
     """Which problems are worth sampling, by how often they are solved in the run's rollouts."""
 
-    band: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = Field(
-        (0.05, 0.95),
-        description="problems solved less or more often than this are left out, and tried again "
-        "after three epochs",
-    )
-    path: str | None = Field(
-        None, description="pass rates to begin with, from `grouper data difficulty`"
-    )
+    band: Pair = (0.05, 0.95)
+    """problems solved less or more often than this are left out, and tried again after three
+    epochs"""
+    path: str | None = None
+    """pass rates to begin with, from `grouper data difficulty`"""
 
-    @model_validator(mode="after")
-    def _is_a_band(self) -> DifficultyConfig:
+    def contradictions(self) -> Iterator[str]:
         low, high = self.band
         if low >= high:
-            raise ValueError(f"the band's lower end ({low:g}) must be below its upper ({high:g})")
-        return self
+            yield f"the band's lower end ({low:g}) must be below its upper ({high:g})"
 
 
 class GRPOConfig(PhaseConfig):
     """Group relative policy optimisation: raises what checks out."""
 
-    algorithm: AlgorithmName | None = Field(
-        None, description="a named choice of the parts below; what the recipe sets itself wins"
-    )
-    start_from: str | None = Field(None, description="a model folder or adapter to start from")
+    algorithm: AlgorithmName | None = None
+    """a named choice of the parts below; what the recipe sets itself wins"""
+    start_from: str | None = None
+    """a model folder or adapter to start from"""
     prompts_per_step: Positive = 16
-    group_size: Positive = Field(8, description="samples per prompt; a group baseline needs two")
+    group_size: Positive = 8
+    """samples per prompt; a group baseline needs two"""
     advantage: AdvantageName = "standardised"
-    advantage_eps: PositiveFloat | None = Field(
-        None, description="added to the standard deviation of the rewards; left out: 1e-4"
-    )
-    decouple_rewards: bool = Field(
-        False, description="a baseline for each reward component, then their weighted sum (GDPO)"
-    )
-    ratio: RatioName = Field("token", description="sequence: one for all its tokens (GSPO)")
+    advantage_eps: PositiveFloat | None = None
+    """added to the standard deviation of the rewards; left out: 1e-4"""
+    decouple_rewards: bool = False
+    """a baseline for each reward component, then their weighted sum (GDPO)"""
+    ratio: RatioName = "token"
+    """sequence: one for all its tokens (GSPO)"""
     surrogate: SurrogateName = "ppo_clip"
     clip_low: Fraction = 0.2
     clip_high: NonNegativeFloat = 0.28
-    dual_clip: Annotated[float, Field(gt=1)] | None = Field(
-        None, description="only ppo_clip: bound on the ratio where the advantage is negative"
-    )
-    beta: NonNegativeFloat = Field(0.0, description="weight of the KL term")
-    kl: KLName = Field("k3", description="estimator of the KL; k1 only in the reward")
-    kl_in_reward: bool = Field(False, description="take the KL off the reward, not into the loss")
-    entropy_bonus: NonNegativeFloat = Field(0.0, description="weight of the entropy in the loss")
-    top_entropy: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="only this share of the tokens, the most uncertain ones, gets a gradient"
-    )
-    importance: ImportanceName = Field(
-        "none",
-        description="weights for sampler log-probs that differ from the trainer's, bounded by 2",
-    )
-    overlong: Literal["keep", "mask"] = Field(
-        "keep", description="mask: cut-off completions give no gradient, but count in the baseline"
-    )
-    updates_per_batch: Positive = Field(
-        1, description="optimizer steps that one pass over a rollout batch is cut into"
-    )
-    num_iterations: Positive = Field(1, description="passes over each rollout batch")
-    dynamic_sampling_rounds: NonNegative = Field(
-        0, description="times that groups all right or all wrong are replaced by other problems"
-    )
-    difficulty: DifficultyConfig | None = Field(
-        None, description="leave out problems that are too easy or too hard"
-    )
-    require_correct_in_group: bool = Field(
-        True, description="a group without one correct answer gives no update"
-    )
-    shuffle_rewards: bool = Field(
-        False, description="control experiment: rewards permuted over the step; must not learn"
-    )
-    preflight_prompts: NonNegative = Field(32, description="sampled before training; 0: none")
-    allow_truncation: bool = Field(
-        False, description="start although more than half of the preflight samples are cut off"
-    )
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """only ppo_clip: bound on the ratio where the advantage is negative"""
+    beta: NonNegativeFloat = 0.0
+    """weight of the KL term"""
+    kl: KLName = "k3"
+    """estimator of the KL; k1 only in the reward"""
+    kl_in_reward: bool = False
+    """take the KL off the reward, not into the loss"""
+    entropy_bonus: NonNegativeFloat = 0.0
+    """weight of the entropy in the loss"""
+    top_entropy: Share = 1.0
+    """only this share of the tokens, the most uncertain ones, gets a gradient"""
+    importance: ImportanceName = "none"
+    """weights for sampler log-probs that differ from the trainer's, bounded by 2"""
+    overlong: Literal["keep", "mask"] = "keep"
+    """mask: cut-off completions give no gradient, but count in the baseline"""
+    updates_per_batch: Positive = 1
+    """optimizer steps that one pass over a rollout batch is cut into"""
+    num_iterations: Positive = 1
+    """passes over each rollout batch"""
+    dynamic_sampling_rounds: NonNegative = 0
+    """times that groups all right or all wrong are replaced by other problems"""
+    difficulty: DifficultyConfig | None = None
+    """leave out problems that are too easy or too hard"""
+    require_correct_in_group: bool = True
+    """a group without one correct answer gives no update"""
+    shuffle_rewards: bool = False
+    """control experiment: rewards permuted over the step; must not learn"""
+    preflight_prompts: NonNegative = 32
+    """sampled before training; 0: none"""
+    allow_truncation: bool = False
+    """start although more than half of the preflight samples are cut off"""
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="before")
@@ -415,12 +395,58 @@ class GRPOConfig(PhaseConfig):
         name = data.get("algorithm") if isinstance(data, dict) else None
         return {**PRESETS[name], **data} if isinstance(name, str) and name in PRESETS else data
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        problems = [text for broken, text in _misfits(self) if broken]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+    def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
+        yield from self._of_the_groups()
+        yield from self._of_the_loss()
+
+    def _of_the_groups(self) -> Iterator[str]:
+        completions = self.prompts_per_step * self.group_size
+        if self.group_size == 1 and self.advantage not in _NO_GROUP_BASELINE:
+            yield (
+                f"group_size 1 leaves advantage: {self.advantage} nothing to compare with; use "
+                "none or batch_standardised, or a group_size of 2 or more"
+            )
+        if completions == 1 and self.advantage == "batch_standardised":
+            yield (
+                "one completion per step leaves advantage: batch_standardised nothing to compare "
+                "with"
+            )
+        if self.dynamic_sampling_rounds > 0 and self.group_size == 1:
+            yield (
+                "dynamic_sampling_rounds replaces groups without a difference; a group of one has "
+                "none"
+            )
+        if self.updates_per_batch > completions:
+            yield (
+                f"updates_per_batch ({self.updates_per_batch}) is more than the {completions} "
+                "completions of a step"
+            )
+        if self.advantage_eps is not None and not self.advantage.endswith("standardised"):
+            yield (
+                f"advantage_eps goes with a standard deviation, and {self.advantage} divides by "
+                "none"
+            )
+
+    def _of_the_loss(self) -> Iterator[str]:
+        if self.beta > 0 and self.kl == "k1" and not self.kl_in_reward:
+            yield (
+                "kl: k1 has a gradient of expectation 0 in a loss; use k2 or k3, or "
+                "kl_in_reward: true"
+            )
+        if self.kl_in_reward and self.beta == 0:
+            yield "kl_in_reward needs a beta above 0"
+        if self.kl_in_reward and self.decouple_rewards:
+            yield (
+                "kl_in_reward changes the total and decouple_rewards its components; use one of "
+                "them"
+            )
+        if self.dual_clip is not None and self.surrogate != "ppo_clip":
+            yield f"dual_clip is a bound of surrogate: ppo_clip, not of {self.surrogate}"
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
+            yield "dual_clip must lie above 1 + clip_high"
+        if self.ratio == "sequence" and self.surrogate == "policy_gradient":
+            yield "surrogate: policy_gradient has no ratio; leave ratio at token"
 
     @property
     def several_updates(self) -> bool:
@@ -433,59 +459,6 @@ class GRPOConfig(PhaseConfig):
         return (self.beta > 0 and not self.kl_in_reward) or self.entropy_bonus > 0
 
 
-def _misfits(c: GRPOConfig) -> list[tuple[bool, str]]:
-    """Combinations that cannot work, and the nearest ones that do."""
-    return [
-        (
-            c.group_size == 1 and c.advantage not in _NO_GROUP_BASELINE,
-            (
-                f"group_size 1 leaves advantage: {c.advantage} nothing to compare with; use none "
-                "or batch_standardised, or a group_size of 2 or more"
-            ),
-        ),
-        (
-            c.prompts_per_step * c.group_size == 1 and c.advantage == "batch_standardised",
-            "one completion per step leaves advantage: batch_standardised nothing to compare with",
-        ),
-        (
-            c.beta > 0 and c.kl == "k1" and not c.kl_in_reward,
-            "kl: k1 has a gradient of expectation 0 in a loss; use k2 or k3, or kl_in_reward: true",
-        ),
-        (
-            c.advantage_eps is not None and not c.advantage.endswith("standardised"),
-            f"advantage_eps goes with a standard deviation, and {c.advantage} divides by none",
-        ),
-        (c.kl_in_reward and c.beta == 0, "kl_in_reward needs a beta above 0"),
-        (
-            c.dual_clip is not None and c.surrogate != "ppo_clip",
-            f"dual_clip is a bound of surrogate: ppo_clip, not of {c.surrogate}",
-        ),
-        (
-            c.dual_clip is not None and c.dual_clip <= 1 + c.clip_high,
-            "dual_clip must lie above 1 + clip_high",
-        ),
-        (
-            c.ratio == "sequence" and c.surrogate == "policy_gradient",
-            "surrogate: policy_gradient has no ratio; leave ratio at token",
-        ),
-        (
-            c.updates_per_batch > c.prompts_per_step * c.group_size,
-            (
-                f"updates_per_batch ({c.updates_per_batch}) is more than the "
-                f"{c.prompts_per_step * c.group_size} completions of a step"
-            ),
-        ),
-        (
-            c.dynamic_sampling_rounds > 0 and c.group_size == 1,
-            "dynamic_sampling_rounds replaces groups without a difference; a group of one has none",
-        ),
-        (
-            c.kl_in_reward and c.decouple_rewards,
-            "kl_in_reward changes the total and decouple_rewards its components; use one of them",
-        ),
-    ]
-
-
 _MAX_NEW_TOKENS = 512
 
 
@@ -493,92 +466,82 @@ class SamplingConfig(Section):
     """How GRPO draws its rollouts; evaluation has its own settings."""
 
     temperature: PositiveFloat = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Share = 1.0
     top_k: NonNegative = 0
-    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    min_p: BelowOne = 0.0
     min_new_tokens: NonNegative = 0
     max_new_tokens: Positive = _MAX_NEW_TOKENS
-    max_total_tokens: Positive | None = Field(
-        None,
-        description="prompt and completion together; max_new_tokens then follows from the "
-        "longest prompt of data.train that is kept",
-    )
-    stop: Names | None = Field(None, description="left out: the format's own")
+    max_total_tokens: Positive | None = None
+    """prompt and completion together; max_new_tokens then follows from the longest prompt of
+    data.train that is kept"""
+    stop: Names | None = None
+    """left out: the format's own"""
     include_stop: bool = True
-    allow_truncated: bool = Field(
-        False, description="train although top_p, top_k or min_p make the gradient biased"
-    )
-    max_slots: Positive = Field(256, description="sequences decoded at the same time")
-    dtype: Literal["auto", "same", "float32", "bfloat16"] = Field(
-        "auto",
-        description="dtype of a copy of the weights to sample from, LoRA merged into it; same: no "
-        "copy, LoRA beside the weights; auto: a copy in the dtype of products where that is faster "
-        "(with LoRA; on CUDA also of float32 weights), else same",
-    )
+    allow_truncated: bool = False
+    """train although top_p, top_k or min_p make the gradient biased"""
+    max_slots: Positive = 256
+    """sequences decoded at the same time"""
+    dtype: Literal["auto", "same", "float32", "bfloat16"] = "auto"
+    """dtype of a copy of the weights to sample from, LoRA merged into it; same: no copy, LoRA
+    beside the weights; auto: a copy in the dtype of products where that is faster (with LoRA; on
+    CUDA also of float32 weights), else same"""
 
-    @model_validator(mode="after")
-    def _in_range(self) -> SamplingConfig:
+    def contradictions(self) -> Iterator[str]:
         if self.max_total_tokens is not None and self.max_new_tokens != _MAX_NEW_TOKENS:
-            raise ValueError(
+            yield (
                 "max_new_tokens follows from max_total_tokens: give only one of them "
                 f"(max_new_tokens: {_MAX_NEW_TOKENS}, its default, counts as left out)"
             )
-        if self.min_new_tokens > (self.max_total_tokens or self.max_new_tokens):
-            raise ValueError("min_new_tokens is larger than max_new_tokens")
+        elif self.min_new_tokens > (self.max_total_tokens or self.max_new_tokens):
+            yield "min_new_tokens is larger than max_new_tokens"
         if (self.top_p < 1 or self.top_k or self.min_p) and not self.allow_truncated:
-            raise ValueError(
+            yield (
                 "top_p, top_k or min_p cut the distribution that GRPO's gradient assumes; set "
                 "sampling.allow_truncated: true to train with that bias, or leave them off"
             )
-        return self
 
 
 class GradingConfig(Section):
     """How answers are compared."""
 
     timeout_seconds: PositiveFloat = 2.0
-    symbolic: bool = Field(True, description="the Math-Verify stage; false: numbers and text only")
+    symbolic: bool = True
+    """the Math-Verify stage; false: numbers and text only"""
 
 
 class EvaluationConfig(Section):
     """How accuracy is measured; the same for base, SFT and GRPO."""
 
-    samples: Positive = Field(1, description="completions per problem (k of pass@k)")
-    temperature: Annotated[float, Field(ge=0)] = 0.0
-    max_new_tokens: Positive | None = Field(None, description="left out: as in sampling")
-    base: bool = Field(True, description="also measure the model before training")
-    rewards: bool = Field(
-        True, description="also format, reasoning and `rewards` of each completion"
-    )
+    samples: Positive = 1
+    """completions per problem (k of pass@k)"""
+    temperature: NonNegativeFloat = 0.0
+    max_new_tokens: Positive | None = None
+    """left out: as in sampling"""
+    base: bool = True
+    """also measure the model before training"""
+    rewards: bool = True
+    """also format, reasoning and `rewards` of each completion"""
 
-    @model_validator(mode="after")
-    def _samples_differ(self) -> EvaluationConfig:
+    def contradictions(self) -> Iterator[str]:
         if self.samples > 1 and self.temperature == 0:
-            raise ValueError("evaluation.samples > 1 needs a temperature above 0")
-        return self
+            yield "evaluation.samples > 1 needs a temperature above 0"
 
 
 class RewardConfig(Section):
     """One component of the reward."""
 
-    name: str = Field(
-        description="a built-in name, `path/to/file.py:function`, or `stack:name` for several"
-    )
+    name: str
+    """a built-in name, `path/to/file.py:function`, or `stack:name` for several"""
     weight: float = Field(1.0, ge=-LARGEST, le=LARGEST)
-    params: Params = Field(
-        default_factory=dict, description="its parameters; ${NAME} is read from the environment"
-    )
-    max_failure_rate: Fraction = Field(
-        0.1, description="share of a step's groups it may fail on before the run stops"
-    )
-    deterministic: bool = Field(
-        True,
-        description="false: it may answer the same input differently (a model as a judge); its "
-        "answers are kept for --resume",
-    )
-    timeout_seconds: PositiveFloat = Field(
-        120.0, description="a group's time: an async function is stopped, another warned of"
-    )
+    params: Params = {}
+    """its parameters; ${NAME} is read from the environment"""
+    max_failure_rate: Fraction = 0.1
+    """share of a step's groups it may fail on before the run stops"""
+    deterministic: bool = True
+    """false: it may answer the same input differently (a model as a judge); its answers are kept
+    for --resume"""
+    timeout_seconds: PositiveFloat = 120.0
+    """a group's time: an async function is stopped, another warned of"""
 
 
 def stack(name: str) -> tuple[RewardConfig, ...]:
@@ -600,44 +563,43 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 class TrackerConfig(Section):
     """Another place where every step is reported; it can neither stop a run nor slow it."""
 
-    name: str = Field(
-        description="tensorboard, wandb, trackio, or your own: `path/to/file.py:function`"
-    )
-    project: str | None = Field(None, description="left out: grouper")
-    entity: str | None = Field(None, description="only wandb: user or team; left out: your own")
-    run_name: str | None = Field(None, description="left out: the recipe's name")
+    name: str
+    """tensorboard, wandb, trackio, or your own: `path/to/file.py:function`"""
+    project: str | None = None
+    """left out: grouper"""
+    entity: str | None = None
+    """only wandb: user or team; left out: your own"""
+    run_name: str | None = None
+    """left out: the recipe's name"""
     tags: Names = ()
-    mode: Literal["offline", "online"] = Field(
-        "offline", description="online: send to its server while the run goes on"
-    )
-    params: Params = Field(
-        default_factory=dict,
-        description="further keywords: of wandb.init, trackio.init, or yours; ${NAME} is read from "
-        "the environment",
-    )
+    mode: Literal["offline", "online"] = "offline"
+    """online: send to its server while the run goes on"""
+    params: Params = {}
+    """further keywords: of wandb.init, trackio.init, or yours; ${NAME} is read from the
+    environment"""
 
 
 class TrackingConfig(Section):
     """What is recorded beside the metrics, and where else."""
 
-    token_ids: bool = Field(False, description="keep ids and log-probs of every rollout")
-    log_every: Positive = Field(1, description="steps between lines in training.log")
-    print_every_steps: Positive | None = Field(
-        None, description="GRPO steps between samples shown on the console; left out: none"
-    )
-    trackers: tuple[TrackerConfig, ...] = Field(
-        (),
-        strict=False,
-        description="where else each step is reported; the run folder is always written",
-    )
+    token_ids: bool = False
+    """keep ids and log-probs of every rollout"""
+    log_every: Positive = 1
+    """steps between lines in training.log"""
+    print_every_steps: Positive | None = None
+    """GRPO steps between samples shown on the console; left out: none"""
+    trackers: Annotated[tuple[TrackerConfig, ...], Field(strict=False)] = ()
+    """where else each step is reported; the run folder is always written"""
 
-    @model_validator(mode="after")
-    def _trackers_are_named_once(self) -> TrackingConfig:
-        names = [tracker.name for tracker in self.trackers]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"the tracker {twice[0]!r} is listed twice")
-        return self
+    def contradictions(self) -> Iterator[str]:
+        if twice := _twice(self.trackers):
+            yield f"the tracker {twice!r} is listed twice"
+
+
+def _twice(rows: Iterable[RewardConfig | TrackerConfig]) -> str | None:
+    """A name that several rows have, or None."""
+    names = [row.name for row in rows]
+    return next((name for name in names if names.count(name) > 1), None)
 
 
 class Recipe(Section):
@@ -645,22 +607,20 @@ class Recipe(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     description: str = ""
-    note: str = Field("", description="printed at the end: what the result is and is not")
+    note: str = ""
+    """printed at the end: what the result is and is not"""
     seed: NonNegative = 0
     output_dir: str = "outputs"
-    save_path: str | None = Field(
-        None, description="a folder for what was trained, the adapter alone where there is one"
-    )
-    threads: Positive | None = Field(None, description="CPU threads; left out: PyTorch's choice")
+    save_path: str | None = None
+    """a folder for what was trained, the adapter alone where there is one"""
+    threads: Positive | None = None
+    """CPU threads; left out: PyTorch's choice"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    parallel: Literal["ddp", "fsdp"] = Field(
-        "ddp", description="several processes: fsdp splits the weights over them, ddp copies them"
-    )
-    on_finding: Literal["warn", "stop"] = Field(
-        "warn",
-        description="when a check finds that GRPO is going wrong: warn, or stop the run and keep "
-        "what was saved before",
-    )
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """several processes: fsdp splits the weights over them, ddp copies them"""
+    on_finding: Literal["warn", "stop"] = "warn"
+    """when a check finds that GRPO is going wrong: warn, or stop the run and keep what was saved
+    before"""
     skip_sft: bool = False
     skip_grpo: bool = False
     model: ModelConfig
@@ -675,9 +635,14 @@ class Recipe(Section):
     grading: GradingConfig = GradingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     tracking: TrackingConfig = TrackingConfig()
-    hooks: Names = Field(
-        (), description="your own `path/to/file.py:function`, called after each step"
-    )
+    hooks: Names = ()
+    """your own `path/to/file.py:function`, called after each step"""
+
+    def contradictions(self) -> Iterator[str]:
+        if not self.rewards:
+            yield "rewards is empty: GRPO needs at least one"
+        if twice := _twice(self.rewards):
+            yield f"reward {twice!r} is listed twice; use its weight instead"
 
     def override(self, *settings: str, **sections: Any) -> Recipe:
         """This recipe with other settings; everything is checked again, and `self` stays as it is.
@@ -694,13 +659,3 @@ class Recipe(Section):
         data = self.model_dump(mode="json", exclude_unset=True)
         text = changed(data, settings, sections, where=f"recipe {self.name}")
         return validate_json(Recipe, text, where=f"recipe {self.name}")
-
-    @model_validator(mode="after")
-    def _rewards_are_named_once(self) -> Recipe:
-        names = [reward.name for reward in self.rewards]
-        if not names:
-            raise ValueError("rewards is empty: GRPO needs at least one")
-        for name in set(names):
-            if names.count(name) > 1:
-                raise ValueError(f"reward {name!r} is listed twice; use its weight instead")
-        return self
