@@ -306,7 +306,10 @@ def test_a_part_of_a_sorted_file_is_drawn_from_all_of_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*SYSTEMS, *OURS])
 def test_a_run_of_hours_is_not_lost_to_a_kill(name: str) -> None:
-    """GRPO saves on the way; so does SFT where it has more than a few steps (`openmath-dapo`'s has some 118)."""
+    """GRPO saves on the way; so does SFT where it has more than a few steps.
+
+    That of `openmath-dapo` has some 118.
+    """
     recipe = load_recipe(name)
     assert 0 < recipe.grpo.checkpoint_every <= 100
     assert recipe.skip_sft or recipe.sft.checkpoint_every or recipe.sft.batch_size == 128
