@@ -216,8 +216,8 @@ def _stop_broken(run: Run, state: TrainState) -> None:
         lambda: (
             write_nan_dump(
                 run.path,
+                f"{state.phase}-{state.step:06d}",
                 state.suspect,
-                run.folder.read_metrics(),
                 run.prepared.tokenizer,
                 what=f"{what}: a log-prob, the loss or its gradient was infinite or not a number.",
             ),

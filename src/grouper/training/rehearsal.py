@@ -16,7 +16,7 @@ import torch
 from grouper.algorithms.rows import Rows, worst_rows
 from grouper.config.schema import GRPOConfig, SFTConfig
 from grouper.training.checkpoint import TrainState
-from grouper.training.loop import Hook, phase_config
+from grouper.training.loop import Hook
 from grouper.training.optimizers import Optimizer, state_bytes
 from grouper.training.run import Run
 from grouper.training.update import accumulate_gradient, rehearsal_objective
@@ -34,16 +34,16 @@ class Rehearsal(Hook):
         Raises:
             ModelError: not even one row fits.
         """
-        config, policy = phase_config(run, state), state.policy
+        config, policy = state.config(run.recipe), state.policy
         if state.step >= state.total or policy.device.type not in self.devices:
             return
-        vocabulary = int(policy.model.config.get_text_config().vocab_size)
+        vocabulary = policy.vocabulary
         budget = config.tokens_per_micro_batch
         bonus = config.entropy_bonus if isinstance(config, GRPOConfig) else 0.0
         started = time.perf_counter()
         # The optimizer's states appear with the first step: their room is kept free meanwhile.
         with _reserved(state_bytes(config.optimizer, policy), state.optimizer, policy.device):
-            for kind, most in _shapes(run, config):
+            for kind, most in worst_slices(config, *_longest(run, state.phase)):
                 rows = kind.filling(budget, most=most, shared=policy.native)
                 # A second slice meets the gradient of the first, and every process takes part.
                 rows = rows.times(state.replica.processes.size * (2 if rows.count < most else 1))
@@ -62,16 +62,13 @@ class Rehearsal(Hook):
         )
 
 
-def _shapes(run: Run, config: SFTConfig | GRPOConfig) -> list[tuple[Rows, int]]:
-    """The kinds of rows that may be worst, and how many of them one step has."""
+def _longest(run: Run, phase: str) -> tuple[int, int]:
+    """Tokens of the longest prompt and of the longest completion of a phase."""
     prepared = run.prepared
-    if isinstance(config, GRPOConfig):
-        prompt = max(len(prompt.token_ids) for _, prompt in prepared.train)
-        completion = prepared.max_new_tokens
-    else:
-        prompt = max(len(d.prompt.token_ids) for d in prepared.demonstrations)
-        completion = max(len(d.token_ids) for d in prepared.demonstrations)
-    return worst_slices(config, prompt, completion)
+    if phase == "grpo":
+        return max(len(p.token_ids) for _, p in prepared.train), prepared.max_new_tokens
+    shown = prepared.demonstrations
+    return max(len(d.prompt.token_ids) for d in shown), max(len(d.token_ids) for d in shown)
 
 
 def worst_slices(
