@@ -32,12 +32,13 @@ from grouper.algorithms.weighting import token_mean
 from grouper.errors import ModelError, first_line, is_out_of_memory
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.sampling.native import keep_no_engines
-from grouper.training.optimizers import Optimizer
+from grouper.training.optimizers import Optimizer, schedule
 from grouper.training.parallel import ParallelPolicy, Slice
 from grouper.types import Demonstration, Tally, merge_tallies
 
 if TYPE_CHECKING:
-    from grouper.config.schema import GRPOConfig
+    from grouper.config.schema import GRPOConfig, SFTConfig
+    from grouper.training.checkpoint import TrainState
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +124,38 @@ def update(
     if not applied:
         events.append(f"not-finite: loss {loss:g}, gradient norm {norm:g}; update skipped")
     return UpdateResult(tallies, applied, tuple(events), None if applied else batch)
+
+
+def update_phase(
+    state: TrainState,
+    batch: TrainBatch,
+    objective: Objective,
+    config: SFTConfig | GRPOConfig,
+    dropout_seed: Callable[[int], int] | None = None,
+) -> UpdateResult:
+    """Take one optimizer step of a phase as its settings have it, and count it.
+
+    Args:
+        state: of the phase.
+        batch: as in `update`, likewise what follows.
+        objective: loss per token.
+        config: of the phase.
+        dropout_seed: as in `accumulate_gradient`.
+    """
+    state.clock.trained(batch)
+    result = update(
+        state.policy,
+        batch,
+        objective,
+        state.optimizer,
+        scale=schedule(config.optimizer, state.step, state.total),
+        max_grad_norm=config.optimizer.max_grad_norm,
+        token_budget=config.tokens_per_micro_batch,
+        dropout_seed=dropout_seed,
+        replica=state.replica,
+    )
+    state.count_update(applied=result.applied, batch=result.batch)
+    return result
 
 
 def accumulate_gradient(
