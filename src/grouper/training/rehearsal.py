@@ -7,9 +7,7 @@ are as before.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 
 import torch
 
@@ -17,7 +15,7 @@ from grouper.algorithms.rows import Rows, worst_rows
 from grouper.config.schema import GRPOConfig, SFTConfig
 from grouper.training.checkpoint import TrainState
 from grouper.training.loop import Hook
-from grouper.training.optimizers import Optimizer, state_bytes
+from grouper.training.optimizers import state_bytes
 from grouper.training.run import Run
 from grouper.training.update import accumulate_gradient, rehearsal_objective
 
@@ -37,24 +35,26 @@ class Rehearsal(Hook):
         config, policy = state.config(run.recipe), state.policy
         if state.step >= state.total or policy.device.type not in self.devices:
             return
-        vocabulary = policy.vocabulary
         budget = config.tokens_per_micro_batch
         bonus = config.entropy_bonus if isinstance(config, GRPOConfig) else 0.0
         started = time.perf_counter()
         # The optimizer's states appear with the first step: their room is kept free meanwhile.
-        with _reserved(state_bytes(config.optimizer, policy), state.optimizer, policy.device):
-            for kind, most in worst_slices(config, *_longest(run, state.phase)):
-                rows = kind.filling(budget, most=most, shared=policy.native)
-                # A second slice meets the gradient of the first, and every process takes part.
-                rows = rows.times(state.replica.processes.size * (2 if rows.count < most else 1))
-                accumulate_gradient(
-                    policy,
-                    rows.batch(vocabulary),
-                    rehearsal_objective(bonus),
-                    token_budget=budget,
-                    replica=state.replica,
-                    together=False,
-                )
+        there = any(part.state for part in state.optimizer.parts)
+        size = 0 if there else state_bytes(config.optimizer, policy)
+        held = torch.empty(size, dtype=torch.uint8, device=policy.device)
+        for kind, most in worst_slices(config, *_longest(run, state.phase)):
+            rows = kind.filling(budget, most=most, shared=policy.native)
+            # A second slice meets the gradient of the first, and every process takes part.
+            rows = rows.times(state.replica.processes.size * (2 if rows.count < most else 1))
+            accumulate_gradient(
+                policy,
+                rows.batch(policy.vocabulary),
+                rehearsal_objective(bonus),
+                token_budget=budget,
+                replica=state.replica,
+                together=False,
+            )
+        del held
         policy.zero_grad(set_to_none=True)
         run.display.say(
             f"Rehearsal of {state.phase}: the largest slice fits "
@@ -85,14 +85,3 @@ def worst_slices(
         return [(kind, config.batch_size) for kind in worst_rows(prompt, completion, 1)]
     most = -(-config.prompts_per_step * config.group_size // config.updates_per_batch)
     return [(kind, most) for kind in worst_rows(prompt, completion, config.group_size)]
-
-
-@contextlib.contextmanager
-def _reserved(size: int, optimizer: Optimizer, device: torch.device) -> Iterator[None]:
-    """Memory of this many bytes taken, unless the optimizer has its states already."""
-    there = any(part.state for part in optimizer.parts)
-    held = None if there else torch.empty(size, dtype=torch.uint8, device=device)
-    try:
-        yield
-    finally:
-        del held
