@@ -256,7 +256,7 @@ FOLDERS = (
     row("run/difficulty-line", RATED,
         written("rates.jsonl", '{"correct": 3}\n')),
     row("checkpoint/all-damaged", RESUME, UNFINISHED,
-        damaged(f"{CHECKPOINTS[0]}/optimizer/rank0-0.safetensors")),
+        damaged(f"{CHECKPOINTS[0]}/optimizer/0.safetensors")),
     row("checkpoint/other-recipe", RESUME, UNFINISHED,
         edited(f"{CHECKPOINTS[0]}/trainer_state.json", recipe_hash="0123456789abcdef")),
     row("checkpoint/state", RESUME, UNFINISHED,
