@@ -145,8 +145,7 @@ def gradient(replica: ParallelPolicy, budget: int) -> tuple[dict[str, torch.Tens
     """Of one step with a KL term; every trainable weight, in one piece."""
     batch = step_batch()
     reference = {
-        name: whole(p.detach()).clone() + 0.01
-        for name, p in replica.policy.trainable().items()
+        name: whole(p.detach()).clone() + 0.01 for name, p in replica.policy.trainable().items()
     }
     held = replica.shard(reference)
     scores = Scorer(replica, budget, held)

@@ -134,7 +134,9 @@ def test_a_state_in_many_files_is_the_same(
 
 def test_a_state_before_the_first_step_is_a_state(tmp_path: Path) -> None:
     policy = wide_policy()
-    save_optimizer(make_optimizer(policy, config("muon")), tmp_path, SingleProcess(), named=tmp_path)
+    save_optimizer(
+        make_optimizer(policy, config("muon")), tmp_path, SingleProcess(), named=tmp_path
+    )
     optimizer = make_optimizer(policy, config("muon"))
     load_optimizer(optimizer, tmp_path)
     assert optimizer.state_dict() == {}

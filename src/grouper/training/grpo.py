@@ -72,7 +72,7 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
         updates = [update_phase(state, b, run.objective, config) for b in assembled.batches]
     _advance(state, rollouts)
     _record(run, state, rollouts, assembled.advantages)
-    return _report(run, state, rollouts, assembled, updates, notes)
+    return _report(run, state, rollouts, assembled, updates, notes=notes)
 
 
 # --- sample, grade, reward -----------------------------------------------------------------------
@@ -505,6 +505,7 @@ def _report(
     rollouts: RolloutBatch,
     assembled: Assembled,
     updates: Sequence[UpdateResult],
+    *,
     notes: Notes,
 ) -> StepReport:
     config = run.recipe.grpo

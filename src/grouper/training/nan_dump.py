@@ -19,11 +19,11 @@ README = """# Stopped at {folder}
 
 {what} The update was skipped every time, so the weights were never touched by these numbers.
 
-- `batch.safetensors` has every tensor of the last optimizer step that was skipped, `texts.jsonl` its
-  rows as text and what of each is not finite: `sampler_logprobs` come from the sampler, `old_logprobs`
-  from the policy, `reference_logprobs` from the reference.
-- `metrics.jsonl` has the last {count} steps. A `grad_norm` that grows for many steps means a learning
-  rate that is too high; one that jumps from nothing means a single row.
+- `batch.safetensors` has every tensor of the last optimizer step that was skipped, `texts.jsonl`
+  its rows as text and what of each is not finite: `sampler_logprobs` come from the sampler,
+  `old_logprobs` from the policy, `reference_logprobs` from the reference.
+- `metrics.jsonl` has the last {count} steps. A `grad_norm` that grows for many steps means a
+  learning rate that is too high; one that jumps from nothing means a single row.
 - `rollouts.jsonl.gz`, `recipe.yaml` and `run.json` are copies of the run's. Where `model.dtype` or
   `model.compute_dtype` is bfloat16, the same step may pass in float32.
 
@@ -50,9 +50,9 @@ def write_nan_dump(
     with whole_folder(target) as folder:
         if batch is not None:
             tensors = {
-                name: value.detach().cpu().contiguous().clone()
-                for name in batch.__slots__
-                if isinstance(value := getattr(batch, name), Tensor)
+                key: value.detach().cpu().contiguous().clone()
+                for key in batch.__slots__
+                if isinstance(value := getattr(batch, key), Tensor)
             }
             save_file(tensors, folder / "batch.safetensors")
             rows = [_row(batch, row, tokenizer) for row in range(batch.rows)]

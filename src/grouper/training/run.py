@@ -84,17 +84,14 @@ class Run:
             load_hook(hook)
         with display.track("reading the data"):
             sets = load_problem_sets(recipe)
+        named = (*recipe.rewards, *recipe.tracking.trackers)  # the user's own among them
         self.folder = Recorder(
             recipe,
             self.processes,
             {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes},
             versions=describe_versions(recipe),
             fingerprints=sets.fingerprints,
-            # The rewards, trackers and hooks, the user's own among them.
-            code=code_fingerprints(
-                [*(r.name for r in recipe.rewards), *(t.name for t in recipe.tracking.trackers)]
-                + [*recipe.hooks]
-            ),
+            code=code_fingerprints([*(part.name for part in named), *recipe.hooks]),
             threads=recipe.threads or torch.get_num_threads(),
         )
         try:
@@ -361,7 +358,6 @@ def _as_trained(prepared: Prepared) -> Text:
 
     The brackets make the border visible without colours, too.
     """
-
     decode = partial(prepared.tokenizer.decode, skip_special_tokens=False)
     demonstration = prepared.demonstrations[0]
     ids = list(demonstration.token_ids)

@@ -458,17 +458,21 @@ def _in_slices(
         limits = [limit for limit, _ in found if limit is not None]
         if not limits:
             return [result for _, results in found for result in results]
-        for problem in limits:
-            if isinstance(problem, ModelError):
-                raise problem
-        policy.token_limit = min(limit for limit in limits if isinstance(limit, int))
-        # By now the exception is gone, and with it what its traceback kept alive. What the broken
-        # try held goes back to the allocator, and what samplers hold meanwhile.
-        policy.zero_grad(set_to_none=True)
-        keep_no_engines()
-        gc.collect()
-        if policy.device.type == "cuda":
-            torch.cuda.empty_cache()
+        # By now the exception is gone, and with it what its traceback kept alive.
+        _start_again(policy, limits)
+
+
+def _start_again(policy: Policy, limits: Sequence[int | ModelError]) -> None:
+    """Agree on the smallest limit, and free what the broken try held and what samplers hold."""
+    for problem in limits:
+        if isinstance(problem, ModelError):
+            raise problem
+    policy.token_limit = min(limit for limit in limits if isinstance(limit, int))
+    policy.zero_grad(set_to_none=True)
+    keep_no_engines()
+    gc.collect()
+    if policy.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _smaller(part: TrainBatch, policy: Policy, reason: str) -> int | ModelError:
