@@ -84,14 +84,15 @@ class Run:
             load_hook(hook)
         with display.track("reading the data"):
             sets = load_problem_sets(recipe)
-        named = (*recipe.rewards, *recipe.tracking.trackers)  # the user's own among them
+        # The rewards, trackers and hooks, the user's own among them.
+        named = [r.name for r in recipe.rewards] + [t.name for t in recipe.tracking.trackers]
         self.folder = Recorder(
             recipe,
             self.processes,
             {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes},
             versions=describe_versions(recipe),
             fingerprints=sets.fingerprints,
-            code=code_fingerprints([*(part.name for part in named), *recipe.hooks]),
+            code=code_fingerprints([*named, *recipe.hooks]),
             threads=recipe.threads or torch.get_num_threads(),
         )
         try:
