@@ -69,9 +69,9 @@ def edited(name: str, **changes: object) -> Prepare:
 
     def change(folder: Path) -> None:
         content = json.loads((folder / name).read_text())
-        content.update(changes)
-        kept = {key: value for key, value in content.items() if value is not None}
-        (folder / name).write_text(json.dumps(kept))
+        kept = {key: value for key, value in content.items() if key not in changes}
+        new = {key: value for key, value in changes.items() if value is not None}
+        (folder / name).write_text(json.dumps({**kept, **new}))
 
     return change
 
