@@ -618,7 +618,7 @@ def _worker(found: Path) -> None:
     """One of two processes: the gradient of a batch alone, then shared."""
     from gpu_workload import ON_POLICY
 
-    from grouper.training.parallel import join_processes, leave_processes, make_parallel
+    from grouper.training.parallel import join_processes, leave_processes, make_parallel, whole
     from grouper.training.update import accumulate_gradient
 
     group = join_processes()
@@ -639,7 +639,7 @@ def _worker(found: Path) -> None:
             )
             gap = scale = 0.0
             for name, parameter in policy.trainable().items():
-                shared = replica.whole(parameter.grad).float().cpu()
+                shared = whole(parameter.grad).float().cpu()
                 gap += float((shared - alone[name]).square().sum())
                 scale += float(alone[name].square().sum())
             gaps[f"{kind}, {mode}"] = (gap / scale) ** 0.5

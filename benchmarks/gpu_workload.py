@@ -260,7 +260,7 @@ def _on_policy(outputs: TokenOutputs, batch: TrainBatch, _: dict[str, Tally]) ->
     return -ppo_clip(ratios, outputs.logprobs, batch.advantages[:, None], bounds)
 
 
-ON_POLICY = Objective((_on_policy,))
+ON_POLICY = Objective(_on_policy)
 
 
 class Ours:

@@ -19,8 +19,8 @@ from grouper.config.loading import load_recipe
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.tracking.live import Progress
-from grouper.training.beginning import fresh_state
 from grouper.training.grpo import advantages_of, grpo_step
+from grouper.training.phases import fresh_state
 from grouper.training.run import Run
 from grouper.training.update import accumulate_gradient, grpo_objective
 from grouper.types import (

@@ -14,8 +14,8 @@ from workload import STOP
 
 from grouper.config.loading import load_recipe
 from grouper.tracking.live import Progress
-from grouper.training.beginning import fresh_state
 from grouper.training.checkpoint import TrainState
+from grouper.training.phases import fresh_state
 from grouper.training.run import Run
 from grouper.training.sft import sft_step
 from grouper.types import Demonstration, Prompt

@@ -24,7 +24,7 @@ from grouper.rewards import RewardStack as RewardStack
 from grouper.rewards import build_rewards as build_rewards
 from grouper.rewards import reward as reward
 from grouper.tracking.run_folder import RunFolder as RunFolder
-from grouper.training.pipeline import RunResult as RunResult
+from grouper.training.phases import RunResult as RunResult
 from grouper.training.prepare import Prepared as Prepared
 from grouper.training.run import Run as Run
 from grouper.types import AnswerContract as AnswerContract

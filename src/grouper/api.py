@@ -43,7 +43,7 @@ from grouper.rewards.calling import load_hook
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.tracking.live import Progress
 from grouper.tracking.run_folder import RunFolder
-from grouper.training import pipeline
+from grouper.training import phases
 from grouper.training import prepare as preparation
 from grouper.training.checkpoint import is_complete, read_state
 from grouper.training.curriculum import PassRates, first_met, measure_pass_rates
@@ -94,7 +94,7 @@ def train(
     overwrite: bool = False,
     allow_changes: bool = False,
     display: Progress | None = None,
-) -> pipeline.RunResult:
+) -> phases.RunResult:
     """Run every phase of the recipe that is not finished yet, and compare.
 
     Args:
@@ -112,11 +112,11 @@ def train(
     if isinstance(what, Run):
         if resume or overwrite or allow_changes or display is not None:
             raise ValueError("give resume, overwrite, allow_changes and display to the Run")
-        return pipeline.train(what, usual_hooks(what.recipe))
+        return phases.train(what, usual_hooks(what.recipe))
     what.release()
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     with Run(what.recipe, display, **intent) as run:
-        return pipeline.train(run, usual_hooks(run.recipe))
+        return phases.train(run, usual_hooks(run.recipe))
 
 
 # --- measuring a model ---------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from codebase import SOURCE, TOP
 from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper import load_recipe, prepare, train
-from grouper.training import pipeline
+from grouper.training import phases
 from grouper.training.checkpoint import TrainState
 from grouper.training.grpo import grpo_step
 from grouper.training.run import Run
@@ -70,7 +70,7 @@ def entered(tmp_path_factory: pytest.TempPathFactory) -> set[CodeType]:
             sys.setprofile(None)
 
     with pytest.MonkeyPatch.context() as patch, prepare(recipe) as setup:
-        patch.setattr(pipeline, "grpo_step", traced)
+        patch.setattr(phases, "grpo_step", traced)
         train(setup)
     return {code for code in found if _counts(Path(code.co_filename))}
 

@@ -111,7 +111,7 @@ def test_tensorflow_is_never_imported_however_well_it_is_installed(tmp_path):
     program = textwrap.dedent("""
         import importlib.util, sys
         assert importlib.util.find_spec("tensorflow") is not None
-        import grouper.training.pipeline
+        import grouper.training.phases
         from grouper.models.loading import load_policy
         assert not [n for n in sys.modules if n.split(".")[0] in ("tensorflow", "jax", "keras")]
     """)

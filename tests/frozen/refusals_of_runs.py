@@ -69,9 +69,9 @@ def edited(name: str, **changes: object) -> Prepare:
 
     def change(folder: Path) -> None:
         content = json.loads((folder / name).read_text())
-        content.update(changes)
-        kept = {key: value for key, value in content.items() if value is not None}
-        (folder / name).write_text(json.dumps(kept))
+        kept = {key: value for key, value in content.items() if key not in changes}
+        new = {key: value for key, value in changes.items() if value is not None}
+        (folder / name).write_text(json.dumps({**kept, **new}))
 
     return change
 
@@ -256,7 +256,7 @@ FOLDERS = (
     row("run/difficulty-line", RATED,
         written("rates.jsonl", '{"correct": 3}\n')),
     row("checkpoint/all-damaged", RESUME, UNFINISHED,
-        damaged(f"{CHECKPOINTS[0]}/optimizer/rank0-0.safetensors")),
+        damaged(f"{CHECKPOINTS[0]}/optimizer/0.safetensors")),
     row("checkpoint/other-recipe", RESUME, UNFINISHED,
         edited(f"{CHECKPOINTS[0]}/trainer_state.json", recipe_hash="0123456789abcdef")),
     row("checkpoint/state", RESUME, UNFINISHED,

@@ -57,7 +57,13 @@ from grouper.training.curriculum import ProblemStream
 from grouper.training.grpo import advantages_of
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, make_optimizer
-from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
+from grouper.training.parallel import (
+    ParallelPolicy,
+    join_processes,
+    leave_processes,
+    make_parallel,
+    whole,
+)
 from grouper.training.update import Scorer, accumulate_gradient, grpo_objective
 from grouper.types import AnswerContract, AnswerKind, SamplingParams
 
@@ -139,8 +145,7 @@ def gradient(replica: ParallelPolicy, budget: int) -> tuple[dict[str, torch.Tens
     """Of one step with a KL term; every trainable weight, in one piece."""
     batch = step_batch()
     reference = {
-        name: replica.whole(p.detach()).clone() + 0.01
-        for name, p in replica.policy.trainable().items()
+        name: whole(p.detach()).clone() + 0.01 for name, p in replica.policy.trainable().items()
     }
     held = replica.shard(reference)
     scores = Scorer(replica, budget, held)
@@ -151,7 +156,7 @@ def gradient(replica: ParallelPolicy, budget: int) -> tuple[dict[str, torch.Tens
     found = {}
     for name, parameter in replica.policy.trainable().items():
         assert parameter.grad is not None, name
-        found[name] = replica.whole(parameter.grad)
+        found[name] = whole(parameter.grad)
     return found, loss
 
 
@@ -216,7 +221,7 @@ def shortage(engine: str, at: int, budget: int, *, together: bool) -> dict[str, 
     except ModelError as error:
         return {"told": str(error)}
     gaps = [
-        float((replica.whole(p.grad) - q.grad).norm() / q.grad.norm().clamp(min=1e-300))
+        float((whole(p.grad) - q.grad).norm() / q.grad.norm().clamp(min=1e-300))
         for p, q in zip(replica.policy.parameters(), alone.policy.parameters(), strict=True)
         if q.grad is not None and p.grad is not None
     ]
@@ -308,7 +313,7 @@ def whole_state(replica: ParallelPolicy, optimizer: Optimizer) -> dict[str, str]
     """Type, shape and checksum of everything in it, in one piece."""
     found = {}
     for key, value in sorted(optimizer.state_dict().items()):
-        tensor = replica.whole(value).contiguous()
+        tensor = whole(value).contiguous()
         mark = zlib.crc32(tensor.numpy().tobytes())
         found[key] = f"{tensor.dtype} {tuple(tensor.shape)} {mark:08x}"
     return found
@@ -322,8 +327,7 @@ def save_state(folder: str) -> dict[str, str]:
         for parameter in replica.policy.parameters():
             parameter.grad = parameter.detach().clone()
         optimizer.step(0.0)
-    processes.on_rank0(lambda: Path(folder).mkdir())
-    save_optimizer(optimizer, Path(folder), processes.rank)
+    save_optimizer(optimizer, Path(folder), processes, named=Path(folder))
     found = whole_state(replica, optimizer)
     leave_processes()
     return found

@@ -83,15 +83,14 @@ def test_the_gradient_is_that_of_one_process(size: int) -> None:
 
 
 ALL = "10000"
-"""More tokens than the step has: two slices a process, the second of which brings gradients
-together."""
+"""More tokens than the step has: two slices a process."""
 
 
 @pytest.mark.slow  # 4 s each
 @pytest.mark.parametrize(
     ("at", "budget", "apart"),
-    [("0", "30", []), ("1", "30", []), ("0", ALL, ["apart"])],
-    ids=["first", "second", "rehearsal"],
+    [("0", "30", []), ("1", "30", []), ("1", ALL, []), ("0", ALL, ["apart"])],
+    ids=["first", "second", "last", "rehearsal"],
 )
 def test_memory_that_runs_out_on_one_process_is_split_on_all(
     at: str, budget: str, apart: list[str]
@@ -106,9 +105,8 @@ def test_memory_that_runs_out_on_one_process_is_split_on_all(
 
 
 @pytest.mark.slow  # 4 s each
-@pytest.mark.parametrize(("engine", "at"), [("fsdp", "0"), ("ddp", "1")])
-def test_memory_that_runs_out_while_others_wait_ends_all_with_advice(engine: str, at: str) -> None:
-    first, last = gang("shortage", 2, engine, at, ALL)
+def test_memory_that_runs_out_while_others_wait_ends_all_with_advice() -> None:
+    first, last = gang("shortage", 2, "fsdp", "0", ALL)
     assert "while other processes waited" in last["told"]
     assert "tokens_per_micro_batch" in last["told"]
     assert first["exit"] != 0
@@ -226,16 +224,13 @@ def test_an_optimizer_state_is_bit_for_bit_the_same_for_any_number_of_processes(
             assert len(loaded["rows"]) == split * loaded["moments"], names
             assert all(ours == held for ours, held in loaded["rows"].values()), names
     assert {ours for ours, _ in found["loaded"]["1 by 5"][4]["rows"].values()} >= {0}
-    written = {n: sum(f.stat().st_size for f in (tmp_path / n).iterdir()) for n in ("1", "5")}
-    assert written["5"] < 1.5 * written["1"], "each row is there once"
+    written = {n: [f.read_bytes() for f in (tmp_path / n).iterdir()] for n in ("1", "5")}
+    assert written["5"] == written["1"]
 
 
-@pytest.mark.slow  # 4 s each
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_full_disk_of_one_process_is_refused_on_all_and_the_next_save_is_whole(
-    tmp_path: Path, rank: str
-) -> None:
-    by_rank = gang("full_disk", 2, str(tmp_path), rank)
+@pytest.mark.slow  # 4 s
+def test_a_full_disk_is_refused_on_all_and_the_next_save_is_whole(tmp_path: Path) -> None:
+    by_rank = gang("full_disk", 2, str(tmp_path), "0")
     for found in by_rank:
         assert "nothing more can be written" in found["refused"]
         assert found["refused"].startswith(f"{tmp_path}/grpo/checkpoint-1: ")
@@ -245,16 +240,12 @@ def test_a_full_disk_of_one_process_is_refused_on_all_and_the_next_save_is_whole
 
 @pytest.mark.slow  # 20 s
 def test_split_optimizer_state_is_read_by_any_number_of_processes(tmp_path: Path) -> None:
-    """Every process writes its share; one process goes on from what two have written."""
+    """One process goes on from what two have written."""
     (tmp_path / "odd.py").write_text(ODD)
     run = ["run", "demo", *SMALL, "output_dir=out", "-q"]
     plan = [(1, [*run, "name=one"]), (2, [*run, "name=split", "parallel=fsdp"])]
     assert gang("runs", 1, json.dumps(plan), cwd=tmp_path)[1] == [{"exit": 0}] * 2
     split = tmp_path / "out" / "split"
-    assert {f.name for f in (split / "grpo" / "checkpoint-2" / "optimizer").iterdir()} == {
-        "rank0-0.safetensors",
-        "rank1-0.safetensors",
-    }
     # As if it had been killed after the checkpoint of step 2.
     shutil.rmtree(split / "grpo" / "final")
     shutil.rmtree(split / "grpo" / "checkpoint-3")

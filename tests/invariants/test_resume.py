@@ -25,7 +25,7 @@ from grouper.training.run import Run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
-OPTIMIZER_FILE = "optimizer/rank0-0.safetensors"
+OPTIMIZER_FILE = "optimizer/0.safetensors"
 
 SMALL = [
     "model.new.hidden_size=32",

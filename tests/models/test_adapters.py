@@ -62,6 +62,16 @@ def test_what_fits_passes(base: Path, adapter: Path) -> None:
     check_adapter(ModelConfig(path=str(adapter)), str(adapter))
 
 
+def test_equal_adapters_are_equal_files(base: Path) -> None:
+    """PEFT keeps the names of layers in a set, whose order is another one in every process."""
+    config = ModelConfig(path=str(base), lora=LoraConfig(rank=4))
+    folder = base.parent / "adapter"
+    save_policy(load_policy(config, str(base), seed=0), NoTokenizer(), folder)
+    names = json.loads((folder / "adapter_config.json").read_text())["target_modules"]
+    assert len(names) > 5
+    assert names == sorted(names)
+
+
 def test_another_base_than_the_recipes(base: Path, adapter: Path) -> None:
     with quiet():
         tiny_model(intermediate_size=96).save_pretrained(base.parent / "other")

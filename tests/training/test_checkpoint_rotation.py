@@ -19,7 +19,7 @@ from grouper.training.checkpoint import (
     rotate,
 )
 
-OPTIMIZER_FILE = f"{OPTIMIZER_FOLDER}/rank0-0.safetensors"
+OPTIMIZER_FILE = f"{OPTIMIZER_FOLDER}/0.safetensors"
 
 
 def make(phase: Path, step: int, *, optimizer: bool = True) -> Path:
@@ -30,7 +30,8 @@ def make(phase: Path, step: int, *, optimizer: bool = True) -> Path:
         (folder / name).write_bytes(b"x")
     if not optimizer:
         (folder / OPTIMIZER_FOLDER).rmdir()
-    (folder / STATE_FILE).write_text(json.dumps({"files": dict.fromkeys(names, "")}))
+    state = {**dict.fromkeys(checkpoint._KEYS), "files": dict.fromkeys(names, "")}
+    (folder / STATE_FILE).write_text(json.dumps(state))
     return folder
 
 

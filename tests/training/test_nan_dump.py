@@ -13,6 +13,7 @@ from tiny_models import make_batch
 from tiny_states import SavedTokenizer
 
 from grouper.algorithms.batching import broken_tensors
+from grouper.tracking.run_folder import RunFolder
 from grouper.training.nan_dump import LAST_METRICS, write_nan_dump
 from grouper.types import StepReport, Tally
 
@@ -44,8 +45,9 @@ def test_the_folder_tells_the_whole_story(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("name: demo\n")
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "grpo-000030.jsonl.gz").write_bytes(b"rollouts")
-    reports = [report(step) for step in range(1, 31)]
-    folder = write_nan_dump(tmp_path, batch, reports, SavedTokenizer(), what="It broke.")
+    for step in range(1, 31):
+        RunFolder(tmp_path).append_metrics(report(step))
+    folder = write_nan_dump(tmp_path, "grpo-000030", batch, SavedTokenizer(), what="It broke.")
     tensors = load_file(folder / "batch.safetensors")
     assert torch.equal(tensors["completion_ids"], batch.completion_ids)
     assert torch.equal(tensors["old_logprobs"], old)

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import make_batch, tiny_model
 
-from grouper.algorithms.batching import micro_batches
 from grouper.models.policy import Policy
 from grouper.models.process_group import SingleProcess
 from grouper.training.parallel import ParallelPolicy, make_parallel
@@ -21,26 +20,22 @@ class Member(SingleProcess):
 @settings(max_examples=25)
 @given(size=st.integers(1, 5), budget=st.integers(10, 120))
 def test_every_process_runs_equally_many_slices_and_each_slice_once(size: int, budget: int) -> None:
-    policy = Policy(tiny_model("qwen3"))
-    parts = micro_batches(make_batch(), budget)
+    policy, batch = Policy(tiny_model("qwen3")), make_batch()
     by_rank = [
-        list(ParallelPolicy(policy, Member(rank, size)).share(parts)) for rank in range(size)
+        list(ParallelPolicy(policy, Member(rank, size)).slices(batch, budget))
+        for rank in range(size)
     ]
     assert len({len(slices) for slices in by_rank}) == 1
     own = [part.number for slices in by_rank for part in slices if part.own]
-    assert sorted(own) == list(range(len(parts)))
+    assert sorted(own) == list(range(len(own)))
+    # Small enough for everybody.
+    assert len(own) >= min(size, batch.rows)
+    rows = torch.cat([p.batch.sequence_ids for slices in by_rank for p in slices if p.own])
+    assert sorted(rows.tolist()) == list(range(batch.rows))
     for slices in by_rank:
         assert [part.last for part in slices] == [False] * (len(slices) - 1) + [True]
         # A stand-in has no weight: its gradient is zero.
         assert all(not part.batch.weights.any() for part in slices if not part.own)
-
-
-def test_slices_are_small_enough_for_everybody() -> None:
-    policy, batch = Policy(tiny_model("qwen3")), make_batch()
-    for size in (1, 2, 4):
-        replica = ParallelPolicy(policy, Member(0, size))
-        parts = micro_batches(batch, replica.token_budget(batch, 10_000))
-        assert len(parts) >= min(size, batch.rows)
 
 
 def test_alone_the_policy_is_called_as_it_is() -> None:

@@ -13,7 +13,7 @@ from tiny_runs import TINY_RUN, data_from, write_problems
 from grouper.api import prepare, train
 from grouper.config.loading import load_recipe
 from grouper.models.policy import Policy
-from grouper.training import pipeline
+from grouper.training import phases
 from grouper.training.grpo import grpo_step
 from grouper.training.sft import sft_step
 
@@ -59,8 +59,8 @@ class Seen:
                 self.started = state.policy.snapshot()
             return grpo_step(open_run, state)
 
-        monkeypatch.setattr(pipeline, "sft_step", step_of_sft)
-        monkeypatch.setattr(pipeline, "grpo_step", step_of_grpo)
+        monkeypatch.setattr(phases, "sft_step", step_of_sft)
+        monkeypatch.setattr(phases, "grpo_step", step_of_grpo)
 
 
 @pytest.mark.parametrize("lora", ["{rank: 4}", pytest.param("null", marks=pytest.mark.slow)])

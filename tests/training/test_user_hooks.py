@@ -19,8 +19,7 @@ from grouper.config.loading import load_recipe, recipe_hash
 from grouper.config.schema import GRPOConfig
 from grouper.errors import ConfigError, Interrupted
 from grouper.training.checkpoint import TrainState, numbered, read_state
-from grouper.training.loop import run_phase
-from grouper.training.user_hooks import UserHook
+from grouper.training.loop import UserHook, run_phase
 
 
 def hook(folder: Path, body: str) -> UserHook:

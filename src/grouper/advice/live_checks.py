@@ -12,10 +12,9 @@ from grouper.models.loading import context_length
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.training.checkpoint import TrainState, last_good
 from grouper.training.curriculum import first_met
-from grouper.training.loop import Asked, Hook
+from grouper.training.loop import Asked, Hook, UserHook
 from grouper.training.rehearsal import Rehearsal
 from grouper.training.run import Run
-from grouper.training.user_hooks import UserHook
 from grouper.types import StepReport
 
 log = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from grouper.kernels.switch import switched_off
 from grouper.rewards import RewardStack
 from grouper.rewards.core import find_reward
 from grouper.tracking.live import TIME_PARTS, Progress, setup_logging
-from grouper.training.beginning import begin
 from grouper.training.checkpoint import TrainState
 from grouper.training.grpo import grpo_step
 from grouper.training.metrics import matrix_rate
+from grouper.training.phases import begin
 from grouper.training.rehearsal import Rehearsal
 from grouper.training.run import Run
 from grouper.types import StepReport

@@ -26,7 +26,7 @@ from grouper.tracking.run_folder import RunFolder
 from grouper.tracking.sinks.registry import check_trackers
 
 if TYPE_CHECKING:
-    from grouper.training.pipeline import RunResult
+    from grouper.training.phases import RunResult
 
 # Where runs lie unless the recipe or the user says otherwise.
 RUNS = str(Recipe.model_fields["output_dir"].default)

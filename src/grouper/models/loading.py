@@ -310,6 +310,12 @@ def save_policy(
     if weights is not None and policy.adapter is not None:
         # The adapter's own names: it wraps the model in two layers.
         weights = {f"base_model.model.{name}": value for name, value in weights.items()}
+    if policy.adapter is not None:
+        # PEFT writes sets as they happen to be ordered, and equal runs leave equal files.
+        settings = policy.adapter.peft_config["default"]
+        for name, value in vars(settings).items():
+            if isinstance(value, set):
+                setattr(settings, name, sorted(value))
     with quiet():
         target.save_pretrained(folder, state_dict=weights)
     tokenizer.save_pretrained(folder)

@@ -1,6 +1,6 @@
 """Policy: the model being trained as one module whose forward returns per-token log-probs.
 
-`Policy(batch)` is the only thing the update calls, so that DDP and FSDP2 can wrap exactly it. The
+`Policy(batch)` is the only thing the update calls, so that FSDP2 can wrap exactly it. The
 LM head is applied in chunks inside it; no tensor of [tokens, vocabulary] outlives its chunk.
 """
 

@@ -7,32 +7,26 @@
 `trainer_state.json` is written last, is the mark that the folder is complete, and holds the
 checksums by which a damaged one is found.
 
-`optimizer/rank<rank>-<number>.safetensors` holds what one process keeps, as `part.parameter.name`.
-Where the weights are split over processes (FSDP2), each process writes its rows of every moment,
-and their rows by rank are the whole tensor; everything else is written by rank 0. Any number of
-processes reads what any other number has written, each one no more than the rows that it holds.
+`optimizer/<number>.safetensors` holds the optimizer's state in one piece, as `part.parameter.name`,
+whatever number of processes it was split over: any other number reads it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import shutil
 import zlib
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.config.loading import resolved_yaml
@@ -42,11 +36,12 @@ from grouper.files import refusing, remove_folder, whole_folder, write_atomic
 from grouper.models.folders import ADAPTER_FILE, RECIPE_FILE
 from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
+from grouper.models.process_group import ProcessGroup
 from grouper.tracking.run_folder import OUR_FOLDERS, RunFolder
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes
-from grouper.training.parallel import ParallelPolicy
+from grouper.training.parallel import ParallelPolicy, split_as, whole
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +54,8 @@ OPTIMIZER_FOLDER = "optimizer"
 
 # Tokenizer, configuration and headers beside the tensors.
 MARGIN = 1.02
-# Bytes of optimizer state that are copied from an accelerator to be written.
-_FILE_BYTES = 1 << 31
+# Bytes of optimizer state that are put together and copied at a time to be written.
+_FILE_BYTES = 1 << 29
 _CHUNK = 1 << 24
 
 
@@ -77,7 +72,7 @@ class BestScore:
     """
 
     step: int | None = None
-    accuracy: float = -math.inf
+    accuracy: float = -1.0
 
     def offer(self, step: int, accuracy: float) -> bool:
         """Take note of an evaluation; whether it beats all before it."""
@@ -140,18 +135,18 @@ class TrainState:
     def policy(self) -> Policy:
         return self.replica.policy
 
+    def config(self, recipe: Recipe) -> SFTConfig | GRPOConfig:
+        """The settings of the phase."""
+        config: SFTConfig | GRPOConfig = getattr(recipe, self.phase)
+        return config
+
     def counters(self) -> dict[str, Any]:
-        """What `trainer_state.json` holds to go on from, beside step, weights and optimizer."""
-        best = self.best
+        """What `trainer_state.json` holds to go on from, beside weights and optimizer."""
         return {
-            "skipped": self.skipped,
-            "position": self.position,
-            "epoch_ended": self.epoch_ended,
-            "difficulty": None if self.difficulty is None else self.difficulty.state_dict(),
-            "best": {"step": best.step, "accuracy": None if best.step is None else best.accuracy},
-            "alarms": self.alarms,
-            "asked": self.asked,
-            "total": self.total,
+            **{name: getattr(self, name) for name in _COUNTERS},
+            "difficulty": None if self.difficulty is None else self.difficulty.seen,
+            "best_step": self.best.step,
+            "best_accuracy": self.best.accuracy,
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -159,15 +154,25 @@ class TrainState:
 
         What the recipe has only had since (`--allow-changes`) starts anew.
         """
-        for name in ("step", "skipped", "position", "epoch_ended", "alarms", "asked"):
+        total = self.total
+        for name in _COUNTERS:
             setattr(self, name, saved[name])
-        if saved["best"]["step"] is not None:
-            self.best = BestScore(saved["best"]["step"], saved["best"]["accuracy"])
+        self.best = BestScore(saved["best_step"], saved["best_accuracy"])
         if self.difficulty is not None and saved["difficulty"] is not None:
-            self.difficulty.load_state_dict(saved["difficulty"])
-        if self.total > saved["total"]:
+            self.difficulty.seen = dict(saved["difficulty"])
+        if total > self.total:
             # The phase was given more steps since a hook ended it.
             self.asked.pop("stop", None)
+        self.total = total
+
+
+# What is saved of a state as it is.
+_COUNTERS = ("step", "total", "skipped", "position", "epoch_ended", "alarms", "asked")
+# What every state file has.
+_KEYS = (
+    *("phase", *_COUNTERS, "difficulty", "best_step", "best_accuracy"),
+    *("policy_version", "started_from", "recipe_hash", "files"),
+)
 
 
 # Saving
@@ -203,22 +208,11 @@ def save_checkpoint(
     processes, resumable = state.replica.processes, resumable and not final
     moments = state.optimizer.state_dict().values() if resumable else ()
     needed = weight_bytes(state.policy) + sum(m.nbytes for m in moments if isinstance(m, Tensor))
-    record = {
-        "phase": state.phase,
-        "step": state.step,
-        "policy_version": state.policy.version,
-        "started_from": state.started_from,
-        "recipe_hash": recipe_hash,
-        **({"total": state.total} if final else state.counters()),
-    }
 
     @refusing(target)
     def begin() -> Path:
         require_room(target, needed)
-        folder = stack.enter_context(whole_folder(target))
-        if resumable:
-            (folder / OPTIMIZER_FOLDER).mkdir()
-        return folder
+        return stack.enter_context(whole_folder(target))
 
     @refusing(target)
     def finish() -> None:
@@ -227,72 +221,68 @@ def save_checkpoint(
             mark_best(folder, state.best)
         # A checkpoint never knows of steps that the record could still lose.
         RunFolder(run).flush_metrics()
+        record = {
+            "phase": state.phase,
+            "policy_version": state.policy.version,
+            "started_from": state.started_from,
+            "recipe_hash": recipe_hash,
+            **state.counters(),
+        }
         _write_state(folder, {**record, "files": contents(folder)})
         stack.close()
 
-    problem: RunFolderError | None = None
-    # Open on rank 0 alone; the others write into its folder while it waits for them.
-    with ExitStack() as stack:
+    with ExitStack() as stack:  # open on rank 0 alone
         folder = processes.on_rank0(begin)
-        try:
-            with refusing(target):
-                if resumable:
-                    save_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER, processes.rank)
-        except RunFolderError as error:
-            problem = error
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            # There is no room for the copy that is written.
-            problem = RunFolderError(
-                f"the optimizer state cannot be written: {first_line(error)}",
-                where=str(target),
-                fix="Free some memory; `grouper plan` says what each part takes.",
-            )
-        for refusal in filter(None, processes.gather(problem)):
-            raise refusal
+        if resumable:
+            save_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER, processes, named=target)
         weights = state.replica.whole_weights()
         processes.on_rank0(finish)
     return target
 
 
-def save_optimizer(optimizer: Optimizer, folder: Path, rank: int) -> None:
-    """Write what this process holds of the state: its rows, and as rank 0 what all have alike.
+def save_optimizer(
+    optimizer: Optimizer, folder: Path, processes: ProcessGroup, *, named: Path
+) -> None:
+    """Write the whole state of an optimizer; every process calls it, and rank 0 writes.
 
     Args:
         optimizer: whose state.
-        folder: exists; every process that holds a part of the state writes into it.
-        rank: of this process.
+        folder: is made.
+        processes: that hold the state.
+        named: what is written, to whoever reads that it cannot be.
 
     Raises:
-        RunFolderError: the folder is not there for a process that has something to write.
-        OSError, SafetensorError: the disk is full.
+        RunFolderError: the disk is full, or there is no memory for the copy that is written.
     """
     state = optimizer.state_dict()
     numbers = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
     # One entry, so that equal states are equal bytes: safetensors writes several in any order.
-    record = {"rank": rank, "optimizer": optimizer.describe(), "numbers": numbers}
-    metadata = {"grouper": json.dumps(record)}
-    files: dict[int, dict[str, Tensor]] = {0: {}} if rank == 0 else {}
-    size, seen = 0, set()
-    for key, value in state.items():
-        if key in numbers or (rank > 0 and not isinstance(value, DTensor)):
-            continue
-        held = value.to_local() if isinstance(value, DTensor) else value
-        # bitsandbytes has one table for all weights; safetensors wants each tensor by itself.
-        held = held.clone() if held.data_ptr() in seen else held
-        seen.add(held.data_ptr())
-        files.setdefault(size // _FILE_BYTES, {})[key] = held
-        size += held.nbytes
-    if files and not folder.is_dir():
-        raise RunFolderError(
-            f"process {rank} does not find this folder",
-            where=str(folder),
-            fix="Set output_dir to a folder that every process may write to.",
-        )
-    for number, tensors in files.items():
-        written = {key: value.cpu().contiguous() for key, value in tensors.items()}
-        save_file(written, folder / f"rank{rank}-{number}.safetensors", metadata=metadata)
+    metadata = {"grouper": json.dumps({"optimizer": optimizer.describe(), "numbers": numbers})}
+    files: dict[int, list[str]] = {0: []}
+    size = 0
+    for key in (key for key in state if key not in numbers):
+        files.setdefault(size // _FILE_BYTES, []).append(key)
+        size += state[key].nbytes
+
+    def write(number: int, tensors: dict[str, Tensor]) -> None:
+        try:
+            with refusing(named):
+                folder.mkdir(exist_ok=True)
+                # Copies: bitsandbytes has one table for all weights, safetensors wants each alone.
+                copies = {k: t.contiguous().to("cpu", copy=True) for k, t in tensors.items()}
+                save_file(copies, folder / f"{number}.safetensors", metadata=metadata)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise RunFolderError(
+                f"the optimizer state cannot be written: {first_line(error)}",
+                where=str(named),
+                fix="Free some memory; `grouper plan` says what each part takes.",
+            ) from error
+
+    for number, keys in files.items():
+        tensors = {key: whole(state[key]) for key in keys}
+        processes.on_rank0(partial(write, number, tensors))
 
 
 def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
@@ -301,60 +291,26 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
     Raises:
         CheckpointError: it is of another optimizer, or of other weights.
     """
+    record, state = None, dict[str, Any]()
     try:
-        with ExitStack() as stack:
-            record = None
-            holders: dict[str, dict[int, Any]] = {}  # entry -> rank -> file
-            for path in folder.glob("*.safetensors"):
-                file = stack.enter_context(safe_open(path, framework="pt"))
+        for path in folder.glob("*.safetensors"):
+            with safe_open(path, framework="pt") as file:
                 record = json.loads(file.metadata()["grouper"])
+                if record["optimizer"] != optimizer.describe():
+                    raise ValueError("it is of another optimizer, or of other weights")
                 for key in file.keys():  # noqa: SIM118 - it is not a mapping
-                    holders.setdefault(key, {})[int(record["rank"])] = file
-            if record is None:
-                raise ValueError("there is none in this version's format")
-            if record["optimizer"] != optimizer.describe():
-                raise ValueError("it is of another optimizer, or of other weights")
-            state: dict[str, Any] = record["numbers"]
-            for key, by_rank in holders.items():
-                files = [by_rank[rank] for rank in sorted(by_rank)]
-                state[key] = _read(key, files, optimizer.parameter(key))
-        optimizer.load_state_dict(state)
+                    # Copies: a tensor is a view of the file's bytes, at whatever address.
+                    tensor = file.get_tensor(key).clone()
+                    state[key] = split_as(tensor, optimizer.parameter(key))
+        if record is None:
+            raise ValueError("there is none in this version's format")
+        optimizer.load_state_dict({**state, **record["numbers"]})
     except (OSError, RuntimeError, ValueError, LookupError, TypeError, SafetensorError) as error:
         raise CheckpointError(
             f"the optimizer state does not fit: {first_line(error)}",
             where=str(folder),
             fix="Go on with the optimizer and the model of that run, or start this phase again.",
         ) from error
-
-
-def _read(key: str, files: list[Any], parameter: Tensor) -> Tensor:
-    """One tensor of the state, from the files that hold its rows by rank.
-
-    Of one that is split as its parameter is, only the rows that this process holds are read. FSDP2
-    splits as `torch.chunk` does: equal shares, of which the last ones are shorter or empty.
-    """
-    pieces = [file.get_slice(key) for file in files]
-    shape: list[int] = pieces[0].get_shape()
-    if not shape:
-        number: Tensor = files[0].get_tensor(key)
-        return number.clone()
-    lengths = [piece.get_shape()[0] for piece in pieces]
-    shape[0] = sum(lengths)
-    # Copies in any case: a piece is a view of the file's bytes, at whatever address.
-    if not isinstance(parameter, DTensor) or shape != list(parameter.shape):
-        return torch.cat([piece[:] for piece in pieces])
-    assert parameter.placements[0].is_shard(0)
-    share = -(-shape[0] // parameter.device_mesh.size())
-    first = min(parameter.device_mesh.get_local_rank() * share, shape[0])
-    last = min(first + share, shape[0])
-    assert last - first == len(parameter.to_local())
-    starts = accumulate(lengths, initial=0)
-    rows = [p[max(first - n, 0) : max(last - n, 0)] for p, n in zip(pieces, starts, strict=False)]
-    held = torch.cat(rows)
-    moment = torch.zeros_like(parameter, dtype=held.dtype, requires_grad=False)
-    assert isinstance(moment, DTensor)
-    moment.to_local().copy_(held)
-    return moment
 
 
 # Whether a saved folder still is what was saved
@@ -398,17 +354,16 @@ def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
         return f"it is incomplete (no {STATE_FILE})"
     name = STATE_FILE
     try:
-        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        if min(int(state["step"]), int(state["policy_version"])) < 0:
-            raise ValueError("a number below zero")
-        for name, checksum in dict(state["files"]).items():
+        for name, checksum in read_state(folder)["files"].items():
             path = folder / name
             if not path.is_file():
                 return f"its {name} is missing"
             compared = not only_tensors or path.suffix == ".safetensors"
             if compared and _checksum(path) != checksum:
                 return f"its {name} is damaged or was edited (other bytes than were written)"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except CheckpointError as error:
+        return error.what
+    except OSError as error:
         return f"its {name} cannot be read ({error})"
     return None
 
@@ -418,36 +373,26 @@ def _write_state(folder: Path, record: Mapping[str, Any]) -> None:
     write_atomic(folder / STATE_FILE, (json.dumps(record, indent=2) + "\n").encode())
 
 
-class _Part(dict[str, Any]):
-    """A part of `trainer_state.json`, which says so where it lacks a key."""
-
-    def __init__(self, file: Path, content: dict[str, Any]) -> None:
-        super().__init__(content)
-        self._file = file
-
-    def __missing__(self, key: str) -> NoReturn:
-        raise _unusable(self._file, f"the state has no {key!r}")
-
-
 def read_state(folder: Path) -> dict[str, Any]:
     """The readable state of a complete checkpoint or final folder.
 
     Raises:
-        CheckpointError: the file is damaged; later, when a key is asked for that it lacks.
+        CheckpointError: the file is damaged, or was written by another version.
     """
     file = folder / STATE_FILE
     try:
-        state: dict[str, Any] = json.loads(
-            file.read_text(encoding="utf-8"), object_hook=partial(_Part, file)
-        )
-    except (OSError, ValueError) as error:
-        raise _unusable(file, f"the state cannot be read ({error})") from error
-    return state
-
-
-def _unusable(file: Path, what: str) -> CheckpointError:
-    fix = "Delete this folder; --resume then uses what is before it."
-    return CheckpointError(what, where=str(file), fix=fix)
+        state: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        missing = [key for key in _KEYS if key not in state]
+        what = f"has no {missing[0]!r}" if missing else None
+    except (OSError, ValueError, TypeError) as error:
+        what = f"cannot be read ({error})"
+    if what is None:
+        return state
+    raise CheckpointError(
+        f"its {STATE_FILE} {what}",
+        where=str(folder),
+        fix="Delete this folder; --resume then uses what is before it.",
+    )
 
 
 # What to go on from
@@ -467,13 +412,8 @@ def _is_resumable(folder: Path) -> bool:
     try:
         # In whatever format: one of an earlier version is refused when it is read, not passed over.
         return any(name.startswith(OPTIMIZER_FOLDER) for name in read_state(folder)["files"])
-    except (CheckpointError, TypeError):
+    except CheckpointError:
         return True
-
-
-def _to_go_on_from(phase: Path) -> list[tuple[int, Path]]:
-    """As `numbered`, complete and resumable."""
-    return [(n, f) for n, f in numbered(phase) if is_complete(f) and _is_resumable(f)]
 
 
 def latest_checkpoint(
@@ -559,8 +499,12 @@ def is_finished(run: Path, phase: str, total: int) -> bool:
 
 def last_good(phase: Path, step: int) -> tuple[int, Path] | None:
     """The newest checkpoint to go on from that is not after `step`; else the oldest there is."""
-    found = _to_go_on_from(phase)
+    found = [(n, folder) for n, folder in numbered(phase) if _is_usable(folder)]
     return max((one for one in found if one[0] <= step), default=found[0] if found else None)
+
+
+def _is_usable(folder: Path) -> bool:
+    return is_complete(folder) and _is_resumable(folder)
 
 
 # Which checkpoints stay: the newest few, to go on from, and the best one, to use
@@ -580,10 +524,9 @@ def rotate(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
         best: the best evaluation so far.
     """
     try:
-        newest = [number for number, _ in _to_go_on_from(phase) if number <= step][-keep:]
-        for number, folder in numbered(phase):
-            if number > step:
-                break
+        there = [(number, folder) for number, folder in numbered(phase) if number <= step]
+        newest = [number for number, folder in there if _is_usable(folder)][-keep:]
+        for number, folder in there:
             if number == best.step and is_complete(folder):
                 mark_best(folder, best)
                 if number not in newest and (folder / OPTIMIZER_FOLDER).exists():

@@ -10,11 +10,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -146,34 +144,28 @@ class DifficultyBand:
 
     def __init__(self, config: DifficultyConfig) -> None:
         self._config = config
-        # Problem id -> correct, completions, epoch.
-        self._seen: dict[str, Sequence[int]] = {}
+        self.seen: dict[str, Sequence[int]] = {}
+        """Problem id -> correct, completions, epoch: what a checkpoint keeps."""
         if config.path is not None:
             measured = read_pass_rates(Path(config.path).expanduser())
-            self._seen = {name: (*rate, MEASURED_BEFORE) for name, rate in measured.items()}
+            self.seen = {name: (*rate, MEASURED_BEFORE) for name, rate in measured.items()}
 
     def allows(self, problem_id: str, epoch: int) -> bool:
         """Whether to sample a problem in this epoch; one never measured is always sampled."""
-        if problem_id not in self._seen:
+        if problem_id not in self.seen:
             return True
-        correct, total, when = self._seen[problem_id]
+        correct, total, when = self.seen[problem_id]
         low, high = self._config.band
         return low <= correct / total <= high or epoch - when > RECHECKED
 
     def update(self, groups: Sequence[RolloutGroup], epoch: int) -> None:
         """Remember how often each problem was solved this time."""
         for group in groups:
-            self._seen[group.problem.id] = (group.solved, len(group.rollouts), epoch)
+            self.seen[group.problem.id] = (group.solved, len(group.rollouts), epoch)
 
     def left_out(self, problem_ids: Sequence[str], epoch: int) -> int:
         """How many of these problems are outside the band now."""
         return sum(not self.allows(name, epoch) for name in problem_ids)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": self._seen}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._seen = dict(state["seen"])
 
 
 def read_pass_rates(path: Path) -> dict[str, tuple[int, int]]:
@@ -259,50 +251,39 @@ def measure_pass_rates(
         RunFolderError: the file holds measurements of another model or with other settings, or
             cannot be written.
     """
-    known = _known(wanted)
+    known, samples = _known(wanted), wanted.samples
     left = [item for item in items if item[0].id not in known]
-    done = len(items) - len(left)
     for start in range(0, len(left), CHUNK):
         chunk = left[start : start + CHUNK]
-        lines = _measure(wanted, chunk, sampler, grader)
+        requests = [
+            SampleRequest(
+                prompt=prompt,
+                params=wanted.params,
+                key=draw_seed(wanted.seed, "difficulty", problem.id, sample),
+            )
+            for problem, prompt in chunk
+            for sample in range(samples)
+        ]
+        references = [problem.answer for problem, _ in chunk for _ in range(samples)]
+        drawn, _ = draw_and_grade(requests, references, sampler=sampler, grader=grader)
+        lines = []
+        for place, (problem, _) in enumerate(chunk):
+            own = drawn[place * samples : (place + 1) * samples]
+            record = {
+                "problem_id": problem.id,
+                "correct": sum(one.grade.correct for one in own),
+                "completions": len(own),
+                "truncated": sum(one.completion.truncated for one in own),
+                "settings": wanted.settings,
+            }
+            lines.append(json.dumps(record, ensure_ascii=False) + "\n")
         with refusing(wanted.path):
             wanted.path.parent.mkdir(parents=True, exist_ok=True)
             with wanted.path.open("a", encoding="utf-8") as file:
                 file.write("".join(lines))
-        done += len(chunk)
         if progress is not None:
-            progress(done, len(items))
+            progress(len(items) - len(left) + start + len(chunk), len(items))
     return read_pass_rates(wanted.path)
-
-
-def _measure(
-    wanted: PassRates, items: Sequence[tuple[Problem, Prompt]], sampler: Sampler, grader: Grader
-) -> list[str]:
-    """A line for each of these problems."""
-    samples = range(wanted.samples)
-    requests = [
-        SampleRequest(
-            prompt=prompt,
-            params=wanted.params,
-            key=draw_seed(wanted.seed, "difficulty", problem.id, sample),
-        )
-        for problem, prompt in items
-        for sample in samples
-    ]
-    references = [problem.answer for problem, _ in items for _ in samples]
-    drawn = iter(draw_and_grade(requests, references, sampler=sampler, grader=grader)[0])
-    lines = []
-    for problem, _ in items:
-        own = list(islice(drawn, wanted.samples))
-        record = {
-            "problem_id": problem.id,
-            "correct": sum(one.grade.correct for one in own),
-            "completions": len(own),
-            "truncated": sum(one.completion.truncated for one in own),
-            "settings": wanted.settings,
-        }
-        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
-    return lines
 
 
 def _known(wanted: PassRates) -> set[str]:

@@ -28,7 +28,7 @@ from grouper.training.checkpoint import TrainState
 from grouper.training.metrics import rollout_tallies, status_of
 from grouper.training.optimizers import schedule
 from grouper.training.run import Run
-from grouper.training.update import Scorer, UpdateResult, update
+from grouper.training.update import Scorer, UpdateResult, update_phase
 from grouper.types import (
     Problem,
     Prompt,
@@ -61,21 +61,17 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
     clock.begin()
     notes = Notes(place=f"grpo {state.step}", global_step=state.step, max_steps=state.total)
     rollouts = _collect_step(run, state, notes)
-    groups = rollouts.groups
-    if config.shuffle_rewards:  # the control experiment
-        groups = shuffle_rewards(groups, draw_seed(run.recipe.seed, "shuffle", state.step))
     with clock.updating():
-        scorer = Scorer(state.replica, config.tokens_per_micro_batch, state.reference, clock.scored)
         assembled = assemble(
-            groups,
+            rollouts.groups,
             config,
-            scorer,
+            Scorer(state.replica, config.tokens_per_micro_batch, state.reference, clock.scored),
             max_new_tokens=run.prepared.max_new_tokens,
-            orders=_orders(run, state, len(groups)),
+            orders=_orders(run, state, len(rollouts.groups)),
         )
-        updates = [_update(run, state, batch) for batch in assembled.batches]
-    _advance(state, rollouts, updates)
-    _record(run, state, rollouts, assembled)
+        updates = [update_phase(state, b, run.objective, config) for b in assembled.batches]
+    _advance(state, rollouts)
+    _record(run, state, rollouts, assembled.advantages)
     return _report(run, state, rollouts, assembled, updates, notes=notes)
 
 
@@ -249,6 +245,9 @@ def _collect_step(run: Run, state: TrainState, notes: Notes) -> RolloutBatch:
         draw, wanted=config.prompts_per_step, rounds=config.dynamic_sampling_rounds
     )
     run.processes.on_rank0(lambda: run.rewards.raise_if_failing(notes))
+    if config.shuffle_rewards:  # the control experiment
+        dealt = shuffle_rewards(rollouts.groups, draw_seed(run.recipe.seed, "shuffle", step))
+        rollouts = replace(rollouts, groups=dealt)
     prefill = sampler.prefill_seconds - earlier
     state.clock.sampled((*rollouts.groups, *rollouts.replaced))
     state.clock.took(
@@ -291,7 +290,6 @@ class _Scores(Protocol):
 class Assembled:
     """What rollout groups teach: advantages, and the batches of the optimizer steps."""
 
-    groups: tuple[RolloutGroup, ...]
     advantages: tuple[tuple[float, ...], ...]
     """Per group, one for each scored rollout."""
     batches: tuple[TrainBatch, ...]
@@ -327,7 +325,7 @@ def assemble(
         penalties = _penalties(rows, config, tallies)
     advantages = advantages_of(groups, config, penalties)
     if rows is None:
-        return Assembled(groups=tuple(groups), advantages=advantages, batches=(), tallies=tallies)
+        return Assembled(advantages=advantages, batches=(), tallies=tallies)
     flat = torch.tensor([a for values in advantages for a in values], dtype=torch.float32)
     rows = replace(rows, advantages=flat)
     if not config.kl_in_reward:
@@ -339,9 +337,7 @@ def assemble(
     batches = [
         batch for order in orders for batch in _steps_of_pass(rows, config, max_new_tokens, order)
     ]
-    return Assembled(
-        groups=tuple(groups), advantages=advantages, batches=tuple(batches), tallies=tallies
-    )
+    return Assembled(advantages=advantages, batches=tuple(batches), tallies=tallies)
 
 
 def advantages_of(
@@ -367,29 +363,23 @@ def advantages_of(
     if config.advantage_eps is not None:  # the configuration allows it where there is one
         function = partial(function, eps=config.advantage_eps)
     if config.decouple_rewards:
-        values = decoupled(*_components(scored), ids, function)
+        # What weighs nothing is left out.
+        weights = {name: w for name, w in scored[0].reward.weights.items() if w != 0}
+        rows = [[r.reward.components[name] for name in weights] for r in scored]
+        parts = torch.tensor(rows, dtype=torch.float64)
+        shares = torch.tensor([*weights.values()], dtype=torch.float64)
+        values = decoupled(parts, shares, ids, function)
     else:
         rewards = torch.tensor([r.reward.total for r in scored], dtype=torch.float64)
         if penalties is not None:
             rewards = rewards - torch.tensor(penalties, dtype=torch.float64)
         values = function(rewards, ids)
     flat = iter(values.tolist())
-    result = []
-    for group in groups:
-        part = tuple(next(flat) for _ in group.scored)
-        wasted = config.require_correct_in_group and not group.solved
-        result.append(tuple(0.0 for _ in part) if wasted else part)
-    return tuple(result)
-
-
-def _components(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
-    """Rewards [rows, components] and weights [components]; what weighs nothing is left out."""
-    weights = {name: w for name, w in rollouts[0].reward.weights.items() if w != 0}
-    rows = [[r.reward.components[name] for name in weights] for r in rollouts]
-    return (
-        torch.tensor(rows, dtype=torch.float64),
-        torch.tensor(list(weights.values()), dtype=torch.float64),
-    )
+    found = [tuple(next(flat) for _ in group.scored) for group in groups]
+    if config.require_correct_in_group:
+        pairs = zip(groups, found, strict=True)
+        found = [part if group.solved else (0.0,) * len(part) for group, part in pairs]
+    return tuple(found)
 
 
 def _scored(rows: TrainBatch, index: Tensor, config: GRPOConfig, scores: _Scores) -> TrainBatch:
@@ -479,59 +469,34 @@ def _orders(run: Run, state: TrainState, groups: int) -> list[list[int] | None]:
     return [np.random.default_rng(key).permutation(groups).tolist() for key in keys]
 
 
-# --- update, count, record -----------------------------------------------------------------------
+# --- count, record, report -----------------------------------------------------------------------
 
 
-def _update(run: Run, state: TrainState, batch: TrainBatch) -> UpdateResult:
-    config = run.recipe.grpo
-    state.clock.trained(batch)
-    return update(
-        state.policy,
-        batch,
-        run.objective,
-        state.optimizer,
-        scale=schedule(config.optimizer, state.step, state.total),
-        max_grad_norm=config.optimizer.max_grad_norm,
-        token_budget=config.tokens_per_micro_batch,
-        replica=state.replica,
-    )
-
-
-def _advance(state: TrainState, rollouts: RolloutBatch, updates: Sequence[UpdateResult]) -> None:
-    """Move the state on; until here the step has changed nothing but the weights."""
+def _advance(state: TrainState, rollouts: RolloutBatch) -> None:
+    """Move the state on; until here the step has changed nothing but weights and optimizer."""
     epoch = state.stream.epoch(state.position)
     state.step += 1
     state.position = rollouts.position
     state.epoch_ended = state.stream.epoch(rollouts.position) > epoch
-    for result in updates:
-        state.count_update(applied=result.applied, batch=result.batch)
     if state.difficulty is not None:
         state.difficulty.update((*rollouts.groups, *rollouts.replaced), epoch)
 
 
 def _record(
-    run: Run,
-    state: TrainState,
-    rollouts: RolloutBatch,
-    assembled: Assembled,
+    run: Run, state: TrainState, rollouts: RolloutBatch, advantages: Sequence[Sequence[float]]
 ) -> None:
     """Every rollout that was drawn; what took no part in the step has no advantage."""
     flat: list[float | None] = []
-    for group, values in zip(assembled.groups, assembled.advantages, strict=True):
+    for group, values in zip(rollouts.groups, advantages, strict=True):
         scored = iter(values)
         flat += [None if r.reward.total is None else next(scored) for r in group.rollouts]
     flat += [None for group in rollouts.replaced for _ in group.rollouts]
     tracking = run.recipe.tracking
-    run.folder.write_rollouts(
-        "grpo",
-        state.step,
-        (*assembled.groups, *rollouts.replaced),
-        flat,
-        with_ids=tracking.token_ids,
-    )
+    drawn = (*rollouts.groups, *rollouts.replaced)
+    run.folder.write_rollouts("grpo", state.step, drawn, flat, with_ids=tracking.token_ids)
     every = tracking.print_every_steps
     if every is not None and state.step % every == 0 and run.processes.rank == 0:
-        run.display.sample(format_sample(assembled.groups[0], state.step))
+        run.display.sample(format_sample(drawn[0], state.step))
 
 
 def _report(
@@ -547,7 +512,7 @@ def _report(
     scale = schedule(config.optimizer, state.step - 1, state.total)
     tallies = {
         **notes.tallies(),
-        **rollout_tallies(assembled.groups, assembled.advantages),
+        **rollout_tallies(rollouts.groups, assembled.advantages),
         **assembled.tallies,
     }
     if config.dynamic_sampling_rounds:
@@ -560,7 +525,7 @@ def _report(
     # What makes a run unrepeatable is written down: a grader that ran out of time or died.
     broken = [
         f"nondeterministic_event: grader {r.grade.verdict.value} on {group.problem.id}"
-        for group in assembled.groups
+        for group in rollouts.groups
         for r in group.rollouts
         if r.grade.verdict in _BROKEN_GRADERS
     ]
@@ -576,7 +541,7 @@ def _report(
             **state.clock.tallies(),
         },
         status=status_of(
-            assembled.groups,
+            rollouts.groups,
             applied=any(result.applied for result in updates),
             any_advantage=any(any(values) for values in assembled.advantages),
         ),

@@ -8,14 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from grouper.config.schema import GRPOConfig, SFTConfig
 from grouper.errors import GrouperError, Interrupted, ModelError, RunFolderError
-from grouper.training.checkpoint import (
-    TrainState,
-    last_good,
-    rotate,
-    save_checkpoint,
-)
+from grouper.rewards.calling import line_of_users, load_hook, shown
+from grouper.training.checkpoint import TrainState, last_good, rotate, save_checkpoint
 from grouper.training.curriculum import evaluation_is_due
 from grouper.training.nan_dump import write_nan_dump
 from grouper.training.run import Run
@@ -65,6 +60,9 @@ def run_phase(
 ) -> None:
     """Run a phase from `state.step` to its end, with hooks around it.
 
+    What is due at a step is done when the loop arrives there and looks whether it has been done:
+    a run that was killed in the middle of an evaluation makes it up when it resumes.
+
     Args:
         run: the open run.
         state: where the phase is; moved on by every step.
@@ -79,22 +77,6 @@ def run_phase(
     """
     for hook in hooks:
         hook.phase_begins(run, state)
-    _take_steps(run, state, step, hooks)
-    for hook in hooks:
-        hook.phase_ends(run, state)
-
-
-def _take_steps(
-    run: Run,
-    state: TrainState,
-    step: Callable[[Run, TrainState], StepReport],
-    hooks: Sequence[Hook],
-) -> None:
-    """Take the steps that are left of a phase.
-
-    What is due at a step is done when the loop arrives there and looks whether it has been done:
-    a run that was killed in the middle of an evaluation makes it up when it resumes.
-    """
     saves = _Saves(run, state)
     tidy(run, state)  # a kill may have come in between
     with run.display.track(f"training {state.phase}", state.total) as task:
@@ -106,34 +88,41 @@ def _take_steps(
                 saves.at_this_step(better=better, last=ended)
                 run.raise_if_stopped(f"{state.phase} step {state.step}", together=True)
                 if ended:
-                    return
-                report = step(run, state)
-                asked = [hook.after_step(run, state, report) for hook in hooks]
-                state.asked = {word: who for one in asked for word, who in one.asks.items()}
-                texts = tuple(text for one in asked for text in one.events)
-                events = (*saves.take_events(), *report.events, *texts)
-                report = replace(report, events=events)
-                run.folder.append_metrics(report)
-                run.display.step(report, state.total)
-                _stop_if_broken(run, state)
-                for text in texts if run.processes.rank == 0 else ():
-                    log.warning("%s step %d: %s", state.phase, report.step, text)
-                for error in filter(None, (one.error for one in asked)):
-                    raise error
+                    break
+                _take_step(run, state, step, hooks, saves.take_events())
         except Interrupted:
             saves.before_leaving()
             raise
+    for hook in hooks:
+        hook.phase_ends(run, state)
 
 
-def phase_config(run: Run, state: TrainState) -> SFTConfig | GRPOConfig:
-    """The settings of a phase."""
-    config: SFTConfig | GRPOConfig = getattr(run.recipe, state.phase)
-    return config
+def _take_step(
+    run: Run,
+    state: TrainState,
+    step: Callable[[Run, TrainState], StepReport],
+    hooks: Sequence[Hook],
+    events: tuple[str, ...],
+) -> None:
+    """Take one step, hear the hooks, and record it with the events before it."""
+    report = step(run, state)
+    asked = [hook.after_step(run, state, report) for hook in hooks]
+    state.asked = {word: who for one in asked for word, who in one.asks.items()}
+    texts = tuple(text for one in asked for text in one.events)
+    report = replace(report, events=(*events, *report.events, *texts))
+    run.folder.append_metrics(report)
+    run.display.step(report, state.total)
+    if state.skipped >= MOST_SKIPPED:
+        _stop_broken(run, state)
+    for text in texts if run.processes.rank == 0 else ():
+        log.warning("%s step %d: %s", state.phase, report.step, text)
+    for error in filter(None, (one.error for one in asked)):
+        raise error
 
 
 def _evaluate_if_due(run: Run, state: TrainState) -> bool:
     """Measure the policy on the validation problems; whether it is better than ever before."""
-    step, config = state.step, phase_config(run, state)
+    step, config = state.step, state.config(run.recipe)
     total = step if state.asked.get("stop") else state.total
     due = evaluation_is_due(config, step, total=total, epoch_ended=state.epoch_ended)
     due = due or "evaluate" in state.asked
@@ -160,13 +149,9 @@ class _Saves:
     """The checkpoints of one phase: when they are written, and what happens when that fails."""
 
     def __init__(self, run: Run, state: TrainState) -> None:
-        self._run = run
-        self._state = state
-        self._config = phase_config(run, state)
-        self._saved = state.step
-        """The step of the last checkpoint to go on from; the beginning needs none."""
-        self._since = time.monotonic()
-        """When that was."""
+        self._run, self._state = run, state
+        # The step of the last checkpoint to go on from, and when it was; the beginning needs none.
+        self._saved, self._since = state.step, time.monotonic()
         self._events: list[str] = []
 
     def at_this_step(self, *, better: bool, last: bool) -> None:
@@ -189,7 +174,8 @@ class _Saves:
 
     def _is_due(self) -> bool:
         """Whether enough steps have been taken, or enough time has passed, as rank 0 sees it."""
-        every, minutes = self._config.checkpoint_every, self._config.checkpoint_minutes
+        config = self._state.config(self._run.recipe)
+        every, minutes = config.checkpoint_every, config.checkpoint_minutes
         if self._state.asked.get("save") or (every > 0 and self._state.step % every == 0):
             return True
         return minutes > 0 and self._run.processes.on_rank0(
@@ -210,13 +196,8 @@ class _Saves:
         run, state = self._run, self._state
         # The one that the run has just resumed from is never replaced by weights alone.
         if resumable or state.step != self._saved:
-            save_checkpoint(
-                run.path,
-                state,
-                run.prepared.tokenizer,
-                recipe_hash=run.hash,
-                resumable=resumable,
-            )
+            tokenizer, mark = run.prepared.tokenizer, run.hash
+            save_checkpoint(run.path, state, tokenizer, recipe_hash=mark, resumable=resumable)
         if resumable:
             self._saved, self._since = state.step, time.monotonic()
         tidy(run, state)
@@ -224,30 +205,30 @@ class _Saves:
 
 def tidy(run: Run, state: TrainState) -> None:
     """Remove the checkpoints of a phase that are no longer wanted."""
-    config = phase_config(run, state)
-    folder, step, keep = run.path / state.phase, state.step, config.keep_checkpoints
-    run.processes.on_rank0(lambda: rotate(folder, step=step, keep=keep, best=state.best))
+    folder, keep = run.path / state.phase, state.config(run.recipe).keep_checkpoints
+    run.processes.on_rank0(lambda: rotate(folder, step=state.step, keep=keep, best=state.best))
 
 
-def _stop_if_broken(run: Run, state: TrainState) -> None:
-    if state.skipped < MOST_SKIPPED:
-        return
+def _stop_broken(run: Run, state: TrainState) -> None:
+    """Keep the evidence of updates that were not finite, and raise."""
     what = f"nothing finite came out of {state.skipped} updates in a row"
-    folder = run.processes.on_rank0(
-        lambda: write_nan_dump(
-            run.path,
-            state.suspect,
-            run.folder.read_metrics(),
-            run.prepared.tokenizer,
-            what=f"{what}: a log-prob, the loss or its gradient was infinite or not a number.",
+    folder, left = run.processes.on_rank0(
+        lambda: (
+            write_nan_dump(
+                run.path,
+                f"{state.phase}-{state.step:06d}",
+                state.suspect,
+                run.prepared.tokenizer,
+                what=f"{what}: a log-prob, the loss or its gradient was infinite or not a number.",
+            ),
+            _what_is_left(run.path / state.phase, state.step),
         )
     )
     raise ModelError(
         what,
         where=f"{state.phase} step {state.step}",
         fix=f"The steps, texts and metrics are in {folder}. Lower "
-        f"{state.phase}.optimizer.learning_rate or use model.compute_dtype: float32. "
-        + run.processes.on_rank0(lambda: _what_is_left(run.path / state.phase, state.step)),
+        f"{state.phase}.optimizer.learning_rate or use model.compute_dtype: float32. {left}",
     )
 
 
@@ -257,3 +238,46 @@ def _what_is_left(phase: Path, step: int) -> str:
     if good is None:
         return f"No checkpoint of {phase.name} has been saved: it starts again."
     return f"{good[1]} is from before: go on from it with --resume --allow-changes."
+
+
+# --- functions of the user's ---------------------------------------------------------------------
+
+
+class UserHook(Hook):
+    """Calls a function with the report of each step, on rank 0; every process hears the answer.
+
+    Args:
+        name: `path/to/file.py:function`. It returns None, one of `WORDS`, or several of them.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._function = load_hook(name)
+
+    def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
+        del state
+        return run.processes.on_rank0(lambda: self._answer(run, report))
+
+    def _answer(self, run: Run, report: StepReport) -> Asked:
+        """What the function asks for. What it raises is an event, and the run goes on."""
+        try:
+            # A copy: what it changes in its metrics is in no record.
+            returned = self._function(replace(report, tallies={**report.tallies}))
+            several = isinstance(returned, list | tuple | set | frozenset)
+            words = list(returned) if several else [returned]
+            wrong = [shown(word) for word in words if word not in (None, *WORDS)]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
+            what = f"raised {type(error).__name__}: {error}{line_of_users(error)}"
+            return Asked(events=(f"hook {self._name} {what}",))
+        if wrong:
+            known = f"which is none of {', '.join(WORDS)}"
+            return Asked(events=(f"hook {self._name} asks for {', '.join(wrong)}, {known}",))
+        asks = {word: self._name for word in words if word is not None}
+        in_vain = "evaluate" in asks and not run.prepared.validation
+        text = f"hook {self._name} asks to evaluate, and there are no validation problems"
+        return Asked(asks=asks, events=(text,) if in_vain else ())

@@ -54,13 +54,11 @@ class Optimizer:
         Args:
             state: of an optimizer with the same `describe`, split as the parameters are now.
         """
-        for number, part in enumerate(self.parts):
-            moments: dict[int, dict[str, Any]] = {}
-            for key, value in state.items():
-                owner, index, name = key.split(".", 2)
-                if int(owner) == number:
-                    moments.setdefault(int(index), {})[name] = value
-            part.load_state_dict({**part.state_dict(), "state": moments})
+        for key, value in state.items():
+            number, _, name = key.split(".", 2)
+            parameter = self.parameter(key)
+            held = value.to(parameter.device) if isinstance(value, Tensor) else value
+            self.parts[int(number)].state[parameter][name] = held
 
     def parameter(self, key: str) -> Tensor:
         """The parameter that an entry of the state belongs to."""

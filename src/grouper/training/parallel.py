@@ -1,15 +1,13 @@
 """Several processes: how they meet, and the policy as each of them holds it.
 
-Gradients are summed over processes, never averaged: the weights of a batch are those of the whole
-step. PyTorch's engines average, so each process multiplies its loss by their number.
+Every process runs forward and backward over its own slices of a step; then gradients are summed,
+never averaged: the weights of a batch are those of the whole step.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -19,9 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.parallel import DistributedDataParallel
 
-from grouper.algorithms.batching import TrainBatch
+from grouper.algorithms.batching import TrainBatch, micro_batches
 from grouper.errors import GrouperError
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.models.process_group import ProcessGroup, SingleProcess
@@ -113,43 +110,35 @@ class Slice:
 
 
 class ParallelPolicy:
-    """One process, one policy.
+    """The policy as one process runs it, which holds all weights; alone, or like every other one.
 
     Args:
-        policy: the policy; calling the replica calls it.
+        policy: loaded with equal weights on every process.
         processes: the processes that hold it.
     """
+
+    split = False
+    """Whether weights and optimizer state are split over the processes."""
 
     def __init__(self, policy: Policy, processes: ProcessGroup | None = None) -> None:
         self.policy = policy
         self.processes = processes or SingleProcess()
-        self.split = False
-        """Whether weights and optimizer state are split over the processes."""
-        self._module: nn.Module = policy
 
-    def __call__(self, batch: TrainBatch, *, entropy_gradient: bool = False) -> TokenOutputs:
-        outputs: TokenOutputs = self._module(batch, entropy_gradient=entropy_gradient)
-        return outputs
-
-    def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
-        """Around one forward and backward; gradients are brought together in the last one."""
-        del last
-        return nullcontext()
-
-    def token_budget(self, batch: TrainBatch, budget: int) -> int:
-        """Tokens in one slice, small enough that every process gets a part of the step."""
-        tokens = int(batch.prompt_lengths.sum() + batch.completion_lengths.sum())
-        return min(budget, -(-tokens // self.processes.size))
-
-    def share(self, parts: Sequence[TrainBatch]) -> Iterator[Slice]:
+    def slices(self, batch: TrainBatch, budget: int) -> Iterator[Slice]:
         """This process's slices of a step, one after the other.
 
-        The engines need equally many forwards on every process. Who has fewer runs a stand-in
-        without weight: its gradient is zero and what it says of itself is not to be counted.
+        Split weights need equally many forwards on every process. One that has fewer runs a
+        stand-in without weight: its gradient is zero and its tallies are not to be counted.
+
+        Args:
+            batch: the step.
+            budget: tokens in one slice; fewer where every process is to get a part of the step.
         """
         rank, size = self.processes.rank, self.processes.size
-        rounds = -(-len(parts) // size)
-        own = 0
+        tokens = int(batch.prompt_lengths.sum() + batch.completion_lengths.sum())
+        budget = min(budget, self.policy.token_limit or budget, -(-tokens // size))
+        parts = micro_batches(batch, budget, shared_prompts=self.policy.native)
+        rounds, own = -(-len(parts) // size), 0
         for number, part in enumerate(parts):
             if number % size == rank:
                 own += 1
@@ -158,47 +147,40 @@ class ParallelPolicy:
             blank = replace(parts[0], weights=torch.zeros_like(parts[0].weights))
             yield Slice(number=len(parts) + rank, batch=blank, own=False, last=True)
 
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of a slice's loss to what this process has."""
+        del last
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def sum_gradients(self) -> None:
+        """Add up the gradients of all processes, once each has run its slices of a step."""
+        for parameter in self.policy.trainable().values() if self.processes.size > 1 else ():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            self.processes.sum_(parameter.grad)
+
     @torch.no_grad()
     def score(self, batch: TrainBatch) -> TokenOutputs:
         """One forward without a gradient."""
-        return self(batch)
+        outputs: TokenOutputs = self.policy(batch)
+        return outputs
 
     def reference_logprobs(self, weights: dict[str, Tensor], batch: TrainBatch) -> Tensor:
         """Log-probs [R, T] under other trainable weights, from `snapshot` or `shard`."""
         return self.policy.logprobs_with(weights, batch)
 
     def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Whole trainable weights, as this replica holds its own."""
+        """Whole trainable weights, as this process holds its own."""
         return weights
 
     def whole_weights(self) -> dict[str, Tensor] | None:
         """All weights in one piece for saving, or None where the model has them so itself."""
         return None
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        """A weight or gradient in one piece; every process takes part."""
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
     def clip_grad_norm(self, bound: float) -> float:
         """Scale the whole gradient down to a 2-norm of at most `bound`; returns what it was."""
         norm = nn.utils.clip_grad_norm_(self.policy.trainable().values(), bound)
-        return float(self.whole(norm))
-
-
-class DataParallel(ParallelPolicy):
-    """Every process holds all weights: PyTorch's DistributedDataParallel."""
-
-    def __init__(self, policy: Policy, processes: ProcessGroup | None = None) -> None:
-        super().__init__(policy, processes)
-        with warnings.catch_warnings():
-            # The newest torch renames the option, the oldest supported one lacks the new name.
-            warnings.simplefilter("ignore", FutureWarning)
-            # Buffers are constants (rotary frequencies): nothing to bring together.
-            self._ddp = DistributedDataParallel(policy, broadcast_buffers=False)
-        self._module = self._ddp
-
-    def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if last else self._ddp.no_sync()
+        return float(whole(norm))
 
 
 class FullySharded(ParallelPolicy):
@@ -207,22 +189,27 @@ class FullySharded(ParallelPolicy):
     Parameters, gradients and optimizer state are DTensors from here on.
     """
 
-    def __init__(self, policy: Policy, processes: ProcessGroup | None = None) -> None:
+    split = True
+
+    def __init__(self, policy: Policy, processes: ProcessGroup) -> None:
         super().__init__(policy, processes)
         # The decoder layers are gathered one after the other.
         layers = getattr(policy.model, "_no_split_modules", None) or ()
         for module in [m for m in policy.modules() if type(m).__name__ in layers]:
             fully_shard(module)
         self._sharded = fully_shard(policy)
-        self.split = True
 
-    def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
+    def backward(self, loss: Tensor, *, last: bool) -> None:
         self._sharded.set_requires_gradient_sync(last)
-        return nullcontext()
+        # The engine averages over processes; the gradient of a step is a sum.
+        super().backward(loss * self.processes.size, last=last)
+
+    def sum_gradients(self) -> None:
+        """Nothing: the last backward has done it."""
 
     @torch.no_grad()
     def score(self, batch: TrainBatch) -> TokenOutputs:
-        outputs = self(batch)
+        outputs = super().score(batch)
         # The root keeps what it gathered until a backward that does not come here.
         self._sharded.reshard()
         return outputs
@@ -241,26 +228,35 @@ class FullySharded(ParallelPolicy):
                 parameter.copy_(own[name])
 
     def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        parameters: dict[str, Any] = dict(self.policy.trainable())
-        return {
-            name: distribute_tensor(
-                value.to(parameters[name].device),
-                parameters[name].device_mesh,
-                parameters[name].placements,
-                src_data_rank=None,  # every process has the whole: none needs to send anything
-            )
-            for name, value in weights.items()
-        }
+        parameters = self.policy.trainable()
+        return {name: split_as(value, parameters[name]) for name, value in weights.items()}
 
     @torch.no_grad()
     def whole_weights(self) -> dict[str, Tensor] | None:
         # Every process takes part in gathering; only the first one keeps the result.
         weights = {}
         for name, parameter in self.policy.model.named_parameters():
-            value = self.whole(parameter.detach())
+            value = whole(parameter.detach())
             if self.processes.rank == 0:
                 weights[name] = value.cpu()
         return weights
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A weight, gradient or moment in one piece; every process takes part."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def split_as(value: Tensor, parameter: Any) -> Tensor:
+    """A tensor of a parameter's shape in one piece, as that parameter is held here."""
+    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        return value
+    return distribute_tensor(
+        value.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        src_data_rank=None,  # every process has the whole: none needs to send anything
+    )
 
 
 def make_parallel(policy: Policy, processes: ProcessGroup, parallel: str) -> ParallelPolicy:
@@ -271,6 +267,5 @@ def make_parallel(policy: Policy, processes: ProcessGroup, parallel: str) -> Par
         processes: the processes.
         parallel: `ddp` or `fsdp`; of no meaning to a single process.
     """
-    if processes.size == 1:
-        return ParallelPolicy(policy, processes)
-    return {"ddp": DataParallel, "fsdp": FullySharded}[parallel](policy, processes)
+    kind = FullySharded if parallel == "fsdp" and processes.size > 1 else ParallelPolicy
+    return kind(policy, processes)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import gc
 import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -36,15 +34,14 @@ from grouper.models.loading import (
 )
 from grouper.models.new_model import make_new_model, save_new_model
 from grouper.models.policy import Policy
-from grouper.models.process_group import ProcessGroup
 from grouper.prompts import make_format
-from grouper.prompts.preparing import Dropped, prepare_demonstrations, prepare_prompts
-from grouper.prompts.rendering import (
-    StopTokens,
-    find_stop_tokens,
-    install_template,
-    right_completion,
+from grouper.prompts.preparing import (
+    Item,
+    PreparedItems,
+    prepare_demonstrations,
+    prepare_prompts,
 )
+from grouper.prompts.rendering import find_stop_tokens, install_template, right_completion
 from grouper.rewards import RewardStack, build_rewards
 from grouper.sampling.base import Sampler
 from grouper.sampling.native import NativeSampler
@@ -53,7 +50,6 @@ from grouper.tracking.identity import flat_settings
 from grouper.training.checkpoint import is_complete, read_state
 from grouper.training.problem_sets import ProblemSets, load_part
 from grouper.types import (
-    AnswerFormat,
     Completion,
     Demonstration,
     FinishReason,
@@ -69,42 +65,105 @@ log = logging.getLogger(__name__)
 Items = tuple[tuple[Problem, Prompt], ...]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
 class Prepared:
     """What a run works with, and what is made of it when asked: model, sampler, grader, rewards.
 
-    Close it, or use it with `with`: grading has processes of its own.
+    Each problem is rendered once, with the renderer that all phases share. What does not fit is
+    listed and left out. Close it, or use it with `with`: grading has processes of its own.
+
+    Args:
+        recipe: how prompts are written, sampled and graded.
+        sets: the parts to prepare, from `load_problem_sets`; perhaps none.
+        model: folder or Hub name of the model whose tokenizer is used; left out: the recipe's, or
+            a new one in a folder that goes with this.
+        quiet: warn of nothing.
+
+    Raises:
+        GrouperError: device, tokenizer, format or grading cannot be had; or a prompt holds tokens
+            that the model does not know, or leaves no room for a completion.
     """
 
-    recipe: Recipe
-    model_path: str
-    """Folder or Hub name of the model whose tokenizer is used; in a run that before training."""
-    format: AnswerFormat
-    tokenizer: Any
-    stop_tokens: StopTokens
-    context: int | None
-    """The longest sequence that the model takes, in tokens; None where it does not say."""
-    vocabulary: int
-    """How many tokens the model knows."""
-    max_new_tokens: int
-    """The completion budget: of the recipe, or what `max_total_tokens` leaves of it."""
-    budget_note: str | None = None
-    """What `sampling.max_total_tokens` leaves for a completion, in words."""
-    train: Items = ()
-    """The training problems that fit, each with its prompt; likewise the other parts, which are
-    empty where the recipe has none."""
-    validation: Items = ()
-    test: Items = ()
-    demonstrations: tuple[Demonstration, ...] = ()
-    """What SFT trains; empty where it is skipped."""
-    validation_demonstrations: tuple[Demonstration, ...] = ()
-    """Those of the validation problems that have a worked solution, where SFT is run."""
-    warnings: list[str] = field(default_factory=list)
-    """Settings that work but rarely do what was meant."""
-    folder: tempfile.TemporaryDirectory[str] | None = None
-    """Of a new model that nobody asked for a place for."""
-    quiet: bool = False
-    """Whether rows that are left out go without a warning."""
+    def __init__(
+        self, recipe: Recipe, sets: ProblemSets, *, model: str | None = None, quiet: bool = False
+    ) -> None:
+        find_device(recipe.device)
+        if recipe.threads is not None:
+            torch.set_num_threads(recipe.threads)
+        require_symbolic(recipe.grading)
+        self.recipe, self._quiet = recipe, quiet
+        self.warnings: list[str] = []
+        """Settings that work but rarely do what was meant."""
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        path = model or named_base(recipe)
+        if path is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="grouper-base-")
+            path = str(Path(self._folder.name) / "base")
+            make_base(recipe, sets, Path(path))
+        self.model_path = path
+        """Folder or Hub name of the model whose tokenizer is used; in a run that before training.
+        """
+        try:
+            self._read_model(path)
+            self._render(sets)
+        except BaseException:  # nothing may be left behind, whatever went wrong
+            self.close()
+            raise
+
+    def _read_model(self, path: str) -> None:
+        """What follows from the recipe and the model alone."""
+        recipe = self.recipe
+        self.format = make_format(recipe.prompt)
+        revision = recipe.model.revision if path == recipe.model.path else None
+        self.tokenizer = load_tokenizer(path, revision=revision)
+        install_template(self.format, self.tokenizer)
+        if self.format.chat == "auto" and not self.tokenizer.chat_template and not self._quiet:
+            log.warning(
+                "The tokenizer of %s has no chat template: prompts are plain text. "
+                "prompt.template=install gives it one, prompt.template=plain is plain without "
+                "this warning.",
+                path,
+            )
+        shape = shape_of(path, revision)
+        self.stop_tokens = find_stop_tokens(
+            self.tokenizer, stop_ids_of(path, revision), self.format
+        )
+        self.context = context_length(shape)
+        """The longest sequence that the model takes, in tokens; None where it does not say."""
+        self.vocabulary = int(shape.get_text_config().vocab_size)
+        """How many tokens the model knows."""
+
+    def _render(self, sets: ProblemSets) -> None:
+        """Every part, within the lengths that the recipe allows."""
+        recipe = self.recipe
+        self.max_new_tokens = recipe.sampling.max_new_tokens
+        """The completion budget: of the recipe, or what `max_total_tokens` leaves of it."""
+        self.budget_note: str | None = None
+        """What `sampling.max_total_tokens` leaves for a completion, in words."""
+        total, train = recipe.sampling.max_total_tokens, None
+        if total is not None:
+            # As little as possible, until the prompts have been counted.
+            self.max_new_tokens = 1
+            # How much room prompts and demonstrations have follows from the training prompts. Where
+            # there are none and evaluation has a budget of its own, nothing needs it.
+            if sets != ProblemSets() or recipe.evaluation.max_new_tokens is None:
+                train = self._prompts(sets.train or load_part(recipe, "train"), "train")
+                self._set_budget(min(total, self.context or total), train)
+        self.demonstrations: tuple[Demonstration, ...] = ()
+        """What SFT trains; empty where it is skipped."""
+        self.validation_demonstrations: tuple[Demonstration, ...] = ()
+        """Those of the validation problems that have a worked solution, where SFT is run."""
+        if sets.sft is not None and not recipe.skip_sft:
+            self.demonstrations = self._demonstrations(sets.sft, "sft")
+            if sets.validation is not None and any(p.solution for p in sets.validation.problems):
+                shown = self._demonstrations(sets.validation, "validation")
+                self.validation_demonstrations = shown
+        if train is None or sets.train is None:
+            train = self._prompts(sets.train, "train")
+        self.train = train
+        """The training problems that fit, each with its prompt; likewise the other parts, which are
+        empty where the recipe has none."""
+        self.validation = self._prompts(sets.validation, "validation")
+        self.test = self._prompts(sets.test, "test")
 
     # --- for the eye ---
 
@@ -172,26 +231,25 @@ class Prepared:
     def training_params(self, *, max_new_tokens: int | None = None) -> SamplingParams:
         """How GRPO draws its rollouts, or longer ones of up to `max_new_tokens`."""
         s = self.recipe.sampling
-        return SamplingParams(
+        return self._params(
             temperature=s.temperature,
             top_p=s.top_p,
             top_k=s.top_k,
             min_p=s.min_p,
             min_new_tokens=s.min_new_tokens,
             max_new_tokens=max_new_tokens or self.max_new_tokens,
-            stop=self.format.stop if s.stop is None else s.stop,
-            include_stop=s.include_stop,
         )
 
     def evaluation_params(self) -> SamplingParams:
         """How every model of the run is measured."""
-        s, e = self.recipe.sampling, self.recipe.evaluation
-        return SamplingParams(
-            temperature=e.temperature,
-            max_new_tokens=e.max_new_tokens or self.max_new_tokens,
-            stop=self.format.stop if s.stop is None else s.stop,
-            include_stop=s.include_stop,
-        )
+        e = self.recipe.evaluation
+        most = e.max_new_tokens or self.max_new_tokens
+        return self._params(temperature=e.temperature, max_new_tokens=most)
+
+    def _params(self, **settings: Any) -> SamplingParams:
+        s = self.recipe.sampling
+        stop = self.format.stop if s.stop is None else s.stop
+        return SamplingParams(**settings, stop=stop, include_stop=s.include_stop)
 
     def load(self, path: str) -> Policy:
         """Load a model folder as the policy; its version is the steps it has seen.
@@ -261,29 +319,32 @@ class Prepared:
         sampler: Sampler,
         *,
         name: str,
-        phase: str,
-        step: int,
         split: str,
-        progress: Callable[[int, int], None] | None = None,
-        card: Mapping[str, Any] | None = None,
-        processes: ProcessGroup | None = None,
+        card: dict[str, Any] | None = None,
+        **others: Any,
     ) -> EvaluationResult:
-        """Measure the model of a sampler on the `test` or `validation` problems; see `evaluate`."""
+        """Measure the model of a sampler on the `test` or `validation` problems.
+
+        Args:
+            sampler: draws the completions.
+            name: of the result.
+            split: `test` or `validation`.
+            card: more to record.
+            others: as in `evaluate`.
+        """
+        recipe = self.recipe
         return evaluate(
             name=name,
-            phase=phase,
-            step=step,
             split=split,
             items=self.test if split == "test" else self.validation,
             sampler=sampler,
             grader=self.grader,
             params=self.evaluation_params(),
-            samples=self.recipe.evaluation.samples,
-            seed=self.recipe.seed,
-            progress=progress,
-            card={"recipe_hash": recipe_hash(self.recipe), **(card or {})},
-            processes=processes,
-            behaviour=Behaviour.where_wanted(self.recipe, self.format, self.rewards, name),
+            samples=recipe.evaluation.samples,
+            seed=recipe.seed,
+            card={"recipe_hash": recipe_hash(recipe), **(card or {})},
+            behaviour=Behaviour.where_wanted(recipe, self.format, self.rewards, name),
+            **others,
         )
 
     def reward(self, text: str, number: int = 0) -> Reward:
@@ -318,8 +379,8 @@ class Prepared:
         self.release()
         if "grader" in self.__dict__:
             self.grader.close()
-        if self.folder is not None:
-            self.folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -327,199 +388,103 @@ class Prepared:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # --- rendering ---
+
+    def _set_budget(self, total: int, items: Items) -> None:
+        """Let completions have what the longest training prompt leaves of `total` tokens.
+
+        Raises:
+            ConfigError: it leaves nothing.
+        """
+        longest = max((len(prompt.token_ids) for _, prompt in items), default=0)
+        new = total - longest
+        if new < max(1, self.recipe.sampling.min_new_tokens):
+            raise ConfigError(
+                f"prompts of up to {longest} tokens leave {max(new, 0)} of {total} for a "
+                "completion",
+                where="sampling.max_total_tokens",
+                fix="Raise it, or lower prompt.max_percentile or prompt.max_prompt_tokens.",
+            )
+        self.max_new_tokens = new
+        self.budget_note = (
+            f"Completions have up to {new} tokens: {total} in all, less {longest} of the longest "
+            f"of {len(items):,} prompts."
+        )
+
+    def _prompts(self, part: ProblemSet | None, name: str) -> Items:
+        """The problems of a part that fit, with their prompts."""
+        if part is None:
+            return ()
+        limit, settings = self.prompt_limit, self.recipe.prompt
+        fix = "Raise prompt.max_prompt_tokens."
+        if limit < settings.max_prompt_tokens:
+            fix = (
+                f"Lower sampling.max_new_tokens: of the model's {self.context} tokens it leaves "
+                f"prompts {limit}."
+            )
+        rendered = prepare_prompts(
+            part.problems,
+            self.format,
+            self.tokenizer,
+            max_prompt_tokens=limit,
+            max_percentile=settings.max_percentile if name == "train" else None,
+            fix=fix,
+        )
+        return self._checked(rendered, name)
+
+    def _demonstrations(self, part: ProblemSet, name: str) -> tuple[Demonstration, ...]:
+        """The worked solutions of a part that fit after every prompt that is kept."""
+        context, limit = self.context, self.prompt_limit
+        rendered = prepare_demonstrations(
+            part.problems,
+            self.format,
+            self.tokenizer,
+            self.stop_tokens.trained,
+            max_prompt_tokens=limit,
+            max_completion_tokens=None if context is None else max(1, context - limit),
+            max_tokens=self.recipe.sft.max_tokens if name == "sft" else None,
+        )
+        return tuple(shown for _, shown in self._checked(rendered, name, "the solution of "))
+
+    def _checked(
+        self, rendered: PreparedItems[Item], name: str, what: str = ""
+    ) -> tuple[tuple[Problem, Item], ...]:
+        """What is kept of a part; a few words on the rest, all of which is in training.log.
+
+        Raises:
+            ModelError: the model's embedding has no row for a token. A tokenizer may know more
+                tokens than the model, as long as nobody writes them.
+        """
+        dropped = () if self._quiet else rendered.dropped
+        if dropped:
+            log.warning(
+                "data.%s: %d rows are left out, the first: %s (%s).",
+                name,
+                len(dropped),
+                dropped[0].problem_id,
+                dropped[0].reason,
+            )
+        for row in dropped:
+            log.debug("data.%s: %s is left out: %s", name, row.problem_id, row.reason)
+        for problem, item in rendered.items:
+            highest = max(item.token_ids)
+            if highest >= self.vocabulary:
+                raise ModelError(
+                    f"the tokenizer writes {what}{problem.id} with token {highest} "
+                    f"({self.tokenizer.convert_ids_to_tokens(highest)!r}), and the model knows "
+                    f"{self.vocabulary} tokens",
+                    where="the tokenizer",
+                    fix="Use the tokenizer that was saved with the model, or resize the model's "
+                    "embedding (`resize_token_embeddings`) and save both.",
+                )
+        return rendered.items
+
 
 def prepare(
     recipe: Recipe, sets: ProblemSets, *, model: str | None = None, quiet: bool = False
 ) -> Prepared:
-    """Render the problems of `sets`, each once, with the renderer that all phases share.
-
-    What does not fit is listed and left out.
-
-    Args:
-        recipe: how prompts are written, sampled and graded.
-        sets: the parts to prepare, from `load_problem_sets`; perhaps none.
-        model: folder or Hub name of the model whose tokenizer is used; left out: the recipe's, or
-            a new one in a folder that goes with the result.
-        quiet: warn of nothing.
-
-    Raises:
-        GrouperError: device, tokenizer, format or grading cannot be had; or a prompt holds tokens
-            that the model does not know, or leaves no room for a completion.
-    """
-    find_device(recipe.device)
-    if recipe.threads is not None:
-        torch.set_num_threads(recipe.threads)
-    require_symbolic(recipe.grading)
-    path, folder = model or named_base(recipe), None
-    if path is None:
-        folder = tempfile.TemporaryDirectory(prefix="grouper-base-")
-        path = str(Path(folder.name) / "base")
-        make_base(recipe, sets, Path(path))
-    elif model is None:
-        require_model_folder(path)
-    try:
-        return _with_problems(_with_tokenizer(recipe, path, folder, quiet=quiet), sets)
-    except BaseException:  # nothing may be left behind, whatever went wrong
-        if folder is not None:
-            folder.cleanup()
-        raise
-
-
-def _with_tokenizer(
-    recipe: Recipe, path: str, folder: tempfile.TemporaryDirectory[str] | None, *, quiet: bool
-) -> Prepared:
-    """What follows from the recipe and the model alone; no problem has been rendered yet."""
-    fmt, revision = make_format(recipe.prompt), None
-    if path == recipe.model.path:
-        revision = recipe.model.revision
-    tokenizer = load_tokenizer(path, revision=revision)
-    install_template(fmt, tokenizer)
-    if fmt.chat == "auto" and not tokenizer.chat_template and not quiet:
-        log.warning(
-            "The tokenizer of %s has no chat template: prompts are plain text. "
-            "prompt.template=install gives it one, prompt.template=plain is plain without "
-            "this warning.",
-            path,
-        )
-    shape = shape_of(path, revision)
-    given = recipe.sampling.max_total_tokens is None
-    return Prepared(
-        recipe=recipe,
-        model_path=path,
-        format=fmt,
-        tokenizer=tokenizer,
-        stop_tokens=find_stop_tokens(tokenizer, stop_ids_of(path, revision), fmt),
-        context=context_length(shape),
-        vocabulary=int(shape.get_text_config().vocab_size),
-        # With `max_total_tokens` as little as possible, until the prompts have been counted.
-        max_new_tokens=recipe.sampling.max_new_tokens if given else 1,
-        folder=folder,
-        quiet=quiet,
-    )
-
-
-def _with_problems(prepared: Prepared, sets: ProblemSets) -> Prepared:
-    """Every part rendered, within the lengths that the recipe allows."""
-    recipe = prepared.recipe
-    # How much room prompts and demonstrations have may follow from the training prompts. Where
-    # there are none and evaluation has a budget of its own, nothing needs it.
-    needed = sets != ProblemSets() or recipe.evaluation.max_new_tokens is None
-    if needed and recipe.sampling.max_total_tokens is not None:
-        prepared = _with_budget(prepared, recipe.sampling.max_total_tokens, sets)
-    demonstrations: tuple[Demonstration, ...] = ()
-    validation: tuple[Demonstration, ...] = ()
-    if sets.sft is not None and not recipe.skip_sft:
-        demonstrations = _demonstrations(prepared, sets.sft, "sft")
-        if sets.validation is not None and any(p.solution for p in sets.validation.problems):
-            validation = _demonstrations(prepared, sets.validation, "validation")
-    return replace(
-        prepared,
-        demonstrations=demonstrations,
-        validation_demonstrations=validation,
-        train=prepared.train or _prompts(prepared, sets.train, "train"),
-        validation=_prompts(prepared, sets.validation, "validation"),
-        test=_prompts(prepared, sets.test, "test"),
-    )
-
-
-def _with_budget(prepared: Prepared, most: int, sets: ProblemSets) -> Prepared:
-    """Let completions have what the longest training prompt leaves of `most` tokens.
-
-    Raises:
-        ConfigError: it leaves nothing.
-    """
-    recipe = prepared.recipe
-    items = _prompts(prepared, sets.train or load_part(recipe, "train"), "train")
-    total = min(most, prepared.context or most)
-    longest = max((len(prompt.token_ids) for _, prompt in items), default=0)
-    new = total - longest
-    if new < max(1, recipe.sampling.min_new_tokens):
-        raise ConfigError(
-            f"prompts of up to {longest} tokens leave {max(new, 0)} of {total} for a completion",
-            where="sampling.max_total_tokens",
-            fix="Raise it, or lower prompt.max_percentile or prompt.max_prompt_tokens.",
-        )
-    note = (
-        f"Completions have up to {new} tokens: {total} in all, less {longest} of the longest "
-        f"of {len(items):,} prompts."
-    )
-    train = items if sets.train is not None else ()
-    return replace(prepared, max_new_tokens=new, budget_note=note, train=train)
-
-
-def _prompts(prepared: Prepared, part: ProblemSet | None, name: str) -> Items:
-    """The problems of a part that fit, with their prompts."""
-    if part is None:
-        return ()
-    limit, settings = prepared.prompt_limit, prepared.recipe.prompt
-    fix = "Raise prompt.max_prompt_tokens."
-    if limit < settings.max_prompt_tokens:
-        fix = (
-            f"Lower sampling.max_new_tokens: of the model's {prepared.context} tokens it leaves "
-            f"prompts {limit}."
-        )
-    rendered = prepare_prompts(
-        part.problems,
-        prepared.format,
-        prepared.tokenizer,
-        max_prompt_tokens=limit,
-        max_percentile=settings.max_percentile if name == "train" else None,
-        fix=fix,
-    )
-    _report_dropped(prepared, name, rendered.dropped)
-    for problem, prompt in rendered.items:
-        _require_known(prepared, prompt.token_ids, problem.id)
-    return rendered.items
-
-
-def _demonstrations(prepared: Prepared, part: ProblemSet, name: str) -> tuple[Demonstration, ...]:
-    """The worked solutions of a part that fit after every prompt that is kept."""
-    context, limit = prepared.context, prepared.prompt_limit
-    rendered = prepare_demonstrations(
-        part.problems,
-        prepared.format,
-        prepared.tokenizer,
-        prepared.stop_tokens.trained,
-        max_prompt_tokens=limit,
-        max_completion_tokens=None if context is None else max(1, context - limit),
-        max_tokens=prepared.recipe.sft.max_tokens if name == "sft" else None,
-    )
-    _report_dropped(prepared, name, rendered.dropped)
-    for problem, demonstration in rendered.items:
-        _require_known(prepared, demonstration.token_ids, f"the solution of {problem.id}")
-    return tuple(demonstration for _, demonstration in rendered.items)
-
-
-def _require_known(prepared: Prepared, token_ids: Sequence[int], what: str) -> None:
-    """Refuse tokens that the model's embedding has no row for.
-
-    A tokenizer may know more tokens than the model, as long as nobody writes them.
-    """
-    highest = max(token_ids)
-    if highest >= prepared.vocabulary:
-        raise ModelError(
-            f"the tokenizer writes {what} with token {highest} "
-            f"({prepared.tokenizer.convert_ids_to_tokens(highest)!r}), and the model knows "
-            f"{prepared.vocabulary} tokens",
-            where="the tokenizer",
-            fix="Use the tokenizer that was saved with the model, or resize the model's "
-            "embedding (`resize_token_embeddings`) and save both.",
-        )
-
-
-def _report_dropped(prepared: Prepared, part: str, dropped: Sequence[Dropped]) -> None:
-    """List what is left out: a few on the console, all of them in training.log."""
-    if not dropped or prepared.quiet:
-        return
-    log.warning(
-        "data.%s: %d rows are left out, the first: %s (%s).",
-        part,
-        len(dropped),
-        dropped[0].problem_id,
-        dropped[0].reason,
-    )
-    for row in dropped:
-        log.debug("data.%s: %s is left out: %s", part, row.problem_id, row.reason)
+    """As `Prepared`."""
+    return Prepared(recipe, sets, model=model, quiet=quiet)
 
 
 # --- the model before training -------------------------------------------------------------------

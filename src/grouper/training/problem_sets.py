@@ -6,7 +6,7 @@ No torch: a dry run reads them, too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from grouper.config.schema import PhaseConfig, Recipe, SourceConfig
@@ -61,39 +61,44 @@ class ProblemSets:
         return [p for part in (self.sft, self.train) if part is not None for p in part.problems]
 
 
-def load_problem_sets(recipe: Recipe) -> ProblemSets:
-    """Load what the recipe's phases need.
+def load_problem_sets(recipe: Recipe, parts: Collection[str] | None = None) -> ProblemSets:
+    """Load parts of a recipe's data as a run uses them.
+
+    Args:
+        recipe: names them.
+        parts: some of `PARTS`; left out: those that the phases of the recipe need.
 
     Raises:
         DataError: missing or empty data, or too many rows that cannot be read.
     """
-    data = recipe.data
-    train, validation = _train_and_validation(recipe)
-    # A new model's tokenizer is fitted to the same texts whatever phases run.
-    wanted = not recipe.skip_sft or recipe.model.new is not None
-    sft = None
-    if wanted:
-        sft = train if data.sft is None else _sft(recipe, data.sft, validation)
-    test = None if data.test is None else _load("test", data.test, recipe)
-    return ProblemSets(sft=sft, train=train, validation=validation, test=test)
+    data, needed = recipe.data, {*(parts or PARTS)}
+    if parts is None and recipe.skip_sft and recipe.model.new is None:
+        # A new model's tokenizer is fitted to the same texts whatever phases run.
+        needed.discard("sft")
+    wanted = tuple(needed)
+    # SFT without data of its own has the training problems; validation may be taken out of them,
+    # and then none of its questions is demonstrated.
+    shared = "sft" in needed and data.sft is None
+    if shared or (data.validation_share and needed & {"sft", "validation"}):
+        needed.add("train")
+    found: dict[str, ProblemSet] = {}
+    for part in PARTS:
+        source: SourceConfig | None = getattr(data, part)
+        if part in needed and source is not None:
+            found[part] = _load(part, source, recipe)
+    if data.validation_share and "train" in found:
+        share, seed = data.validation_share, recipe.seed
+        found["train"], found["validation"] = hold_out(found["train"], share, seed=seed)
+        if "sft" in found:
+            found["sft"] = without(found["sft"], found["validation"])
+    if shared:
+        found["sft"] = found["train"]
+    return ProblemSets(**{part: found[part] for part in wanted if part in found})
 
 
 def load_part(recipe: Recipe, part: str) -> ProblemSet | None:
-    """Load one of `PARTS` as a run would use it; None where the recipe has no such part.
-
-    Raises:
-        DataError: missing or empty data, or too many rows that cannot be read.
-    """
-    data, share = recipe.data, recipe.data.validation_share
-    if share and part != "test":
-        train, validation = _train_and_validation(recipe)
-        if part == "sft" and data.sft is not None:
-            return _sft(recipe, data.sft, validation)
-        return validation if part == "validation" else train
-    config: SourceConfig | None = getattr(data, part)
-    if part == "sft" and config is None:
-        config = data.train
-    return None if config is None else _load(part, config, recipe)
+    """Load one of `PARTS` as a run would use it; None where the recipe has no such part."""
+    return load_problem_sets(recipe, [part]).parts.get(part)
 
 
 def require_part(recipe: Recipe, part: str) -> ProblemSet:
@@ -110,23 +115,6 @@ def require_part(recipe: Recipe, part: str) -> ProblemSet:
             fix="Name some in the recipe, or choose the other --split.",
         )
     return problems
-
-
-def _train_and_validation(recipe: Recipe) -> tuple[ProblemSet, ProblemSet | None]:
-    data = recipe.data
-    train = _load("train", data.train, recipe)
-    if data.validation_share:
-        return hold_out(train, data.validation_share, seed=recipe.seed)
-    if data.validation is None:
-        return train, None
-    return train, _load("validation", data.validation, recipe)
-
-
-def _sft(recipe: Recipe, config: SourceConfig, validation: ProblemSet | None) -> ProblemSet:
-    """The demonstrations; where validation was taken out of train, none of its questions."""
-    sft = _load("sft", config, recipe)
-    held_out = recipe.data.validation_share > 0 and validation is not None
-    return without(sft, validation) if held_out and validation is not None else sft
 
 
 def _load(part: str, source: SourceConfig, recipe: Recipe) -> ProblemSet:

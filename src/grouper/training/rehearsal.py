@@ -7,17 +7,15 @@ are as before.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 
 import torch
 
 from grouper.algorithms.rows import Rows, worst_rows
 from grouper.config.schema import GRPOConfig, SFTConfig
 from grouper.training.checkpoint import TrainState
-from grouper.training.loop import Hook, phase_config
-from grouper.training.optimizers import Optimizer, state_bytes
+from grouper.training.loop import Hook
+from grouper.training.optimizers import state_bytes
 from grouper.training.run import Run
 from grouper.training.update import accumulate_gradient, rehearsal_objective
 
@@ -34,27 +32,29 @@ class Rehearsal(Hook):
         Raises:
             ModelError: not even one row fits.
         """
-        config, policy = phase_config(run, state), state.policy
+        config, policy = state.config(run.recipe), state.policy
         if state.step >= state.total or policy.device.type not in self.devices:
             return
-        vocabulary = int(policy.model.config.get_text_config().vocab_size)
         budget = config.tokens_per_micro_batch
         bonus = config.entropy_bonus if isinstance(config, GRPOConfig) else 0.0
         started = time.perf_counter()
         # The optimizer's states appear with the first step: their room is kept free meanwhile.
-        with _reserved(state_bytes(config.optimizer, policy), state.optimizer, policy.device):
-            for kind, most in _shapes(run, config):
-                rows = kind.filling(budget, most=most, shared=policy.native)
-                # A second slice meets the gradient of the first, and every process takes part.
-                rows = rows.times(state.replica.processes.size * (2 if rows.count < most else 1))
-                accumulate_gradient(
-                    policy,
-                    rows.batch(vocabulary),
-                    rehearsal_objective(bonus),
-                    token_budget=budget,
-                    replica=state.replica,
-                    together=False,
-                )
+        there = any(part.state for part in state.optimizer.parts)
+        size = 0 if there else state_bytes(config.optimizer, policy)
+        held = torch.empty(size, dtype=torch.uint8, device=policy.device)
+        for kind, most in worst_slices(config, *_longest(run, state.phase)):
+            rows = kind.filling(budget, most=most, shared=policy.native)
+            # A second slice meets the gradient of the first, and every process takes part.
+            rows = rows.times(state.replica.processes.size * (2 if rows.count < most else 1))
+            accumulate_gradient(
+                policy,
+                rows.batch(policy.vocabulary),
+                rehearsal_objective(bonus),
+                token_budget=budget,
+                replica=state.replica,
+                together=False,
+            )
+        del held
         policy.zero_grad(set_to_none=True)
         run.display.say(
             f"Rehearsal of {state.phase}: the largest slice fits "
@@ -62,16 +62,13 @@ class Rehearsal(Hook):
         )
 
 
-def _shapes(run: Run, config: SFTConfig | GRPOConfig) -> list[tuple[Rows, int]]:
-    """The kinds of rows that may be worst, and how many of them one step has."""
+def _longest(run: Run, phase: str) -> tuple[int, int]:
+    """Tokens of the longest prompt and of the longest completion of a phase."""
     prepared = run.prepared
-    if isinstance(config, GRPOConfig):
-        prompt = max(len(prompt.token_ids) for _, prompt in prepared.train)
-        completion = prepared.max_new_tokens
-    else:
-        prompt = max(len(d.prompt.token_ids) for d in prepared.demonstrations)
-        completion = max(len(d.token_ids) for d in prepared.demonstrations)
-    return worst_slices(config, prompt, completion)
+    if phase == "grpo":
+        return max(len(p.token_ids) for _, p in prepared.train), prepared.max_new_tokens
+    shown = prepared.demonstrations
+    return max(len(d.prompt.token_ids) for d in shown), max(len(d.token_ids) for d in shown)
 
 
 def worst_slices(
@@ -88,14 +85,3 @@ def worst_slices(
         return [(kind, config.batch_size) for kind in worst_rows(prompt, completion, 1)]
     most = -(-config.prompts_per_step * config.group_size // config.updates_per_batch)
     return [(kind, most) for kind in worst_rows(prompt, completion, config.group_size)]
-
-
-@contextlib.contextmanager
-def _reserved(size: int, optimizer: Optimizer, device: torch.device) -> Iterator[None]:
-    """Memory of this many bytes taken, unless the optimizer has its states already."""
-    there = any(part.state for part in optimizer.parts)
-    held = None if there else torch.empty(size, dtype=torch.uint8, device=device)
-    try:
-        yield
-    finally:
-        del held

@@ -9,6 +9,7 @@ import platform
 import signal
 import sys
 import threading
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
@@ -28,7 +29,6 @@ from grouper.models.folders import on_this_machine, read_adapter, require_model_
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
-from grouper.rewards import RewardStack
 from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import describe_dtypes
@@ -84,13 +84,15 @@ class Run:
             load_hook(hook)
         with display.track("reading the data"):
             sets = load_problem_sets(recipe)
+        # The rewards, trackers and hooks, the user's own among them.
+        named = [r.name for r in recipe.rewards] + [t.name for t in recipe.tracking.trackers]
         self.folder = Recorder(
             recipe,
             self.processes,
             {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes},
             versions=describe_versions(recipe),
             fingerprints=sets.fingerprints,
-            code=code_fingerprints(_named_by(recipe)),
+            code=code_fingerprints([*named, *recipe.hooks]),
             threads=recipe.threads or torch.get_num_threads(),
         )
         try:
@@ -115,8 +117,8 @@ class Run:
         """Everything that a run needs and that can still refuse it."""
         display = self.display
         # The other processes would say the same again.
-        mine = (self.path, display.console) if self.processes.rank == 0 else (None, None)
-        setup_logging(mine[0], console=mine[1])
+        talks = self.processes.rank == 0
+        setup_logging(self.path if talks else None, console=display.console if talks else None)
         for text in quarantine_lines(sets):
             log.info(text)
         self.base_path = self._base(recipe, sets)
@@ -137,8 +139,8 @@ class Run:
             self.folder.record_resolved(resolved)
         if self.prepared.demonstrations:
             display.say(_as_trained(self.prepared))
-        self.rewards: RewardStack = self.prepared.rewards
-        if self.processes.rank == 0:  # who scores
+        self.rewards = self.prepared.rewards
+        if talks:  # and scores
             self.rewards.remember(self.path / ANSWERS_FILE)
         self.params = self.prepared.training_params()
         """How GRPO draws its rollouts."""
@@ -179,12 +181,11 @@ class Run:
         if named is not None:
             return named
         target = self.path / "base"
-
-        def make() -> None:
-            if not target.exists():
-                self.display.say(make_base(recipe, sets, target))
-
-        self.processes.on_rank0(make)
+        made = self.processes.on_rank0(
+            lambda: None if target.exists() else make_base(recipe, sets, target)
+        )
+        if made is not None:
+            self.display.say(made)
         return str(target)
 
     def _check_start(self, path: str) -> None:
@@ -286,7 +287,7 @@ class Run:
         )
 
     def __enter__(self) -> Self:
-        self.watchdog.__enter__()
+        self.watchdog.start()
         # Signal handlers can only be set from the main thread; elsewhere the caller's stay.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -299,7 +300,7 @@ class Run:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
-        self.watchdog.__exit__()
+        self.watchdog.end()
         self.grader.close()
         self.prepared.close()
         self.folder.close()
@@ -308,12 +309,6 @@ class Run:
         if not any(raised):
             # After an error the others may never come here, and must not be waited for.
             leave_processes(self._replica)
-
-
-def _named_by(recipe: Recipe) -> list[str]:
-    """The rewards, trackers and hooks of a recipe, the user's own among them."""
-    rewards, trackers = recipe.rewards, recipe.tracking.trackers
-    return [*(r.name for r in rewards), *(t.name for t in trackers), *recipe.hooks]
 
 
 def _needs_start(recipe: Recipe, run: Path) -> bool:
@@ -364,16 +359,12 @@ def _as_trained(prepared: Prepared) -> Text:
 
     The brackets make the border visible without colours, too.
     """
-
-    def decode(ids: tuple[int, ...]) -> str:
-        text: str = prepared.tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text
-
+    decode = partial(prepared.tokenizer.decode, skip_special_tokens=False)
     demonstration = prepared.demonstrations[0]
-    ids = demonstration.token_ids
+    ids = list(demonstration.token_ids)
     return Text.assemble(
         ("One demonstration; SFT trains what stands between >>> and <<<:\n", "bold"),
-        (decode(demonstration.prompt.token_ids), "dim"),
+        (decode(list(demonstration.prompt.token_ids)), "dim"),
         (">>>", "bold"),
         (decode(ids[:-1]), "green"),
         (decode(ids[-1:]), "green underline"),
@@ -403,7 +394,7 @@ def describe_versions(recipe: Recipe) -> dict[str, str]:
 EXIT_CODE = 70
 
 
-class Watchdog:
+class Watchdog(threading.Thread):
     """Says where every thread stands when `alive` has not been called for a while.
 
     Processes that wait for one another wait for ever when one of them is stuck, and nothing says
@@ -412,43 +403,34 @@ class Watchdog:
     Args:
         rank: of this process.
         fatal: end the process, since others are waiting for it.
-        minutes: how long; 0: never.
+        minutes: how long.
     """
 
     def __init__(self, *, rank: int = 0, fatal: bool = False, minutes: float = 30.0) -> None:
-        self._seconds = 60.0 * minutes
-        self._rank = rank
-        self._fatal = fatal
-        self._what = "starting"
-        self._moved = threading.Event()
-        self._ended = False
+        super().__init__(name="watchdog", daemon=True)
+        self._minutes, self._rank, self._fatal = minutes, rank, fatal
+        self._what, self._moved, self._ended = "starting", threading.Event(), False
 
     def alive(self, what: str) -> None:
         """Say that something moves, and what is being done now."""
         self._what = what
         self._moved.set()
 
-    def __enter__(self) -> Self:
-        if self._seconds > 0:
-            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Watch no more."""
         self._ended = True
         self._moved.set()
 
-    def _watch(self) -> None:
+    def run(self) -> None:
+        """Watch until the end."""
         while not self._ended:
-            if not self._moved.wait(self._seconds):
-                self._bark()
+            if not self._moved.wait(60 * self._minutes):
+                sys.stderr.write(
+                    f"\n[rank {self._rank}] nothing has moved for {self._minutes:g} minutes, in: "
+                    f"{self._what}. Where every thread stands:\n"
+                )
+                faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+                sys.stderr.flush()
+                if self._fatal:
+                    os._exit(EXIT_CODE)
             self._moved.clear()
-
-    def _bark(self) -> None:
-        sys.stderr.write(
-            f"\n[rank {self._rank}] nothing has moved for {self._seconds / 60:g} minutes, in: "
-            f"{self._what}. Where every thread stands:\n"
-        )
-        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-        sys.stderr.flush()
-        if self._fatal:
-            os._exit(EXIT_CODE)

@@ -8,7 +8,7 @@ from grouper.sampling.base import draw_seed
 from grouper.training.checkpoint import TrainState
 from grouper.training.optimizers import schedule
 from grouper.training.run import Run
-from grouper.training.update import sft_objective, update
+from grouper.training.update import sft_objective, update_phase
 from grouper.types import StepReport, Tally
 
 
@@ -31,31 +31,23 @@ def sft_step(run: Run, state: TrainState) -> StepReport:
         WEIGHTINGS[config.weighting],
         weighting_constant=config.weighting_constant or 0.0,
     )
-    scale = schedule(config.optimizer, step, state.total)
+    rate = schedule(config.optimizer, step, state.total) * config.optimizer.learning_rate
     with clock.updating():
-        clock.trained(batch)
-        result = update(
-            state.policy,
+        result = update_phase(
+            state,
             batch,
             sft_objective,
-            state.optimizer,
-            scale=scale,
-            max_grad_norm=config.optimizer.max_grad_norm,
-            token_budget=config.tokens_per_micro_batch,
-            dropout_seed=lambda slice_number: draw_seed(
-                run.recipe.seed, "dropout", step, slice_number
-            ),
-            replica=state.replica,
+            config,
+            lambda number: draw_seed(run.recipe.seed, "dropout", step, number),
         )
     state.step += 1
     state.epoch_ended = state.stream.epoch(after) > state.stream.epoch(before)
-    state.count_update(applied=result.applied, batch=result.batch)
     return StepReport(
         phase="sft",
         step=state.step,
         tallies={
             **result.tallies,
-            "learning_rate": Tally.of([scale * config.optimizer.learning_rate]),
+            "learning_rate": Tally.of([rate]),
             "tokens": Tally.of([batch.target_tokens]),
             **clock.tallies(),
         },

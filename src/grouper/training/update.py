@@ -13,17 +13,12 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from grouper.algorithms.batching import (
-    TrainBatch,
-    broken_tensors,
-    demonstration_batch,
-    micro_batches,
-)
+from grouper.algorithms.batching import TrainBatch, broken_tensors, demonstration_batch
 from grouper.algorithms.losses import (
     IMPORTANCE_WEIGHTS,
     KL_ESTIMATORS,
@@ -37,14 +32,17 @@ from grouper.algorithms.weighting import token_mean
 from grouper.errors import ModelError, first_line, is_out_of_memory
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.sampling.native import keep_no_engines
-from grouper.training.optimizers import Optimizer
+from grouper.training.optimizers import Optimizer, schedule
 from grouper.training.parallel import ParallelPolicy, Slice
 from grouper.types import Demonstration, Tally, merge_tallies
 
 if TYPE_CHECKING:
-    from grouper.config.schema import GRPOConfig
+    from grouper.config.schema import GRPOConfig, SFTConfig
+    from grouper.training.checkpoint import TrainState
 
 log = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
 
 # Bound on the importance weights of `grpo.importance`.
 IMPORTANCE_CAP = 2.0
@@ -128,6 +126,38 @@ def update(
     return UpdateResult(tallies, applied, tuple(events), None if applied else batch)
 
 
+def update_phase(
+    state: TrainState,
+    batch: TrainBatch,
+    objective: Objective,
+    config: SFTConfig | GRPOConfig,
+    dropout_seed: Callable[[int], int] | None = None,
+) -> UpdateResult:
+    """Take one optimizer step of a phase as its settings have it, and count it.
+
+    Args:
+        state: of the phase.
+        batch: as in `update`, likewise what follows.
+        objective: loss per token.
+        config: of the phase.
+        dropout_seed: as in `accumulate_gradient`.
+    """
+    state.clock.trained(batch)
+    result = update(
+        state.policy,
+        batch,
+        objective,
+        state.optimizer,
+        scale=schedule(config.optimizer, state.step, state.total),
+        max_grad_norm=config.optimizer.max_grad_norm,
+        token_budget=config.tokens_per_micro_batch,
+        dropout_seed=dropout_seed,
+        replica=state.replica,
+    )
+    state.count_update(applied=result.applied, batch=result.batch)
+    return result
+
+
 def accumulate_gradient(
     policy: Policy,
     batch: TrainBatch,
@@ -147,7 +177,7 @@ def accumulate_gradient(
         token_budget: tokens in one forward and backward; changes nothing but time and memory.
         dropout_seed: micro-batch number -> seed of LoRA's dropout; None: no dropout.
         replica: the policy as this process runs it; left out: alone.
-        together: False where nobody wants the gradient: every process keeps its part of it.
+        together: False where nobody wants the gradient: a process may keep its part of it.
 
     Returns:
         The loss of the step and the merged tallies of its slices, the same on every process.
@@ -156,41 +186,34 @@ def accumulate_gradient(
         ModelError: memory ran out and the step cannot be run again in smaller slices.
     """
     replica = replica or ParallelPolicy(policy)
-    together = together or replica.split  # split weights cannot be kept apart
-    tries = _Tries(replica, batch, token_budget)
-    while not tries.succeeded:
+
+    def run(slices: Iterator[Slice]) -> tuple[float, dict[str, Tally]]:
         policy.zero_grad(set_to_none=True)
         total, reports = 0.0, []
-        with tries.next() as slices:
-            for part in slices:
-                summing = part.last and together
-                if summing:
-                    tries.barrier()
-                seed = None if dropout_seed is None else dropout_seed(part.number)
-                loss, tallies = _backward(replica, part.batch, objective, seed=seed, last=summing)
-                total += loss
-                reports += [tallies] if part.own else []
-    gathered = replica.processes.gather((total, merge_tallies(reports)))
+        for part in slices:
+            seed = None if dropout_seed is None else dropout_seed(part.number)
+            loss, tallies = _backward(replica, part, objective, seed)
+            total += loss
+            reports += [tallies] if part.own else []
+        return total, merge_tallies(reports)
+
+    gathered = _in_slices(replica, batch, token_budget, run)
+    if together:
+        replica.sum_gradients()
     # Not `fsum`, which refuses infinities of both signs; the step is skipped with a NaN.
     return sum(loss for loss, _ in gathered), merge_tallies([report for _, report in gathered])
 
 
 def _backward(
-    replica: ParallelPolicy,
-    batch: TrainBatch,
-    objective: Objective,
-    *,
-    seed: int | None,
-    last: bool,
+    replica: ParallelPolicy, part: Slice, objective: Objective, seed: int | None
 ) -> tuple[float, dict[str, Tally]]:
     """Forward and backward of one slice; returns its share of the loss, and its tallies."""
-    batch = batch.to(replica.policy.device)
-    with _dropout(replica.policy, seed), replica.accumulating(last=last):
-        outputs = replica(batch, entropy_gradient=objective.entropy_gradient)
+    policy, batch = replica.policy, part.batch.to(replica.policy.device)
+    with _dropout(policy, seed):
+        outputs = policy(batch, entropy_gradient=objective.entropy_gradient)
         per_token, tallies = objective(outputs, batch)
         loss = (per_token * batch.weights).sum()
-        # The engines average over processes; the gradient of a step is a sum.
-        (loss * replica.processes.size).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        replica.backward(loss, last=part.last)
     return float(loss.detach()), tallies
 
 
@@ -226,18 +249,15 @@ class Objective:
     slice's target tokens.
     """
 
-    terms: tuple[Term, ...]
-    """Summed."""
+    term: Term
     entropy_gradient: bool = False
     """Whether the entropies must carry a gradient."""
 
     def __call__(self, outputs: TokenOutputs, batch: TrainBatch) -> tuple[Tensor, dict[str, Tally]]:
         tallies: dict[str, Tally] = {}
-        total = torch.zeros_like(outputs.logprobs)
-        for term in self.terms:
-            total = total + term(outputs, batch, tallies)
+        loss = self.term(outputs, batch, tallies)
         # `where` before any product: what stands on padding may be anything, NaN included.
-        return torch.where(batch.mask, total, 0.0), tallies
+        return torch.where(batch.mask, loss, 0.0), tallies
 
 
 def _tally(values: Tensor, mask: Tensor) -> Tally:
@@ -256,18 +276,8 @@ def _nll(outputs: TokenOutputs, batch: TrainBatch, tallies: dict[str, Tally]) ->
     return loss
 
 
-sft_objective = Objective((_nll,))
+sft_objective = Objective(_nll)
 """Negative log-likelihood of every demonstrated token."""
-
-
-def grpo_objective(config: GRPOConfig) -> Objective:
-    """The surrogate, and the KL and entropy terms where the recipe has them."""
-    terms: list[Term] = [_surrogate(config)]
-    if config.beta > 0 and not config.kl_in_reward:
-        terms.append(_kl(config))
-    if config.entropy_bonus > 0:
-        terms.append(_entropy(config.entropy_bonus))
-    return Objective(tuple(terms), entropy_gradient=config.entropy_bonus > 0)
 
 
 def rehearsal_objective(entropy_bonus: float) -> Objective:
@@ -276,30 +286,35 @@ def rehearsal_objective(entropy_bonus: float) -> Objective:
     Likelihood in place of the surrogate. The gradient of an entropy term makes the backward of
     the head hold more, so the term is there where the phase has it.
     """
-    if entropy_bonus == 0:
-        return sft_objective
-    return Objective((_nll, _entropy(entropy_bonus)), entropy_gradient=True)
+
+    def term(outputs: TokenOutputs, batch: TrainBatch, tallies: dict[str, Tally]) -> Tensor:
+        return _nll(outputs, batch, tallies) - entropy_bonus * outputs.entropies
+
+    return Objective(term, entropy_gradient=True) if entropy_bonus > 0 else sft_objective
 
 
-def _surrogate(config: GRPOConfig) -> Term:
+def grpo_objective(config: GRPOConfig) -> Objective:
+    """The surrogate, and the KL and entropy terms where the recipe has them."""
     ratio_of, surrogate = LOG_RATIOS[config.ratio], SURROGATES[config.surrogate]
     bounds = Bounds(low=config.clip_low, high=config.clip_high, dual=config.dual_clip)
     importance = IMPORTANCE_WEIGHTS.get(config.importance)
+    kl_of = KL_ESTIMATORS[config.kl] if config.beta > 0 and not config.kl_in_reward else None
 
     def term(outputs: TokenOutputs, batch: TrainBatch, tallies: dict[str, Tally]) -> Tensor:
         logprobs, mask = outputs.logprobs, batch.mask
         # One update a batch: the old log-probs are the current ones, so the ratio is exactly 1.
-        on_policy = batch.old_logprobs is None
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         ratios = ratio_of(logprobs, old, mask)
         advantages = batch.advantages[:, None].to(ratios.dtype)
         loss = surrogate(ratios, logprobs, advantages, bounds)
         tallies["trained/entropy"] = _tally(outputs.entropies, mask)
         tallies["trained/logprob"] = _tally(logprobs, mask)
-        if not on_policy:
+        if batch.old_logprobs is not None:
             ratio = ratios.detach().exp()
             tallies["policy/ratio"] = _tally(ratio, mask)
-            clipped = _outside(ratio, advantages, bounds)
+            # Beyond the bound that its advantage pushes it towards.
+            above = (ratio > 1 + bounds.high) & (advantages > 0)
+            clipped = above | ((ratio < 1 - bounds.low) & (advantages < 0))
             tallies["policy/clip_fraction"] = _tally(clipped.double(), mask)
         if batch.sampler_logprobs is not None:
             difference = log_ratio(old, batch.sampler_logprobs)
@@ -308,34 +323,16 @@ def _surrogate(config: GRPOConfig) -> Term:
                 weights = importance(difference, IMPORTANCE_CAP)
                 tallies["policy/importance"] = _tally(weights, mask)
                 loss = weights * loss
+        if kl_of is not None:
+            assert batch.reference_logprobs is not None, "a KL term needs its reference"
+            kl = kl_of(logprobs, batch.reference_logprobs)
+            tallies["policy/kl"] = _tally(kl, mask)
+            loss = loss + config.beta * kl
+        if config.entropy_bonus > 0:
+            loss = loss - config.entropy_bonus * outputs.entropies
         return loss
 
-    return term
-
-
-def _outside(ratio: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
-    """Where the ratio is beyond the bound that its advantage pushes it towards."""
-    above = (ratio > 1 + bounds.high) & (advantages > 0)
-    return above | ((ratio < 1 - bounds.low) & (advantages < 0))
-
-
-def _kl(config: GRPOConfig) -> Term:
-    estimate = KL_ESTIMATORS[config.kl]
-
-    def term(outputs: TokenOutputs, batch: TrainBatch, tallies: dict[str, Tally]) -> Tensor:
-        assert batch.reference_logprobs is not None, "a KL term needs its reference"
-        kl = estimate(outputs.logprobs, batch.reference_logprobs)
-        tallies["policy/kl"] = _tally(kl, batch.mask)
-        return config.beta * kl
-
-    return term
-
-
-def _entropy(bonus: float) -> Term:
-    def term(outputs: TokenOutputs, *_: object) -> Tensor:
-        return -bonus * outputs.entropies
-
-    return term
+    return Objective(term, entropy_gradient=config.entropy_bonus > 0)
 
 
 # --- log-probs without a gradient ----------------------------------------------------------------
@@ -357,9 +354,9 @@ class Scorer:
     def current(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [R, T] of the policy as it is now."""
 
-        def score(part: TrainBatch) -> tuple[Tensor, ...]:
+        def score(part: TrainBatch) -> list[Tensor]:
             outputs = self.replica.score(part)
-            return outputs.logprobs, outputs.entropies
+            return [outputs.logprobs, outputs.entropies]
 
         logprobs, entropies = self._grids(batch, score, 2)
         return logprobs, entropies
@@ -369,30 +366,31 @@ class Scorer:
         weights = self.reference_weights
         assert weights is not None, "a KL term needs its reference"
         (logprobs,) = self._grids(
-            batch, lambda part: (self.replica.reference_logprobs(weights, part),), 1
+            batch, lambda part: [self.replica.reference_logprobs(weights, part)], 1
         )
         return logprobs
 
     def _grids(
-        self, batch: TrainBatch, score: Callable[[TrainBatch], tuple[Tensor, ...]], count: int
+        self, batch: TrainBatch, score: Callable[[TrainBatch], list[Tensor]], count: int
     ) -> list[Tensor]:
         """`count` grids [R, T], filled slice by slice; rows are found by their sequence id."""
-        replica = self.replica
+        replica, grids = self.replica, list[Tensor]()
         if self.on_batch is not None:
             self.on_batch(batch)
         place = torch.zeros(int(batch.sequence_ids.max()) + 1, dtype=torch.int64)
         place[batch.sequence_ids] = torch.arange(batch.rows)
-        tries = _Tries(replica, batch, self.token_budget)
-        while not tries.succeeded:
+
+        def run(slices: Iterator[Slice]) -> None:
             # What one process has scored is zero on the others.
-            grids = [batch.weights.new_zeros(batch.mask.shape) for _ in range(count)]
-            with tries.next() as slices:
-                for part in slices:
-                    scores = score(part.batch.to(replica.policy.device))
-                    rows = place[part.batch.sequence_ids]
-                    for grid, values in zip(grids, scores, strict=True):
-                        if part.own:
-                            grid[rows, : values.shape[1]] = values.to(grid)
+            grids[:] = [batch.weights.new_zeros(batch.mask.shape) for _ in range(count)]
+            for part in slices:
+                scores = score(part.batch.to(replica.policy.device))
+                rows = place[part.batch.sequence_ids]
+                for grid, values in zip(grids, scores, strict=True):
+                    if part.own:
+                        grid[rows, : values.shape[1]] = values.to(grid)
+
+        _in_slices(replica, batch, self.token_budget, run)
         return [replica.processes.sum_(grid) for grid in grids]
 
 
@@ -408,125 +406,68 @@ def validation_loss(
     """
     batch = demonstration_batch(demonstrations, token_mean)
     logprobs, _ = Scorer(replica, token_budget).current(batch)
-    losses = -logprobs[batch.mask].double()
-    low, high = torch.aminmax(losses)
-    return Tally(float(losses.sum()), float(losses.numel()), float(low), float(high))
+    return _tally(-logprobs, batch.mask)
 
 
 # --- where memory runs out -----------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Tries:
-    """Runs a step over its slices; where memory runs out, again over slices of half the tokens.
+def _in_slices(
+    replica: ParallelPolicy,
+    batch: TrainBatch,
+    token_budget: int,
+    run: Callable[[Iterator[Slice]], Value],
+) -> list[Value]:
+    """Run a step over its slices; where memory runs out, again over slices of half the tokens.
 
-    The budget that fits is kept in `policy.token_limit`, so that later steps start from it. The
-    processes of a group agree on it before the slice in which they begin to wait for each other;
-    every one of them makes the same tries.
+    The budget that fits is kept in `policy.token_limit`, so that later steps start from it. All
+    processes agree on it, and all of them make the same tries.
+
+    Args:
+        replica: the policy as this process runs it.
+        batch: the step.
+        token_budget: tokens in one slice, before anything has been learnt.
+        run: runs the slices of this process. It keeps no tensor of theirs outside itself.
+
+    Returns:
+        What `run` returned, by process.
+
+    Raises:
+        ModelError: a slice of one row is too large; or memory ran out where other processes were
+            waiting, as they do in every slice of weights that are split.
     """
+    policy, current = replica.policy, list[TrainBatch]()
 
-    replica: ParallelPolicy
-    batch: TrainBatch
-    """The step."""
-    token_budget: int
-    """Tokens in one slice, before anything has been learnt."""
-    succeeded: bool = False
-    _current: TrainBatch | None = None
-    """The slice that is being run."""
-    _ran_out: str | None = None
-    """What the allocator said of it."""
-    _repeatable: bool = False
-    """False where other processes may be waiting in the middle of what this one does."""
-
-    @contextlib.contextmanager
-    def next(self) -> Iterator[Iterator[Slice]]:
-        """This process's slices for one more try, from the beginning of the step.
-
-        What ran out of memory is swallowed, and `succeeded` stays False. The caller keeps no
-        tensor of a slice in a local of its own: it would outlive the try.
-
-        Raises:
-            ModelError: a slice of one row is too large; or memory ran out where other processes
-                are waiting: in any slice of weights that are split, else in the last of a process.
-        """
-        policy, processes = self.replica.policy, self.replica.processes
-        if self._current is not None:
-            # By now the exception is gone, and with it what its traceback kept alive.
-            _release(policy)
-        if self._ran_out is not None:
-            assert self._current is not None, "memory ran out in a slice"
-            policy.token_limit = self._agreed(self._smaller(self._current, self._ran_out))
-            self._ran_out = None
-        budget = self.replica.token_budget(self.batch, self.token_budget)
-        budget = min(budget, policy.token_limit or budget)
-        self._repeatable = processes.size == 1 or not self.replica.split
-        try:
-            yield self._slices(budget)
-            self.barrier()
-            self.succeeded = True
-        except _MemoryRanOutElsewhereError as error:
-            policy.token_limit = error.limit
-        except RuntimeError as error:
-            if not is_out_of_memory(error) or self._current is None:
-                raise
-            self._ran_out = first_line(error)
-            if not self._repeatable:
-                raise _while_others_wait(self._current, policy, self._ran_out) from error
-
-    def barrier(self) -> None:
-        """All processes have come here, or none goes on: after it they wait for each other.
-
-        Raises:
-            _MemoryRanOutElsewhereError: memory has run out on one of them.
-        """
-        if self._repeatable:
-            limit = self._agreed(None)
-            if limit is not None:
-                raise _MemoryRanOutElsewhereError(limit)
-        self._repeatable = self.replica.processes.size == 1
-
-    def _slices(self, budget: int) -> Iterator[Slice]:
-        shared = self.replica.policy.native
-        for part in self.replica.share(micro_batches(self.batch, budget, shared_prompts=shared)):
-            self._current = part.batch
+    def slices() -> Iterator[Slice]:
+        for part in replica.slices(batch, token_budget):
+            current[:] = [part.batch]
             yield part
 
-    def _agreed(self, limit: int | ModelError | None) -> int | None:
-        """The least limit that a process of the group asks for, or None.
-
-        Raises:
-            ModelError: on every process: one of them cannot go on.
-        """
-        limits = self.replica.processes.gather(limit)
-        for problem in limits:
-            if isinstance(problem, ModelError):
-                raise problem
-        return min((limit for limit in limits if isinstance(limit, int)), default=None)
-
-    def _smaller(self, part: TrainBatch, reason: str) -> int | ModelError:
-        """Half the tokens of a slice that did not fit."""
-        policy = self.replica.policy
-        if part.rows == 1:
-            return _too_large(part, policy, reason)
-        limit = _half(part, policy)
-        log.warning(
-            "Out of memory in a slice of %d rows (%s). The step is run again with at most %d "
-            "tokens per slice, and so are later ones; the gradient is the same.",
-            part.rows,
-            reason,
-            limit,
-        )
-        return limit
+    while True:
+        limit: int | ModelError | None = None
+        results: list[Value] = []
+        try:
+            results.append(run(slices()))
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or not current:
+                raise
+            if replica.split:
+                raise _while_others_wait(current[0], policy, first_line(error)) from error
+            limit = _smaller(current[0], policy, first_line(error))
+        found = replica.processes.gather((limit, results))
+        limits = [limit for limit, _ in found if limit is not None]
+        if not limits:
+            return [result for _, results in found for result in results]
+        # By now the exception is gone, and with it what its traceback kept alive.
+        _start_again(policy, limits)
 
 
-class _MemoryRanOutElsewhereError(Exception):
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit)
-        self.limit = limit
-
-
-def _release(policy: Policy) -> None:
-    """Give what a broken try held back to the allocator, and what samplers hold meanwhile."""
+def _start_again(policy: Policy, limits: Sequence[int | ModelError]) -> None:
+    """Agree on the smallest limit, and free what the broken try held and what samplers hold."""
+    for problem in limits:
+        if isinstance(problem, ModelError):
+            raise problem
+    policy.token_limit = min(limit for limit in limits if isinstance(limit, int))
     policy.zero_grad(set_to_none=True)
     keep_no_engines()
     gc.collect()
@@ -534,8 +475,30 @@ def _release(policy: Policy) -> None:
         torch.cuda.empty_cache()
 
 
-def _half(part: TrainBatch, policy: Policy) -> int:
-    return max(1, _tokens(part, policy) // 2)
+def _smaller(part: TrainBatch, policy: Policy, reason: str) -> int | ModelError:
+    """Half the tokens of a slice that did not fit, or why it cannot be cut."""
+    tokens = _tokens(part, policy)
+    if part.rows > 1:
+        log.warning(
+            "Out of memory in a slice of %d rows (%s). The step is run again with at most %d "
+            "tokens per slice, and so are later ones; the gradient is the same.",
+            part.rows,
+            reason,
+            tokens // 2,
+        )
+        return max(1, tokens // 2)
+    ways = ["shorter rows (sampling.max_new_tokens, prompt.max_prompt_tokens)"]
+    if not policy.gradient_checkpointing:
+        ways.append("model.gradient_checkpointing: true")
+    if policy.adapter is None:
+        ways.append("model.lora")
+    if policy.products_dtype is torch.float32:
+        ways.append("model.compute_dtype: bfloat16")
+    return ModelError(
+        f"one row of {tokens} tokens does not fit into the memory of {policy.device}: {reason}",
+        where="tokens_per_micro_batch",
+        fix=f"What helps: {', '.join(ways)}. `grouper plan` says what each part takes.",
+    )
 
 
 def _tokens(part: TrainBatch, policy: Policy) -> int:
@@ -549,22 +512,6 @@ def _while_others_wait(part: TrainBatch, policy: Policy, reason: str) -> ModelEr
         f"memory ran out in a slice of {part.rows} rows while other processes waited for it, so "
         f"the step cannot be run again: {reason}",
         where="tokens_per_micro_batch",
-        fix=f"Set it to {_half(part, policy)} and go on with --resume --allow-changes; `grouper "
-        "plan` says what a slice takes.",
-    )
-
-
-def _too_large(part: TrainBatch, policy: Policy, reason: str) -> ModelError:
-    ways = ["shorter rows (sampling.max_new_tokens, prompt.max_prompt_tokens)"]
-    if not policy.gradient_checkpointing:
-        ways.append("model.gradient_checkpointing: true")
-    if policy.adapter is None:
-        ways.append("model.lora")
-    if policy.products_dtype is torch.float32:
-        ways.append("model.compute_dtype: bfloat16")
-    return ModelError(
-        f"one row of {_tokens(part, policy)} tokens does not fit into the memory of "
-        f"{policy.device}: {reason}",
-        where="tokens_per_micro_batch",
-        fix=f"What helps: {', '.join(ways)}. `grouper plan` says what each part takes.",
+        fix=f"Set it to {max(1, _tokens(part, policy) // 2)} and go on with --resume "
+        "--allow-changes; `grouper plan` says what a slice takes.",
     )

@@ -1,34 +1,129 @@
-"""How a phase begins: at its first step or where its last checkpoint is, and what is said of it."""
+"""A whole run: base -> SFT -> GRPO, measured at each stop on the same problems.
+
+How a phase begins is here, too: at its first step, or where its last checkpoint is.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from grouper.errors import CheckpointError, RunFolderError
+from grouper.evaluation.compare import Comparison, compare
+from grouper.evaluation.result import EvaluationResult
+from grouper.models.allocator import prefer_expandable_segments
 from grouper.models.policy import Policy
-from grouper.tracking.identity import CONTENTS, LENGTHS, Changes, describe_changes, that_differ
+from grouper.report.curves import draw_curves
+from grouper.report.timing import draw_times
+from grouper.tracking.identity import LENGTHS, Changes, describe_changes, that_differ
 from grouper.training.checkpoint import (
     OPTIMIZER_FOLDER,
     STATE_FILE,
     TrainState,
+    check_room_for_run,
+    check_save_path,
+    export_to_save_path,
     is_complete,
     is_finished,
     latest_checkpoint,
     load_optimizer,
     read_state,
+    save_checkpoint,
 )
 from grouper.training.curriculum import DifficultyBand, ProblemStream, total_steps
+from grouper.training.grpo import grpo_step
+from grouper.training.loop import Hook, run_phase, tidy
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import make_optimizer
 from grouper.training.run import Run, describe_versions
-from grouper.types import StepReport
+from grouper.training.sft import sft_step
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run leaves behind."""
+
+    path: Path
+    results: tuple[EvaluationResult, ...]
+    """Test results in order: base, SFT, GRPO, as far as they were made."""
+    comparison: Comparison | None
+    """None with fewer than two of them."""
+
+
+def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
+    """Run every phase of the recipe that is not finished yet, compare, and draw the pictures.
+
+    Args:
+        run: the open run.
+        hooks: called around the steps of each phase; `api.train` puts the usual ones together.
+
+    Raises:
+        GrouperError: see the phases. Everything finished before stays and `--resume` goes on.
+    """
+    prefer_expandable_segments()
+    recipe, on_rank0 = run.recipe, run.processes.on_rank0
+    on_rank0(lambda: check_save_path(recipe, run.path))
+    policy = None
+    if recipe.evaluation.base and run.prepared.test and run.folder.read_evaluation("base") is None:
+        policy = run.load(run.base_path)
+        _measure(run, policy, "base", 0)
+    if not recipe.skip_sft:
+        policy = _phase(run, "sft", policy, hooks)
+    if not recipe.skip_grpo:
+        if recipe.grpo.start_from is not None:
+            # What SFT left goes before another model comes, not after.
+            policy = None
+            run.forget_policy()
+        _phase(run, "grpo", policy, hooks)
+    names = ("base", "sft", "grpo")
+    results = tuple(r for name in names if (r := run.folder.read_evaluation(name)) is not None)
+    comparison = compare(results) if len(results) > 1 else None
+    on_rank0(lambda: (draw_curves(run.folder), draw_times(run.folder)))
+    saved = on_rank0(lambda: export_to_save_path(recipe, run.path))
+    if saved is not None:
+        run.display.say(saved)
+    return RunResult(path=run.path, results=results, comparison=comparison)
+
+
+def _measure(run: Run, policy: Policy, name: str, step: int) -> None:
+    """Measure on the test problems, unless that has been done with the model of this step."""
+    before = run.folder.read_evaluation(name)
+    if run.prepared.test and (before is None or before.step != step):
+        run.evaluate(policy, phase=name, step=step, split="test")
+
+
+def _phase(run: Run, name: str, policy: Policy | None, hooks: Sequence[Hook]) -> Policy | None:
+    """Run and measure a phase as far as that is not done; returns its policy if it is loaded."""
+    final = run.path / name / "final"
+    if phase_is_finished(run, name):
+        if run.folder.read_evaluation(name) is not None or not run.prepared.test:
+            return None
+        policy = run.load(str(final))
+    else:
+        state = begin(run, name, policy)
+        policy, recipe = state.policy, run.recipe
+        left = {name: state.config(recipe)}
+        if name == "sft" and not recipe.skip_grpo:
+            left["grpo"] = recipe.grpo
+        run.processes.on_rank0(lambda: check_room_for_run(run.path, state.policy, left))
+        run_phase(run, state, {"sft": sft_step, "grpo": grpo_step}[name], hooks)
+        # First: whoever finds the final folder looks at nothing else of the phase any more.
+        tidy(run, state)
+        tokenizer = run.prepared.tokenizer
+        save_checkpoint(run.path, state, tokenizer, recipe_hash=run.hash, final=True)
+        run.display.say(f"{name} is finished: {final}")
+    _measure(run, policy, name, int(read_state(final)["step"]))
+    return policy
+
+
+# --- how a phase begins --------------------------------------------------------------------------
 
 
 def begin(run: Run, phase: str, policy: Policy | None) -> TrainState:
@@ -104,22 +199,19 @@ def _starting_policy(run: Run, phase: str, policy: Policy | None) -> tuple[Polic
     """What a phase starts from, and its folder. SFT starts from the base; GRPO from the model of
     the recipe, else from what SFT left, else from the base.
     """
-    start, sft = run.recipe.grpo.start_from, run.path / "sft" / "final"
-    if phase == "sft":
-        return policy or run.load(run.base_path), run.base_path
-    if start is not None:
-        run.display.say(f"GRPO starts from {start}.")
-        return run.load(start), start
-    # What this run has just trained or looked through needs no second look.
-    if not run.recipe.skip_sft or phase_is_finished(run, "sft"):
-        run.display.say(f"GRPO starts from {sft}.")
-        trained = None if run.recipe.skip_sft else policy
-        return trained or run.load(str(sft)), str(sft)
-    run.display.say(
-        f"GRPO starts from the base model {run.base_path}: there is no {sft} and no "
-        "grpo.start_from."
-    )
-    return policy or run.load(run.base_path), run.base_path
+    recipe, path, why = run.recipe, run.base_path, ""
+    if phase == "grpo":
+        sft = str(run.path / "sft" / "final")
+        why = f"the base model {path}: there is no {sft} and no grpo.start_from"
+        if recipe.grpo.start_from is not None:
+            path = why = recipe.grpo.start_from
+            policy = None
+        # What this run has just trained or looked through needs no second look.
+        elif not recipe.skip_sft or phase_is_finished(run, "sft"):
+            path = why = sft
+            policy = None if recipe.skip_sft else policy
+        run.display.say(f"GRPO starts from {why}.")
+    return policy or run.load(path), path
 
 
 def fresh_state(run: Run, phase: str, policy: Policy, path: str) -> TrainState:
@@ -164,7 +256,7 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
         if saved["recipe_hash"] == run.hash:
             raise
         log.warning("The optimizer starts anew, since the recipe changed: %s", error.what)
-        state.optimizer = make_optimizer(state.policy, getattr(run.recipe, phase).optimizer)
+        state.optimizer = make_optimizer(state.policy, state.config(run.recipe).optimizer)
     state.restore(saved)
     # What a hook asked for goes with it.
     state.asked = {word: who for word, who in state.asked.items() if who in run.recipe.hooks}
@@ -178,7 +270,6 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
         versions=describe_versions(run.recipe),
         threads=torch.get_num_threads(),
         processes=run.processes.size,
-        reports=[r for r in run.folder.read_metrics() if r.phase == phase],
     ):
         run.display.say(line)
     return state
@@ -207,17 +298,15 @@ def banner_lines(
     versions: Mapping[str, str],
     threads: int,
     processes: int,
-    reports: Sequence[StepReport] = (),
 ) -> Iterator[str]:
     """What a run that goes on says of itself; what makes it differ is also a warning.
 
     Args:
-        info: `run.json`.
+        info: `run.json`, which lists all changes ever allowed.
         changes: in recipe, data and code, allowed by the user for this resume.
         versions: of the packages and kernels now.
         threads: CPU threads now.
         processes: of the run now.
-        reports: steps of the phase up to where it goes on.
     """
     if changes:
         yield f"  recipe: changed, as allowed: {describe_changes(changes, limit=50)}"
@@ -225,38 +314,11 @@ def banner_lines(
             yield "  schedule: the learning rate follows the new number of steps from here on"
     else:
         yield f"  recipe: unchanged (hash {info['recipe_hash']})"
-    for change in info["changes"][: -1 if changes else None]:
-        what = describe_changes(change["changes"])
-        yield f"  changed before, at {change['phase']} step {change['step']}: {what}"
-    for kind, key in CONTENTS.items():
-        if info.get(key):
-            marks = (f"{name} {mark[:12]}" for name, mark in sorted(info[key].items()))
-            yield f"  {kind}: {', '.join(marks)}"
-    began = info["host"]
+    host = {"CPU threads": info["host"]["threads"], "processes": info["host"]["processes"]}
     now: dict[str, Any] = {**versions, "CPU threads": threads, "processes": processes}
-    before = {"CPU threads": began["threads"], "processes": began["processes"]}
-    if differ := that_differ({**info["versions"], **before}, now):
+    if differ := that_differ({**info["versions"], **host}, now):
         log.warning(
             "The run began with other versions, kernels or threads (%s): results will not be the "
             "same bit for bit.",
             describe_changes(differ),
         )
-    else:
-        yield (
-            f"  versions and kernels: as before; {threads} CPU threads, {processes} processes, as "
-            "before"
-        )
-    if reports:
-        yield f"  last step: {_last(reports[-1])}"
-
-
-_SHOWN = {"reward/total": "reward {:.3f}", "solve_rate": "solved {:.1%}", "loss": "loss {:.4f}"}
-
-
-def _last(report: StepReport) -> str:
-    found = [
-        form.format(report.tallies[name].mean)
-        for name, form in _SHOWN.items()
-        if name in report.tallies and report.tallies[name].count
-    ]
-    return ", ".join([report.status, *found])
