@@ -18,7 +18,7 @@ from grouper.algorithms.weighting import token_mean
 from grouper.config.loading import load_recipe
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
-from grouper.tracking.live import Progress
+from grouper.runs.live import Progress
 from grouper.training.beginning import fresh_state
 from grouper.training.grpo import advantages_of, grpo_step
 from grouper.training.run import Run

@@ -17,7 +17,7 @@ from grouper.cli.main import cli
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.run_folder import RunFolder
 from grouper.types import FinishReason, StepReport, Tally, Verdict
 
 STEPS = 40

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.run_folder import RunFolder
 
 
 @pytest.fixture

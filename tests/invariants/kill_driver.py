@@ -26,9 +26,9 @@ from grouper import files
 from grouper.advice import checks
 from grouper.api import train
 from grouper.config.loading import load_recipe
-from grouper.tracking import evaluation_files, run_folder
-from grouper.tracking.live import Progress
-from grouper.tracking.metrics_file import MetricsFile
+from grouper.runs import evaluation_files, run_folder
+from grouper.runs.live import Progress
+from grouper.runs.metrics_file import MetricsFile
 from grouper.training import checkpoint
 from grouper.training import prepare as preparation
 from grouper.training.optimizers import Optimizer

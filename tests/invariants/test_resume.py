@@ -17,8 +17,8 @@ from run_records import record
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.errors import CheckpointError, Interrupted, RunFolderError
-from grouper.tracking import metrics_file
-from grouper.tracking.live import Progress
+from grouper.runs import metrics_file
+from grouper.runs.live import Progress
 from grouper.training import checkpoint, loop
 from grouper.training.checkpoint import STATE_FILE, TrainState, is_complete
 from grouper.training.run import Run

@@ -10,7 +10,7 @@ from grouper.evaluation.evaluate import EvaluationItem, EvaluationResult
 from grouper.report import curves
 from grouper.report.curves import draw_curves
 from grouper.report.drawing import Series
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.run_folder import RunFolder
 from grouper.types import FinishReason, StepReport, Tally, Verdict
 
 GRPO = {

@@ -18,7 +18,7 @@ from grouper.grading import Grader
 from grouper.prompts import make_format
 from grouper.rewards import REWARDS, build_rewards, probe
 from grouper.rewards.attacks import score_texts
-from grouper.tracking.samples import in_words
+from grouper.runs.samples import in_words
 from grouper.types import AnswerFormat, Problem
 
 # `\n` as people type a line break, and not the beginning of a LaTeX command.

@@ -27,7 +27,7 @@ from grouper.report.drawing import (
     draw_line,
     save,
 )
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.run_folder import RunFolder
 from grouper.types import StepReport
 
 if TYPE_CHECKING:

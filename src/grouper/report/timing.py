@@ -24,8 +24,8 @@ from grouper.report.drawing import (
     draw_line,
     save,
 )
-from grouper.tracking.live import TIME_PARTS
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.live import TIME_PARTS
+from grouper.runs.run_folder import RunFolder
 from grouper.types import StepReport
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 
 from grouper.errors import CheckpointError, RunFolderError
 from grouper.models.policy import Policy
-from grouper.tracking.identity import CONTENTS, LENGTHS, Changes, describe_changes, that_differ
+from grouper.runs.identity import CONTENTS, LENGTHS, Changes, describe_changes, that_differ
 from grouper.training.checkpoint import (
     OPTIMIZER_FOLDER,
     STATE_FILE,

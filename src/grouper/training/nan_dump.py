@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grouper.algorithms.batching import TrainBatch, broken_tensors
 from grouper.files import dumps, whole_folder
-from grouper.tracking.records import report_to_json
+from grouper.runs.records import report_to_json
 from grouper.types import StepReport
 
 # Steps whose metrics are kept.

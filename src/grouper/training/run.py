@@ -32,9 +32,9 @@ from grouper.rewards import RewardStack
 from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import describe_dtypes
-from grouper.tracking.live import Progress, setup_logging
-from grouper.tracking.recorder import Recorder
-from grouper.tracking.run_folder import ANSWERS_FILE
+from grouper.runs.live import Progress, setup_logging
+from grouper.runs.recorder import Recorder
+from grouper.runs.run_folder import ANSWERS_FILE
 from grouper.training.checkpoint import STATE_FILE
 from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
 from grouper.training.prepare import Prepared, make_base, named_base, prepare

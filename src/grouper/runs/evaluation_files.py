@@ -10,7 +10,7 @@ from typing import Any
 
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import delete, dumps, read_json, read_lines, write_atomic, write_lines
-from grouper.tracking import records
+from grouper.runs import records
 
 _DAMAGED = "the summary of the evaluation is damaged"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

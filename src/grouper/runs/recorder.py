@@ -11,11 +11,11 @@ from grouper.config.loading import recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.process_group import ProcessGroup
-from grouper.tracking.lock import RunLock
-from grouper.tracking.run_folder import RunFolder
-from grouper.tracking.sinks.background import Background, close_all
-from grouper.tracking.sinks.base import Sink, Step
-from grouper.tracking.sinks.registry import find_trackers
+from grouper.runs.lock import RunLock
+from grouper.runs.run_folder import RunFolder
+from grouper.runs.sinks.background import Background, close_all
+from grouper.runs.sinks.base import Sink, Step
+from grouper.runs.sinks.registry import find_trackers
 from grouper.types import Rollout, RolloutGroup, StepReport
 
 Parameters = ParamSpec("Parameters")

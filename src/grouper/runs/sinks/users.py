@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from grouper.evaluation.result import EvaluationResult
-from grouper.tracking.sinks.base import Step, TrackedRun, frozen
+from grouper.runs.sinks.base import Step, TrackedRun, frozen
 
 
 class UsersSink:

@@ -6,8 +6,8 @@ import logging
 import os
 from typing import Any
 
-from grouper.tracking.sinks.background import CLOSING_SECONDS
-from grouper.tracking.sinks.base import LoggedRun, TrackedRun
+from grouper.runs.sinks.background import CLOSING_SECONDS
+from grouper.runs.sinks.base import LoggedRun, TrackedRun
 
 log = logging.getLogger(__name__)
 

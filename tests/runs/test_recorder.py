@@ -15,11 +15,11 @@ from grouper.api import train
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.config.schema import TrackerConfig, TrackingConfig
 from grouper.errors import ConfigError
-from grouper.tracking.identity import recipe_changes
-from grouper.tracking.run_folder import RunFolder
-from grouper.tracking.sinks.base import Step, TrackedRun
-from grouper.tracking.sinks.registry import check_trackers
-from grouper.tracking.sinks.wandb import WandbSink
+from grouper.runs.identity import recipe_changes
+from grouper.runs.run_folder import RunFolder
+from grouper.runs.sinks.base import Step, TrackedRun
+from grouper.runs.sinks.registry import check_trackers
+from grouper.runs.sinks.wandb import WandbSink
 from grouper.training.run import Run
 from grouper.types import StepReport, Tally
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grouper.errors import RunFolderError
-from grouper.tracking.identity import describe_changes, recipe_changes
-from grouper.tracking.lock import LOCK_FILE
+from grouper.runs.identity import describe_changes, recipe_changes
+from grouper.runs.lock import LOCK_FILE
 
 _LEFTOVERS = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
 """What a run leaves without a `run.json`, where it was killed in its first moment or a model was

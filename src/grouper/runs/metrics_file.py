@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grouper.errors import RunFolderError
 from grouper.files import dumps, refused, sync, write_atomic
-from grouper.tracking import records
+from grouper.runs import records
 from grouper.types import StepReport
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from grouper.evaluation.result import EvaluationResult
-from grouper.tracking.sinks.base import Sink, Step
+from grouper.runs.sinks.base import Sink, Step
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import pytest
 
 from grouper.errors import RunFolderError
 from grouper.evaluation.evaluate import EvaluationItem, EvaluationResult
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.run_folder import RunFolder
 from grouper.types import (
     Completion,
     FinishReason,

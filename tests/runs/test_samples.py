@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grouper.tracking.samples import format_sample
+from grouper.runs.samples import format_sample
 from grouper.types import (
     Completion,
     FinishReason,

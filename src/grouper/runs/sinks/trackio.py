@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Any
 
-from grouper.tracking.sinks.base import LoggedRun, TrackedRun
+from grouper.runs.sinks.base import LoggedRun, TrackedRun
 
 log = logging.getLogger(__name__)
 

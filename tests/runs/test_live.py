@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from grouper.errors import RunFolderError
-from grouper.tracking import live
-from grouper.tracking.live import Progress, format_step, setup_logging
+from grouper.runs import live
+from grouper.runs.live import Progress, format_step, setup_logging
 from grouper.types import StepReport, Tally
 
 GRPO = {

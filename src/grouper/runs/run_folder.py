@@ -38,9 +38,9 @@ from grouper.files import (
     write_atomic,
     write_lines,
 )
-from grouper.tracking import records
-from grouper.tracking.evaluation_files import EvaluationFiles
-from grouper.tracking.identity import (
+from grouper.runs import records
+from grouper.runs.evaluation_files import EvaluationFiles
+from grouper.runs.identity import (
     Changes,
     content_changes,
     entries_of_change,
@@ -50,8 +50,8 @@ from grouper.tracking.identity import (
     recipe_changes,
     refuse_changed_contents,
 )
-from grouper.tracking.metrics_file import MetricsFile
-from grouper.tracking.refusals import refuse_another_recipe, refuse_the_run, refuse_unless_ours
+from grouper.runs.metrics_file import MetricsFile
+from grouper.runs.refusals import refuse_another_recipe, refuse_the_run, refuse_unless_ours
 from grouper.types import RolloutGroup, StepReport
 
 logger = logging.getLogger(__name__)

@@ -14,13 +14,13 @@ from grouper.config.credentials import expanded
 from grouper.config.schema import TRACKERS, Recipe, TrackerConfig, TrackingConfig
 from grouper.errors import ConfigError, did_you_mean, raise_all, require_extra
 from grouper.rewards.calling import load_user_object
-from grouper.tracking.sinks.base import Sink, TrackedRun, frozen
-from grouper.tracking.sinks.users import UsersSink
+from grouper.runs.sinks.base import Sink, TrackedRun, frozen
+from grouper.runs.sinks.users import UsersSink
 
 SINKS = {
-    "tensorboard": ("grouper.tracking.sinks.tensorboard", "TensorBoardSink"),
-    "wandb": ("grouper.tracking.sinks.wandb", "WandbSink"),
-    "trackio": ("grouper.tracking.sinks.trackio", "TrackioSink"),
+    "tensorboard": ("grouper.runs.sinks.tensorboard", "TensorBoardSink"),
+    "wandb": ("grouper.runs.sinks.wandb", "WandbSink"),
+    "trackio": ("grouper.runs.sinks.trackio", "TrackioSink"),
 }
 """Built-in trackers: name -> module and class, imported in the tracker's own thread."""
 

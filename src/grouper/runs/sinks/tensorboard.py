@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from grouper.evaluation.result import EvaluationResult
-from grouper.tracking.sinks.base import Step, TrackedRun, evaluation_numbers, step_numbers
+from grouper.runs.sinks.base import Step, TrackedRun, evaluation_numbers, step_numbers
 
 FLUSH_SECONDS = 10
 
