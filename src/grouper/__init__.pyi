@@ -23,7 +23,7 @@ from grouper.rewards import Completed as Completed
 from grouper.rewards import RewardStack as RewardStack
 from grouper.rewards import build_rewards as build_rewards
 from grouper.rewards import reward as reward
-from grouper.runs.run_folder import RunFolder as RunFolder
+from grouper.runs.folder import RunFolder as RunFolder
 from grouper.training.pipeline import RunResult as RunResult
 from grouper.training.prepare import Prepared as Prepared
 from grouper.training.run import Run as Run

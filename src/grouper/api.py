@@ -41,8 +41,8 @@ from grouper.models.policy import Policy
 from grouper.prompts.rendering import render
 from grouper.rewards.calling import load_hook
 from grouper.sampling.base import SampleRequest, draw_seed
-from grouper.runs.live import Progress
-from grouper.runs.run_folder import RunFolder
+from grouper.runs.progress import Progress
+from grouper.runs.folder import RunFolder
 from grouper.training import pipeline
 from grouper.training import prepare as preparation
 from grouper.training.checkpoint import is_complete, read_state

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grouper.runs.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 
 
 @pytest.fixture

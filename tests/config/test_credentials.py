@@ -15,8 +15,8 @@ from grouper.errors import ConfigError, RewardError, hidden
 from grouper.grading.pool import _environment
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
-from grouper.runs.live import setup_logging
-from grouper.runs.sinks.registry import check_trackers, find_trackers
+from grouper.runs.progress import setup_logging
+from grouper.runs.trackers import check_trackers, find_trackers
 
 SECRET = "sk-live-0123456789"
 

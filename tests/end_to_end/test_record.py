@@ -14,8 +14,8 @@ from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.config.named import PRESETS
 from grouper.errors import ConfigError, ModelError, PreflightError, RunFolderError
-from grouper.runs.live import Progress
-from grouper.runs.run_folder import RunFolder
+from grouper.runs.progress import Progress
+from grouper.runs.folder import RunFolder
 from grouper.training.run import Run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

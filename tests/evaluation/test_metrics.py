@@ -25,7 +25,7 @@ from grouper.prompts import FORMATS
 from grouper.rewards import RewardStack, build_rewards
 from grouper.rewards.builtin import format_holds
 from grouper.sampling.scripted import ScriptedSampler
-from grouper.runs.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 from grouper.types import Problem, Prompt, SamplingParams
 
 TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>

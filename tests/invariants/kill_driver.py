@@ -27,7 +27,7 @@ from grouper.advice import checks
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.runs import evaluation_files, run_folder
-from grouper.runs.live import Progress
+from grouper.runs.progress import Progress
 from grouper.runs.metrics_file import MetricsFile
 from grouper.training import checkpoint
 from grouper.training import prepare as preparation

@@ -18,7 +18,7 @@ from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.errors import CheckpointError, Interrupted, RunFolderError
 from grouper.runs import metrics_file
-from grouper.runs.live import Progress
+from grouper.runs.progress import Progress
 from grouper.training import checkpoint, loop
 from grouper.training.checkpoint import STATE_FILE, TrainState, is_complete
 from grouper.training.run import Run

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from grouper.errors import RunFolderError
 from grouper.runs import live
-from grouper.runs.live import Progress, format_step, setup_logging
+from grouper.runs.progress import Progress, format_step, setup_logging
 from grouper.types import StepReport, Tally
 
 GRPO = {

@@ -16,10 +16,10 @@ from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.config.schema import TrackerConfig, TrackingConfig
 from grouper.errors import ConfigError
 from grouper.runs.identity import recipe_changes
-from grouper.runs.run_folder import RunFolder
-from grouper.runs.sinks.base import Step, TrackedRun
-from grouper.runs.sinks.registry import check_trackers
-from grouper.runs.sinks.wandb import WandbSink
+from grouper.runs.folder import RunFolder
+from grouper.runs.sinks import Step, TrackedRun
+from grouper.runs.trackers import check_trackers
+from grouper.runs.sinks import WandbSink
 from grouper.training.run import Run
 from grouper.types import StepReport, Tally
 

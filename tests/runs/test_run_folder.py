@@ -10,7 +10,7 @@ import pytest
 
 from grouper.errors import RunFolderError
 from grouper.evaluation.evaluate import EvaluationItem, EvaluationResult
-from grouper.runs.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 from grouper.types import (
     Completion,
     FinishReason,
@@ -60,7 +60,7 @@ def make_group(index: int, rewards: list[float | None]) -> RolloutGroup:
             grade=Grade(
                 verdict=Verdict.CORRECT if value else Verdict.NO_ANSWER,
                 extracted=str(value) if value else None,
-                rung="number",
+                stage="number",
                 reason="because",
             ),
             reward=Reward(
@@ -100,7 +100,7 @@ def make_result(name: str, phase: str, step: int, *, split: str = "validation") 
                 extracted=None,
                 verdict=verdict,
                 reason="r",
-                rung="text",
+                stage="text",
                 finish_reason=FinishReason.LENGTH,
                 tokens=3,
             )

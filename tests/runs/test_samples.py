@@ -27,7 +27,7 @@ def group(text: str, extracted: str | None, format_value: float | None) -> Rollo
                 finish_reason=FinishReason.STOP_TOKEN,
                 policy_version=0,
             ),
-            grade=Grade(verdict=Verdict.CORRECT, extracted=extracted, rung="text", reason=""),
+            grade=Grade(verdict=Verdict.CORRECT, extracted=extracted, stage="text", reason=""),
             reward=Reward(
                 components={"right": 1.0, "format": format_value},
                 weights={"right": 2.0, "format": 0.5},

@@ -17,7 +17,7 @@ from grouper.grading import Grader
 from grouper.models.loading import quiet
 from grouper.rewards import RewardStack
 from grouper.sampling.native import NativeSampler
-from grouper.runs.live import Progress
+from grouper.runs.progress import Progress
 from grouper.training.run import Run, check_models
 
 

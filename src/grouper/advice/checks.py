@@ -25,7 +25,7 @@ from grouper.errors import PromptError, RunFolderError
 from grouper.evaluation.result import EvaluationResult
 from grouper.prompts.formats import warn_about_system
 from grouper.prompts.rendering import encode_completion
-from grouper.runs.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 from grouper.types import AnswerFormat, Rollout, RolloutGroup, StepReport
 
 if TYPE_CHECKING:

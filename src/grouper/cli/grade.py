@@ -123,7 +123,7 @@ def _grade_text(
 def _verdict(grade: Grade) -> str:
     colour = "green" if grade.correct else "yellow" if grade.extracted is None else "red"
     verdict = click.style(grade.verdict.value, fg=colour, bold=True)
-    return f"{verdict}  rung {grade.rung}, {1000 * grade.seconds:.2f} ms: {short(grade.reason)}"
+    return f"{verdict}  rung {grade.stage}, {1000 * grade.seconds:.2f} ms: {short(grade.reason)}"
 
 
 def _looks_like(text: str) -> str:

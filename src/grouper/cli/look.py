@@ -23,7 +23,7 @@ from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 from grouper.models.folders import RECIPE_FILE, model_in, require_model_folder
 from grouper.runs.lock import is_running
-from grouper.runs.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 
 
 def runs(folder: str | None, *, as_json: bool) -> None:

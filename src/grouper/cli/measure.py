@@ -25,18 +25,18 @@ from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.folders import is_model, require_model_folder, trained_model
-from grouper.runs.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 from grouper.runs.samples import in_words, printable
 
 if TYPE_CHECKING:
     from grouper.advice.checks import Finding, Samples
-    from grouper.runs.live import Progress
+    from grouper.runs.progress import Progress
     from grouper.types import AnswerFormat, Rollout
 
 
 def progress(*, quiet: bool) -> Progress:
     """Where progress and warnings go."""
-    from grouper.runs.live import Progress, setup_logging
+    from grouper.runs.progress import Progress, setup_logging
 
     display = Progress(quiet=quiet)
     setup_logging(None, console=display.console)

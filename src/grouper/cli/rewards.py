@@ -79,7 +79,7 @@ def tried(
         ((grade, reward),) = score_texts(stack, fmt, grader, problem, [text])
     click.echo(f"format      {fmt.name}" + (f", opened by {fmt.prefix!r}" if fmt.prefix else ""))
     click.echo(f"answer      {grade.extracted if grade.extracted is not None else '(none)'}")
-    click.echo(f"verdict     {grade.verdict.value} by {grade.rung}: {grade.reason}")
+    click.echo(f"verdict     {grade.verdict.value} by {grade.stage}: {grade.reason}")
     for name, value in reward.components.items():
         shown = "not scored" if value is None else f"{value:g}"
         click.echo(f"reward      {name} = {shown}, weight {reward.weights[name]:g}")

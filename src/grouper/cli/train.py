@@ -22,8 +22,8 @@ from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 from grouper.models.folders import RECIPE_FILE
 from grouper.rewards.calling import load_hook
-from grouper.runs.run_folder import RunFolder
-from grouper.runs.sinks.registry import check_trackers
+from grouper.runs.folder import RunFolder
+from grouper.runs.trackers import check_trackers
 
 if TYPE_CHECKING:
     from grouper.training.pipeline import RunResult
@@ -132,7 +132,7 @@ def _check_folder(recipe: Recipe, intent: dict[str, bool]) -> None:
 
 def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
     from grouper.advice.dry_run import make_plan
-    from grouper.runs.live import Progress, setup_logging
+    from grouper.runs.progress import Progress, setup_logging
 
     setup_logging(None, console=Progress().console)
     plan = make_plan(recipe, **intent)
@@ -141,7 +141,7 @@ def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
 
 def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool) -> None:
     from grouper.api import train
-    from grouper.runs.live import Progress, setup_logging
+    from grouper.runs.progress import Progress, setup_logging
     from grouper.training.run import Run
 
     stop_with_the_launcher()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grouper.algorithms.batching import TrainBatch, broken_tensors
 from grouper.files import dumps, whole_folder
-from grouper.runs.records import report_to_json
+from grouper.runs.records import metrics_row
 from grouper.types import StepReport
 
 # Steps whose metrics are kept.
@@ -74,7 +74,7 @@ def write_nan_dump(
             }
             save_file(tensors, folder / "batch.safetensors")
             _write_lines(folder / "texts.jsonl", _texts(batch, tokenizer))
-        _write_lines(folder / "metrics.jsonl", (report_to_json(r) for r in reports[-LAST_METRICS:]))
+        _write_lines(folder / "metrics.jsonl", (metrics_row(r) for r in reports[-LAST_METRICS:]))
         sources = {
             "recipe.yaml": run / "recipe.yaml",
             "run.json": run / "run.json",

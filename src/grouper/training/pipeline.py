@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grouper.config.schema import GRPOConfig, SFTConfig
 from grouper.evaluation.compare import Comparison, compare
-from grouper.evaluation.evaluate import EvaluationResult
+from grouper.evaluation.result import EvaluationResult
 from grouper.models.allocator import prefer_expandable_segments
 from grouper.models.policy import Policy
 from grouper.report.curves import draw_curves

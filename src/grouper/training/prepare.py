@@ -21,8 +21,7 @@ from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
 from grouper.errors import ConfigError, ModelError
-from grouper.evaluation.evaluate import evaluate
-from grouper.evaluation.metrics import Behaviour
+from grouper.evaluation.evaluate import Behaviour, evaluate
 from grouper.evaluation.result import EvaluationResult
 from grouper.grading import Grader, require_symbolic
 from grouper.models.device import find_device
@@ -283,7 +282,9 @@ class Prepared:
             progress=progress,
             card={"recipe_hash": recipe_hash(self.recipe), **(card or {})},
             processes=processes,
-            behaviour=Behaviour.where_wanted(self.recipe, self.format, self.rewards, name),
+            behaviour=Behaviour(self.format, self.rewards, name)
+            if self.recipe.evaluation.rewards
+            else None,
         )
 
     def reward(self, text: str, number: int = 0) -> Reward:

@@ -20,7 +20,7 @@ from rich.text import Text
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
 from grouper.errors import Interrupted, ModelError, PreflightError
-from grouper.evaluation.metrics import metrics_line
+from grouper.evaluation.compare import metrics_line
 from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
 from grouper.models.device import find_device, on_device
@@ -32,9 +32,9 @@ from grouper.rewards import RewardStack
 from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import describe_dtypes
-from grouper.runs.live import Progress, setup_logging
+from grouper.runs.progress import Progress, setup_logging
 from grouper.runs.recorder import Recorder
-from grouper.runs.run_folder import ANSWERS_FILE
+from grouper.runs.folder import ANSWERS_FILE
 from grouper.training.checkpoint import STATE_FILE
 from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
 from grouper.training.prepare import Prepared, make_base, named_base, prepare

@@ -13,8 +13,8 @@ from gates import package
 
 from grouper.config.loading import load_recipe
 from grouper.config.schema import TRACKERS
-from grouper.runs.sinks.base import Sink, Step
-from grouper.runs.sinks.registry import SINKS, find_trackers
+from grouper.runs.sinks import Sink, Step
+from grouper.runs.trackers import SINKS, find_trackers
 from grouper.types import StepReport, Tally
 
 REPORT = StepReport(phase="grpo", step=3, tallies={"loss": Tally.of([0.5, 1.5])}, status="learning")
