@@ -8,7 +8,7 @@ import pytest
 
 from grouper.errors import DataError
 from grouper.evaluation.compare import compare, render_parts, render_plain, render_table
-from grouper.evaluation.evaluate import EvaluationItem, EvaluationResult
+from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.types import FinishReason, Verdict
 
 VERDICTS = {

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from grouper.errors import DataError
-from grouper.evaluation.evaluate import EvaluationResult, evaluate
+from grouper.evaluation.evaluate import evaluate
+from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.statistics import wilson_interval
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.scripted import ScriptedSampler

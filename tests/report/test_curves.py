@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grouper.evaluation.evaluate import EvaluationItem, EvaluationResult
+from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.report import curves
 from grouper.report.curves import draw_curves
 from grouper.report.drawing import Series

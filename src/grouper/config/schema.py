@@ -621,7 +621,9 @@ class TrackingConfig(Section):
     """What is recorded beside the metrics, and where else."""
 
     token_ids: bool = Field(False, description="keep ids and log-probs of every rollout")
-    log_every: Positive = Field(1, description="steps between lines in training.log")
+    log_every: Positive = Field(
+        1, description="steps between lines on the console and in training.log"
+    )
     print_every_steps: Positive | None = Field(
         None, description="GRPO steps between samples shown on the console; left out: none"
     )

@@ -111,6 +111,24 @@ def evaluate(
     )
 
 
+def settings_name(split: str, params: SamplingParams, problems: int, samples: int) -> str:
+    """A file name that says how a model is measured.
+
+    >>> settings_name("test", SamplingParams(temperature=0), 500, 1)
+    'test-greedy-500x1'
+    >>> settings_name("test", SamplingParams(temperature=0.7, top_p=0.9), 500, 8)
+    'test-t0.7-p0.9-500x8'
+    """
+    drawn = {
+        "t": params.temperature,
+        "p": params.top_p if params.top_p < 1 else 0,
+        "k": params.top_k,
+        "m": params.min_p,
+    }
+    how = [f"{letter}{value:g}" for letter, value in drawn.items() if value]
+    return "-".join([split, *(how if params.temperature else ["greedy"]), f"{problems}x{samples}"])
+
+
 def _check(name: str, items: Items) -> None:
     where = f"evaluation {name}"
     if not items:

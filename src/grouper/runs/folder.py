@@ -21,12 +21,13 @@ Two equal runs leave equal bytes in everything but `training.log`, `times.png`, 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,12 @@ _LEFTOVERS = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
 _ROLLOUTS = re.compile(r"([a-z]+)-(\d+)\.jsonl\.gz")
 _EVALUATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DAMAGED = "the summary of the evaluation is damaged"
+
+
+def _settings(result: EvaluationResult) -> tuple[object, ...]:
+    """What two evaluations have in common where one may replace the other."""
+    card = {name: result.card.get(name) for name in ("model", "data", "seed", "sampling")}
+    return result.split, result.samples, card, result.card.get("prompt_of_item_0")
 
 
 class RunFolder:
@@ -157,7 +164,7 @@ class RunFolder:
             folder._clear()
         known = folder.read_info() if folder._info.exists() else {}
         contents = {"fingerprints": dict(fingerprints), "code": dict(code or {})}
-        info = {
+        info: dict[str, Any] = {
             "format": 1,
             "recipe_hash": recipe_hash,
             "versions": known.get("versions") or dict(versions),
@@ -171,7 +178,7 @@ class RunFolder:
         if known:
             changes = folder._changes(known, recipe_hash, recipe_yaml, contents, allow_changes)
             info["changes"] += changes
-            folder._rewrite_metrics(lambda row: True)  # a kill may have cut its last line
+            folder._rewrite_metrics(lambda _: True)  # a kill may have cut its last line
             folder._write_info(info)
         write_atomic(folder._recipe, recipe_yaml.encode())
         if not known:
@@ -196,8 +203,7 @@ class RunFolder:
             kinds = {key.partition(".")[0] for key in changes}
             raise RunFolderError(
                 f"the {' and the '.join(kind for kind in CONTENTS if kind in kinds)} changed since "
-                "this run began: "
-                + ", ".join(sorted(key.partition(".")[2] for key in changes)),
+                "this run began: " + ", ".join(sorted(key.partition(".")[2] for key in changes)),
                 where=str(self.path),
                 fix="Put back what was there, start a new run under another name, or continue "
                 "anyway with --resume --allow-changes.",
@@ -466,6 +472,22 @@ class RunFolder:
         # The summary last: an evaluation without one does not exist.
         text = json.dumps(records.evaluation_summary(result), indent=2)
         write_atomic(summary, (text + "\n").encode())
+
+    def add_evaluation(self, result: EvaluationResult) -> tuple[EvaluationResult, bool]:
+        """Record an evaluation beside those of other settings.
+
+        Returns:
+            It, under another name where its own is taken, and whether it replaces one of the same
+            settings.
+        """
+        name = result.name
+        for number in itertools.count(2):
+            there = self.read_evaluation(result.name)
+            if there is None or _settings(there) == _settings(result):
+                self.write_evaluation(result)
+                return result, there is not None
+            result = replace(result, name=f"{name}-{number}")
+        raise AssertionError
 
     def read_evaluation(self, name: str) -> EvaluationResult | None:
         """The evaluation of that name, or None where it was not finished.

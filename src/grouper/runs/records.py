@@ -198,9 +198,7 @@ def evaluation_summary(result: EvaluationResult) -> dict[str, Any]:
     return {**settings, **result.numbers, "card": dict(card)}
 
 
-def evaluation_of(
-    summary: Mapping[str, Any], items: Iterable[EvaluationItem]
-) -> EvaluationResult:
+def evaluation_of(summary: Mapping[str, Any], items: Iterable[EvaluationItem]) -> EvaluationResult:
     """Back from both files; the derived numbers are computed again from the items.
 
     Raises:

@@ -35,13 +35,13 @@ def format_sample(group: RolloutGroup, step: int) -> str:
     """
     rollout = group.rollouts[0]
     text, grade = rollout.completion.text, rollout.grade
+    verdict = grade.verdict.value.replace("_", " ")
     lines = (
         f"Sample of grpo step {step} ({group.problem.id})",
         f"Question: {group.problem.question}",
         f"Completion: {text if len(text) <= END else f'... {text[-END:]}'}",
         f"Answer: {grade.extracted or 'none'}",
-        f"Verdict: {grade.verdict.value.replace('_', ' ')}, the reference is "
-        f"{group.problem.answer}",
+        f"Verdict: {verdict}, the reference is {group.problem.answer}",
         f"Reward: {in_words(rollout.reward)}",
     )
     return printable("\n".join(lines))

@@ -206,7 +206,10 @@ def _params(tracker: TrackerConfig) -> dict[str, Any]:
 def _function(tracker: TrackerConfig) -> Callable[..., Any] | None:
     """The user's own function or class; None for a built-in tracker."""
     if ":" in tracker.name:
-        return load_user_object(tracker.name, kind="tracker", where=_WHERE, error=ConfigError)
+        found: Callable[..., Any] = load_user_object(
+            tracker.name, kind="tracker", where=_WHERE, error=ConfigError
+        )
+        return found
     if tracker.name not in TRACKERS:
         raise ConfigError(
             f"there is no tracker {tracker.name!r}",

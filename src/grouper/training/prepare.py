@@ -45,10 +45,10 @@ from grouper.prompts.rendering import (
     right_completion,
 )
 from grouper.rewards import RewardStack, build_rewards
+from grouper.runs.identity import flat_settings
 from grouper.sampling.base import Sampler
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights, copy_dtype
-from grouper.runs.identity import flat_settings
 from grouper.training.checkpoint import is_complete, read_state
 from grouper.training.problem_sets import ProblemSets, load_part
 from grouper.types import (

@@ -30,11 +30,11 @@ from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
 from grouper.rewards import RewardStack
 from grouper.rewards.calling import code_fingerprints, load_hook
-from grouper.sampling.native import NativeSampler
-from grouper.sampling.weights import describe_dtypes
+from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, setup_logging
 from grouper.runs.recorder import Recorder
-from grouper.runs.folder import ANSWERS_FILE
+from grouper.sampling.native import NativeSampler
+from grouper.sampling.weights import describe_dtypes
 from grouper.training.checkpoint import STATE_FILE
 from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
 from grouper.training.prepare import Prepared, make_base, named_base, prepare

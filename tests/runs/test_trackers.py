@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from grouper.runs.trackers import Background, close_all
 from grouper.runs.sinks import Step
+from grouper.runs.trackers import Background, close_all
 from grouper.types import StepReport, Tally
 
 

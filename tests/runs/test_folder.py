@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from grouper.errors import RunFolderError
-from grouper.evaluation.evaluate import EvaluationItem, EvaluationResult
+from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.runs.folder import RunFolder
 from grouper.types import (
     Completion,
@@ -322,20 +322,20 @@ def test_every_rollout_is_recorded_with_its_story(tmp_path):
         "sample": 0,
         "problem_id": "p/0",
         "prompt": "Q: q",
-        "text": "=  1.0 é",
+        "completion": "=  1.0 é",
         "answer": "1",
         "finish_reason": "stop_token",
         "tokens": 3,
         "policy_version": 4,
         "extracted": "1.0",
         "verdict": "correct",
-        "rung": "number",
+        "stage": "number",
         "reason": "because",
-        "reward": {"correctness": 1.0, "format": 0.5},
-        "total": 1.05,
+        "rewards": {"correctness": 1.0, "format": 0.5},
+        "reward": 1.05,
         "advantage": 1.0,
     }
-    assert lines[2]["total"] is None
+    assert lines[2]["reward"] is None
     assert lines[2]["advantage"] is None
 
 
