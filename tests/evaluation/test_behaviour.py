@@ -7,17 +7,15 @@ import math
 from dataclasses import replace
 
 import pytest
-from grouper.evaluation.metrics import (
-    Behaviour,
-    metrics_line,
-    reasoning_of,
-    render_metrics,
-    render_rewards_by_subject,
-)
 
 from grouper.config.schema import GradingConfig, RewardConfig
-from grouper.evaluation.compare import render_plain
-from grouper.evaluation.evaluate import evaluate
+from grouper.evaluation.compare import (
+    metrics_line,
+    render_metrics,
+    render_plain,
+    render_rewards_by_subject,
+)
+from grouper.evaluation.evaluate import Behaviour, evaluate, reasoning_of
 from grouper.grading import Grader
 from grouper.prompts import FORMATS
 from grouper.rewards import RewardStack, build_rewards

@@ -150,7 +150,7 @@ def _contract(name: str) -> AnswerContract:
 
 
 def _rows(file: Path, text: str | None = None, answer: str | None = None) -> list[Row]:
-    """The rows of a file, with their completions as `completion` and their references as `answer`."""
+    """The rows of a file, with texts as `completion` and references as `answer`."""
     rows = [dict(r) for r in (read_lines(file) if file.suffix == ".gz" else read_files((file,)))]
     if not rows:
         raise DataError("there are no rows in it", where=str(file))

@@ -243,7 +243,7 @@ class EvaluationResult:
 
     @cached_property
     def rewards_by_subject(self) -> dict[str, dict[str, float]]:
-        """Subject -> component -> mean; `total` among them. Empty where no problem has a subject."""
+        """Subject -> component (and `total`) -> mean. Empty where no problem has a subject."""
         known = [item for item in self.items if item.rewards is not None]
         parts = _by(known, lambda item: item.subject, lambda item: item)
         return {
