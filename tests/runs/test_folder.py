@@ -332,6 +332,8 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_one_clear_error(tmp_path):
     run = create(tmp_path)
+    run.append_metrics(make_report("sft", 1))
+    (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(RunFolderError, match=r"No space left.*--resume"):
         run.append_metrics(make_report("sft", 1))
@@ -453,7 +455,7 @@ def test_an_unknown_or_missing_field_is_damage(tmp_path, file, where):
     assert len(read()) == 1
     for damaged in ({**row, "mood": "fine"}, {k: v for k, v in row.items() if k != "stage"}):
         write_lines(tmp_path / file, [damaged])
-        with pytest.raises(RunFolderError, match="mood: |stage: "):
+        with pytest.raises(RunFolderError, match=r"mood: |stage: "):
             read()
 
 

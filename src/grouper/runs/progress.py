@@ -34,7 +34,10 @@ PLAIN_SECONDS = 15.0
 # `time.*` metrics that add up to `time.step`, in the order in which they happen.
 TIME_PARTS = ("prefill", "decode", "grade", "update", "other")
 
-# What the line of a step has: words, metric, and form of its mean.
+# Columns of the line of a step.
+WIDTH = 100
+
+# What it has: words, metric, and form of its mean.
 _SHORT = (
     ("reward {:.3f}", "reward/total"),
     ("solved {:.0%}", "solve_rate"),
@@ -79,7 +82,8 @@ def format_step(report: StepReport, total: int | None = None, *, verbose: bool =
         if name in report.tallies and report.tallies[name].count
     ]
     status = [] if report.status == "learning" else [report.status]
-    return "  ".join([f"{report.phase} {count}", *shown, *status])
+    line = "  ".join([f"{report.phase} {count}", *shown, *status])
+    return line if verbose else line[:WIDTH]
 
 
 class Task:

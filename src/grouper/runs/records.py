@@ -206,7 +206,7 @@ def evaluation_of(summary: Mapping[str, Any], items: Iterable[EvaluationItem]) -
     """
     found = {name: value for name, value in summary.items() if name in _SETTINGS}
     try:
-        return _RESULT.validate_python({**found, "items": tuple(items)}, strict=True)
+        return _RESULT.validate_python({**found, "items": tuple(items)})
     except ValidationError as error:
         raise ValueError(_first(error)) from error
 
