@@ -177,7 +177,7 @@ def gap(policy: Policy, case: Case, drawn: Drawn) -> dict[str, float]:
                     finish_reason=FinishReason.LENGTH,
                     policy_version=0,
                 ),
-                grade=Grade(verdict=Verdict.CORRECT, extracted="", rung="", reason=""),
+                grade=Grade(verdict=Verdict.CORRECT, extracted="", stage="", reason=""),
                 reward=Reward(components={"r": 1.0}, weights={"r": 1.0}),
             )
             for ids, logprobs in drawn[first : first + case.group]

@@ -21,7 +21,7 @@ import torch
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.evaluation.statistics import PairedComparison, paired_comparison
-from grouper.tracking.live import Progress
+from grouper.runs.progress import Progress
 from grouper.training.phases import RunResult
 from grouper.training.run import Run
 

@@ -555,7 +555,7 @@ def demonstration(device: torch.device, outcome: Outcome) -> None:
     if not _has("pydantic", "rich"):
         outcome.not_measured("the demonstration (this package's dependencies are not installed)")
         return
-    from grouper.tracking.run_folder import RunFolder
+    from grouper.runs.folder import RunFolder
 
     for seed in range(3):
         with tempfile.TemporaryDirectory() as folder:

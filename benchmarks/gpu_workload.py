@@ -336,7 +336,7 @@ def _rollout(completion: Completion, reward: float) -> Rollout:
     verdict = Verdict.CORRECT if reward else Verdict.INCORRECT
     return Rollout(
         completion=completion,
-        grade=Grade(verdict=verdict, extracted="", rung="", reason=""),
+        grade=Grade(verdict=verdict, extracted="", stage="", reason=""),
         reward=Reward(components={"r": reward}, weights={"r": 1.0}),
     )
 

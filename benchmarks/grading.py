@@ -148,7 +148,7 @@ def grouper_seconds(
         started = time.perf_counter()
         grades = grader.grade(*columns)
         seconds = time.perf_counter() - started
-    return seconds, Counter(grade.rung for grade in grades)
+    return seconds, Counter(grade.stage for grade in grades)
 
 
 def _start_all(grader: Grader, workers: int) -> None:

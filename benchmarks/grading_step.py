@@ -76,7 +76,7 @@ class NoGrader:
         del reference
         future: Future[Grade] = Future()
         verdict = Verdict.CORRECT if len(text) % 2 else Verdict.INCORRECT
-        future.set_result(Grade(verdict=verdict, extracted="", rung="text", reason=""))
+        future.set_result(Grade(verdict=verdict, extracted="", stage="text", reason=""))
         return future
 
 

@@ -16,9 +16,9 @@ from workload import Case, lengths_of, prompts_of, words
 from grouper.algorithms.batching import rollout_rows, step_batches
 from grouper.algorithms.weighting import token_mean
 from grouper.config.loading import load_recipe
+from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
-from grouper.tracking.live import Progress
 from grouper.training.grpo import advantages_of, grpo_step
 from grouper.training.phases import fresh_state
 from grouper.training.run import Run
@@ -184,6 +184,6 @@ def _rollout(ids: Sequence[int], reward: float) -> Rollout:
             finish_reason=FinishReason.LENGTH,
             policy_version=0,
         ),
-        grade=Grade(verdict=Verdict.INCORRECT, extracted="", rung="", reason=""),
+        grade=Grade(verdict=Verdict.INCORRECT, extracted="", stage="", reason=""),
         reward=Reward(components={"r": reward}, weights={"r": 1.0}),
     )

@@ -25,8 +25,8 @@ from matplotlib import pyplot as plt
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.config.named import PRESETS
-from grouper.tracking.live import Progress
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
+from grouper.runs.progress import Progress
 from grouper.training.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -56,7 +56,7 @@ from grouper.api import train
 from grouper.cli.main import main as grouper
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError
-from grouper.tracking.live import Progress
+from grouper.runs.progress import Progress
 from grouper.training import run as whole_run
 from grouper.training.run import Run
 from grouper.types import StepReport

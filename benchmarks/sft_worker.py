@@ -13,7 +13,7 @@ from workers import peak_memory, serve
 from workload import STOP
 
 from grouper.config.loading import load_recipe
-from grouper.tracking.live import Progress
+from grouper.runs.progress import Progress
 from grouper.training.checkpoint import TrainState
 from grouper.training.phases import fresh_state
 from grouper.training.run import Run

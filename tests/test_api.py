@@ -20,8 +20,8 @@ from grouper import (
 from grouper.errors import ConfigError, ModelError, RewardError
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import render
-from grouper.tracking.live import Progress
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
+from grouper.runs.progress import Progress
 
 ASYNC_REWARD = """
 import asyncio

@@ -59,9 +59,9 @@ def test_whatever_a_model_writes_comes_back(tmp_path, text):
     assert list(read_lines(tmp_path / "a.gz")) == [{"text": text}]
 
 
-def test_not_finite_becomes_null_at_any_depth():
+def test_not_finite_stays_what_it_is_at_any_depth():
     record = {"a": [1.0, float("inf")], "b": {"c": float("nan")}}
-    assert json.loads(dumps(record)) == {"a": [1.0, None], "b": {"c": None}}
+    assert repr(json.loads(dumps(record))) == repr(record)
 
 
 def test_a_damaged_file_is_named(tmp_path):

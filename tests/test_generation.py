@@ -10,7 +10,7 @@ import pytest
 from grouper.api import append_jsonl, load_generator, solve
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError, DataError, ModelError, RunFolderError
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,7 @@ def make_rollout(
         grade=Grade(
             verdict=Verdict.CORRECT if correct else Verdict.INCORRECT,
             extracted="1",
-            rung="text",
+            stage="text",
             reason="",
         ),
         reward=Reward(components={"r": reward}, weights={"r": 1.0}),

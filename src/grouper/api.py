@@ -32,6 +32,7 @@ from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
 from grouper.errors import DataError
+from grouper.evaluation.evaluate import settings_name
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import dumps, refusing, write_atomic
 from grouper.grading import extract
@@ -40,9 +41,9 @@ from grouper.models.loading import context_length
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import render
 from grouper.rewards.calling import load_hook
+from grouper.runs.folder import RunFolder
+from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest, draw_seed
-from grouper.tracking.live import Progress
-from grouper.tracking.run_folder import RunFolder
 from grouper.training import phases
 from grouper.training import prepare as preparation
 from grouper.training.checkpoint import is_complete, read_state
@@ -138,7 +139,7 @@ def evaluate(
     *,
     split: str = "test",
     problems: ProblemSet | None = None,
-    name: str = "evaluation",
+    name: str | None = None,
     folder: Path | None = None,
     display: Progress | None = None,
 ) -> EvaluationResult:
@@ -149,8 +150,10 @@ def evaluate(
         model: a model or adapter folder, or a Hub name.
         split: `test` or `validation`.
         problems: those of the split, where they are loaded already.
-        name: of the result.
-        folder: where the result, its items and the recipe are written; left out: nowhere.
+        name: of the result; left out: its settings, as `test-greedy-500x1`.
+        folder: where the result, its items and the recipe are written; left out: nowhere. A
+            result of the same name and settings is replaced, one of other settings never: then
+            the name gets a number.
         display: where progress goes; nowhere by default.
 
     Raises:
@@ -162,11 +165,12 @@ def evaluate(
         state = read_state(Path(model))
     display = display or Progress(quiet=True)
     with _loaded(recipe, model, **{split: problems}) as (prepared, policy):
-        total = len(getattr(prepared, split)) * recipe.evaluation.samples
-        with display.track(f"evaluating {name}", total) as task:
+        count, samples = len(getattr(prepared, split)), recipe.evaluation.samples
+        name = name or settings_name(split, prepared.evaluation_params(), count, samples)
+        with display.track(f"evaluating {model}", count * samples) as task:
             result = prepared.evaluate(
                 prepared.sampler(policy),
-                name=name if split == "test" else f"{name}-{split}",
+                name=name,
                 phase=str(state["phase"]),
                 step=int(state["step"]),
                 split=split,
@@ -175,7 +179,9 @@ def evaluate(
             )
     if folder is not None:
         write_atomic(folder / "recipe.yaml", resolved_yaml(recipe).encode())
-        RunFolder(folder).write_evaluation(result)
+        result, replaced = RunFolder(folder).add_evaluation(result)
+        if replaced:
+            display.say(f"{result.name} in {folder} had the same settings, and is replaced.")
     return result
 
 

@@ -7,11 +7,10 @@ import errno
 import gzip
 import importlib.resources
 import json
-import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -140,36 +139,23 @@ def write_atomic(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
-
-
 def dumps(record: Mapping[str, Any]) -> str:
-    r"""One line of JSON that every reader accepts: NaN and infinities become null.
+    r"""One line of JSON; NaN and infinities are written as Python and pandas read them.
 
-    Text that a model cut in the middle of a character may hold lone surrogates, which UTF-8
-    cannot carry; such a line is written in ASCII escapes, which can.
+    Text may hold lone surrogates, which UTF-8 cannot carry; such a line is written in ASCII
+    escapes, which can.
 
     >>> dumps({"text": "é", "loss": float("nan")})
-    '{"text":"é","loss":null}'
+    '{"text":"é","loss":NaN}'
     >>> dumps({"text": "\ud83d"})
     '{"text":"\\ud83d"}'
     """
-    compact = partial(json.dumps, separators=(",", ":"), allow_nan=False)
-    try:
-        text = compact(record, ensure_ascii=False)
-    except (ValueError, TypeError):  # not finite, or a mapping that is no dict: look everywhere
-        text = compact(_finite(record), ensure_ascii=False)
+    compact = partial(json.dumps, separators=(",", ":"), default=dict)  # of other mappings
+    text = compact(record, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:
-        return compact(json.loads(text))
+        return compact(record)
     return text
 
 
@@ -179,8 +165,12 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     write_atomic(path, gzip.compress(text.encode(), compresslevel=6, mtime=0))
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path, parse: Callable[[str], Any] = json.loads) -> Iterator[Any]:
     """Read what `write_lines` wrote.
+
+    Args:
+        path: of the file.
+        parse: makes a record of a line; raises `ValueError` where it is damaged.
 
     Raises:
         RunFolderError: the file is missing or damaged.
@@ -188,7 +178,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
-                yield json.loads(line)
+                yield parse(line)
     except (OSError, EOFError, ValueError) as error:
         raise RunFolderError(
             f"the file cannot be read ({error})",

@@ -258,14 +258,14 @@ class Completion:
 class Grade:
     """The grader's verdict on one completion, able to explain itself.
 
-    Example: `Grade(verdict=Verdict.CORRECT, extracted="4", rung="number", reason="4 = 4")`.
+    Example: `Grade(verdict=Verdict.CORRECT, extracted="4", stage="number", reason="4 = 4")`.
     """
 
     verdict: Verdict
     extracted: str | None
     """The answer found in the completion, or None."""
-    rung: str
-    """The rung of the ladder that decided (`text`, `number`, `symbolic`), or `extract`."""
+    stage: str
+    """The stage that decided (`text`, `number`, `symbolic`), or `extract`."""
     reason: str
     seconds: float = field(default=0.0, compare=False)
     """Time spent on it, waiting for a worker not counted; no part of a run's record."""

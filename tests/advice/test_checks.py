@@ -18,7 +18,7 @@ from grouper.cli.main import cli
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 from grouper.types import FinishReason, StepReport, Tally, Verdict
 
 STEPS = 40
@@ -205,7 +205,7 @@ def evaluation(name: str, phase: str, strict: Sequence[bool], lenient: Sequence[
                 extracted=None,
                 verdict=Verdict.CORRECT if right else Verdict.NO_ANSWER,
                 reason="",
-                rung="",
+                stage="",
                 finish_reason=FinishReason.STOP_TOKEN,
                 tokens=3,
                 lenient=meant,

@@ -107,7 +107,7 @@ def module_names() -> frozenset[str]:
 def owner(target: str) -> str:
     """The module that holds an imported name.
 
-    `grouper.types.Problem` is in `grouper.types`; `grouper.tracking.records` is a module itself.
+    `grouper.types.Problem` is in `grouper.types`; `grouper.runs.records` is a module itself.
     """
     while target not in module_names():
         target, _, rest = target.rpartition(".")

@@ -46,12 +46,12 @@ OTHER_NAMES = {
     "test_compiles.py": "decode.py",
     "test_plan_memory.py": "run_plan.py",
     "test_config_checks.py": "checks.py",
-    "test_sink_registry.py": "registry.py",
     # A long subject has a file of tests for each part of it.
     "test_checkpoint_export.py": "checkpoint.py",
     "test_checkpoint_rotation.py": "checkpoint.py",
     "test_decode_costs.py": "weights.py",
     "test_update_costs.py": "update.py",
+    "test_behaviour.py": "evaluate.py",
 }
 
 # Spelled in pieces, so that this file does not hold them itself.

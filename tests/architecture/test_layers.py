@@ -29,7 +29,7 @@ MACHINERY = (
     ("models",),
     ("sampling",),
     ("evaluation",),
-    ("tracking", "report"),
+    ("runs", "report"),
     ("training",),
     ("advice",),
     ("api",),

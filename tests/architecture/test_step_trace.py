@@ -23,7 +23,7 @@ from grouper.training.grpo import grpo_step
 from grouper.training.run import Run
 
 # `files.py` is how the record is written: nothing else of a step goes through it.
-OTHER_ROOMS = ("sampling", "kernels", "grading", "rewards", "tracking", "files.py")
+OTHER_ROOMS = ("sampling", "kernels", "grading", "rewards", "runs", "files.py")
 FILES = [
     "algorithms/advantages.py",
     "algorithms/batching.py",

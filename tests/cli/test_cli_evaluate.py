@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 
 
 @pytest.fixture
@@ -23,12 +23,11 @@ def test_a_run_folder_measures_what_it_trained_as_training_did(grouper, run):
     assert called.code == 0, called.err
     label = "demo-grpo-final"
     folder = run / "eval_runs" / label
-    result = RunFolder(folder).read_evaluation(label)
+    (result,) = RunFolder(folder).read_evaluations()
     trained = RunFolder(run).read_evaluation("grpo")
-    assert result is not None
     assert trained is not None
     assert result.items == trained.items
-    assert (result.phase, result.step, result.split) == ("grpo", 2, "test")
+    assert (result.phase, result.step, result.name) == ("grpo", 2, "test-greedy-8x1")
     assert result.card["model"].endswith("grpo/final")
     assert (folder / "recipe.yaml").read_text() == (run / "recipe.yaml").read_text()
     parts = ("subject", "level", "2 steps", "reasoning %", f"rewards of {label}", "tag_count")
@@ -76,7 +75,7 @@ def test_several_models_are_compared_item_by_item_with_pass_at_k(grouper, run, t
     assert "pass@4" in called.out
     assert "pass@k % of demo-base: 1: 0.0, 2: 0.0, 4: 0.0" in called.out
     assert not (run / "eval_runs").exists()
-    summary = json.loads((tmp_path / "mine/demo-base/evaluations/demo-base.json").read_text())
+    summary = json.loads((tmp_path / "mine/demo-base/evaluations/test-t1-8x4.json").read_text())
     assert summary["samples"] == 4
     assert summary["card"]["sampling"]["temperature"] == 1.0
 
@@ -101,12 +100,25 @@ def test_other_problems_and_other_sampling_are_not_compared_in_silence(grouper, 
     assert "not measured with the same sampling settings" in called.err
 
 
+def test_results_of_other_settings_lie_beside_each_other(grouper, run):
+    """U8."""
+    assert "same settings" not in grouper("eval", run).err
+    assert grouper("eval", run, "evaluation.temperature=0.5").code == 0
+    assert grouper("eval", run, "evaluation.max_new_tokens=9").code == 0
+    called = grouper("eval", run)
+    assert "had the same settings, and is replaced" in " ".join(called.err.split())
+    folder = run / "eval_runs" / "demo-grpo-final" / "evaluations"
+    names = {path.stem for path in folder.glob("*.json")}
+    assert names == {"test-greedy-8x1", "test-greedy-8x1-2", "test-t0.5-8x1"}
+
+
 def test_the_validation_split_is_kept_apart(grouper, run):
     assert grouper("eval", run).code == 0
     called = grouper("eval", run, "--split", "validation")
     assert called.code == 0, called.err
     names = {path.name for path in (run / "eval_runs/demo-grpo-final/evaluations").glob("*.json")}
-    assert names == {"demo-grpo-final.json", "demo-grpo-final-validation.json"}
+    assert len(names) == 2
+    assert "test-greedy-8x1.json" in names
     called = grouper("eval", run, "--split", "validation", "data.validation=null")
     called.refused("data.validation", "no validation problems")
 
@@ -142,4 +154,4 @@ def test_nothing_is_written_into_a_folder_that_was_handed_over(grouper, run, tmp
     assert called.code == 0, called.err
     assert sorted(handed.iterdir()) == before
     found = RunFolder(tmp_path / "elsewhere" / "demo" / "eval_runs" / "handed-over")
-    assert found.read_evaluation("handed-over") is not None
+    assert [r.name for r in found.read_evaluations()] == ["test-greedy-8x1"]

@@ -12,7 +12,7 @@ from grouper.api import Generator
 from grouper.cli import generate
 from grouper.grading import extract
 from grouper.prompts import FORMATS
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 
 QUESTION = "Tom has 3 pens and buys 4. How many pens does Tom have?"
 

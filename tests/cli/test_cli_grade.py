@@ -20,7 +20,7 @@ def test_every_stage_is_shown(grouper):
     assert line(called.out, "strict") == r"0.5  (last \boxed{})"
     assert line(called.out, "lenient") == r"0.5  (as asked: last \boxed{})"
     assert re.fullmatch(
-        r"correct  rung number, \d+\.\d\d ms: equal numbers", line(called.out, "verdict")
+        r"correct  stage number, \d+\.\d\d ms: equal numbers", line(called.out, "verdict")
     )
 
 
@@ -29,7 +29,7 @@ def test_format_and_maths_are_told_apart(grouper):
         "grade", "The answer is 18. Check: 18/2 = 9", "--answer", "18", "--format", "xml"
     )
     assert line(called.out, "strict") == "none  (no <answer>)"
-    assert line(called.out, "verdict").startswith("no_answer  rung extract")
+    assert line(called.out, "verdict").startswith("no_answer  stage extract")
     assert line(called.out, "lenient") == '18  (not as asked: "the answer is")'
     assert line(called.out, "leniently").startswith("correct")
 

@@ -20,12 +20,12 @@ def run(finished_run: Path, tmp_path: Path) -> Path:
     rollouts = copy / "rollouts" / "grpo-000001.jsonl.gz"
     rows = list(read_lines(rollouts))
     rows[0] |= {
-        "text": "<reasoning>a</reasoning><answer>0.5</answer>",
+        "completion": "<reasoning>a</reasoning><answer>0.5</answer>",
         "answer": "1/2",
         "verdict": "incorrect",
         "extracted": "0.5",
         "reason": "an old bug",
-        "total": 0.0,
+        "reward": 0.0,
     }
     write_lines(rollouts, rows)
     items = copy / "evaluations" / "grpo.jsonl.gz"

@@ -13,7 +13,7 @@ import pytest
 
 from grouper.cli.main import cli
 from grouper.config.loading import load_recipe
-from grouper.tracking.live import Progress
+from grouper.runs.progress import Progress
 from grouper.training.run import Run
 
 

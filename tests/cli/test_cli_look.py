@@ -9,7 +9,7 @@ import shutil
 
 import torch
 
-from grouper.tracking.lock import LOCK_FILE, RunLock, is_running
+from grouper.runs.lock import LOCK_FILE, RunLock, is_running
 
 
 def test_the_runs_of_a_folder_with_the_latest_last(grouper, finished_run, tmp_path):

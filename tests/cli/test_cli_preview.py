@@ -9,7 +9,7 @@ from tiny_models import make_rollout
 
 from grouper.cli.measure import _show_rollout
 from grouper.prompts import FORMATS
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 
 
 def test_samples_of_what_grpo_starts_from(grouper, finished_run):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from grouper.config.loading import load_recipe
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_demo.py"
 

@@ -15,8 +15,8 @@ from grouper.errors import ConfigError, RewardError, hidden
 from grouper.grading.pool import _environment
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
-from grouper.tracking.live import setup_logging
-from grouper.tracking.sinks.registry import check_trackers, find_trackers
+from grouper.runs.progress import setup_logging
+from grouper.runs.trackers import check_trackers, find_trackers
 
 SECRET = "sk-live-0123456789"
 
@@ -114,7 +114,7 @@ def test_what_a_function_says_of_it_is_hidden(
     error = RewardError(f"the reward raised: 401 for {SECRET}")
     assert SECRET not in f"{error}{error.what}"
     setup_logging(tmp_path)
-    logging.getLogger("grouper.tracking").warning("The tracker failed: %s", SECRET)
+    logging.getLogger("grouper.runs").warning("The tracker failed: %s", SECRET)
     setup_logging(None)
     assert "failed: ${JUDGE_TOKEN}" in (tmp_path / "training.log").read_text()
 

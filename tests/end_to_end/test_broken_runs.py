@@ -12,7 +12,7 @@ from grouper.advice.checks import find, read_record
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.errors import ModelError
-from grouper.tracking.live import Progress
+from grouper.runs.progress import Progress
 from grouper.training.run import Run
 
 pytestmark = pytest.mark.slow

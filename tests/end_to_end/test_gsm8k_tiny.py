@@ -14,7 +14,7 @@ from grouper.algorithms.batching import demonstration_batch
 from grouper.algorithms.weighting import token_mean
 from grouper.api import train
 from grouper.config.loading import load_recipe
-from grouper.tracking.live import Progress
+from grouper.runs.progress import Progress
 from grouper.training.run import Run
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.evaluation.result import EvaluationResult
-from grouper.tracking.live import Progress
+from grouper.runs.progress import Progress
 from grouper.training.run import Run
 from grouper.types import StepReport
 

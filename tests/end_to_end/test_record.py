@@ -14,8 +14,8 @@ from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.config.named import PRESETS
 from grouper.errors import ConfigError, ModelError, PreflightError, RunFolderError
-from grouper.tracking.live import Progress
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
+from grouper.runs.progress import Progress
 from grouper.training.run import Run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -119,7 +119,7 @@ def test_the_record_is_complete(tmp_path: Path) -> None:
     rollouts = list(folder.read_rollouts())
     assert len(rollouts) == 2 * 3 * 8
     first = rollouts[0]
-    for key in ("prompt", "text", "finish_reason", "verdict", "reason", "advantage"):
+    for key in ("prompt", "completion", "finish_reason", "verdict", "reason", "advantage"):
         assert key in first, key
     assert {e.name for e in folder.read_evaluations()} == {"base", "sft", "grpo"}
 

@@ -8,7 +8,7 @@ import pytest
 
 from grouper.errors import DataError
 from grouper.evaluation.compare import compare, render_parts, render_plain, render_table
-from grouper.evaluation.evaluate import EvaluationItem, EvaluationResult
+from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.types import FinishReason, Verdict
 
 VERDICTS = {
@@ -34,7 +34,7 @@ def make_result(name: str, outcomes: str, *, subject: str | None = None) -> Eval
             extracted=None,
             verdict=VERDICTS[mark],
             reason="",
-            rung="",
+            stage="",
             finish_reason=FinishReason.LENGTH if mark == "/" else FinishReason.STOP_TOKEN,
             tokens=10,
         )
@@ -141,7 +141,7 @@ def test_an_unreadable_reference_leaves_every_difference_and_is_told():
 def test_problems_that_were_graded_by_text_alone_are_counted_apart():
     def by_text(result):
         first, *rest = result.items
-        return replace(result, items=(replace(first, rung="text alone"), *rest))
+        return replace(result, items=(replace(first, stage="text alone"), *rest))
 
     shown = render_plain(
         render_table(

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from grouper.errors import DataError
-from grouper.evaluation.evaluate import EvaluationResult, evaluate
+from grouper.evaluation.evaluate import evaluate
+from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.statistics import wilson_interval
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.scripted import ScriptedSampler
@@ -45,7 +46,7 @@ class FakeGrader:
             verdict = Verdict.CORRECT if same else Verdict.INCORRECT
         future: Future[Grade] = Future()
         found = text.split("=")[1] if "=" in text else None
-        future.set_result(Grade(verdict=verdict, extracted=found, rung="text", reason="fake"))
+        future.set_result(Grade(verdict=verdict, extracted=found, stage="text", reason="fake"))
         return future
 
 
@@ -133,7 +134,7 @@ def test_an_unreadable_reference_is_graded_by_text_alone_and_counted_apart():
     result = run(["no", "=?", "=1", "=1", "=4", "=$?$"], ["?", "1", "?"], samples=2)
     assert result.scores == {"p/0": 0.5, "p/1": 1.0, "p/2": 0.5}
     assert result.overall.problems == 3
-    assert [item.verdict.value for item in result.items if item.rung == "text alone"] == [
+    assert [item.verdict.value for item in result.items if item.stage == "text alone"] == [
         "correct",
         "incorrect",
         "correct",

@@ -38,7 +38,7 @@ PLAIN = {
 }
 """The environment of the process that runs: arithmetic that all x86 processors share."""
 
-NOT_FROZEN = ("time.", "memory.", "host.")
+NOT_FROZEN = ("time", "elapsed_s", "memory.", "host.")
 """Beginnings of the metrics that may differ between two equal runs."""
 
 COIN = """
@@ -167,12 +167,9 @@ def metrics(file: Path) -> Iterator[dict[str, Any]]:
     for line in file.read_text(encoding="utf-8").split("\n")[:-1]:
         row = json.loads(line)
         if row["step"] <= 3:
-            kept = {k: v for k, v in row["metrics"].items() if not k.startswith(NOT_FROZEN)}
-            tallies = {k: [v[part] for part in TALLY] for k, v in kept.items()}
-            yield {**row, "metrics": tallies}
-
-
-TALLY = ("count", "mean", "min", "max")
+            columns = {k: v for k, v in row.items() if not k.startswith(NOT_FROZEN)}
+            fixed = {name: columns.pop(name) for name in ("phase", "step", "status", "events")}
+            yield {**fixed, "metrics": columns}
 
 
 def rollouts(file: Path) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from frozen import load
 from frozen import renamed as with_new_texts
 from frozen_runs import FOLDER, names, record_apart
+
+from grouper.runs.records import SPREAD
 
 pytestmark = pytest.mark.slow
 
@@ -55,12 +58,28 @@ def with_new_names(recorded: dict[str, Any]) -> dict[str, Any]:
         return {key: v for key, v in new.items() if key is not None}
 
     steps = [
-        {**row, "metrics": {metrics.get(key, key): v for key, v in row["metrics"].items()}}
-        for row in recorded["metrics"]
+        {**row, "metrics": dict(_columns(row["metrics"], metrics))} for row in recorded["metrics"]
     ]
     recipe = {**renamed(recorded["recipe"], ""), **renames["new settings"]}
-    rollouts = [{**row, "reason": with_new_texts(row["reason"])} for row in recorded["rollouts"]]
+    rollouts = [
+        {
+            renames["rollouts"].get(key, key): with_new_texts(v) if key == "reason" else v
+            for key, v in row.items()
+        }
+        for row in recorded["rollouts"]
+    ]
     return {**recorded, "recipe": recipe, "metrics": steps, "rollouts": rollouts}
+
+
+def _columns(
+    recorded: dict[str, list[float | None]], new_names: dict[str, str]
+) -> Iterator[tuple[str, float | None]]:
+    """The columns of a step that was recorded as [count, mean, min, max] of each metric."""
+    for old, (count, mean, low, high) in recorded.items():
+        name = new_names.get(old, old)
+        yield name, mean
+        if SPREAD.fullmatch(name):
+            yield from {f"{name}/count": count, f"{name}/min": low, f"{name}/max": high}.items()
 
 
 def differences(recorded: Any, found: Any, path: str = "", *, exactly: bool = False) -> list[str]:

@@ -328,6 +328,6 @@ def test_lenient_grade_is_about_the_maths_alone() -> None:
         wrong = grader.submit_lenient("The answer is 17.", "18").result()
         assert wrong.verdict is Verdict.INCORRECT
         root = grader.submit_lenient(r"we get \boxed{\sqrt{12}}", r"2\sqrt{3}").result()
-        assert (root.verdict, root.rung) == (Verdict.CORRECT, "symbolic")
+        assert (root.verdict, root.stage) == (Verdict.CORRECT, "symbolic")
         # Only what was strictly graded is counted.
         assert grader.counts == {Verdict.NO_ANSWER: 1}

@@ -61,7 +61,7 @@ def test_batch_verdicts_in_order() -> None:
             Verdict.INCORRECT,
             Verdict.CORRECT,
         ]
-        assert [g.rung for g in grades] == ["text", "extract", "number", "symbolic"]
+        assert [g.stage for g in grades] == ["text", "extract", "number", "symbolic"]
         assert grader.counts == {Verdict.CORRECT: 2, Verdict.NO_ANSWER: 1, Verdict.INCORRECT: 1}
 
 

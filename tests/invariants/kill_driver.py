@@ -26,9 +26,9 @@ from grouper import files
 from grouper.advice import checks
 from grouper.api import train
 from grouper.config.loading import load_recipe
-from grouper.tracking import evaluation_files, run_folder
-from grouper.tracking.live import Progress
-from grouper.tracking.metrics_file import MetricsFile
+from grouper.runs import folder as run_folder
+from grouper.runs.folder import RunFolder
+from grouper.runs.progress import Progress
 from grouper.training import checkpoint
 from grouper.training import prepare as preparation
 from grouper.training.optimizers import Optimizer
@@ -58,10 +58,11 @@ def half_the_optimizer(honest: Honest, *args: Any, **metadata: Any) -> None:
     halve(args[1])
 
 
-def half_the_line(honest: Honest, metrics: MetricsFile, report: StepReport) -> None:
-    honest(metrics, report)
-    text = metrics.path.read_text()
-    metrics.path.write_text(text[: -len(text.splitlines()[-1]) // 2])
+def half_the_line(honest: Honest, run: RunFolder, report: StepReport) -> None:
+    honest(run, report)
+    file = run.path / "metrics.jsonl"
+    text = file.read_text()
+    file.write_text(text[: -len(text.splitlines()[-1]) // 2])
 
 
 def half_the_file(honest: Honest, path: Path, *_: Any) -> None:
@@ -107,18 +108,18 @@ POINTS: dict[str, tuple[Any, str, Callable[..., str], Honest | None]] = {
     "marker": (checkpoint, "_write_state", of_path(0), None),
     "rename": (Path, "rename", of_path(0), None),
     "metrics": (
-        MetricsFile,
-        "append",
+        RunFolder,
+        "append_metrics",
         lambda _, report: f"{report.phase}-{report.step}",
         half_the_line,
     ),
     "rollouts": (run_folder, "write_lines", of_path(0), half_the_file),
-    "summary": (evaluation_files, "write_atomic", of_path(0), half_the_file),
+    "summary": (run_folder, "write_atomic", of_path(0), half_the_file),
     "evaluation": (preparation, "evaluate", lambda **settings: settings["name"], half_the_items),
     "remove": (checkpoint, "remove_folder", of_path(0), half_the_folder),
     "strip": (shutil, "rmtree", of_path(0), half_the_optimizer_folder),
     "cut": (run_folder, "delete", of_path(0), None),
-    "info": (run_folder.RunFolder, "_write_info", lambda folder, _: str(folder.path), None),
+    "info": (RunFolder, "_write_info", lambda run, _: str(run.path), None),
     "update": (Optimizer, "step", lambda *_: "", None),
 }
 
@@ -184,7 +185,7 @@ def obey(order: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    assert files.write_atomic is evaluation_files.write_atomic
+    assert files.write_atomic is run_folder.write_atomic
     torch.set_num_threads(1)
     # An alarm has a state that must survive, too: one rings whatever the run happens to learn.
     checks.WINDOW, checks.FINDINGS["kl"]["above"] = 2, 1.0e-6

@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-NOT_COMPARED = ("time.", "memory.", "host.")
+NOT_COMPARED = ("time", "elapsed_s", "memory.", "host.")
 
 LEFT_OUT = ("curves.png", "times.png", "training.log")
 

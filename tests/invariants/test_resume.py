@@ -17,8 +17,8 @@ from run_records import record
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.errors import CheckpointError, Interrupted, RunFolderError
-from grouper.tracking import metrics_file
-from grouper.tracking.live import Progress
+from grouper.runs import folder as run_folder
+from grouper.runs.progress import Progress
 from grouper.training import checkpoint, loop
 from grouper.training.checkpoint import STATE_FILE, TrainState, is_complete
 from grouper.training.run import Run
@@ -319,7 +319,7 @@ def test_a_checkpoint_counts_only_once_its_metrics_are_on_disk(
         order.append("mark")
         honest(folder, record)
 
-    monkeypatch.setattr(metrics_file, "sync", lambda path: order.append(path.name))
+    monkeypatch.setattr(run_folder, "sync", lambda path: order.append(path.name))
     monkeypatch.setattr(checkpoint, "_write_state", mark)
     run("cut", "skip_grpo=true", "sft.evaluate_every=0")
     saves = order.count("mark")

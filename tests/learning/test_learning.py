@@ -9,7 +9,7 @@ import pytest
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.evaluation.statistics import PairedComparison
-from grouper.tracking.live import Progress
+from grouper.runs.progress import Progress
 from grouper.training.run import Run
 
 # The seed is none of those whose results are reported, so nothing here is tuned on them.

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from grouper.evaluation.evaluate import EvaluationItem, EvaluationResult
+from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.report import curves
 from grouper.report.curves import draw_curves
 from grouper.report.drawing import Series
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 from grouper.types import FinishReason, StepReport, Tally, Verdict
 
 GRPO = {
@@ -44,7 +44,7 @@ def result(name: str, phase: str, step: int, split: str, solved: int) -> Evaluat
             extracted=None,
             verdict=Verdict.CORRECT if i < solved else Verdict.INCORRECT,
             reason="",
-            rung="",
+            stage="",
             finish_reason=FinishReason.STOP_TOKEN,
             tokens=5,
         )

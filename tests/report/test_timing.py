@@ -8,7 +8,7 @@ import pytest
 
 from grouper.report import timing
 from grouper.report.timing import draw_times
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 from grouper.types import StepReport, Tally
 
 GRPO = {

@@ -34,7 +34,7 @@ HOSTILE = (
 
 
 def grade(verdict: Verdict) -> Grade:
-    return Grade(verdict=verdict, extracted="4", rung="text", reason="")
+    return Grade(verdict=verdict, extracted="4", stage="text", reason="")
 
 
 RIGHT, WRONG = grade(Verdict.CORRECT), grade(Verdict.INCORRECT)

@@ -22,7 +22,7 @@ class Grader:
 
     def _told(self, verdict: Verdict) -> Future[Grade]:
         future: Future[Grade] = Future()
-        future.set_result(Grade(verdict=verdict, extracted=None, rung=None, reason=""))
+        future.set_result(Grade(verdict=verdict, extracted=None, stage=None, reason=""))
         return future
 
     def submit(self, text: str, reference: str) -> Future[Grade]:

@@ -87,7 +87,7 @@ def test_sampled_logprobs_are_the_trainers(family: str) -> None:
         rollouts = tuple(
             Rollout(
                 completion=completion,
-                grade=Grade(verdict=Verdict.CORRECT, extracted="", rung="", reason=""),
+                grade=Grade(verdict=Verdict.CORRECT, extracted="", stage="", reason=""),
                 reward=Reward(components={"r": 1.0}, weights={"r": 1.0}),
             )
             for completion in drawn[4 * number : 4 * number + 4]

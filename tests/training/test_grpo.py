@@ -299,7 +299,7 @@ class InstantGrader:
         self.seen.append((text, reference))
         future: Future[Grade] = Future()
         verdict = Verdict.CORRECT if text == reference else Verdict.INCORRECT
-        future.set_result(Grade(verdict=verdict, extracted=text, rung="text", reason=""))
+        future.set_result(Grade(verdict=verdict, extracted=text, stage="text", reason=""))
         return future
 
 
@@ -346,7 +346,7 @@ class ThreadGrader:
     def _grade(self, text: str, reference: str) -> Grade:
         self.graded.release()
         verdict = Verdict.CORRECT if text == reference else Verdict.INCORRECT
-        return Grade(verdict=verdict, extracted=text, rung="text", reason="")
+        return Grade(verdict=verdict, extracted=text, stage="text", reason="")
 
 
 class PatientSampler:

@@ -13,7 +13,7 @@ from tiny_models import make_batch
 from tiny_states import SavedTokenizer
 
 from grouper.algorithms.batching import broken_tensors
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 from grouper.training.nan_dump import LAST_METRICS, write_nan_dump
 from grouper.types import StepReport, Tally
 

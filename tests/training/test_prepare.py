@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from grouper.advice import run_plan
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError, ModelError, PromptError
-from grouper.tracking.live import Progress
+from grouper.runs.progress import Progress
 from grouper.training.prepare import prepare
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 from grouper.training.run import Run

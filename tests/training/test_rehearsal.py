@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.models.policy import Policy
-from grouper.tracking.live import Progress
+from grouper.runs.progress import Progress
 from grouper.training.rehearsal import Rehearsal
 from grouper.training.run import Run
 

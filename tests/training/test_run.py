@@ -16,8 +16,8 @@ from grouper.errors import ModelError
 from grouper.grading import Grader
 from grouper.models.loading import quiet
 from grouper.rewards import RewardStack
+from grouper.runs.progress import Progress
 from grouper.sampling.native import NativeSampler
-from grouper.tracking.live import Progress
 from grouper.training.run import Run, check_models
 
 

@@ -157,7 +157,7 @@ def test_means_are_over_rollouts_not_over_group_means() -> None:
 
 
 def _with(group: RolloutGroup, verdict: Verdict, reason: FinishReason) -> RolloutGroup:
-    grade = Grade(verdict=verdict, extracted=None, rung="extract", reason="")
+    grade = Grade(verdict=verdict, extracted=None, stage="extract", reason="")
     rollouts = tuple(
         replace(r, grade=grade, completion=replace(r.completion, finish_reason=reason))
         for r in group.rollouts

@@ -15,7 +15,7 @@ from grouper.errors import Interrupted
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
 from grouper.models.process_group import SingleProcess
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 from grouper.training.checkpoint import TrainState
 from grouper.training.curriculum import ProblemStream
 from grouper.training.metrics import StepClock

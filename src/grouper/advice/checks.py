@@ -23,7 +23,7 @@ from grouper.errors import ConfigError, PromptError, RunFolderError
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import table
 from grouper.prompts.rendering import encode_completion
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 from grouper.types import AnswerFormat, Rollout, RolloutGroup, StepReport
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from grouper.prompts import make_format
 from grouper.prompts.rendering import right_completion
 from grouper.rewards import build_rewards
 from grouper.rewards.attacks import example_prompt
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 from grouper.training.problem_sets import (
     ProblemSets,
     find_leaks,

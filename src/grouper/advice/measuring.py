@@ -23,7 +23,7 @@ from grouper.errors import Interrupted
 from grouper.kernels.switch import switched_off
 from grouper.rewards import RewardStack
 from grouper.rewards.core import find_reward
-from grouper.tracking.live import TIME_PARTS, Progress, setup_logging
+from grouper.runs.progress import TIME_PARTS, Progress, setup_logging
 from grouper.training.checkpoint import TrainState
 from grouper.training.grpo import grpo_step
 from grouper.training.metrics import matrix_rate

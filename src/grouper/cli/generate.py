@@ -16,7 +16,7 @@ from grouper.data.reading import find_file, read_files
 from grouper.errors import DataError
 from grouper.files import dumps, write_atomic
 from grouper.models.folders import model_in, recipe_for, require_model_folder, with_sampling
-from grouper.tracking.samples import printable
+from grouper.runs.samples import printable
 
 if TYPE_CHECKING:
     from grouper.api import Generator, Solution

@@ -36,7 +36,7 @@ from grouper.types import (
 
 Row = dict[str, Any]
 
-TEXT_COLUMNS = ("text", "completion", "response", "prediction", "output")
+TEXT_COLUMNS = ("completion", "text", "response", "prediction", "output")
 ANSWER_COLUMNS = ("answer", "reference", "ground_truth", "gold", "expected_answer")
 # Formats that no prompt asks for, but texts have.
 OTHERS = {"hashes": AnswerKind.HASHES, "last-number": AnswerKind.LAST_NUMBER}
@@ -72,7 +72,7 @@ def grade(
             _grade_text(sys.stdin.read() if what == "-" else what, answer, format_name, grading)
             return
         rows = _rows(place, text_column, answer)
-        name = format_name or _looks_like(rows[0]["text"])
+        name = format_name or _looks_like(rows[0]["completion"])
         with Grader(_contract(name), grading) as grader:
             listed = _tell(f"{what}, by format {name}", rows, grader, None, show)
     if output is not None:
@@ -123,7 +123,7 @@ def _grade_text(
 def _verdict(grade: Grade) -> str:
     colour = "green" if grade.correct else "yellow" if grade.extracted is None else "red"
     verdict = click.style(grade.verdict.value, fg=colour, bold=True)
-    return f"{verdict}  rung {grade.rung}, {1000 * grade.seconds:.2f} ms: {short(grade.reason)}"
+    return f"{verdict}  stage {grade.stage}, {1000 * grade.seconds:.2f} ms: {short(grade.reason)}"
 
 
 def _looks_like(text: str) -> str:
@@ -150,7 +150,7 @@ def _contract(name: str) -> AnswerContract:
 
 
 def _rows(file: Path, text: str | None = None, answer: str | None = None) -> list[Row]:
-    """The rows of a file, with their completions as `text` and their references as `answer`."""
+    """The rows of a file, with texts as `completion` and references as `answer`."""
     rows = [dict(r) for r in (read_lines(file) if file.suffix == ".gz" else read_files((file,)))]
     if not rows:
         raise DataError("there are no rows in it", where=str(file))
@@ -235,7 +235,7 @@ def _completion(row: Row) -> Completion:
     return Completion(
         token_ids=tuple(ids),
         logprobs=tuple(row.get("logprobs") or [0.0] * len(ids)),
-        text=row["text"],
+        text=row["completion"],
         finish_reason=FinishReason(row["finish_reason"]),
         policy_version=row["policy_version"],
     )
@@ -248,7 +248,7 @@ def _tell(
 
     Of rows without a verdict these are the ones that are not correct.
     """
-    grades = grader.grade([row["text"] for row in rows], [row["answer"] for row in rows])
+    grades = grader.grade([row["completion"] for row in rows], [row["answer"] for row in rows])
     if score is None:  # nothing is learned from these: a reference may be text alone
         grades = [by_text_alone(g, row["answer"]) for g, row in zip(grades, rows, strict=True)]
     totals = [None] * len(rows) if score is None else score(rows, grades)
@@ -256,7 +256,7 @@ def _tell(
     kinds: Counter[str] = Counter()
     for number, (row, grade, total) in enumerate(zip(rows, grades, totals, strict=True)):
         now = {"verdict": grade.verdict.value, "extracted": grade.extracted, "reason": grade.reason}
-        now |= {} if score is None else {"total": total}
+        now |= {} if score is None else {"reward": total}
         before = {key: row.get(key) for key in now}
         was = before["verdict"] or "correct"
         if was != now["verdict"] or (before["verdict"] and not _same(before, now)):
@@ -279,7 +279,7 @@ def _tell(
 
 def _same(before: Row, now: Row) -> bool:
     """Whether two totals are one, where there are any."""
-    was, total = before.get("total"), now.get("total")
+    was, total = before.get("reward"), now.get("reward")
     if was is None or total is None:
         return was is total
     return bool(abs(was - total) <= 1e-9 * max(1.0, abs(was)))
@@ -290,6 +290,6 @@ def _lines(row: Row) -> Iterator[str]:
     for when, facts in (("before", row["before"]), ("now", row["after"])):
         if facts["verdict"]:
             said = "no answer" if facts["extracted"] is None else short(facts["extracted"], 120)
-            total = f", reward {facts['total']}" if "total" in facts else ""
+            total = f", reward {facts['reward']}" if "reward" in facts else ""
             reason = short(facts["reason"], 120)
             yield f"    {when:<6} {facts['verdict']}: {said} ({reason}){total}"

@@ -22,8 +22,8 @@ from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 from grouper.models.folders import RECIPE_FILE, model_in, require_model_folder
-from grouper.tracking.lock import is_running
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
+from grouper.runs.lock import is_running
 
 
 def runs(folder: str | None, *, as_json: bool) -> None:

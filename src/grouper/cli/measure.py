@@ -25,18 +25,18 @@ from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.folders import is_model, require_model_folder, trained_model
-from grouper.tracking.run_folder import RunFolder
-from grouper.tracking.samples import in_words, printable
+from grouper.runs.folder import RunFolder
+from grouper.runs.samples import in_words, printable
 
 if TYPE_CHECKING:
     from grouper.advice.checks import Finding, Samples
-    from grouper.tracking.live import Progress
+    from grouper.runs.progress import Progress
     from grouper.types import AnswerFormat, Rollout
 
 
 def progress(*, quiet: bool) -> Progress:
     """Where progress and warnings go."""
-    from grouper.tracking.live import Progress, setup_logging
+    from grouper.runs.progress import Progress, setup_logging
 
     display = Progress(quiet=quiet)
     setup_logging(None, console=display.console)
@@ -92,15 +92,15 @@ def evaluate(
             model,
             split=split,
             problems=problems,
-            name=label,
             folder=target / label,
             display=display,
         )
         for label, model in subjects.items()
     ]
-    _show_results([*recorded, *fresh])
-    for label in subjects:
-        click.echo(f"Items of {label}: {target / label / 'evaluations'}")
+    shown = [dataclasses.replace(r, name=n) for r, n in zip(fresh, subjects, strict=True)]
+    _show_results([*recorded, *shown])
+    for label, result in zip(subjects, fresh, strict=True):
+        click.echo(f"Items of {label}: {target / label / 'evaluations' / result.name}.jsonl.gz")
 
 
 def _labelled(models: Sequence[str]) -> dict[str, str]:
@@ -133,7 +133,7 @@ def _has_evaluations(path: Path) -> bool:
 
 
 def _recorded(path: Path, split: str) -> list[EvaluationResult]:
-    """The last evaluation that a run folder or a folder of eval_runs holds."""
+    """The evaluation of a run's last phase, or the latest one in a folder of eval_runs."""
     folder = path.expanduser()
     if not _has_evaluations(folder):
         return []
@@ -144,11 +144,12 @@ def _recorded(path: Path, split: str) -> list[EvaluationResult]:
             where=f"--compare {path}",
             fix="Measure it first with `grouper eval`, or name its model folder instead.",
         )
-    # Several runs all call theirs `grpo`.
-    name = found[-1].name
-    if not name.startswith(folder.name):
-        name = f"{folder.resolve().name}-{name}"
-    return [dataclasses.replace(found[-1], name=name)]
+    name = folder.resolve().name
+    if (folder / "run.json").exists():  # several runs all call theirs `grpo`
+        return [dataclasses.replace(found[-1], name=f"{name}-{found[-1].name}")]
+    files = {result.name: folder / "evaluations" / f"{result.name}.json" for result in found}
+    latest = max(found, key=lambda result: files[result.name].stat().st_mtime)
+    return [dataclasses.replace(latest, name=name)]
 
 
 def _warn_of_another_prompt(recipe: Recipe, run: Path) -> None:
@@ -162,8 +163,13 @@ def _warn_of_another_prompt(recipe: Recipe, run: Path) -> None:
 
 
 def _show_results(results: Sequence[EvaluationResult]) -> None:
-    from grouper.evaluation.compare import compare, render_parts, render_table
-    from grouper.evaluation.metrics import render_metrics, render_rewards_by_subject
+    from grouper.evaluation.compare import (
+        compare,
+        render_metrics,
+        render_parts,
+        render_rewards_by_subject,
+        render_table,
+    )
 
     settings = [result.card.get("sampling") for result in results]
     if any(setting != settings[0] for setting in settings):

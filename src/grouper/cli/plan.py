@@ -14,7 +14,7 @@ from grouper.cli.measure import progress
 from grouper.cli.opening import chosen_model, open_recipe, run_of
 from grouper.cli.text import counted, duration, show, table
 from grouper.errors import ConfigError, RunFolderError
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from grouper.advice.measuring import Bench

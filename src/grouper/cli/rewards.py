@@ -18,7 +18,7 @@ from grouper.grading import Grader
 from grouper.prompts import make_format
 from grouper.rewards import REWARDS, build_rewards, probe
 from grouper.rewards.attacks import score_texts
-from grouper.tracking.samples import in_words
+from grouper.runs.samples import in_words
 from grouper.types import AnswerFormat, Problem
 
 # `\n` as people type a line break, and not the beginning of a LaTeX command.
@@ -79,7 +79,7 @@ def tried(
         ((grade, reward),) = score_texts(stack, fmt, grader, problem, [text])
     click.echo(f"format      {fmt.name}" + (f", opened by {fmt.prefix!r}" if fmt.prefix else ""))
     click.echo(f"answer      {grade.extracted if grade.extracted is not None else '(none)'}")
-    click.echo(f"verdict     {grade.verdict.value} by {grade.rung}: {grade.reason}")
+    click.echo(f"verdict     {grade.verdict.value} by {grade.stage}: {grade.reason}")
     for name, value in reward.components.items():
         shown = "not scored" if value is None else f"{value:g}"
         click.echo(f"reward      {name} = {shown}, weight {reward.weights[name]:g}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from grouper.tracking.samples import printable
+from grouper.runs.samples import printable
 
 
 def is_follower() -> bool:

@@ -22,8 +22,8 @@ from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 from grouper.models.folders import RECIPE_FILE
 from grouper.rewards.calling import load_hook
-from grouper.tracking.run_folder import RunFolder
-from grouper.tracking.sinks.registry import check_trackers
+from grouper.runs.folder import RunFolder
+from grouper.runs.trackers import check_trackers
 
 if TYPE_CHECKING:
     from grouper.training.phases import RunResult
@@ -63,6 +63,7 @@ def _start(
     nproc: int,
     dry_run: bool,
     quiet: bool,
+    verbose: bool,
     **flags: Any,
 ) -> None:
     """Flags are spellings of overrides, so that the resolved recipe shows them."""
@@ -92,7 +93,7 @@ def _start(
     if nproc > 1 and "WORLD_SIZE" not in os.environ:
         require_devices(nproc, recipe.device)
         sys.exit(launch(nproc, click.get_current_context().find_root().obj))
-    _train(recipe, intent, quiet=quiet)
+    _train(recipe, intent, quiet=quiet, verbose=verbose)
 
 
 def _named(
@@ -132,20 +133,21 @@ def _check_folder(recipe: Recipe, intent: dict[str, bool]) -> None:
 
 def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
     from grouper.advice.dry_run import make_plan
-    from grouper.tracking.live import Progress, setup_logging
+    from grouper.runs.progress import Progress, setup_logging
 
     setup_logging(None, console=Progress().console)
     plan = make_plan(recipe, **intent)
     show_plan(recipe, plan.sizes, plan.warnings, leaks=plan.leaks, unchecked=plan.unchecked)
 
 
-def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool) -> None:
+def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool, verbose: bool) -> None:
     from grouper.api import train
-    from grouper.tracking.live import Progress, setup_logging
+    from grouper.runs.progress import Progress, setup_logging
     from grouper.training.run import Run
 
     stop_with_the_launcher()
-    progress = Progress(quiet=quiet or is_follower(), log_every=recipe.tracking.log_every)
+    every = recipe.tracking.log_every
+    progress = Progress(quiet=quiet or is_follower(), verbose=verbose, log_every=every)
     setup_logging(None, console=None if is_follower() else progress.console)
     with Run(recipe, progress, **intent) as opened:
         result = train(opened)

@@ -585,7 +585,7 @@ class TrackingConfig(Section):
     token_ids: bool = False
     """keep ids and log-probs of every rollout"""
     log_every: Positive = 1
-    """steps between lines in training.log"""
+    """steps between lines on the console and in training.log"""
     print_every_steps: Positive | None = None
     """GRPO steps between samples shown on the console; left out: none"""
     trackers: Annotated[tuple[TrackerConfig, ...], Field(strict=False)] = ()

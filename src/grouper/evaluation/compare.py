@@ -130,101 +130,34 @@ def label(name: str) -> str:
     return _LABELS.get(name, name)
 
 
-def _percent(value: float, digits: int = 1) -> str:
-    return "-" if math.isnan(value) else f"{100 * value:.{digits}f}"
-
-
-def _accuracy_cell(accuracy: Accuracy, digits: int = 1) -> str:
-    low, high = accuracy.interval.low, accuracy.interval.high
-    return f"{_percent(accuracy.mean)} [{_percent(low, digits)}, {_percent(high, digits)}]"
-
-
-def _results_table(comparison: Comparison) -> Table:
-    results = comparison.results
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("model", no_wrap=True)
-    table.add_column(
-        f"accuracy % [{100 * comparison.confidence:g} %]", justify="right", no_wrap=True
-    )
-    measured = any(result.lenient is not None for result in results)
-    if measured:
-        table.add_column("lenient", justify="right", no_wrap=True)
-    k = max((result.samples for result in results), default=1)
-    if k > 1:
-        table.add_column(f"pass@{k}", justify="right")
-    columns: dict[str, Outcome] = {
-        "correct": "correct",
-        "wrong": "wrong",
-        "no answer": "no_answer",
-        "cut off": "truncated",
-    }
-    for title in (*columns, "tokens"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for result in results:
-        counts = result.split_counts
-        cells = [label(result.name), _accuracy_cell(result.overall)]
-        if measured:
-            cells.append("-" if result.lenient is None else _percent(result.lenient.mean))
-        if k > 1:
-            cells.append(_percent(result.pass_at_k.get(k, math.nan)))
-        cells += [str(counts[outcome]) for outcome in columns.values()]
-        table.add_row(*cells, f"{result.mean_tokens:.0f}")
-    return table
-
-
-def _p(value: float) -> str:
-    return "p<0.001" if value < 0.001 else f"p={value:.3f}"
-
-
-def _sentence(difference: Difference) -> str:
-    paired = difference.paired
-    after, before = label(difference.after), label(difference.before)
-    if paired.verdict == "no evidence":
-        return "no evidence of a change"
-    return f"{after} is {paired.verdict} than {before}"
-
-
-_STYLE = {"better": "bold green", "worse": "bold red", "no evidence": "yellow"}
-
-
-def _differences_table(comparison: Comparison) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("difference", no_wrap=True)
-    table.add_column(f"points [{100 * comparison.confidence:g} %]", justify="right", no_wrap=True)
-    table.add_column("up", justify="right")
-    table.add_column("down", justify="right")
-    table.add_column("test", no_wrap=True)
-    table.add_column("verdict")
-    for difference in comparison.differences:
-        paired = difference.paired
-        low, high = 100 * paired.interval.low, 100 * paired.interval.high
-        table.add_row(
-            f"{label(difference.after)} - {label(difference.before)}",
-            f"{100 * paired.difference:+.1f} [{low:+.1f}, {high:+.1f}]",
-            str(paired.higher),
-            str(paired.lower),
-            _p(paired.p_value),
-            Text(_sentence(difference), style=_STYLE[paired.verdict]),
-        )
-    return table
+# --- notes on a comparison -----------------------------------------------------------------------
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    first = comparison.results[0]
-    problems = len({item.problem_id for item in first.items})
-    each = "1 completion" if first.samples == 1 else f"{first.samples} completions"
-    notes = [f"{problems} problems, {each} each{_shared(comparison.results)}."]
+    results = comparison.results
+    problems = len({item.problem_id for item in results[0].items})
+    each = "1 completion" if results[0].samples == 1 else f"{results[0].samples} completions"
+    notes = [f"{problems} problems, {each} each{_shared(results)}."]
     if comparison.differences:
         methods = sorted({d.paired.method for d in comparison.differences})
         notes.append(f"Paired by problem: {'; '.join(methods)}.")
-    if any(result.lenient is not None for result in comparison.results):
+    if any(result.lenient is not None for result in results):
         notes.append("Lenient: accuracy % with the answer taken from anywhere, in any format.")
-    notes += _format_notes(comparison)
+    shares = [
+        f"{100 * min(1.0, d.from_format or 0):.0f} % of {label(d.after)} - {label(d.before)}"
+        for d in comparison.differences
+        if d.mostly_format and d.paired.verdict == "better"
+    ]
+    if shares:
+        notes.append(
+            f"{_FORMAT}: {' and '.join(shares)} comes from completions that had no answer or were "
+            "cut off before; that part of the gain may be format rather than maths."
+        )
     for outcome, what in _NO_VERDICT.items():
-        counts = [(label(r.name), r.split_counts[outcome]) for r in comparison.results]
+        counts = [(label(r.name), r.split_counts[outcome]) for r in results]
         if any(count for _, count in counts):
             notes.append(f"{what}: {', '.join(f'{name} {count}' for name, count in counts)}.")
-    unread = [(label(r.name), *r.text_alone) for r in comparison.results]
+    unread = [(label(r.name), *r.text_alone) for r in results]
     if any(count for _, count, _ in unread):
         shown = ", ".join(f"{name} {count} ({right} right)" for name, count, right in unread)
         notes.append(f"Problems whose reference cannot be read, graded by text alone: {shown}.")
@@ -253,21 +186,7 @@ _NO_VERDICT: Mapping[Outcome, str] = {
 }
 _FORMAT = "Format"
 
-
-def _format_notes(comparison: Comparison) -> list[str]:
-    shares = [
-        f"{100 * min(1.0, d.from_format or 0):.0f} % of {label(d.after)} - {label(d.before)}"
-        for d in comparison.differences
-        if d.mostly_format and d.paired.verdict == "better"
-    ]
-    if not shares:
-        return []
-    shown = " and ".join(shares)
-    note = (
-        f"{_FORMAT}: {shown} comes from completions that had no answer or were cut off before; "
-        "that part of the gain may be format rather than maths."
-    )
-    return [note]
+# --- tables and lines ----------------------------------------------------------------------------
 
 
 def render_table(comparison: Comparison) -> RenderableType:
@@ -285,22 +204,118 @@ def render_table(comparison: Comparison) -> RenderableType:
     return Group(*parts)
 
 
+# Title -> outcome.
+_COLUMNS: Mapping[str, Outcome] = {
+    "correct": "correct",
+    "wrong": "wrong",
+    "no answer": "no_answer",
+    "cut off": "truncated",
+}
+
+
+def _results_table(comparison: Comparison) -> Table:
+    results = comparison.results
+    lenient = any(result.lenient is not None for result in results)
+    k = max(result.samples for result in results)
+    rows = [
+        [
+            label(result.name),
+            _interval(result.overall),
+            *([_percent(result.lenient.mean if result.lenient else None)] if lenient else []),
+            *([_percent(result.pass_at_k.get(k))] if k > 1 else []),
+            *(str(result.split_counts[outcome]) for outcome in _COLUMNS.values()),
+            _number(result.mean_tokens),
+        ]
+        for result in results
+    ]
+    optional = [*(["lenient"] if lenient else []), *([f"pass@{k}"] if k > 1 else [])]
+    confidence = f"{100 * comparison.confidence:g} %"
+    return _table(["model", f"accuracy % [{confidence}]", *optional, *_COLUMNS, "tokens"], rows)
+
+
+def _differences_table(comparison: Comparison) -> Table:
+    rows: list[list[str | Text]] = []
+    for difference in comparison.differences:
+        paired = difference.paired
+        after, before = label(difference.after), label(difference.before)
+        low, high = 100 * paired.interval.low, 100 * paired.interval.high
+        sentence = f"{after} is {paired.verdict} than {before}"
+        if paired.verdict == "no evidence":
+            sentence = "no evidence of a change"
+        rows.append(
+            [
+                f"{after} - {before}",
+                f"{100 * paired.difference:+.1f} [{low:+.1f}, {high:+.1f}]",
+                str(paired.higher),
+                str(paired.lower),
+                "p<0.001" if paired.p_value < 0.001 else f"p={paired.p_value:.3f}",
+                Text(sentence, style=_STYLE[paired.verdict]),
+            ]
+        )
+    points = f"points [{100 * comparison.confidence:g} %]"
+    return _table(["difference", points, "up", "down", "test", "verdict"], rows)
+
+
+_STYLE = {"better": "bold green", "worse": "bold red", "no evidence": "yellow"}
+
+
 def render_parts(results: Sequence[EvaluationResult], *, by: str) -> RenderableType | None:
     """Accuracy by `subject` or `level`, one column a result; None where problems have none."""
     parts = [result.by_subject if by == "subject" else result.by_level for result in results]
     names = list(dict.fromkeys(name for part in parts for name in part))[:_MANY_PARTS]
     if not names:
         return None
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(by)
-    table.add_column("problems", justify="right")
-    for result in results:
-        table.add_column(label(result.name), justify="right")
+    rows = []
     for name in names:
         found = [part.get(name) for part in parts]
         count = next(accuracy.problems for accuracy in found if accuracy is not None)
-        table.add_row(name, str(count), *(_accuracy_cell(a, 0) if a else "-" for a in found))
-    return table
+        rows.append([name, str(count), *(_interval(one, 0) if one else "-" for one in found)])
+    return _table([by, "problems", *(label(result.name) for result in results)], rows)
+
+
+def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None:
+    """Format, reasoning and each reward, one row a result; None where nothing is known of them."""
+    known = [(label(r.name), r.metrics) for r in results if r.metrics is not None]
+    if not known:
+        return None
+    names = list(dict.fromkeys(name for _, metrics in known for name in metrics.rewards))
+    rows = [
+        [
+            name,
+            _percent(metrics.format_accuracy),
+            _percent(metrics.with_reasoning),
+            _number(metrics.reasoning_length),
+            _number(metrics.reward, 3),
+            *(_number(metrics.rewards.get(part), 3) for part in names),
+        ]
+        for name, metrics in known
+    ]
+    return _table(["model", "format %", "reasoning %", "characters", "reward", *names], rows)
+
+
+def render_rewards_by_subject(result: EvaluationResult) -> RenderableType | None:
+    """The mean of each reward by subject; None where no problem has one."""
+    parts = result.rewards_by_subject
+    if not parts:
+        return None
+    names = list(dict.fromkeys(name for means in parts.values() for name in means))
+    rows = [[part, *(_number(parts[part].get(name), 3) for name in names)] for part in parts]
+    return _table([f"rewards of {label(result.name)}", *names], rows)
+
+
+def metrics_line(result: EvaluationResult) -> str | None:
+    """The five numbers in one line for a log; None where they are not known."""
+    found = result.metrics
+    if found is None:
+        return None
+    length = found.reasoning_length
+    shown = "" if math.isnan(length) else f" ({length:.0f} characters)"
+    return (
+        f"{result.name}: format {_percent(found.format_accuracy)} %, "
+        f"answers {_percent(found.answer_accuracy)} %, "
+        f"reasoning {_percent(found.with_reasoning)} %{shown}, "
+        f"reward {_number(found.reward, 3)}"
+    )
 
 
 def render_plain(renderable: RenderableType, *, width: int = 100) -> str:
@@ -309,3 +324,28 @@ def render_plain(renderable: RenderableType, *, width: int = 100) -> str:
     with console.capture() as capture:
         console.print(renderable)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[RenderableType]]) -> Table:
+    """A table whose first column names its rows, with numbers in the others."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for place, title in enumerate(titles):
+        words = place == 0 or title == "verdict"
+        # The second column may be an interval, which holds a space.
+        table.add_column(title, justify="left" if words else "right", no_wrap=place < 2)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _interval(accuracy: Accuracy, digits: int = 1) -> str:
+    low, high = accuracy.interval.low, accuracy.interval.high
+    return f"{_percent(accuracy.mean)} [{_percent(low, digits)}, {_percent(high, digits)}]"
+
+
+def _percent(value: float | None, digits: int = 1) -> str:
+    return _number(None if value is None else 100 * value, digits)
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"

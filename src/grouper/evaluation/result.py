@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar, get_args
+
+from pydantic import ConfigDict
 
 from grouper.evaluation.statistics import Interval, mean_interval, pass_at_k
 from grouper.grading import TEXT_ALONE
 from grouper.types import FinishReason, Verdict
 
+Thing = TypeVar("Thing")
+Value = TypeVar("Value")
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "timeout", "crash", "not_scored"]
 
-OUTCOMES: tuple[Outcome, ...] = (
-    "correct",
-    "wrong",
-    "no_answer",
-    "truncated",
-    "timeout",
-    "crash",
-    "not_scored",
-)
-"""The four-way split, then what is no verdict on the model and is counted apart."""
+# The four-way split, then what is not a verdict on the model and is counted apart.
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 _OUTCOME_OF: Mapping[Verdict, Outcome] = {
     Verdict.CORRECT: "correct",
@@ -43,7 +39,9 @@ _OUTCOME_OF: Mapping[Verdict, Outcome] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationItem:
-    """One graded completion of one problem."""
+    """One graded completion of one problem; what it shares with a rollout has the same name."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
 
     problem_id: str
     subject: str | None
@@ -59,7 +57,7 @@ class EvaluationItem:
     extracted: str | None
     verdict: Verdict
     reason: str
-    rung: str
+    stage: str
     finish_reason: FinishReason
     tokens: int
     """Sampled tokens, the stop token included."""
@@ -67,10 +65,10 @@ class EvaluationItem:
     """Whether the maths is right wherever the answer stands, in whatever format (never less than
     the verdict); None where the reference cannot be read, or nobody asked."""
     format: bool | None = None
-    """Whether it is in the prompt's format. This and the next three: see `evaluation.metrics`;
-    None where nobody asked."""
+    """Whether it is in the prompt's format, see `rewards.builtin.format_holds`. This and the next
+    three are None where nobody asked."""
     reasoning: int | None = None
-    """Characters of reasoning."""
+    """Characters of reasoning; 0: there is none."""
     rewards: Mapping[str, float | None] | None = None
     """The components of the run's reward; None within: not scored."""
     reward: float | None = None
@@ -100,11 +98,32 @@ class Accuracy:
     @classmethod
     def of(cls, scores: Sequence[Sequence[float]], confidence: float) -> Accuracy:
         means = [math.fsum(samples) / len(samples) for samples in scores]
-        return cls(
-            mean=math.fsum(means) / len(means) if means else math.nan,
-            interval=mean_interval(scores, confidence),
-            problems=len(means),
-        )
+        interval = mean_interval(scores, confidence)
+        return cls(mean=mean_of(means), interval=interval, problems=len(means))
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """As summaries have it."""
+        low, high = self.interval.low, self.interval.high
+        return {"accuracy": self.mean, "low": low, "high": high, "problems": self.problems}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Five numbers of an evaluation, and the mean of each reward. NaN where nothing counts."""
+
+    format_accuracy: float
+    """Share of the completions in the format, see `rewards.builtin.format_holds`."""
+    answer_accuracy: float
+    """The evaluation's accuracy."""
+    with_reasoning: float
+    """Share of the completions that have any reasoning."""
+    reasoning_length: float
+    """Mean characters of reasoning, over those that have any."""
+    reward: float
+    """Mean total reward, over those that were scored."""
+    rewards: Mapping[str, float]
+    """Mean of each component before its weight, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +131,8 @@ class EvaluationResult:
     """One model measured once on one set of problems.
 
     A problem whose reference cannot be read is graded by text alone: it counts like any other, and
-    `text_alone` says how many there are. (In evaluations of earlier versions its items are
-    `NOT_SCORED`: left out of accuracy, pass@k and `scores`, and in `split`.) Timeouts and crashes
-    of the grader count as not correct.
+    `text_alone` says how many there are. Items that are `NOT_SCORED` all the same are left out of
+    accuracy, pass@k and `scores`. Timeouts and crashes of the grader count as not correct.
     """
 
     name: str
@@ -155,17 +173,16 @@ class EvaluationResult:
     @cached_property
     def lenient(self) -> Accuracy | None:
         """Accuracy with format left out; the gap to `overall` is format. None: not measured."""
-        scores: dict[str, list[float]] = {}
-        for item in self._scored_items:
-            if item.lenient is None:
-                return None
-            scores.setdefault(item.problem_id, []).append(float(item.lenient))
+        if any(item.lenient is None for item in self._scored_items):
+            return None
+        items = self._scored_items
+        scores = _by(items, lambda item: item.problem_id, lambda item: float(bool(item.lenient)))
         return Accuracy.of(list(scores.values()), self.confidence)
 
     @cached_property
     def scores(self) -> dict[str, float]:
         """Problem id -> share of its samples that are correct."""
-        return {name: math.fsum(s) / len(s) for name, s in self._scored.items()}
+        return {name: mean_of(samples) for name, samples in self._scored.items()}
 
     @cached_property
     def pass_at_k(self) -> dict[int, float]:
@@ -173,7 +190,7 @@ class EvaluationResult:
         counts = [(len(s), round(sum(s))) for s in self._scored.values()]
         sizes = {2**i for i in range(self.samples.bit_length())} | {self.samples}
         return {
-            k: math.fsum(pass_at_k(n, c, k) for n, c in counts) / len(counts)
+            k: mean_of([pass_at_k(n, c, k) for n, c in counts])
             for k in sorted(sizes)
             if counts and k <= min(n for n, _ in counts)
         }
@@ -187,47 +204,108 @@ class EvaluationResult:
     @cached_property
     def text_alone(self) -> tuple[int, int]:
         """Problems whose reference cannot be read, and how many of them are ever right."""
-        unread = {item.problem_id for item in self.items if item.rung == TEXT_ALONE}
+        unread = {item.problem_id for item in self.items if item.stage == TEXT_ALONE}
         right = {i.problem_id for i in self.items if i.problem_id in unread and i.correct}
         return len(unread), len(right)
 
     @cached_property
     def cut_off(self) -> float:
         """Share of all completions that ran into the token limit, with an answer or without."""
-        cut = sum(item.finish_reason is FinishReason.LENGTH for item in self.items)
-        return cut / len(self.items) if self.items else math.nan
+        return mean_of(item.finish_reason is FinishReason.LENGTH for item in self.items)
 
     @cached_property
     def mean_tokens(self) -> float:
-        count = len(self.items)
-        return sum(item.tokens for item in self.items) / count if count else math.nan
+        return mean_of(item.tokens for item in self.items)
 
     @cached_property
     def by_subject(self) -> dict[str, Accuracy]:
         """Empty where no problem has a subject."""
-        return self._by(lambda item: item.subject)
+        return self._parts(lambda item: item.subject)
 
     @cached_property
     def by_level(self) -> dict[str, Accuracy]:
-        return self._by(lambda item: item.level)
+        return self._parts(lambda item: item.level)
+
+    @cached_property
+    def metrics(self) -> Metrics | None:
+        """Format, reasoning and rewards; None where they were not asked for."""
+        if any(item.rewards is None for item in self.items):
+            return None
+        lengths = [item.reasoning or 0 for item in self.items]
+        return Metrics(
+            format_accuracy=mean_of(item.format for item in self.items),
+            answer_accuracy=self.accuracy,
+            with_reasoning=mean_of(length > 0 for length in lengths),
+            reasoning_length=mean_of(length for length in lengths if length > 0),
+            reward=mean_of(item.reward for item in self.items),
+            rewards=_mean_rewards(self.items),
+        )
+
+    @cached_property
+    def rewards_by_subject(self) -> dict[str, dict[str, float]]:
+        """Subject -> component (and `total`) -> mean. Empty where no problem has a subject."""
+        known = [item for item in self.items if item.rewards is not None]
+        parts = _by(known, lambda item: item.subject, lambda item: item)
+        return {
+            subject: {**_mean_rewards(items), "total": mean_of(item.reward for item in items)}
+            for subject, items in sorted(parts.items())
+        }
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """All that is derived, by name, as summaries and trackers have it."""
+        return {
+            **self.overall.numbers,
+            "lenient": None if self.lenient is None else self.lenient.numbers,
+            "pass_at_k": {str(k): value for k, value in self.pass_at_k.items()},
+            "outcomes": self.split_counts,
+            "text_alone": dict(zip(("problems", "right"), self.text_alone, strict=True)),
+            "cut_off": self.cut_off,
+            "mean_tokens": self.mean_tokens,
+            "metrics": None if self.metrics is None else asdict(self.metrics),
+            "rewards_by_subject": self.rewards_by_subject,
+            "by_subject": {part: found.numbers for part, found in self.by_subject.items()},
+            "by_level": {part: found.numbers for part, found in self.by_level.items()},
+        }
 
     @cached_property
     def _scored(self) -> dict[str, list[float]]:
-        scores: dict[str, list[float]] = {}
-        for item in self._scored_items:
-            scores.setdefault(item.problem_id, []).append(float(item.correct))
-        return scores
+        items = self._scored_items
+        return _by(items, lambda item: item.problem_id, lambda item: float(item.correct))
 
     @cached_property
     def _scored_items(self) -> tuple[EvaluationItem, ...]:
         unreadable = {i.problem_id for i in self.items if i.verdict is Verdict.NOT_SCORED}
         return tuple(item for item in self.items if item.problem_id not in unreadable)
 
-    def _by(self, part_of: Callable[[EvaluationItem], str | None]) -> dict[str, Accuracy]:
-        parts = {item.problem_id: part_of(item) for item in self.items}
-        grouped: dict[str, list[list[float]]] = {}
-        for problem_id, samples in self._scored.items():
-            part = parts[problem_id]
-            if part is not None:
-                grouped.setdefault(part, []).append(samples)
-        return {part: Accuracy.of(grouped[part], self.confidence) for part in sorted(grouped)}
+    def _parts(self, part_of: Callable[[EvaluationItem], str | None]) -> dict[str, Accuracy]:
+        part = {item.problem_id: part_of(item) for item in self.items}
+        grouped = _by(self._scored.items(), lambda pair: part[pair[0]], lambda pair: pair[1])
+        return {name: Accuracy.of(grouped[name], self.confidence) for name in sorted(grouped)}
+
+
+def mean_of(values: Iterable[float | None]) -> float:
+    """The mean of what is known; NaN where nothing is.
+
+    >>> mean_of([True, None, 0.5]), mean_of([])
+    (0.75, nan)
+    """
+    known = [float(value) for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def _mean_rewards(items: Sequence[EvaluationItem]) -> dict[str, float]:
+    names = dict.fromkeys(name for item in items for name in (item.rewards or {}))
+    return {name: mean_of((item.rewards or {}).get(name) for item in items) for name in names}
+
+
+def _by(
+    things: Iterable[Thing], key: Callable[[Thing], str | None], value: Callable[[Thing], Value]
+) -> dict[str, list[Value]]:
+    """Values by key, in their order; what has no key is left out."""
+    groups: dict[str, list[Value]] = {}
+    for thing in things:
+        name = key(thing)
+        if name is not None:
+            groups.setdefault(name, []).append(value(thing))
+    return groups

@@ -308,7 +308,7 @@ class Grader:
             return Grade(
                 verdict=verdict,
                 extracted=answer,
-                rung=stage,
+                stage=stage,
                 reason=reason,
                 seconds=seconds + waited,
             )
@@ -468,7 +468,7 @@ def by_text_alone(grade: Grade, reference: str) -> Grade:
 
     Evaluations keep such problems and count them apart; a reward leaves them out.
 
-    >>> grade = Grade(verdict=Verdict.NOT_SCORED, extracted="a = b", rung="symbolic", reason="")
+    >>> grade = Grade(verdict=Verdict.NOT_SCORED, extracted="a = b", stage="symbolic", reason="")
     >>> by_text_alone(grade, "$a=b$").verdict.value, by_text_alone(grade, "a=c").verdict.value
     ('correct', 'incorrect')
     """
@@ -477,7 +477,7 @@ def by_text_alone(grade: Grade, reference: str) -> Grade:
     same = canonical(tidy(grade.extracted)) == canonical(tidy_reference(reference))
     verdict = Verdict.CORRECT if same else Verdict.INCORRECT
     reason = f"{grade.reason}; {'the same text' if same else 'another text'}"
-    return replace(grade, verdict=verdict, rung=TEXT_ALONE, reason=reason)
+    return replace(grade, verdict=verdict, stage=TEXT_ALONE, reason=reason)
 
 
 def _shared_grader(contract: AnswerContract) -> Grader:

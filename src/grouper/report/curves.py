@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from grouper.evaluation.compare import label
-from grouper.evaluation.evaluate import EvaluationResult
+from grouper.evaluation.result import EvaluationResult
 from grouper.report.drawing import (
     BLUE,
     GREEN,
@@ -21,13 +23,15 @@ from grouper.report.drawing import (
     PURPLE,
     RED,
     SKY,
+    Lines,
     Series,
     compose,
     count_steps,
+    draw_areas,
     draw_line,
     save,
 )
-from grouper.tracking.run_folder import RunFolder
+from grouper.runs.folder import RunFolder
 from grouper.types import StepReport
 
 if TYPE_CHECKING:
@@ -77,12 +81,7 @@ def _read(run: RunFolder) -> _Story:
 
 
 def _figure(story: _Story) -> Figure:
-    panels = [_of(panel, story) for has, panel in _PANELS if has(story)]
-    return compose(panels, _headline(story))
-
-
-def _of(panel: Callable[[Axes, _Story], None], story: _Story) -> Callable[[Axes], None]:
-    return lambda axes: panel(axes, story)
+    return compose(list(_panels(story)), _headline(story))
 
 
 def _headline(story: _Story) -> str:
@@ -213,97 +212,82 @@ def _name_point(axes: Axes, result: EvaluationResult, x: float) -> None:
     )
 
 
-def _rewards(axes: Axes, story: _Story) -> None:
+def _rewards(story: _Story) -> Lines:
+    """The components and, drawn last, their weighted sum."""
     names = sorted({name for report in story.grpo for name in report.tallies if "reward/" in name})
+    names.sort(key="reward/total".__eq__)
     colors = {"reward/total": "#222222", "reward/correctness": GREEN, "reward/format": ORANGE}
-    others = iter([BLUE, PURPLE, SKY, RED] * (1 + len(names) // 4))
-    for name in sorted(names, key=lambda n: (n == "reward/total", n)):
-        series = Series.of(story.grpo, name)
-        if series:
-            color = colors.get(name) or next(others)
-            shown = "total (weighted)" if name == "reward/total" else name.removeprefix("reward/")
-            draw_line(axes, series, color, shown)
-    count_steps(axes, "grpo")
-    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]) if axes.dataLim.y0 < 0 else 0.0)
-    axes.set_ylabel("mean reward of a completion")
-    axes.set_title("Reward by component", pad=_HIGH)
-    axes.legend(loc="best")
+    others = itertools.cycle([BLUE, PURPLE, SKY, RED])
+    return Lines(
+        title="Reward by component",
+        unit="mean reward of a completion",
+        metrics=[
+            (
+                name,
+                colors.get(name) or next(others),
+                "total (weighted)" if name == "reward/total" else name.removeprefix("reward/"),
+            )
+            for name in names
+        ],
+        pad=_HIGH,
+    )
+
+
+_GROUPS = (
+    ("all wrong", "groups/all_wrong", RED),
+    ("mixed: can teach", "groups/mixed", SKY),
+    ("all right", "groups/all_right", GREEN),
+)
 
 
 def _groups(axes: Axes, story: _Story) -> None:
-    parts = [
-        ("all wrong", "groups/all_wrong", RED),
-        ("mixed: can teach", "groups/mixed", SKY),
-        ("all right", "groups/all_right", GREEN),
-    ]
-    found = [(name, Series.of(story.grpo, key), color) for name, key, color in parts]
-    axes.stackplot(
-        found[0][1].steps,
-        *(100 * series.smooth for _, series, _ in found),
-        labels=[name for name, _, _ in found],
-        colors=[color for _, _, color in found],
-        alpha=0.75,
-        linewidth=0,
-    )
+    parts = [(name, Series.of(story.grpo, metric, 100), color) for name, metric, color in _GROUPS]
     count_steps(axes, "grpo")
-    axes.margins(x=0)
+    draw_areas(axes, parts, loc="lower left", bbox_to_anchor=(-0.02, 0.98))
     axes.set_ylim(0, 100)
     axes.set_ylabel("prompts of a step (%)")
     axes.set_title("Groups: how many samples are right", pad=_HIGH)
-    above = {"loc": "lower left", "bbox_to_anchor": (-0.02, 0.98), "ncols": 3}
-    axes.legend(**above, handlelength=1, handleheight=1, columnspacing=1.2)
 
 
 def _lengths(axes: Axes, story: _Story) -> None:
-    lengths = Series.of(story.grpo, "completion/tokens")
-    cut = Series.of(story.grpo, "completion/truncated")
-    draw_line(axes, lengths, PURPLE)
-    count_steps(axes, "grpo")
-    axes.set_ylim(bottom=0, top=1.12 * float(np.max(lengths.values)))
-    axes.set_ylabel("tokens, mean", color=PURPLE)
-    if cut and float(np.max(cut.values)) > 0:
+    cut = Series.of(story.grpo, "completion/truncated", 100)
+    some = bool(cut) and float(np.max(cut.values)) > 0
+    title = "Completion length" + (" (none was cut off)" if cut else "")
+    Lines(
+        title="Completion length and cut-off share" if some else title,
+        unit="tokens, mean",
+        metrics=[("completion/tokens", PURPLE, None)],
+    ).draw(axes, story.grpo)
+    if some:
+        axes.yaxis.label.set_color(PURPLE)
         right = axes.twinx()
-        draw_line(right, Series(cut.steps, 100 * cut.values), RED)
-        right.set_ylim(0, max(10.0, 112 * float(np.max(cut.values))))
+        draw_line(right, cut, RED)
+        right.set_ylim(0, max(10.0, 1.12 * float(np.max(cut.values))))
         right.set_ylabel("cut off (%)", color=RED)
         right.grid(visible=False)
-        axes.set_title("Completion length and cut-off share")
-    else:
-        axes.set_title("Completion length" + (" (none was cut off)" if cut else ""))
 
 
-def _entropy(axes: Axes, story: _Story) -> None:
-    series = Series.of(story.grpo, "policy/entropy")
-    draw_line(axes, series, BLUE)
-    count_steps(axes, "grpo")
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("nats per token")
-    axes.set_title("Policy entropy (0: always the same answer)")
-
-
-def _sft_loss(axes: Axes, story: _Story) -> None:
-    draw_line(axes, Series.of(story.sft, "loss"), ORANGE)
-    count_steps(axes, "sft")
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("nats per trained token")
-    axes.set_title("SFT loss")
-
-
-def _has_group_mix(story: _Story) -> bool:
-    names = ("groups/all_wrong", "groups/mixed", "groups/all_right")
-    lengths = {len(Series.of(story.grpo, name).steps) for name in names}
-    return len(lengths) == 1 and lengths != {0}
-
-
-def _has(name: str) -> Callable[[_Story], bool]:
-    return lambda story: bool(Series.of(story.grpo, name))
-
-
-_PANELS: tuple[tuple[Callable[[_Story], bool], Callable[[Axes, _Story], None]], ...] = (
-    (lambda story: bool(story.evaluations), _accuracy),
-    (_has("reward/total"), _rewards),
-    (_has_group_mix, _groups),
-    (_has("completion/tokens"), _lengths),
-    (_has("policy/entropy"), _entropy),
-    (lambda story: bool(Series.of(story.sft, "loss")), _sft_loss),
+_ENTROPY = Lines(
+    title="Policy entropy (0: always the same answer)",
+    unit="nats per token",
+    metrics=[("policy/entropy", BLUE, None)],
 )
+_SFT_LOSS = Lines(
+    title="SFT loss", unit="nats per trained token", metrics=[("loss", ORANGE, None)], phase="sft"
+)
+
+
+def _panels(story: _Story) -> Iterator[Callable[[Axes], None]]:
+    """Those for which there is something to draw."""
+    if story.evaluations:
+        yield partial(_accuracy, story=story)
+    if Series.of(story.grpo, "reward/total"):
+        yield partial(_rewards(story).draw, reports=story.grpo)
+    lengths = {len(Series.of(story.grpo, metric).steps) for _, metric, _ in _GROUPS}
+    if len(lengths) == 1 and lengths != {0}:
+        yield partial(_groups, story=story)
+    if Series.of(story.grpo, "completion/tokens"):
+        yield partial(_lengths, story=story)
+    for panel, reports in ((_ENTROPY, story.grpo), (_SFT_LOSS, story.sft)):
+        if Series.of(reports, panel.metrics[0][0]):
+            yield partial(panel.draw, reports=reports)

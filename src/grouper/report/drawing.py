@@ -1,4 +1,4 @@
-"""How every picture of a run looks: colours, type, one metric as a line, a page of panels."""
+"""How every picture of a run looks: colours, type, metrics as lines or areas, a page of panels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array = npt.NDArray[np.float64]
+Reports = Sequence[StepReport]
 
 # Okabe and Ito's palette: told apart with every common kind of colour blindness.
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#56B4E9",
-    "#6B6B6B",
-)
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#6B6B6B"
 _STYLE = {
     "font.size": 9.5,
     "axes.titlesize": 11,
@@ -52,8 +46,8 @@ _STYLE = {
     "lines.linewidth": 2.0,
     "lines.solid_capstyle": "round",
 }
+# Distances between ticks, times a power of ten.
 NICE = [1, 2, 5, 10]
-"""Distances between ticks, times a power of ten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +58,9 @@ class Series:
     values: Array
 
     @classmethod
-    def of(cls, reports: Sequence[StepReport], name: str) -> Series:
+    def of(cls, reports: Reports, name: str, scale: float = 1.0) -> Series:
         found = [
-            (report.step, report.tallies[name].mean)
+            (report.step, scale * report.tallies[name].mean)
             for report in reports
             if name in report.tallies and math.isfinite(report.tallies[name].mean)
         ]
@@ -94,6 +88,26 @@ def draw_line(axes: Axes, series: Series, color: str, name: str | None = None) -
     axes.plot(series.steps, series.smooth, color=color, label=name, marker=marker)
 
 
+def draw_areas(axes: Axes, parts: Sequence[tuple[str, Series, str]], **legend: Any) -> None:
+    """Running means on top of each other.
+
+    Args:
+        axes: where.
+        parts: (name, series, colour) from the lowest to the highest, all of the same steps.
+        legend: where it stands.
+    """
+    axes.stackplot(
+        parts[0][1].steps,
+        *(series.smooth for _, series, _ in parts),
+        labels=[name for name, _, _ in parts],
+        colors=[color for _, _, color in parts],
+        alpha=0.8,
+        linewidth=0,
+    )
+    axes.margins(x=0)
+    axes.legend(**legend, ncols=3, handlelength=1, handleheight=1, columnspacing=1.2)
+
+
 def count_steps(axes: Axes, phase: str) -> None:
     """Name and tick the horizontal axis in whole steps of a phase."""
     from matplotlib.ticker import MaxNLocator
@@ -101,6 +115,34 @@ def count_steps(axes: Axes, phase: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=NICE))
     axes.set_xlabel(f"{label(phase)} step")
     axes.margins(x=0.02)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """A panel of metrics, as lines over the steps of a phase."""
+
+    title: str
+    unit: str
+    metrics: Sequence[tuple[str, str, str | None]]
+    """(metric, colour, name in the legend), as far as the steps have them."""
+    phase: str = "grpo"
+    scale: float = 1.0
+    pad: float | None = None
+    """Points above the panel; left out: as always."""
+
+    def draw(self, axes: Axes, reports: Reports) -> None:
+        for metric, color, name in self.metrics:
+            if found := Series.of(reports, metric, self.scale):
+                draw_line(axes, found, color, name)
+        count_steps(axes, self.phase)
+        if not axes.lines:
+            axes.set_ylim(0, 1)
+        elif axes.dataLim.y0 >= 0:
+            axes.set_ylim(bottom=0)
+        axes.set_ylabel(self.unit)
+        axes.set_title(self.title, pad=self.pad)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="best")
 
 
 def compose(panels: Sequence[Callable[[Axes], None]], headline: str) -> Figure:

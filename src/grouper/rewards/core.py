@@ -575,7 +575,7 @@ def _examples(right: str) -> tuple[list[Completion], list[Grade]]:
         "\n".join([right] * 3): Verdict.INCORRECT,
     }
     grades = [
-        Grade(verdict=verdict, extracted=text or None, rung="text", reason="an example")
+        Grade(verdict=verdict, extracted=text or None, stage="text", reason="an example")
         for text, verdict in verdicts.items()
     ]
     return [completed(text) for text in verdicts], grades

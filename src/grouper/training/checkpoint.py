@@ -37,7 +37,7 @@ from grouper.models.folders import ADAPTER_FILE, RECIPE_FILE
 from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
-from grouper.tracking.run_folder import OUR_FOLDERS, RunFolder
+from grouper.runs.folder import OUR_FOLDERS, RunFolder
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes

@@ -21,9 +21,9 @@ from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
 from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.rewards import Notes, RewardStack
+from grouper.runs.samples import format_sample
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import Grader, draw_and_grade
-from grouper.tracking.samples import format_sample
 from grouper.training.checkpoint import TrainState
 from grouper.training.metrics import rollout_tallies, status_of
 from grouper.training.optimizers import schedule

@@ -20,7 +20,7 @@ from grouper.models.allocator import prefer_expandable_segments
 from grouper.models.policy import Policy
 from grouper.report.curves import draw_curves
 from grouper.report.timing import draw_times
-from grouper.tracking.identity import LENGTHS, Changes, describe_changes, that_differ
+from grouper.runs.identity import LENGTHS, Changes, describe_changes, that_differ
 from grouper.training.checkpoint import (
     OPTIMIZER_FOLDER,
     STATE_FILE,

@@ -19,8 +19,7 @@ from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
 from grouper.errors import ConfigError, ModelError
-from grouper.evaluation.evaluate import evaluate
-from grouper.evaluation.metrics import Behaviour
+from grouper.evaluation.evaluate import Behaviour, evaluate
 from grouper.evaluation.result import EvaluationResult
 from grouper.grading import Grader, require_symbolic
 from grouper.models.device import find_device
@@ -43,10 +42,10 @@ from grouper.prompts.preparing import (
 )
 from grouper.prompts.rendering import find_stop_tokens, install_template, right_completion
 from grouper.rewards import RewardStack, build_rewards
+from grouper.runs.identity import flat_settings
 from grouper.sampling.base import Sampler
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights, copy_dtype
-from grouper.tracking.identity import flat_settings
 from grouper.training.checkpoint import is_complete, read_state
 from grouper.training.problem_sets import ProblemSets, load_part
 from grouper.types import (
@@ -343,7 +342,9 @@ class Prepared:
             samples=recipe.evaluation.samples,
             seed=recipe.seed,
             card={"recipe_hash": recipe_hash(recipe), **(card or {})},
-            behaviour=Behaviour.where_wanted(recipe, self.format, self.rewards, name),
+            behaviour=Behaviour(self.format, self.rewards, name)
+            if recipe.evaluation.rewards
+            else None,
             **others,
         )
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
 from grouper.errors import Interrupted, ModelError, PreflightError
-from grouper.evaluation.metrics import metrics_line
+from grouper.evaluation.compare import metrics_line
 from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
 from grouper.models.device import find_device, on_device
@@ -30,11 +30,11 @@ from grouper.models.loading import check_adapter, check_lora_targets, load_token
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
 from grouper.rewards.calling import code_fingerprints, load_hook
+from grouper.runs.folder import ANSWERS_FILE
+from grouper.runs.progress import Progress, setup_logging
+from grouper.runs.recorder import Recorder
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import describe_dtypes
-from grouper.tracking.live import Progress, setup_logging
-from grouper.tracking.recorder import Recorder
-from grouper.tracking.run_folder import ANSWERS_FILE
 from grouper.training.checkpoint import STATE_FILE
 from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
 from grouper.training.prepare import Prepared, make_base, named_base, prepare

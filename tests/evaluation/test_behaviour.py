@@ -9,23 +9,19 @@ from dataclasses import replace
 import pytest
 
 from grouper.config.schema import GradingConfig, RewardConfig
-from grouper.evaluation.compare import render_plain
-from grouper.evaluation.evaluate import evaluate
-from grouper.evaluation.metrics import (
-    Behaviour,
+from grouper.evaluation.compare import (
     metrics_line,
-    metrics_of,
-    reasoning_of,
     render_metrics,
+    render_plain,
     render_rewards_by_subject,
-    rewards_by_subject,
 )
+from grouper.evaluation.evaluate import Behaviour, evaluate, reasoning_of
 from grouper.grading import Grader
 from grouper.prompts import FORMATS
 from grouper.rewards import RewardStack, build_rewards
 from grouper.rewards.builtin import format_holds
+from grouper.runs.folder import RunFolder
 from grouper.sampling.scripted import ScriptedSampler
-from grouper.tracking.run_folder import RunFolder
 from grouper.types import Problem, Prompt, SamplingParams
 
 TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>
@@ -96,7 +92,7 @@ def stack():
 
 
 def test_the_five_numbers_by_hand(stack):
-    found = metrics_of(measured(stack))
+    found = measured(stack).metrics
     assert found is not None
     assert found.format_accuracy == 3 / 4
     assert found.answer_accuracy == 2 / 4
@@ -122,7 +118,7 @@ def test_format_accuracy_and_reward_have_one_notion_of_the_format():
         fmt,
     )
     result = measured(stack, texts, fmt)
-    found = metrics_of(result)
+    found = result.metrics
     assert found is not None
     assert result.accuracy == found.rewards["r1_zero_answer"] == found.reward == 1 / 4
     assert found.format_accuracy == found.rewards["r1_zero_format"] == 2 / 4
@@ -132,7 +128,7 @@ def test_format_accuracy_and_reward_have_one_notion_of_the_format():
 
 def test_rewards_apart_and_by_subject(stack):
     result = measured(stack)
-    assert rewards_by_subject(result) == {
+    assert result.rewards_by_subject == {
         "a": {"correctness": 1.0, "format": 0.5, "total": 2.25},
         "b": {"correctness": 0.0, "format": 0.5, "total": 0.25},
     }
@@ -163,10 +159,10 @@ def test_they_are_in_the_summary_and_read_back_from_the_items(stack, tmp_path):
 def test_an_evaluation_from_before_has_no_such_numbers(stack):
     old = measured(stack)
     old = replace(old, items=tuple(replace(item, rewards=None) for item in old.items))
-    assert metrics_of(old) is None
+    assert old.metrics is None
     assert metrics_line(old) is None
     assert render_metrics([old]) is None
-    assert rewards_by_subject(old) == {}
+    assert old.rewards_by_subject == {}
 
 
 def test_a_reward_that_fails_leaves_its_problem_out_and_stops_nothing(caplog):
@@ -178,7 +174,7 @@ def test_a_reward_that_fails_leaves_its_problem_out_and_stops_nothing(caplog):
     stack = RewardStack([(RewardConfig(name="picky", max_failure_rate=0), picky)])
     result = measured(stack)
     assert [item.reward for item in result.items] == [1.0, 1.0, 1.0, None]
-    assert metrics_of(result).reward == 1.0
+    assert result.metrics.reward == 1.0
     assert "failed on 1 groups of the evaluation" in caplog.text
 
 
@@ -186,9 +182,7 @@ def test_nothing_scored_is_not_zero():
     def never(*, prompts, completions, **_):
         return [None for _ in completions]
 
-    found = metrics_of(
-        measured(RewardStack([(RewardConfig(name="never"), never)]), texts=(BROKEN,))
-    )
+    found = measured(RewardStack([(RewardConfig(name="never"), never)]), texts=(BROKEN,)).metrics
     assert found is not None
     assert math.isnan(found.reward)
     assert math.isnan(found.reasoning_length)

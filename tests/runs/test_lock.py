@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from grouper.errors import RunFolderError
-from grouper.tracking import lock
-from grouper.tracking.lock import LOCK_FILE, RunLock
+from grouper.runs import lock
+from grouper.runs.lock import LOCK_FILE, RunLock
 
-HOLD = "import sys; from pathlib import Path; from grouper.tracking.lock import RunLock; "
+HOLD = "import sys; from pathlib import Path; from grouper.runs.lock import RunLock; "
 HOLD += "held = RunLock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import io
 import logging
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from grouper.errors import RunFolderError
-from grouper.tracking import live
-from grouper.tracking.live import Progress, format_step, setup_logging
+from grouper.runs import progress as progress_module
+from grouper.runs.progress import Progress, format_step, setup_logging
 from grouper.types import StepReport, Tally
 
 GRPO = {
+    "reward/total": Tally.of([0.5, 1.0]),
+    "policy/kl": Tally.of([0.00123]),
     "solve_rate": Tally.of([1, 1, 1, 0]),
     "groups/mixed": Tally.of([1, 0]),
     "groups/all_right": Tally.of([0, 1]),
@@ -64,12 +68,24 @@ def log(tmp_path):
     setup_logging(None)
 
 
-def test_the_line_says_everything():
-    assert format_step(make_report(), 60) == (
-        "grpo 3/60 learning | solved 75% | mixed 50 right 50 wrong 0% | cut off 25% | 22 tok | "
-        "entropy 0.50 | grad 0.12 | sampled 7,000, trained 12,345 tok/s | MFU 31.4% | "
-        "1.00s (prefill 10 decode 50 grade 10 update 26 other 4%)"
+LINE = "grpo  3/60  reward 0.750  solved 75%  length 22  KL 0.0012  1.00 s"
+
+
+def test_the_line_fits_and_the_long_one_says_everything():
+    assert format_step(make_report(), 60) == LINE
+    assert format_step(make_report(), 60, verbose=True) == (
+        f"{LINE}  mixed 50%  all right 50%  all wrong 0%  cut off 25%  entropy 0.50  grad 0.12  "
+        "sampled 7,000 tok/s  trained 12,345 tok/s  MFU 31.4%  prefill 0.10 s  decode 0.50 s  "
+        "grade 0.10 s  update 0.26 s  other 0.04 s"
     )
+
+
+def test_the_line_fits_a_hundred_columns_at_its_longest():
+    values = {"reward/total": -1234.5678, "solve_rate": 1.0, "completion/tokens": 131072.0}
+    values |= {"policy/kl": 1.2345e-10, "time.step": 12345.678}
+    tallies = {name: Tally.of([value]) for name, value in values.items()}
+    report = replace(make_report(99_999, tallies), status="no-signal:equal-rewards")
+    assert len(format_step(report, 100_000)) <= 100
 
 
 def test_an_sft_line():
@@ -79,37 +95,41 @@ def test_an_sft_line():
         "learning_rate": Tally.of([0.02]),
         "time.step": Tally.of([0.25]),
     }
-    report = StepReport(phase="sft", step=1, tallies=tallies, status="learning")
-    assert format_step(report) == (
-        "sft 1 learning | loss 0.5000 | lr 2.0e-02 | 4,000 tok/s | 0.25s"
-    )
+    report = StepReport(phase="sft", step=1, tallies=tallies, status="skipped:not-finite")
+    assert format_step(report) == "sft 1  loss 0.5000  0.25 s  skipped:not-finite"
 
 
 def test_missing_and_empty_metrics_are_left_out():
-    assert format_step(make_report(tallies={})) == "grpo 3 learning"
-    assert format_step(make_report(tallies={"grad_norm": Tally.of([])})) == "grpo 3 learning"
+    assert format_step(make_report(tallies={})) == "grpo 3"
+    assert format_step(make_report(tallies={"grad_norm": Tally.of([])})) == "grpo 3"
     for name in GRPO:
         left = {key: value for key, value in GRPO.items() if key != name}
         assert "nan" not in format_step(make_report(tallies=left))
 
 
-def test_without_a_terminal_plain_lines_come_every_n_steps():
-    console, out = plain()
-    progress = Progress(console=console, plain_every=10)
+@pytest.mark.parametrize("make", [plain, terminal])
+def test_every_step_has_one_line_that_stays(make):
+    """U6: in a terminal and in a pipe."""
+    console, out = make()
+    progress = Progress(console=console)
     with progress.track("GRPO", total=25) as task:
         for step in range(1, 26):
             progress.step(make_report(step), 25)
             task.advance()
-    lines = out.getvalue().splitlines()
-    assert [line.split()[1] for line in lines[1:-1]] == ["1/25", "10/25", "20/25", "25/25"]
-    assert lines[0] == "GRPO ..."
-    assert lines[-1].startswith("GRPO: done in")
-    assert "\x1b" not in out.getvalue()
+    lines = [line for line in out.getvalue().splitlines() if "reward" in line]
+    steps = [re.findall(r"grpo +(\d+)/25", line) for line in lines]
+    assert [int(step) for (step,) in steps] == [*range(1, 26)]
+    if not console.is_terminal:
+        assert out.getvalue().startswith("GRPO ...\n")
+        assert "\x1b" not in out.getvalue()
+    console, out = make()
+    Progress(console=console, verbose=True).step(make_report(3), 25)
+    assert "MFU 31.4%" in " ".join(out.getvalue().split())
 
 
 def test_without_a_terminal_a_long_part_says_how_far_it_is(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
     console, out = plain()
     with Progress(console=console).track("evaluating base", total=100) as task:
         for done in range(1, 101):
@@ -130,7 +150,7 @@ def test_in_a_terminal_nested_bars_and_the_step_line_are_shown():
         progress.say("a table")
         progress.step(make_report(2), 2)
     shown = out.getvalue()
-    for text in ("GRPO", "evaluating", "grpo 1/2 learning", "grpo 2/2 learning", "a table"):
+    for text in ("GRPO", "evaluating", "grpo 1/2", "grpo 2/2", "a table"):
         assert text in shown
     with progress.track("again", total=1):
         pass
@@ -156,7 +176,7 @@ def test_quiet_shows_nothing_and_still_logs(log):
             progress.step(make_report(1), 1)
             progress.say("a table")
         assert out.getvalue() == ""
-    assert "grpo 1/1 learning" in log.read_text()
+    assert "grpo 1/1" in log.read_text()
 
 
 def test_a_sample_is_shown_as_it_is_and_not_logged(log):
@@ -178,7 +198,7 @@ def test_the_log_holds_every_nth_step_the_edges_and_all_events(log):
         progress.step(make_report(step, events=("grader timeout",) if step == 3 else ()), 12)
     text = log.read_text()
     assert [
-        line.split("grpo ")[1].split("/")[0] for line in text.splitlines() if "/12" in line
+        line.split("grpo ")[1].split("/")[0].strip() for line in text.splitlines() if "/12" in line
     ] == [
         "1",
         "5",

@@ -5,13 +5,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
 from grouper.config.loading import NOT_THE_EXPERIMENT
-from grouper.errors import RunFolderError
 
 Changes = dict[str, list[Any]]
 """Dotted key -> [before, now]."""
@@ -136,24 +134,3 @@ def host(threads: int, processes: int) -> dict[str, str | int]:
         "threads": threads,
         "processes": processes,
     }
-
-
-def entries_of_change(before: str, now: str, changes: Changes) -> Iterator[dict[str, Any]]:
-    """The entry in `run.json` for allowed changes between two recipe hashes.
-
-    From which phase and step on they hold is not known yet.
-    """
-    if changes or before != now:
-        yield {"phase": None, "step": None, "hash_before": before, "hash": now, "changes": changes}
-
-
-def refuse_changed_contents(changes: Changes, path: Path) -> NoReturn:
-    """Raise the `RunFolderError` that names the data sets and files that changed."""
-    kinds = {key.partition(".")[0] for key in changes}
-    raise RunFolderError(
-        f"the {' and the '.join(kind for kind in CONTENTS if kind in kinds)} changed since this "
-        f"run began: {', '.join(sorted(key.partition('.')[2] for key in changes))}",
-        where=str(path),
-        fix="Put back what was there, start a new run under another name, or continue anyway with "
-        "--resume --allow-changes.",
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -11,12 +11,11 @@ from grouper.config.loading import recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.process_group import ProcessGroup
-from grouper.tracking.lock import RunLock
-from grouper.tracking.run_folder import RunFolder
-from grouper.tracking.sinks.background import Background, close_all
-from grouper.tracking.sinks.base import Sink, Step
-from grouper.tracking.sinks.registry import find_trackers
-from grouper.types import Rollout, RolloutGroup, StepReport
+from grouper.runs.folder import RunFolder
+from grouper.runs.lock import RunLock
+from grouper.runs.sinks import Sink, Step
+from grouper.runs.trackers import Background, close_all, find_trackers
+from grouper.types import RolloutGroup, StepReport
 
 Parameters = ParamSpec("Parameters")
 Value = TypeVar("Value")
@@ -96,8 +95,7 @@ class Recorder(RunFolder):
     def append_metrics(self, report: StepReport) -> None:
         super().append_metrics(report)
         step, rewards = self._rewards
-        for tracker in self._trackers():
-            tracker.put(Step(report=report, rewards=rewards if step == report.step else {}))
+        self._tell(Step(report=report, rewards=rewards if step == report.step else {}))
 
     @_on_rank0
     def write_rollouts(
@@ -111,14 +109,12 @@ class Recorder(RunFolder):
     ) -> None:
         super().write_rollouts(phase, step, groups, advantages, with_ids=with_ids)
         if self._builders:
-            rollouts = (rollout for group in groups for rollout in group.rollouts)
-            self._rewards = step, _rewards(rollouts, advantages)
+            self._rewards = step, _rewards(groups, advantages)
 
     @_on_rank0
     def write_evaluation(self, result: EvaluationResult) -> None:
         super().write_evaluation(result)
-        for tracker in self._trackers():
-            tracker.put(result)
+        self._tell(result)
 
     def discard(self) -> None:
         """As `RunFolder.discard`, where this process has made the folder."""
@@ -132,22 +128,22 @@ class Recorder(RunFolder):
         if self._lock is not None:
             self._lock.release()
 
-    def _trackers(self) -> list[Background]:
+    def _tell(self, record: Step | EvaluationResult) -> None:
         if self._open is None:
             self._open = [Background(name, build) for name, build in self._builders.items()]
-        return self._open
+        for tracker in self._open:
+            tracker.put(record)
 
 
 def _rewards(
-    rollouts: Iterable[Rollout], advantages: Sequence[float | None]
+    groups: Sequence[RolloutGroup], advantages: Sequence[float | None]
 ) -> dict[str, tuple[float, ...]]:
     """Of the rollouts that took part: the total, then each component that was scored."""
     values: dict[str, list[float]] = {"total": []}
+    rollouts = (rollout for group in groups for rollout in group.rollouts)
     for rollout, advantage in zip(rollouts, advantages, strict=True):
-        if advantage is None:
-            continue
         known = {"total": rollout.reward.total, **rollout.reward.components}
         for name, value in known.items():
-            if value is not None:
+            if advantage is not None and value is not None:
                 values.setdefault(name, []).append(value)
     return {name: tuple(found) for name, found in values.items() if found}

@@ -7,6 +7,8 @@ import re
 from grouper.types import Reward, RolloutGroup
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Characters of a completion that are shown: its end, where the answer stands.
+END = 400
 
 
 def printable(text: str) -> str:
@@ -22,7 +24,7 @@ def printable(text: str) -> str:
 
 
 def format_sample(group: RolloutGroup, step: int) -> str:
-    """Question, answer, response, extracted answer and reward of the first rollout of a group.
+    """Question, end of the completion, answer, verdict and reward of a group's first rollout.
 
     Args:
         group: the rollouts of one problem, of which there is at least one.
@@ -32,12 +34,14 @@ def format_sample(group: RolloutGroup, step: int) -> str:
         Several lines, without anything that would steer a terminal.
     """
     rollout = group.rollouts[0]
+    text, grade = rollout.completion.text, rollout.grade
+    verdict = grade.verdict.value.replace("_", " ")
     lines = (
         f"Sample of grpo step {step} ({group.problem.id})",
         f"Question: {group.problem.question}",
-        f"Answer: {group.problem.answer}",
-        f"Response: {rollout.completion.text}",
-        f"Extracted: {rollout.grade.extracted or 'none'}",
+        f"Completion: {text if len(text) <= END else f'... {text[-END:]}'}",
+        f"Answer: {grade.extracted or 'none'}",
+        f"Verdict: {verdict}, the reference is {group.problem.answer}",
         f"Reward: {in_words(rollout.reward)}",
     )
     return printable("\n".join(lines))

@@ -15,11 +15,10 @@ from grouper.api import train
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.config.schema import TrackerConfig, TrackingConfig
 from grouper.errors import ConfigError
-from grouper.tracking.identity import recipe_changes
-from grouper.tracking.run_folder import RunFolder
-from grouper.tracking.sinks.base import Step, TrackedRun
-from grouper.tracking.sinks.registry import check_trackers
-from grouper.tracking.sinks.wandb import WandbSink
+from grouper.runs.folder import RunFolder
+from grouper.runs.identity import recipe_changes
+from grouper.runs.sinks import Step, TrackedRun, WandbSink
+from grouper.runs.trackers import check_trackers
 from grouper.training.run import Run
 from grouper.types import StepReport, Tally
 

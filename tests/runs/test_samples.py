@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grouper.tracking.samples import format_sample
+from grouper.runs.samples import END, format_sample
 from grouper.types import (
     Completion,
     FinishReason,
@@ -27,7 +27,7 @@ def group(text: str, extracted: str | None, format_value: float | None) -> Rollo
                 finish_reason=FinishReason.STOP_TOKEN,
                 policy_version=0,
             ),
-            grade=Grade(verdict=Verdict.CORRECT, extracted=extracted, rung="text", reason=""),
+            grade=Grade(verdict=Verdict.CORRECT, extracted=extracted, stage="text", reason=""),
             reward=Reward(
                 components={"right": 1.0, "format": format_value},
                 weights={"right": 2.0, "format": 0.5},
@@ -43,19 +43,22 @@ def group(text: str, extracted: str | None, format_value: float | None) -> Rollo
     )
 
 
-def test_question_answer_response_extracted_answer_and_reward():
+def test_question_end_of_the_completion_answer_verdict_and_reward():
     text = "<b>\nso \x1b]0;title\x07 4"
     assert format_sample(group(text, "4", 0.5), 12).splitlines() == [
         "Sample of grpo step 12 (a/7)",
         "Question: 2 + 2\\x1b[2J?",
-        "Answer: 4",
-        "Response: <b>",
+        "Completion: <b>",
         "so \\x1b]0;title\\x07 4",
-        "Extracted: 4",
+        "Answer: 4",
+        "Verdict: correct, the reference is 4",
         "Reward: 2.25 (right 1, format 0.5)",
     ]
+    long = format_sample(group("x" * 1000 + "the end", "4", 0.5), 12).splitlines()[2]
+    assert long == f"Completion: ... {'x' * (END - 7)}the end"
 
 
 def test_what_is_not_there_is_said():
     lines = format_sample(group("", None, None), 1).splitlines()
-    assert lines[-2:] == ["Extracted: none", "Reward: not scored (right 1, format not scored)"]
+    assert lines[-3] == "Answer: none"
+    assert lines[-1] == "Reward: not scored (right 1, format not scored)"

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from grouper.tracking.sinks.background import Background, close_all
-from grouper.tracking.sinks.base import Step
+from grouper.runs.sinks import Step
+from grouper.runs.trackers import Background, close_all
 from grouper.types import StepReport, Tally
 
 
@@ -61,8 +61,8 @@ def test_what_a_sink_raises_is_told_once_and_it_is_asked_again(caplog):
     close_all([tracker])
     assert broken.steps == [1, 2, 3]
     told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    (once,) = [text for text in told if "goes on without minding it" in text]
-    assert once.endswith("(told once): SystemExit: no 1")
+    (once,) = [text for text in told if "the run goes on anyway" in text]
+    assert once.endswith("(reported once): SystemExit: no 1")
     assert "failed 3 times in all" in told[-1]
 
 

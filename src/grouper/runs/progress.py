@@ -1,14 +1,14 @@
-"""What a person sees while a run goes on: bars, one live line a step, and `training.log`.
+"""What a person sees while a run goes on: one line per step, bars, and `training.log`.
 
-Everything is written to standard error. In a terminal the bars redraw in place; anywhere else
-(a file, a batch job, a notebook's log) plain lines are printed now and then instead.
+Everything is written to standard error. In a terminal bars show how far each part is; anywhere else
+(a file, a batch job, a notebook's log) long parts print a line now and then instead.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,97 +29,61 @@ from grouper.types import StepReport
 
 logger = logging.getLogger(__name__)
 
+# Without a terminal, a long part that prints nothing else says how far it is this often.
 PLAIN_SECONDS = 15.0
-"""Without a terminal, a long part that prints nothing else says how far it is this often."""
+# `time.*` metrics that add up to `time.step`, in the order in which they happen.
 TIME_PARTS = ("prefill", "decode", "grade", "update", "other")
-"""`time.*` metrics that add up to `time.step`, in the order in which they happen."""
+
+# Columns of the line of a step.
+WIDTH = 100
+
+# What it has: words, metric, and form of its mean.
+_SHORT = (
+    ("reward {:.3f}", "reward/total"),
+    ("solved {:.0%}", "solve_rate"),
+    ("length {:.0f}", "completion/tokens"),
+    ("KL {:.2g}", "policy/kl"),
+    ("{:.2f} s", "time.step"),
+)
+_REST = (
+    ("mixed {:.0%}", "groups/mixed"),
+    ("all right {:.0%}", "groups/all_right"),
+    ("all wrong {:.0%}", "groups/all_wrong"),
+    ("cut off {:.0%}", "completion/truncated"),
+    ("entropy {:.2f}", "policy/entropy"),
+    ("grad {:.2g}", "grad_norm"),
+    ("lr {:.1e}", "learning_rate"),
+    ("sampled {:,.0f} tok/s", "time.sampled_tokens_per_second"),
+    ("trained {:,.0f} tok/s", "time.trained_tokens_per_second"),
+    ("MFU {:.1%}", "time.mfu"),
+    *((f"{part} {{:.2f}} s", f"time.{part}") for part in TIME_PARTS),
+)
 
 
-def format_step(report: StepReport, total: int | None = None) -> str:
+def format_step(report: StepReport, total: int | None = None, *, verbose: bool = False) -> str:
     """One line that says how a step went; metrics that are missing are left out.
+
+    Args:
+        report: what the step did.
+        total: steps of the phase.
+        verbose: all there is to say; otherwise it fits 100 columns.
 
     >>> from grouper.types import Tally
     >>> tallies = {"solve_rate": Tally.of([1, 0, 0, 1]), "grad_norm": Tally.of([0.25])}
     >>> format_step(StepReport(phase="grpo", step=3, tallies=tallies, status="learning"), 60)
-    'grpo 3/60 learning | solved 50% | grad 0.25'
+    'grpo  3/60  solved 50%'
     """
-    count = f"{report.step}/{total}" if total else str(report.step)
-    parts = [f"{report.phase} {count} {report.status}".strip()]
-    parts += [text for form in _PARTS if (text := form(report))]
-    return " | ".join(parts)
-
-
-def _mean(report: StepReport, name: str) -> float | None:
-    tally = report.tallies.get(name)
-    return tally.mean if tally is not None and tally.count else None
-
-
-def _value(name: str, form: str) -> Callable[[StepReport], str]:
-    def text(report: StepReport) -> str:
-        mean = _mean(report, name)
-        return "" if mean is None else form.format(mean)
-
-    return text
-
-
-def _shares(names: Sequence[tuple[str, str]]) -> Callable[[StepReport], str]:
-    def text(report: StepReport) -> str:
-        found = [(word, _mean(report, name)) for word, name in names]
-        shown = [f"{word} {100 * mean:.0f}" for word, mean in found if mean is not None]
-        return f"{' '.join(shown)}%" if shown else ""
-
-    return text
-
-
-def _seconds(report: StepReport) -> str:
-    whole = _mean(report, "time.step")
-    if not whole:
-        return ""
-    found = [(word, _mean(report, f"time.{word}")) for word in TIME_PARTS]
-    split = [f"{word} {100 * part / whole:.0f}" for word, part in found if part is not None]
-    return f"{whole:.2f}s" + (f" ({' '.join(split)}%)" if split else "")
-
-
-def _utilisation(report: StepReport) -> str:
-    mean = _mean(report, "time.mfu")
-    return "" if mean is None else f"MFU {100 * mean:.1f}%"
-
-
-def _speed(report: StepReport) -> str:
-    tokens, seconds = report.tallies.get("tokens"), _mean(report, "time.step")
-    if tokens and seconds:
-        return f"{tokens.sum / seconds:,.0f} tok/s"
-    found = [(word, _mean(report, f"time.{word}_tokens_per_second")) for word in _DONE]
-    shown = [f"{word} {mean:,.0f}" for word, mean in found if mean is not None]
-    return f"{', '.join(shown)} tok/s" if shown else ""
-
-
-_DONE = ("sampled", "trained")
-_GROUPS = [("mixed", "groups/mixed"), ("right", "groups/all_right"), ("wrong", "groups/all_wrong")]
-_PARTS: tuple[Callable[[StepReport], str], ...] = (
-    _value("loss", "loss {:.4f}"),
-    _shares([("solved", "solve_rate")]),
-    _shares(_GROUPS),
-    _shares([("cut off", "completion/truncated")]),
-    _value("completion/tokens", "{:.0f} tok"),
-    _value("policy/entropy", "entropy {:.2f}"),
-    _value("grad_norm", "grad {:.2g}"),
-    _value("learning_rate", "lr {:.1e}"),
-    _speed,
-    _utilisation,
-    _seconds,
-)
-
-
-class _Bars(RichProgress):
-    """Rich's bars with the line of the last training step under them."""
-
-    line: Text | None = None
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield from super().get_renderables()
-        if self.line is not None:
-            yield self.line
+    # The loss of GRPO is near 0 by construction and says nothing.
+    loss = () if "reward/total" in report.tallies else (("loss {:.4f}", "loss"),)
+    count = f"{report.step:>{len(str(total))}}/{total}" if total else str(report.step)
+    shown = [
+        form.format(report.mean(name))
+        for form, name in (*loss, *_SHORT, *(_REST if verbose else ()))
+        if name in report.tallies and report.tallies[name].count
+    ]
+    status = [] if report.status == "learning" else [report.status]
+    line = "  ".join([f"{report.phase} {count}", *shown, *status])
+    return line if verbose else line[:WIDTH]
 
 
 class Task:
@@ -144,8 +108,8 @@ class Progress:
 
     Args:
         quiet: show nothing; `training.log` is still written.
-        log_every: steps between lines in `training.log`.
-        plain_every: steps between lines where standard error is not a terminal.
+        verbose: say all there is to say of a step.
+        log_every: steps between lines, here and in `training.log`.
         console: where to show it; standard error by default.
 
     Example:
@@ -157,15 +121,15 @@ class Progress:
         self,
         *,
         quiet: bool = False,
+        verbose: bool = False,
         log_every: int = 1,
-        plain_every: int = 10,
         console: Console | None = None,
     ) -> None:
         self.console = console or Console(stderr=True)
         self._quiet = quiet
+        self._verbose = verbose
         self._log_every = log_every
-        self._plain_every = plain_every
-        self._bars: _Bars | None = None
+        self._bars: RichProgress | None = None
         self._depth = 0
         self._last_shown = time.monotonic()
 
@@ -174,12 +138,10 @@ class Progress:
         """Show one long part; parts may be nested (an evaluation inside training)."""
         logger.info("%s: started", description)
         start = time.monotonic()
-        if self._live:
-            with self._bar(description, total) as task:
-                yield task
-        else:
+        if not self._live:
             self._print(f"{description} ...")
-            yield Task(lambda done, total: self._now_and_then(description, done, total), total)
+        with self.within(description, total) as task:
+            yield task
         seconds = time.monotonic() - start
         logger.info("%s: done in %.1f s", description, seconds)
         # A part that was over at once in a terminal is not worth a line.
@@ -196,23 +158,17 @@ class Progress:
             yield Task(lambda done, total: self._now_and_then(description, done, total), total)
 
     def step(self, report: StepReport, total: int | None = None) -> None:
-        """Show a training step, and write it to `training.log` now and then.
+        """Show a training step in a line that stays, and write all of it to `training.log`.
 
         Args:
             report: what the step did.
             total: steps of the phase.
         """
-        line = format_step(report, total)
-        edge = report.step in (1, total)
-        if edge or report.step % self._log_every == 0:
-            logger.info("%s", line)
+        if report.step in (1, total) or report.step % self._log_every == 0:
+            logger.info("%s", format_step(report, total, verbose=True))
+            self._print(format_step(report, total, verbose=self._verbose))
         for event in report.events:
             logger.info("%s step %d: %s", report.phase, report.step, event)
-        if self._bars is not None:
-            self._bars.line = Text(line, style="cyan")
-            self._bars.refresh()
-        elif edge or report.step % self._plain_every == 0:
-            self._print(line)
 
     def say(self, renderable: RenderableType) -> None:
         """Show something that stays, above the bars; text is written to `training.log`, too."""
@@ -247,7 +203,7 @@ class Progress:
     @contextmanager
     def _bar(self, description: str, total: int | None) -> Iterator[Task]:
         if self._bars is None:
-            self._bars = _Bars(
+            self._bars = RichProgress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
@@ -329,6 +285,6 @@ def setup_logging(run_dir: Path | None, *, console: Console | None = None) -> No
         file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         refused(error, path)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
     file.addFilter(_Hiding())
     root.addHandler(file)

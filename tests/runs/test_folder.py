@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from grouper.errors import RunFolderError
-from grouper.evaluation.evaluate import EvaluationItem, EvaluationResult
-from grouper.tracking.run_folder import RunFolder
+from grouper.evaluation.result import EvaluationItem, EvaluationResult
+from grouper.files import read_lines, write_lines
+from grouper.runs import folder as folder_module
+from grouper.runs.folder import RunFolder
 from grouper.types import (
     Completion,
     FinishReason,
@@ -60,7 +67,7 @@ def make_group(index: int, rewards: list[float | None]) -> RolloutGroup:
             grade=Grade(
                 verdict=Verdict.CORRECT if value else Verdict.NO_ANSWER,
                 extracted=str(value) if value else None,
-                rung="number",
+                stage="number",
                 reason="because",
             ),
             reward=Reward(
@@ -100,7 +107,7 @@ def make_result(name: str, phase: str, step: int, *, split: str = "validation") 
                 extracted=None,
                 verdict=verdict,
                 reason="r",
-                rung="text",
+                stage="text",
                 finish_reason=FinishReason.LENGTH,
                 tokens=3,
             )
@@ -251,12 +258,55 @@ def test_metrics_come_back_exactly(tmp_path):
     assert run.read_metrics() == reports
 
 
-def test_a_non_finite_metric_is_null_and_comes_back_as_nan(tmp_path):
+def test_a_step_is_one_flat_line_that_pandas_reads(tmp_path):
+    """U13: a table of numbers, and whatever is not finite stays what it is."""
     run = create(tmp_path)
-    tally = Tally.of([1.0, math.inf])
-    run.append_metrics(StepReport(phase="sft", step=1, tallies={"loss": tally}, status="x"))
-    assert "Infinity" not in (tmp_path / "metrics.jsonl").read_text()
-    assert math.isnan(run.read_metrics()[0].mean("loss"))
+    values = {"loss": math.inf, "grad_norm": -math.inf, "entropy": math.nan, "solve_rate": 0.5}
+    tallies = {name: Tally.of([value]) for name, value in values.items()}
+    tallies["reward/total"] = Tally.of([0.1, 0.2, 1.3])
+    report = StepReport(phase="sft", step=1, tallies=tallies, status="x", events=("one", "two"))
+    for _ in range(2):
+        run.append_metrics(report)
+    table = pd.read_json(tmp_path / "metrics.jsonl", lines=True)
+    expected = {"reward/total/min": 0.1, "reward/total/max": 1.3, "reward/total/count": 3}
+    for name, value in {**values, **expected}.items():
+        assert table[name].dtype.kind in "fi", name
+        assert table[name][0] == pytest.approx(value, nan_ok=True), name
+    assert "solve_rate/min" not in table
+    assert (table["step"] == 1).all()
+    assert list(table["events"][0]) == ["one", "two"]
+    moments = [datetime.fromisoformat(text) for text in table["time"].astype(str)]
+    assert moments[0] <= moments[1] <= datetime.now(UTC)
+    assert 0 <= table["elapsed_s"][0] <= table["elapsed_s"][1]
+    (row, _) = run.metrics_rows()
+    assert row == json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0]) | {
+        "entropy": pytest.approx(math.nan, nan_ok=True)
+    }
+
+
+def test_the_seconds_go_on_where_the_last_step_left_them(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(folder_module.time, "monotonic", lambda: now[0])
+    for start in (100.0, 5000.0):
+        now[0] = start
+        run = create(tmp_path, resume=True)
+        for step in (1, 2):
+            now[0] += 10
+            run.append_metrics(make_report("sft", step))
+    assert [row["elapsed_s"] for row in run.metrics_rows()] == [10, 20, 30, 40]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"phase": 3}, {"step": "1"}, {"elapsed_s": None}, {"loss": "low"}, {"events": "none"}],
+)
+def test_a_line_of_another_shape_is_damage(tmp_path, change):
+    run = create(tmp_path)
+    run.append_metrics(make_report("sft", 1))
+    row = json.loads((tmp_path / "metrics.jsonl").read_text()) | change
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(RunFolderError, match=f"line 1 cannot be read .{next(iter(change))}: "):
+        run.read_metrics()
 
 
 def test_a_half_written_last_line_is_dropped_and_repaired_on_resume(tmp_path):
@@ -282,6 +332,8 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_one_clear_error(tmp_path):
     run = create(tmp_path)
+    run.append_metrics(make_report("sft", 1))
+    (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(RunFolderError, match=r"No space left.*--resume"):
         run.append_metrics(make_report("sft", 1))
@@ -322,20 +374,20 @@ def test_every_rollout_is_recorded_with_its_story(tmp_path):
         "sample": 0,
         "problem_id": "p/0",
         "prompt": "Q: q",
-        "text": "=  1.0 é",
+        "completion": "=  1.0 é",
         "answer": "1",
         "finish_reason": "stop_token",
         "tokens": 3,
         "policy_version": 4,
         "extracted": "1.0",
         "verdict": "correct",
-        "rung": "number",
+        "stage": "number",
         "reason": "because",
-        "reward": {"correctness": 1.0, "format": 0.5},
-        "total": 1.05,
+        "rewards": {"correctness": 1.0, "format": 0.5},
+        "reward": 1.05,
         "advantage": 1.0,
     }
-    assert lines[2]["total"] is None
+    assert lines[2]["reward"] is None
     assert lines[2]["advantage"] is None
 
 
@@ -387,6 +439,38 @@ def test_a_name_cannot_leave_the_folder(tmp_path):
         create(tmp_path).write_evaluation(make_result("../base", "base", 0))
 
 
+@pytest.mark.parametrize(
+    ("file", "where"),
+    [("rollouts/grpo-000001.jsonl.gz", "read_rollouts"), ("evaluations/base.jsonl.gz", "")],
+)
+def test_an_unknown_or_missing_field_is_damage(tmp_path, file, where):
+    run = create(tmp_path)
+    run.write_rollouts("grpo", 1, [make_group(0, [1.0])], [math.nan], with_ids=True)
+    run.write_evaluation(make_result("base", "base", 0))
+    (row, *_) = read_lines(tmp_path / file)
+
+    def read() -> list[Any]:
+        return list(run.read_rollouts()) if where else run.read_evaluations()
+
+    assert len(read()) == 1
+    for damaged in ({**row, "mood": "fine"}, {k: v for k, v in row.items() if k != "stage"}):
+        write_lines(tmp_path / file, [damaged])
+        with pytest.raises(RunFolderError, match=r"mood: |stage: "):
+            read()
+
+
+def test_an_evaluation_of_other_settings_is_never_replaced(tmp_path):
+    """U8."""
+    run = create(tmp_path)
+    result = make_result("test-greedy-3x1", "grpo", 4)
+    assert run.add_evaluation(result) == (result, False)
+    assert run.add_evaluation(result) == (result, True)
+    other, replaced = run.add_evaluation(replace(result, card={"seed": 4}))
+    assert (other.name, replaced) == ("test-greedy-3x1-2", False)
+    assert run.add_evaluation(replace(result, card={"seed": 4}))[1]
+    assert [r.name for r in run.read_evaluations()] == [result.name, other.name]
+
+
 # Resuming
 
 
@@ -406,7 +490,9 @@ def fill(run: RunFolder, until: tuple[str, int]) -> None:
 
 def snapshot(run: RunFolder) -> dict[str, bytes]:
     files = [p for p in run.path.rglob("*") if p.is_file() and p.name != "run.json"]
-    return {str(p.relative_to(run.path)): p.read_bytes() for p in files}
+    found = {str(p.relative_to(run.path)): p.read_bytes() for p in files}
+    times = rb'"time":"[^"]*","elapsed_s":[^,]*,'
+    return {name: re.sub(times, b"", content) for name, content in found.items()}
 
 
 @pytest.mark.parametrize("moment", [("sft", 2), ("sft", 4), ("grpo", 1), ("grpo", 3)])

@@ -1,0 +1,560 @@
+"""The run folder: the record of a run, always local, readable without Grouper.
+
+    <output>/<run>/recipe.yaml                     the resolved recipe
+                   run.json                        its hash, package versions, data fingerprints,
+                                                   and the changes that --allow-changes made
+                   metrics.jsonl                   one flat line per step
+                   rollouts/grpo-000001.jsonl.gz   every rollout of a step
+                   evaluations/<name>.json         summary; <name>.jsonl.gz beside it: each item
+                   training.log  curves.png  times.png
+                   base/                           the recipe's new random model, if it has one
+                   {sft,grpo}/checkpoint-<step>/   and final/ (written by training, like base/)
+                   incident/<phase>-<step>/        why a run stopped by itself
+                   eval_runs/<model>/              what `grouper eval` measured afterwards
+                   trackers/                       what TensorBoard or W&B write, where asked for
+
+Two equal runs leave equal bytes in everything but `training.log`, `times.png`, `trackers/`, the
+`host` part of `run.json` and, of the metrics, `time`, `elapsed_s`, `time.*`, `memory.*` and
+`host.*`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from grouper.errors import RunFolderError
+from grouper.evaluation.result import EvaluationResult
+from grouper.files import (
+    delete,
+    dumps,
+    read_json,
+    read_lines,
+    refused,
+    refusing,
+    sweep,
+    sync,
+    write_atomic,
+    write_lines,
+)
+from grouper.runs import records
+from grouper.runs.identity import (
+    CONTENTS,
+    Changes,
+    content_changes,
+    describe_changes,
+    host,
+    numbers_in_words,
+    only_prolongs,
+    recipe_changes,
+)
+from grouper.runs.lock import LOCK_FILE
+from grouper.types import RolloutGroup, StepReport
+
+# In the order in which they happen; `base` is the model before training.
+PHASES = ("base", "sft", "grpo")
+
+# What reward functions that vary have answered.
+ANSWERS_FILE = "reward_answers.jsonl"
+
+_OUR_FILES = (
+    "metrics.jsonl",
+    "training.log",
+    "curves.png",
+    "times.png",
+    "recipe.yaml",
+    ANSWERS_FILE,
+)
+OUR_FOLDERS = (
+    "rollouts",
+    "evaluations",
+    "base",
+    "sft",
+    "grpo",
+    "eval_runs",
+    "incident",
+    "trackers",
+)
+# What a run leaves without a `run.json`, where it was killed in its first moment or a model was
+# measured before anything was trained.
+_LEFTOVERS = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
+_ROLLOUTS = re.compile(r"([a-z]+)-(\d+)\.jsonl\.gz")
+_EVALUATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_DAMAGED = "the summary of the evaluation is damaged"
+
+
+def _settings(result: EvaluationResult) -> tuple[object, ...]:
+    """What two evaluations have in common where one may replace the other."""
+    card = {name: result.card.get(name) for name in ("model", "data", "seed", "sampling")}
+    return result.split, result.samples, card, result.card.get("prompt_of_item_0")
+
+
+class RunFolder:
+    """Reads and writes one run folder. Only one process of a run may write.
+
+    Example: `RunFolder(Path("outputs/gsm8k")).read_metrics()`.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._opened = time.monotonic()
+        self._elapsed_before: float | None = None
+        """`elapsed_s` of the step before the first one that is appended here."""
+
+    # --- a new run, or one that goes on
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | str,
+        *,
+        recipe_yaml: str,
+        recipe_hash: str,
+        versions: Mapping[str, str],
+        fingerprints: Mapping[str, str],
+        code: Mapping[str, str] | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
+        allow_changes: bool = False,
+        threads: int = 0,
+        processes: int = 1,
+    ) -> RunFolder:
+        """Start a run folder, or open one to continue it.
+
+        Args:
+            path: `<output>/<run>`; made if it is missing.
+            recipe_yaml: the resolved recipe as text.
+            recipe_hash: names the experiment; a folder of another hash is refused.
+            versions: package -> version.
+            fingerprints: data set -> hash of what was read.
+            code: file of the user's own -> hash of its source.
+            resume: continue the run that is there (or start, if there is none).
+            overwrite: delete the run that is there, whatever its recipe.
+            allow_changes: continue it although recipe, data or code changed; `run.json` lists
+                what did.
+            threads: CPU threads of this process; recorded.
+            processes: of the run; recorded.
+
+        Raises:
+            RunFolderError: the folder holds another experiment, a run that is neither to be
+                continued nor overwritten, or things that are not a run; it cannot be written;
+                or the data or the code changed since the run began.
+        """
+        folder = cls(path)
+        found = cls.check(
+            path,
+            recipe_hash=recipe_hash,
+            recipe_yaml=recipe_yaml,
+            resume=resume,
+            overwrite=overwrite,
+            allow_changes=allow_changes,
+        )
+        with refusing(folder.path):
+            folder.path.mkdir(parents=True, exist_ok=True)
+            sweep(folder.path)
+        if found and overwrite:
+            folder._clear()
+        known = folder.read_info() if folder._info.exists() else {}
+        contents = {"fingerprints": dict(fingerprints), "code": dict(code or {})}
+        info: dict[str, Any] = {
+            "format": 1,
+            "recipe_hash": recipe_hash,
+            "versions": known.get("versions") or dict(versions),
+            **{name: {**known.get(name, {}), **now} for name, now in contents.items()},
+            "host": known.get("host") or host(threads, processes),
+            "changes": [*known.get("changes", [])],
+        }
+        # One with a `run.json` is a run folder, so that comes last in a new one. In one that is
+        # known the new hash goes before the new recipe: after a kill in between, the new recipe can
+        # go on, and the old one is refused.
+        if known:
+            changes = folder._changes(known, recipe_hash, recipe_yaml, contents, allow_changes)
+            info["changes"] += changes
+            folder._rewrite_metrics(lambda _: True)  # a kill may have cut its last line
+            folder._write_info(info)
+        write_atomic(folder._recipe, recipe_yaml.encode())
+        if not known:
+            folder._write_info(info)
+        return folder
+
+    def _changes(
+        self,
+        known: Mapping[str, Any],
+        recipe_hash: str,
+        recipe_yaml: str,
+        contents: Mapping[str, Mapping[str, str]],
+        allowed: bool,
+    ) -> list[dict[str, Any]]:
+        """The entry in `run.json` for changes that the user allowed; none where nothing changed.
+
+        From which phase and step on they hold is not known yet.
+        """
+        before = known["recipe_hash"]
+        changes = content_changes(known, contents)
+        if changes and not allowed:
+            kinds = {key.partition(".")[0] for key in changes}
+            raise RunFolderError(
+                f"the {' and the '.join(kind for kind in CONTENTS if kind in kinds)} changed since "
+                "this run began: " + ", ".join(sorted(key.partition(".")[2] for key in changes)),
+                where=str(self.path),
+                fix="Put back what was there, start a new run under another name, or continue "
+                "anyway with --resume --allow-changes.",
+            )
+        if before != recipe_hash:
+            changes |= recipe_changes(self._recipe_text, recipe_yaml)
+        elif not changes:
+            return []
+        place = {"phase": None, "step": None}
+        return [{**place, "hash_before": before, "hash": recipe_hash, "changes": changes}]
+
+    @classmethod
+    def check(
+        cls,
+        path: Path | str,
+        *,
+        recipe_hash: str,
+        recipe_yaml: str = "",
+        resume: bool = False,
+        overwrite: bool = False,
+        allow_changes: bool = False,
+    ) -> bool:
+        """Whether `create` would find a run there to continue or delete. Touches nothing.
+
+        With `recipe_yaml`, a refusal names the settings that differ.
+
+        A run that is continued may be given more steps or epochs without `allow_changes`.
+
+        Raises:
+            RunFolderError: `create` would refuse the folder, but for changed data or code.
+        """
+        folder = cls(path)
+        try:
+            content = sorted(entry.name for entry in folder.path.iterdir())
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            refused(error, folder.path)
+        if not folder._info.exists():
+            others = [n for n in content if n not in _LEFTOVERS and not n.endswith(".tmp")]
+            if others:
+                raise RunFolderError(
+                    f"the folder is not empty and not a run of Grouper (it holds {others[0]!r})",
+                    where=str(folder.path),
+                    fix="Choose another name or output_dir for the run.",
+                )
+            return False
+        if not overwrite:
+            folder._refuse(recipe_hash, recipe_yaml, resume=resume, allow_changes=allow_changes)
+        return True
+
+    def _refuse(
+        self, recipe_hash: str, recipe_yaml: str, *, resume: bool, allow_changes: bool
+    ) -> None:
+        """Refuse the run that is there, where it may not be continued."""
+        there, before = str(self.read_info().get("recipe_hash")), self._recipe_text
+        changes = recipe_changes(before, recipe_yaml) if before and recipe_yaml else {}
+        prolonged = resume and only_prolongs(changes)
+        if there != recipe_hash and not allow_changes and not prolonged:
+            shown = f": {describe_changes(changes)}" if changes else ""
+            raise RunFolderError(
+                f"the folder holds a run of another recipe (hash {there}, yours is {recipe_hash})"
+                + shown,
+                where=str(self.path),
+                fix="Give this run another name or output_dir, go back to the settings in its "
+                "recipe.yaml, delete it with --overwrite, or continue it anyway with --resume "
+                "--allow-changes.",
+            )
+        if not resume:
+            raise RunFolderError(
+                f"the folder already holds a run of this recipe (hash {there})",
+                where=str(self.path),
+                fix="Continue it with --resume, start again with --overwrite, or give this run "
+                "another name.",
+            )
+
+    def discard(self) -> None:
+        """Undo `create` where the folder was new: a run that never began leaves nothing behind.
+
+        Otherwise the next try, with what was wrong put right, would be refused as another recipe.
+        """
+        self._clear(keep=("eval_runs",))
+        with contextlib.suppress(OSError):  # something that is not ours lies there, too
+            self.path.rmdir()
+
+    def _clear(self, *, keep: Sequence[str] = ()) -> None:
+        with refusing(self.path):
+            for name in OUR_FOLDERS:
+                if name not in keep and (self.path / name).exists():
+                    shutil.rmtree(self.path / name)
+            # `run.json` last: a clearing that was interrupted can be done again.
+            for name in (*_OUR_FILES, self._info.name):
+                (self.path / name).unlink(missing_ok=True)
+
+    # --- what the run is
+
+    def read_info(self) -> dict[str, Any]:
+        """The content of `run.json`.
+
+        Raises:
+            RunFolderError: there is none, or it is damaged.
+        """
+        return read_json(self._info, "this is not a run folder of Grouper")
+
+    def recipe_hashes(self) -> set[str]:
+        """Of the recipe, and of what it was before changes that were allowed."""
+        info = self.read_info()
+        return {info["recipe_hash"], *(change["hash_before"] for change in info.get("changes", []))}
+
+    def record_resolved(self, numbers: Mapping[str, int]) -> None:
+        """Record settings that followed from the data: `resolved` of `run.json`."""
+        info = self.read_info()
+        if info.get("resolved") != dict(numbers):
+            self._write_info({**info, "resolved": dict(numbers)})
+
+    def changes_begin_at(self, phase: str, step: int) -> Changes:
+        """Record where the changes of this resume take effect; returns them."""
+        info = self.read_info()
+        latest: Changes = {}
+        for change in info.get("changes", []):
+            if change["step"] is None:
+                change |= {"phase": phase, "step": step}
+                latest = change["changes"]
+        if latest:
+            self._write_info(info)
+        return latest
+
+    def _write_info(self, info: Mapping[str, Any]) -> None:
+        write_atomic(self._info, (json.dumps(info, indent=2) + "\n").encode())
+
+    @property
+    def _info(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def _recipe(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def _recipe_text(self) -> str:
+        return self._recipe.read_text(encoding="utf-8") if self._recipe.exists() else ""
+
+    # --- metrics
+
+    def append_metrics(self, report: StepReport) -> None:
+        """Add one step to `metrics.jsonl`, flushed to the operating system.
+
+        Raises:
+            RunFolderError: the disk is full, or the like; no part of the line is left behind.
+        """
+        if self._elapsed_before is None:
+            rows = self._metrics_lines()
+            self._elapsed_before = rows[-1][1].elapsed_s if rows else 0.0
+        elapsed = self._elapsed_before + time.monotonic() - self._opened
+        line = (dumps(records.metrics_row(report, elapsed=elapsed)) + "\n").encode()
+        # Unbuffered, so that a failed write is not tried again on closing.
+        with refusing(self._metrics), self._metrics.open("ab", buffering=0) as file:
+            start = file.tell()
+            try:
+                left = memoryview(line)
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(start)
+                raise
+
+    def flush_metrics(self) -> None:
+        """Wait until every line of `metrics.jsonl` is on disk; raises as `append_metrics` does."""
+        if self._metrics.exists():
+            with refusing(self._metrics):
+                sync(self._metrics)
+                sync(self.path)
+
+    def read_metrics(self) -> list[StepReport]:
+        """All steps in the order they were written.
+
+        Raises:
+            RunFolderError: a line is damaged; a last line without its end is left out instead.
+        """
+        return [records.report_of(row) for _, row in self._metrics_lines()]
+
+    def metrics_rows(self) -> list[dict[str, Any]]:
+        """The same as the flat rows of the file."""
+        return [row.model_dump() for _, row in self._metrics_lines()]
+
+    def _metrics_lines(self) -> list[tuple[str, records.MetricsRow]]:
+        if not self._metrics.exists():
+            return []
+        text = self._metrics.read_text(encoding="utf-8", errors="replace")
+        found = []
+        # A kill can leave the last line half-written; only lines with their end count.
+        for number, line in enumerate(text.split("\n")[:-1], start=1):
+            try:
+                found.append((line, records.parse_step(line)))
+            except ValueError as error:
+                raise RunFolderError(
+                    f"line {number} cannot be read ({error})",
+                    where=str(self._metrics),
+                    fix="It was damaged after it was written; restore the file or delete the line.",
+                ) from error
+        return found
+
+    def _rewrite_metrics(self, wanted: Callable[[records.MetricsRow], bool]) -> None:
+        """Forget the steps that are not wanted; the lines of the others stay as they are."""
+        if self._metrics.exists():
+            kept = "".join(f"{line}\n" for line, row in self._metrics_lines() if wanted(row))
+            write_atomic(self._metrics, kept.encode())
+
+    @property
+    def _metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    # --- rollouts
+
+    def write_rollouts(
+        self,
+        phase: str,
+        step: int,
+        groups: Sequence[RolloutGroup],
+        advantages: Sequence[float | None],
+        *,
+        with_ids: bool = False,
+    ) -> None:
+        """Record every rollout of a step, one line each.
+
+        Args:
+            phase: `grpo`.
+            step: as in the step's report: the first step is 1.
+            groups: all groups that were sampled, with signal or without.
+            advantages: one a rollout, in the order of the groups and of their rollouts; None for
+                a rollout that took no part.
+            with_ids: also keep prompt ids, sampled ids and their log-probs.
+        """
+        rows = records.rollout_rows(phase, step, groups, advantages, with_ids=with_ids)
+        write_lines(self.path / "rollouts" / f"{phase}-{step:06d}.jsonl.gz", rows)
+
+    def read_rollouts(
+        self, phase: str | None = None, step: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Rollouts in order of phase, step, group and sample; of one phase or step if given."""
+        for file_phase, file_step, file in self._rollout_files():
+            if phase in (None, file_phase) and step in (None, file_step):
+                for row in read_lines(file, records.parse_rollout):
+                    yield row.model_dump(exclude_unset=True)
+
+    def _rollout_files(self) -> Iterator[tuple[str, int, Path]]:
+        found = []
+        for file in (self.path / "rollouts").glob("*.jsonl.gz"):
+            match = _ROLLOUTS.fullmatch(file.name)
+            if match and match[1] in PHASES:
+                found.append((PHASES.index(match[1]), int(match[2]), file))
+        for phase, step, file in sorted(found):
+            yield PHASES[phase], step, file
+
+    # --- evaluations
+
+    def write_evaluation(self, result: EvaluationResult) -> None:
+        """Record an evaluation; one of the same name is replaced."""
+        if not _EVALUATION.fullmatch(result.name):
+            raise ValueError(f"{result.name!r} cannot be a file name")
+        summary, items = self._evaluation_files(result.name)
+        # Never an old summary beside new items.
+        delete(summary)
+        write_lines(items, map(asdict, result.items))
+        # The summary last: an evaluation without one does not exist.
+        text = json.dumps(records.evaluation_summary(result), indent=2)
+        write_atomic(summary, (text + "\n").encode())
+
+    def add_evaluation(self, result: EvaluationResult) -> tuple[EvaluationResult, bool]:
+        """Record an evaluation beside those of other settings.
+
+        Returns:
+            It, under another name where its own is taken, and whether it replaces one of the same
+            settings.
+        """
+        name = result.name
+        for number in itertools.count(2):
+            there = self.read_evaluation(result.name)
+            if there is None or _settings(there) == _settings(result):
+                self.write_evaluation(result)
+                return result, there is not None
+            result = replace(result, name=f"{name}-{number}")
+        raise AssertionError
+
+    def read_evaluation(self, name: str) -> EvaluationResult | None:
+        """The evaluation of that name, or None where it was not finished.
+
+        Raises:
+            RunFolderError: a file of it is damaged.
+        """
+        summary, items = self._evaluation_files(name)
+        if not summary.exists():
+            return None
+        content = read_json(summary, _DAMAGED)
+        try:
+            return records.evaluation_of(content, read_lines(items, records.parse_item))
+        except ValueError as error:
+            raise RunFolderError(
+                f"{_DAMAGED} ({error})", where=str(summary), fix="Restore the file, or delete it."
+            ) from error
+
+    def read_evaluations(self) -> list[EvaluationResult]:
+        """All evaluations by phase, step and name; raises as `read_evaluation` does."""
+        found = (self.read_evaluation(path.stem) for path in self._summaries())
+        results = [result for result in found if result is not None]
+        return sorted(results, key=lambda r: (PHASES.index(r.phase), r.step, r.name))
+
+    def _evaluation_files(self, name: str) -> tuple[Path, Path]:
+        """Summary and items."""
+        folder = self.path / "evaluations"
+        return folder / f"{name}.json", folder / f"{name}.jsonl.gz"
+
+    def _summaries(self) -> list[Path]:
+        return sorted((self.path / "evaluations").glob("*.json"))
+
+    # --- the record as a whole
+
+    def truncate_to(self, phase: str, step: int) -> None:
+        """Forget everything after a checkpoint, so that resuming equals never having stopped.
+
+        Keeps all of the earlier phases, and of `phase` itself the steps up to `step`.
+        """
+        here = (PHASES.index(phase), step)
+
+        def later(of_phase: str, of_step: int) -> bool:
+            return (PHASES.index(of_phase), of_step) > here
+
+        self._rewrite_metrics(lambda row: not later(row.phase, row.step))
+        for file_phase, file_step, file in list(self._rollout_files()):
+            if later(file_phase, file_step):
+                delete(file)
+        for path in self._summaries():
+            content = read_json(path, _DAMAGED)
+            if later(content["phase"], content["step"]):
+                for file in self._evaluation_files(path.stem):
+                    delete(file)
+
+    def holes(self, steps: Mapping[str, int]) -> list[str]:
+        """What the record should hold and does not: files and lines that were lost, by name.
+
+        Args:
+            steps: phase -> the steps that it has done.
+        """
+        rows = {(row.phase, row.step) for _, row in self._metrics_lines()}
+        files = {(phase, step) for phase, step, f in self._rollout_files() if f.stat().st_size}
+        lost = {"the lines of metrics.jsonl": rows, "the rollouts": files}
+        return [
+            f"{what} of {phase} step {numbers_in_words(missing)}"
+            for what, there in lost.items()
+            for phase, last in steps.items()
+            if what != "the rollouts" or phase == "grpo"
+            if (missing := [n for n in range(1, last + 1) if (phase, n) not in there])
+        ]

@@ -1,0 +1,224 @@
+"""The rows of a run's record: one per step, one per rollout, one per completion of an evaluation.
+
+Rollouts and evaluations have the same names for the same things. What is read is checked strictly:
+a field that is missing, unknown or of another type is damage. NaN and infinities stay what they
+are, as Python's `json`, pydantic and pandas read them; null means that nothing was measured.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from grouper.evaluation.result import EvaluationItem, EvaluationResult
+from grouper.types import RolloutGroup, StepReport, Tally
+
+Row = TypeVar("Row")
+
+# Amounts of single completions, and gaps of single tokens of which one may be all there is to see.
+# These metrics have their smallest and largest value and how many there were beside their mean.
+# The others are shares, times, counts and settings, whose mean says it all.
+SPREAD = re.compile(r"reward/.+|completion/tokens|policy/(kl|ratio)|sampler_logprob_diff")
+
+
+class MetricsRow(BaseModel, strict=True, frozen=True, extra="allow"):
+    """One line of `metrics.jsonl`: a step, with a column for the mean of each metric.
+
+    Those of `SPREAD` also have `<metric>/min`, `<metric>/max` and `<metric>/count`.
+    """
+
+    __pydantic_extra__: dict[str, float | None] = Field(init=False)
+    phase: str
+    step: int
+    time: str
+    """When the step was done: ISO 8601, UTC."""
+    elapsed_s: float
+    """Seconds that the run had been going on by then, the time between two starts left out."""
+    status: str
+    events: list[str]
+
+
+class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
+    """One line of `rollouts/`; ids and log-probs are there where `tracking.token_ids` is on."""
+
+    phase: str
+    step: int
+    group: int
+    sample: int
+    problem_id: str
+    prompt: str
+    completion: str
+    answer: str
+    extracted: str | None
+    verdict: str
+    stage: str
+    reason: str
+    finish_reason: str
+    tokens: int
+    policy_version: int
+    rewards: dict[str, float | None]
+    reward: float | None
+    advantage: float | None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+
+
+def _parsed(adapter: TypeAdapter[Row], line: str | bytes) -> Row:
+    try:
+        return adapter.validate_json(line)
+    except ValidationError as error:
+        raise ValueError(_first(error)) from error
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return "".join(f"{part}: " for part in first["loc"]) + first["msg"]
+
+
+# Each takes a line and raises `ValueError` where it is damaged.
+parse_step = partial(_parsed, TypeAdapter(MetricsRow))
+parse_rollout = partial(_parsed, TypeAdapter(RolloutRow))
+parse_item = partial(_parsed, TypeAdapter(EvaluationItem))
+
+
+def metrics_row(report: StepReport, *, elapsed: float = 0.0) -> dict[str, Any]:
+    """The line of a step that has just been done; see `MetricsRow`."""
+    columns: dict[str, float | None] = {}
+    for name, tally in report.tallies.items():
+        known = tally.count > 0
+        columns[name] = tally.mean if known else None
+        if SPREAD.fullmatch(name):
+            columns[f"{name}/min"] = tally.min if known else None
+            columns[f"{name}/max"] = tally.max if known else None
+            columns[f"{name}/count"] = tally.count
+    return {
+        "phase": report.phase,
+        "step": report.step,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "elapsed_s": round(elapsed, 3),
+        "status": report.status,
+        "events": list(report.events),
+        **columns,
+    }
+
+
+def report_of(row: MetricsRow) -> StepReport:
+    """A step as it was written; of metrics that are not in `SPREAD` only the mean is known."""
+    columns = row.__pydantic_extra__
+    parts = {f"{name}/{p}" for name in columns if SPREAD.fullmatch(name) for p in _PARTS}
+    return StepReport(
+        phase=row.phase,
+        step=row.step,
+        status=row.status,
+        events=tuple(row.events),
+        tallies={name: _tally(name, columns) for name in columns if name not in parts},
+    )
+
+
+_PARTS = ("min", "max", "count")
+
+
+def _tally(name: str, columns: Mapping[str, float | None]) -> Tally:
+    mean = columns[name]
+    if mean is None:
+        return Tally.of([])
+    low, high, count = (columns.get(f"{name}/{part}") for part in _PARTS)
+    count = count or 1.0
+    total = mean * count
+    # The sum is not in the row: of its neighbours, the one whose mean is that of the row.
+    near = (total, math.nextafter(total, math.inf), math.nextafter(total, -math.inf))
+    total = next((value for value in near if value / count == mean), total)
+    return Tally(total, count, mean if low is None else low, mean if high is None else high)
+
+
+def rollout_rows(
+    phase: str,
+    step: int,
+    groups: Sequence[RolloutGroup],
+    advantages: Sequence[float | None],
+    *,
+    with_ids: bool,
+) -> Iterator[dict[str, Any]]:
+    """See `RolloutRow`; `advantages` has one entry per rollout, in the order of the groups."""
+    rollouts = [
+        (number, group, sample, rollout)
+        for number, group in enumerate(groups)
+        for sample, rollout in enumerate(group.rollouts)
+    ]
+    for (number, group, sample, rollout), advantage in zip(rollouts, advantages, strict=True):
+        completion, grade = rollout.completion, rollout.grade
+        ids: dict[str, Any] = {}
+        if with_ids:
+            ids = {
+                "prompt_token_ids": list(group.prompt.token_ids),
+                "token_ids": list(completion.token_ids),
+                "logprobs": list(completion.logprobs),
+            }
+        row = RolloutRow(
+            phase=phase,
+            step=step,
+            group=number,
+            sample=sample,
+            problem_id=group.problem.id,
+            prompt=group.prompt.text,
+            completion=completion.text,
+            answer=group.problem.answer,
+            extracted=grade.extracted,
+            verdict=grade.verdict.value,
+            stage=grade.stage,
+            reason=grade.reason,
+            finish_reason=completion.finish_reason.value,
+            tokens=len(completion.token_ids),
+            policy_version=completion.policy_version,
+            rewards=dict(rollout.reward.components),
+            reward=rollout.reward.total,
+            advantage=advantage,
+            **ids,
+        )
+        yield row.model_dump(exclude_unset=True)
+
+
+_RESULT = TypeAdapter(EvaluationResult)
+# What an evaluation is made of beside its items.
+_SETTINGS = [field.name for field in fields(EvaluationResult) if field.name != "items"]
+
+
+def evaluation_summary(result: EvaluationResult) -> dict[str, Any]:
+    """The settings of an evaluation, and the derived numbers for people to read."""
+    settings = {name: getattr(result, name) for name in _SETTINGS}
+    card = settings.pop("card")
+    return {**settings, **result.numbers, "card": dict(card)}
+
+
+def evaluation_of(summary: Mapping[str, Any], items: Iterable[EvaluationItem]) -> EvaluationResult:
+    """Back from both files; the derived numbers are computed again from the items.
+
+    Raises:
+        ValueError: the settings are damaged.
+    """
+    found = {name: value for name, value in summary.items() if name in _SETTINGS}
+    try:
+        return _RESULT.validate_python({**found, "items": tuple(items)})
+    except ValidationError as error:
+        raise ValueError(_first(error)) from error
+
+
+def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A row without mappings in it.
+
+    >>> flat({"reward": 1.5, "rewards": {"correctness": 1.0, "format": 0.5}})
+    {'reward': 1.5, 'rewards/correctness': 1.0, 'rewards/format': 0.5}
+    """
+    columns: dict[str, Any] = {}
+    for name, value in row.items():
+        inner = flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else None
+        columns |= {f"{prefix}{name}": value} if inner is None else inner
+    return columns
