@@ -165,7 +165,8 @@ def test_samples_are_printed_every_so_many_grpo_steps(
     shown = [line for line in called.err.splitlines() if line.startswith("Sample of grpo step")]
     assert [line.split()[4] for line in shown] == ([] if quiet else ["4"])
     assert all(
-        (f"\n{part}: " in called.err) != quiet for part in ("Question", "Extracted", "Reward")
+        (f"\n{part}: " in called.err) != quiet
+        for part in ("Question", "Answer", "Verdict", "Reward")
     )
 
 
