@@ -17,14 +17,13 @@ import pytest
 from codebase import SOURCE, TOP, modules
 
 # Lines of code of the whole package. It only falls: raise it with a reason in the commit.
-BUDGET = 22_719
+BUDGET = 21_863
 
 FILES_PER_ROOM = 14
 # Rooms that have not been put in order yet, with the files they have; these only fall, too.
 LARGER_ROOMS = {
     "kernels": 22,
-    "runs": 19,
-    "training": 18,
+    "training": 16,
 }
 
 # Files beside the rooms.

@@ -271,6 +271,7 @@ def test_processes_that_torchrun_started_count(resolved, monkeypatch):
     assert recipe["grpo"]["prompts_per_step"] == 2
 
 
+@pytest.mark.slow  # reads all of MATH
 @pytest.mark.parametrize("spelling", [str, in_dashes], ids=lambda f: f.__name__)
 def test_the_baseline_evaluation_of_b(grouper, finished_run, tmp_path, monkeypatch, spelling):
     data = shared("math")
@@ -287,6 +288,7 @@ def test_the_baseline_evaluation_of_b(grouper, finished_run, tmp_path, monkeypat
     assert ", to evaluation_results/" in called.out
 
 
+@pytest.mark.slow  # reads all of MATH
 def test_the_sft_of_b_is_checked_with_its_data(grouper, tmp_path, monkeypatch):
     data = shared("math")
     monkeypatch.chdir(tmp_path)

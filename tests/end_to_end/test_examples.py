@@ -71,7 +71,7 @@ def test_the_python_page_runs_from_top_to_bottom(tiny, here, monkeypatch, capsys
     monkeypatch.setattr(grouper, "load_recipe", lambda name: honest(name, tiny[1:]))
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     names: dict[str, object] = {}
     for block in blocks:
         # One step is enough to see that it runs.

@@ -97,9 +97,9 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, phase: str, step: int) -> C
 @pytest.mark.parametrize(
     ("phase", "step", "overrides"),
     [
-        ("sft", 3, ()),
+        pytest.param("sft", 3, (), marks=pytest.mark.slow),
         ("grpo", 3, ()),
-        ("grpo", 4, ("grpo.beta=0.05",)),
+        pytest.param("grpo", 4, ("grpo.beta=0.05",), marks=pytest.mark.slow),
         pytest.param("sft", 1, ("model.lora={rank: 4, dropout: 0.2}",), marks=pytest.mark.slow),
         pytest.param(
             "grpo", 5, ("model.lora={rank: 4}", "sft.optimizer.name=adamw"), marks=pytest.mark.slow
@@ -180,6 +180,7 @@ def judge(completions, trainer_state, log_metric, **kwargs):
 """
 
 
+@pytest.mark.slow  # 14 s: three runs
 def test_a_killed_run_asks_a_function_that_varies_nothing_twice(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

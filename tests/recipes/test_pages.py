@@ -53,10 +53,8 @@ def look_up(value: Any, key: str) -> Any:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_row_of_a_recipe_is_the_recipe(name: str) -> None:
-    system, model, trained_on, phases, memory, command = overview()[name]
+    model, trained_on, phases, memory, command = overview()[name]
     recipe = load_recipe(name)
-    told = re.search(r"\(system ([A-E])\)", recipe.description)
-    assert system == (told[1] if told else "ours")
     path, _, lora = model.partition(", ")
     assert (path, lora == "LoRA") == (recipe.model.path, recipe.model.lora is not None)
     sources = [s.source for s in (recipe.data.sft, recipe.data.train) if s is not None]
