@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import make_batch, tiny_model
 
 from grouper.models.policy import Policy
 from grouper.models.process_group import SingleProcess
-from grouper.training.parallel import ParallelPolicy, make_parallel
+from grouper.training.parallel import ParallelPolicy, TorchProcessGroup, make_parallel
 
 
 class Member(SingleProcess):
@@ -53,3 +55,16 @@ def test_alone_the_policy_is_called_as_it_is() -> None:
         replica.reference_logprobs(changed, batch), replica.score(batch).logprobs
     )
     assert all(before[name].equal(value) for name, value in policy.snapshot().items())
+
+
+def test_work_within_the_work_of_rank_0_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait for the answer of the whole: a second broadcast would be theirs by mistake."""
+    sent: list[list[object]] = []
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda box, src: sent.append(list(box)))
+    group = TorchProcessGroup()
+    assert group.on_rank0(lambda: [group.on_rank0(lambda: part) for part in "ab"]) == ["a", "b"]
+    assert sent == [[["a", "b"], None]]
+    assert group.on_rank0(lambda: "after") == "after"
+    assert len(sent) == 2

@@ -35,6 +35,7 @@ class TorchProcessGroup:
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
+        self._alone = False
 
     def sum_(self, tensor: Tensor) -> Tensor:
         dist.all_reduce(tensor)
@@ -46,12 +47,17 @@ class TorchProcessGroup:
         return values
 
     def on_rank0(self, work: Callable[[], Value]) -> Value:
+        if self._alone:  # the others wait for the work that this is a part of
+            return work()
         box: list[Any] = [None, None]  # what it returns, and what it raises
         if self.rank == 0:
+            self._alone = True
             try:
                 box[0] = work()
             except GrouperError as error:
                 box[1] = error
+            finally:
+                self._alone = False
         # What the user can put right is raised by all, so that none is left waiting for a word.
         dist.broadcast_object_list(box, src=0)
         result: Value
