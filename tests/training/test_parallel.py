@@ -58,13 +58,13 @@ def test_alone_the_policy_is_called_as_it_is() -> None:
 
 
 def test_work_within_the_work_of_rank_0_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others wait for the answer of the whole: a second broadcast would be theirs by mistake."""
+    """The others wait for the answer of the whole, and would take a second broadcast for it."""
     sent: list[list[object]] = []
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "broadcast_object_list", lambda box, src: sent.append(list(box)))
     group = TorchProcessGroup()
-    assert group.on_rank0(lambda: [group.on_rank0(lambda: part) for part in "ab"]) == ["a", "b"]
-    assert sent == [[["a", "b"], None]]
+    assert group.on_rank0(lambda: ["whole", group.on_rank0(lambda: "part")]) == ["whole", "part"]
+    assert sent == [[["whole", "part"], None]]
     assert group.on_rank0(lambda: "after") == "after"
     assert len(sent) == 2
