@@ -114,7 +114,7 @@ class GrouperSteps:
             (problem, Prompt(problem_id=problem.id, text=words(ids), token_ids=tuple(ids)))
             for problem, ids in zip(problems, prompts_of(case), strict=True)
         )
-        run.prepared = replace(run.prepared, train=items)
+        run.prepared.train = items
         policy = run.load(str(model))
         self._state = fresh_state(run, "grpo", policy, str(model))
 

@@ -48,7 +48,7 @@ def test_own_reward(tiny, here, monkeypatch, capsys):
     run("own_reward.py", [*tiny, "name=brief"], monkeypatch)
     assert re.search(r"^grpo: \d+\.\d%$", capsys.readouterr().out, re.MULTILINE)
     rollouts = list(grouper.RunFolder(here / "outputs" / "brief").read_rollouts("grpo"))
-    assert {name for r in rollouts for name in r["reward"]} == {"correctness", "brevity"}
+    assert {name for r in rollouts for name in r["rewards"]} == {"correctness", "brevity"}
 
 
 def test_ask(lora_run, here, monkeypatch, capsys):
