@@ -13,6 +13,8 @@ from grouper.advice.run_plan import FOUR_BITS, ModelMemory
 from grouper.advice.tracing import Tracer
 from grouper.algorithms.rows import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
+from grouper.kernels.cpu.graph import packable
+from grouper.kernels.cpu.library import library
 from grouper.models.attention import RaggedRows
 from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
@@ -152,6 +154,24 @@ def test_a_copy_is_counted_as_it_will_be() -> None:
     assert copied.activations < beside.activations
     whole = memory.sampling("sample", **numbers, copy=torch.float32)
     assert (whole.sampling_copy, whole.cache) == (2 * copied.sampling_copy, 2 * copied.cache)
+
+
+@pytest.mark.skipif(library() is None, reason="no C++ compiler, or kernels are off")
+@pytest.mark.skipif(
+    not packable([torch.empty(1, 1, dtype=torch.bfloat16)]),
+    reason="oneDNN has no products in bfloat16 for this processor",
+)
+def test_weights_that_a_cpu_packs_are_counted() -> None:
+    def packed(tokens: int = 50, **changes: Any) -> int:
+        size = CacheSize(4, 2, 100, tokens)
+        return model_memory(**changes).sampling("sample", size, together=2).sampling_copy
+
+    linear = 3 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128)
+    memory = model_memory(dtype="bfloat16")
+    head = memory._policy.model.get_output_embeddings().weight.numel()
+    assert packed(dtype="bfloat16") == 2 * (linear + head)
+    assert packed() == packed(dtype="bfloat16", tokens=4) == 0
+    assert packed(dtype="bfloat16", device="cuda") == 0
 
 
 @pytest.mark.parametrize("window", [None, 32])

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from grouper.kernels.cpu import graph
+from grouper.kernels.cpu.graph import PackedWeights, Step
 from grouper.kernels.cpu.library import library
 from grouper.kernels.triton import decode as triton_decode
 from grouper.kernels.triton import draw as triton_draw
@@ -21,7 +22,7 @@ from grouper.models.policy import Policy
 from grouper.sampling import decode_attention, draw, engine
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.engine import BaseEngine, Engine, PaddedEngine, make_engine
-from grouper.sampling.graphs import CpuGraphs, OpByOp, Step, allows_recording
+from grouper.sampling.graphs import CpuGraphs, OpByOp, allows_recording
 from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.native import NativeSampler, keep_no_engines
 from grouper.sampling.weights import SamplingWeights
@@ -254,11 +255,15 @@ def test_short_completions_are_not_worth_a_recording() -> None:
 def test_a_recorded_step_changes_nothing(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the last bit, while rings grow, slots are refilled and rows are moved together."""
+    """To the last bit, while rings grow, slots are refilled and rows are moved together.
+
+    But for packed weights, with which sums may be rounded in another order.
+    """
     played = []
     original = graph.record
 
-    def record(step: Step) -> Step | None:
+    def record(step: Step, weights: PackedWeights) -> Step | None:
+        del weights
         played.append(original(step))
         return played[-1]
 

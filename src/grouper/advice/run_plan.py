@@ -22,11 +22,14 @@ from grouper.advice.tracing import Tracer
 from grouper.algorithms.rows import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig, Recipe
 from grouper.errors import GrouperError
+from grouper.kernels.cpu.graph import packable
+from grouper.kernels.cpu.library import library
 from grouper.models.loading import context_length, shape_of, weightless_policy
 from grouper.models.new_model import make_new_model, new_model_config
 from grouper.models.policy import Policy
 from grouper.models.token_scores import chunk_rows
 from grouper.prompts import make_format
+from grouper.sampling.graphs import CpuGraphs, multiplied
 from grouper.sampling.kv_cache import (
     CacheSize,
     cache_bytes,
@@ -191,8 +194,14 @@ class ModelMemory:
             activations=max(prefill, drawing_bytes(size.slots, vocabulary)) + self._dequantised,
             logits_chunk=size.slots * vocabulary * 4,
             cache=cache_bytes(self._shape, policy.products_dtype, size),
-            sampling_copy=self._copied(copy),
+            sampling_copy=self._copied(copy) + self._packed(policy, size.completion),
         )
+
+    def _packed(self, policy: Policy, completion: int) -> int:
+        """Bytes of the weights that recorded steps of a CPU hold once more."""
+        if self._device != "cpu" or library() is None or completion < CpuGraphs.fewest:
+            return 0
+        return _bytes(packable(multiplied(policy.model)))
 
     def _copied(self, copy: torch.dtype | None) -> int:
         """Bytes of the copy that samples."""

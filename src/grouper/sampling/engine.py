@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from grouper.kernels.cpu.graph import Step
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.decode_attention import Decode, DecodeState, Prefill, has_kernel
 from grouper.sampling.decode_rows import DecodeRows
 from grouper.sampling.draw import DrawFlags, Drawn
-from grouper.sampling.graphs import OpByOp, Step, choose_graphs
+from grouper.sampling.graphs import OpByOp, choose_graphs
 from grouper.sampling.kv_cache import CacheSize, KVCache, Tokens, fitting_size, prompts_at_once
 
 # Columns of the ring to begin with: where a kernel reads live ones only, the others cost memory

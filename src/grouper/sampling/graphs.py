@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from grouper.errors import first_line, is_out_of_memory
 from grouper.kernels.cpu import graph
+from grouper.kernels.cpu.graph import Step
 from grouper.models.policy import Policy
 from grouper.sampling.decode_attention import has_kernel
 
 log = logging.getLogger(__name__)
-
-Step = Callable[[], None]
 
 # Rotary embeddings that look at the longest position on the host in every forward.
 SIZED_BY_LENGTH = frozenset({"dynamic", "longrope"})
@@ -46,10 +45,10 @@ class OpByOp:
 
 
 class CpuGraphs(OpByOp):
-    """Steps whose kernels are called without Python in between.
+    """Steps whose kernels are called without Python in between, with packed weights.
 
     Args:
-        model: the model's name, for a note.
+        model: the model, whose weights must not change meanwhile.
     """
 
     # Recording costs some steps of a small model; rows that nobody reads cost their part of every
@@ -59,11 +58,12 @@ class CpuGraphs(OpByOp):
     # 0.5 M model takes, some ten steps' savings.
     fewest = 12
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module) -> None:
+        self._model = type(model).__name__
+        self._weights = graph.PackedWeights(multiplied(model))
 
     def record(self, step: Step) -> Step | None:
-        played = graph.record(step)
+        played = graph.record(step, self._weights)
         if played is None:
             log.info(WHY, self._model, "", ".")
         return played
@@ -136,8 +136,13 @@ def choose_graphs(policy: Policy, completion: int) -> OpByOp:
         return CudaGraphs(device, name)
     # Between operations that look at all columns there is little to be saved.
     if has_kernel(policy) and completion >= CpuGraphs.fewest:
-        return CpuGraphs(name)
+        return CpuGraphs(policy.model)
     return OpByOp()
+
+
+def multiplied(model: nn.Module) -> list[Tensor]:
+    """The weights of a model's linear layers."""
+    return [m.weight for m in model.modules() if type(m) is nn.Linear]
 
 
 def allows_recording(config: Any) -> bool:

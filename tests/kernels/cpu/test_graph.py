@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from grouper.kernels import layers
 from grouper.kernels.cpu import graph, ops
-from grouper.kernels.cpu.graph import _arranged, _Life, record
+from grouper.kernels.cpu.graph import MOST_PACKED, PackedWeights, _arranged, _Life, packable, record
 from grouper.kernels.cpu.library import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or kernels are off")
@@ -164,3 +165,69 @@ def test_memory_is_used_again_and_never_by_two_at_once() -> None:
                 assert apart or other.offset + other.size <= one.offset
     busiest = max(sum(p.size for p in lives if p.first <= t <= p.last) for t in range(70))
     assert busiest <= total < sum(life.size for life in lives) / 3
+
+
+needs_halves = pytest.mark.skipif(
+    not packable([torch.empty(1, 1, dtype=torch.bfloat16)]),
+    reason="oneDNN has no products in bfloat16 for this processor",
+)
+
+
+@needs_halves
+@torch.no_grad()
+def test_products_with_weights_read_a_packed_copy() -> None:
+    weights = [torch.randn(96, WIDTH).bfloat16(), torch.randn(WIDTH, 96).bfloat16()]
+    bias = torch.randn(96).bfloat16()
+    other = torch.randn(WIDTH, WIDTH).bfloat16()
+    packed = PackedWeights(weights)
+    for rows in (1, 5, 33):
+        x, out = torch.randn(rows, WIDTH).bfloat16(), torch.zeros(rows, WIDTH).bfloat16()
+
+        def step(x: Tensor = x, out: Tensor = out) -> None:
+            inner = torch.addmm(bias, x, weights[0].T)
+            out.copy_(inner @ weights[1].T @ other.T)
+
+        played = record(step, packed)
+        assert played is not None
+        x.copy_(torch.randn(rows, WIDTH))
+        step()
+        expected = out.clone()
+        # In place of the weights themselves, which nothing reads any more; `other` is none of them.
+        kept = [weight.clone() for weight in (*weights, other)]
+        weights[0].zero_()
+        weights[1].zero_()
+        played()
+        assert_close(out, expected)
+        other.zero_()
+        played()
+        assert not out.any()
+        for weight, before in zip((*weights, other), kept, strict=True):
+            weight.copy_(before)
+
+
+@needs_halves
+@torch.no_grad()
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_an_adapter_is_no_linear_layer(scale: float) -> None:
+    """Its product is added to another one, or scaled."""
+    weight, bias = torch.randn(96, WIDTH).bfloat16(), torch.randn(96).bfloat16()
+    x, out = torch.randn(5, WIDTH).bfloat16(), torch.zeros(5, 96).bfloat16()
+    added = bias if scale < 1 else torch.randn(5, 96).bfloat16()
+
+    def step() -> None:
+        out.copy_(torch.addmm(added, x, weight.T, alpha=scale))
+
+    played = record(step, PackedWeights([weight]))
+    assert played is not None
+    expected = out.clone()
+    out.zero_()
+    played()
+    assert torch.equal(out, expected)
+
+
+@needs_halves
+def test_what_is_packed() -> None:
+    halves = torch.empty(4, 8, dtype=torch.bfloat16)
+    assert [w.shape for w in packable([halves, torch.empty(4, 8), halves[0]])] == [(4, 8)]
+    large = torch.empty(MOST_PACKED // 8, 8, dtype=torch.bfloat16, device="meta")
+    assert packable([large, halves]) == []

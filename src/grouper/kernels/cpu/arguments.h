@@ -1,7 +1,7 @@
 // What Python hands to a kernel: its pointers, then its numbers, eight bytes each.
 //
 // A kernel is a struct of such members, whose `run` does the work. One shape for all of them, so
-// that a recorded step (graph.cpp) can call any.
+// that a recorded step (graph.py) can call any.
 
 #pragma once
 

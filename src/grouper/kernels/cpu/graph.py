@@ -4,9 +4,10 @@ A decoding step of a small model is some hundred operations of microseconds each
 time goes by between them: in the model's Python, in PyTorch's dispatcher, in allocations. A step
 that reads and writes tensors which stay where they are does the same every time but for their
 contents. So it is watched once, while it runs as ever: every operation that reaches PyTorch's
-dispatcher and every call of our own kernels is noted. Played back, kernels that follow each other
-run without Python, other operations as single calls, and views cost nothing. What a step makes on
+dispatcher and every call of our own kernels is noted. Played back, each is one call from a list,
+and views cost nothing. What a step makes on
 its way lies in one block of memory, in which places are used again once they are read no more.
+Products with weights in bfloat16 read a packed copy of them (`PackedWeights`).
 
 What holds for CUDA graphs holds here: nothing that the step decides on the host may change. A
 step that asks for a value on the host, or whose tensors' shapes hang on values, is not recorded.
@@ -15,7 +16,7 @@ step that asks for a value on the host, or whose tensors' shapes hang on values,
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -31,6 +32,8 @@ from grouper.kernels.cpu.library import library
 
 ALIGNMENT = 64
 """Bytes of a cache line."""
+MOST_PACKED = 1 << 30
+"""Bytes of weights that are held a second time at most."""
 
 _aten = torch.ops.aten
 ALLOCATIONS = frozenset(
@@ -43,8 +46,12 @@ ALLOCATIONS = frozenset(
     }
 )
 COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})  # noqa: SLF001 - torch names it so
+PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default})
 READS = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__})
 """Ways to the contents of a CPU tensor that the dispatcher never hears of."""
+
+
+Step = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,50 @@ class _Life:
     first: int
     last: int
     offset: int = 0
+
+
+def packable(weights: Iterable[Tensor]) -> list[Tensor]:
+    """The bfloat16 weights [n, k] that recordings would pack; none if together they are too large.
+
+    Args:
+        weights: of layers that multiply by them.
+    """
+    halves = [w.detach() for w in weights if w.dtype is torch.bfloat16 and w.dim() == 2]
+    served = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it so
+    served = served and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001 - no public name
+    small = sum(w.numel() * w.element_size() for w in halves) <= MOST_PACKED
+    return halves if served and small else []
+
+
+class PackedWeights:
+    """Weights in the order in which oneDNN multiplies by them, packed when first needed.
+
+    A product with a few rows otherwise spends up to half its time on bringing the weight into that
+    order. They must not change for as long as this is used.
+
+    Args:
+        weights: those of a model, on the CPU.
+    """
+
+    def __init__(self, weights: Iterable[Tensor] = ()) -> None:
+        self._weights = {w.data_ptr(): w for w in packable(weights)}
+        self._packed: dict[int, Tensor] = {}
+
+    def product(self, args: Any, kwargs: Any) -> Callable[[], Tensor] | None:
+        """What gives the same as a product of these; None if none of the weights is among them."""
+        *added, x, turned = args
+        place = turned.data_ptr()
+        weight = self._weights.get(place)
+        # What is added may also be more than a bias, or scaled: adapters do both.
+        linear = not kwargs and all(bias.dim() == 1 for bias in added)
+        if weight is None or not linear or turned.shape != weight.T.shape:
+            return None
+        if turned.stride() != weight.T.stride():
+            return None
+        if place not in self._packed:
+            self._packed[place] = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))  # noqa: SLF001 - no public name
+        multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001 - no public name
+        return partial(multiply, x, self._packed[place], *(added or [None]), "none", [], "")
 
 
 class _Recorder(TorchDispatchMode):
@@ -146,19 +197,20 @@ def _depends_on_contents(call: Any, args: tuple[Any, ...]) -> bool:
     return bool({Tag.data_dependent_output, Tag.dynamic_output_shape} & set(call.tags))
 
 
-def record(step: Callable[[], None]) -> Callable[[], None] | None:
+def record(step: Step, weights: PackedWeights | None = None) -> Step | None:
     """Run a step once, and return what does it again; None if it cannot be played back.
 
     Args:
         step: works on CPU tensors that exist already and leaves nothing behind but what it wrote
             into them; without gradients.
+        weights: what products read instead; sums may be rounded in another order.
     """
     recorder = _Recorder()
     with _Overheard(recorder), recorder, listened(recorder.kernel):
         step()
     if recorder.refused or library() is None:
         return None
-    return _Graph(recorder).play
+    return _Graph(recorder, weights or PackedWeights()).play
 
 
 class _Graph:
@@ -166,28 +218,20 @@ class _Graph:
 
     Args:
         recorder: what has been watched.
+        weights: as in `record`.
     """
 
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: _Recorder, weights: PackedWeights) -> None:
+        self._weights = weights
         lives = {address: life for address, life in recorder.lives.items() if life.last >= 0}
-        total = _arranged(list(lives.values()))
-        block = torch.empty(total + ALIGNMENT, dtype=torch.uint8)
+        # PyTorch aligns what it allocates to cache lines.
+        block = torch.empty(_arranged(list(lives.values())), dtype=torch.uint8)
         self._lives = lives
         self._storage = block.untyped_storage()
-        self._shift = -block.data_ptr() % ALIGNMENT
         self._moved: dict[int, Tensor] = {}
-        self._kept: list[Any] = []
-        """What the kernels' pointers point to."""
-        self._runs: list[Callable[[], object]] = []
-        kernels: list[_Kernel] = []
-        for entry in recorder.entries:
-            if isinstance(entry, _Kernel):
-                kernels.append(entry)
-                continue
-            self._close(kernels)
-            self._runs.append(self._operation(entry))
-        self._close(kernels)
-        self._lives, self._moved = {}, {}
+        self._kept: list[Tensors] = []
+        """What the pointers of kernels point to."""
+        self._runs = [self._run(entry) for entry in recorder.entries]
 
     def play(self) -> None:
         """The step once more."""
@@ -200,39 +244,30 @@ class _Graph:
             return given
         life = self._lives.get(_address(given))
         if life is None:
-            self._kept.append(given)
             return given
         if id(given) not in self._moved:
-            offset = self._shift + life.offset + given.storage_offset() * given.element_size()
+            offset = life.offset + given.storage_offset() * given.element_size()
             moved = torch.empty(0, dtype=given.dtype).set_(
                 self._storage, offset // given.element_size(), given.shape, given.stride()
             )
             self._moved[id(given)] = moved
-            self._kept.append(moved)
         return self._moved[id(given)]
 
-    def _close(self, kernels: list[_Kernel]) -> None:
-        """Make one run of these calls; none are left."""
-        if not kernels:
-            return
-        addresses = []
-        for kernel in kernels:
-            tensors = tuple(self._place(t) for t in kernel.tensors)
-            arguments = ctypes.create_string_buffer(packed(tensors, kernel.numbers))
-            self._kept.append(arguments)
-            code = ctypes.cast(function(kernel.name), ctypes.c_void_p).value
-            addresses += [code, ctypes.addressof(arguments)]
-        entries = (ctypes.c_void_p * len(addresses))(*addresses)
-        self._runs.append(partial(function("play"), entries, ctypes.c_int64(len(kernels))))
-        kernels.clear()
-
-    def _operation(self, entry: _Operation) -> Callable[[], object]:
+    def _run(self, entry: _Kernel | _Operation) -> Callable[[], object]:
+        """What does again what has been noted."""
+        if isinstance(entry, _Kernel):
+            tensors = tuple(self._place(t) for t in entry.tensors)
+            self._kept.append(tensors)
+            arguments = ctypes.create_string_buffer(packed(tensors, entry.numbers))
+            return partial(function(entry.name), arguments)
         args, kwargs = tree_map(self._place, (entry.args, entry.kwargs))
         results = [self._place(t) for t in entry.results]
         if not results:
             return partial(entry.call, *args, **kwargs)
         if entry.call in COPIES:
             return partial(results[0].copy_, args[0])
+        if entry.call in PRODUCTS and (product := self._weights.product(args, kwargs)):
+            return partial(_copy, product, results)
         into = _into(entry.call) if len(results) == 1 else None
         if into is not None:
             return partial(into, *args, **kwargs, out=results[0])
