@@ -113,14 +113,15 @@ def put(command: str, *, texts: dict[str, str], finished_run: Path) -> None:
         if name in command or (name.startswith("ready/") and "path: ready" in command):
             Path(name).parent.mkdir(exist_ok=True)
             Path(name).write_text(text)
-    for run in set(re.findall(r"outputs/[\w-]+", command)):
+    # The recipe of `mine.yaml` is that of the finished run.
+    needed = ("grouper runs", "grouper data difficulty demo", "grouper preview ./mine.yaml")
+    runs = {"outputs/demo"} if command.startswith(needed) else set()
+    for run in runs | set(re.findall(r"outputs/[\w-]+", command)):
         shutil.copytree(finished_run, run)
     made_here = command.startswith(("grouper new-model", "grouper export"))
     for model in set(re.findall(r"\./(my-model|wider|models/mine)", command)):
         if not made_here:
             shutil.copytree(finished_run / "grpo" / "final", model)
-    if command.startswith(("grouper runs", "grouper data difficulty demo")):
-        shutil.copytree(finished_run, "outputs/demo")
     if by_name := re.search(r"run --resume ([\w-]+)$", command):
         call("run", "demo", f"name={by_name[1]}", "--quiet")
     if "pass_rates.jsonl" in command:
