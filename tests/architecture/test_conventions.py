@@ -28,7 +28,6 @@ OTHER_NAMES = {
     "test_objectives.py": "update.py",
     "test_watchdog.py": "run.py",
     "test_beginning.py": "phases.py",
-    "test_pipeline.py": "phases.py",
     "test_user_hooks.py": "loop.py",
     "test_without_kernels.py": "switch.py",
     "test_public_names.py": "__init__.py",

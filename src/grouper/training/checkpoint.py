@@ -189,8 +189,8 @@ def save_checkpoint(
 ) -> Path:
     """Save `checkpoint-<step>` of a phase, or `final`, the model it hands on.
 
-    Every process of the run calls it. Rank 0 writes, in the same form as a run of one process; only
-    an optimizer state that is split over processes is written by each of them.
+    Every process of the run calls it, and rank 0 writes: the files are those of a run of one
+    process, whatever is split over processes.
 
     Args:
         run: the run folder.

@@ -112,7 +112,7 @@ class Slice:
     own: bool
     """False for a stand-in."""
     last: bool
-    """Whether it is this process's last one of the step."""
+    """Whether it is of the step's last round, after which split weights sum their gradients."""
 
 
 class ParallelPolicy:
@@ -133,8 +133,8 @@ class ParallelPolicy:
     def slices(self, batch: TrainBatch, budget: int) -> Iterator[Slice]:
         """This process's slices of a step, one after the other.
 
-        Split weights need equally many forwards on every process. One that has fewer runs a
-        stand-in without weight: its gradient is zero and its tallies are not to be counted.
+        Split weights need equally many forwards on every process: there, one that has fewer runs a
+        stand-in without weight, whose gradient is zero and whose tallies are not to be counted.
 
         Args:
             batch: the step.
@@ -149,7 +149,7 @@ class ParallelPolicy:
             if number % size == rank:
                 own += 1
                 yield Slice(number=number, batch=part, own=True, last=own == rounds)
-        if own < rounds:
+        if self.split and own < rounds:
             blank = replace(parts[0], weights=torch.zeros_like(parts[0].weights))
             yield Slice(number=len(parts) + rank, batch=blank, own=False, last=True)
 
