@@ -54,9 +54,9 @@ class Prefill(SharedPrompts):
 
 @dataclass(frozen=True, slots=True)
 class DecodeState:
-    """Where each row is; the tensors are changed in place from step to step.
+    """Where each row is; the tensors are updated in place from step to step.
 
-    A row that nobody reads may be left out of `members`; what comes out for it means nothing.
+    A row whose output is not needed may be left out of `members`; its output is then undefined.
     """
 
     column: Tensor
@@ -116,7 +116,7 @@ def decode_attention(
 
 
 def kernel_for(store: Tensor) -> Attend | None:
-    """What decodes faster than `plain` over caches of this device and dtype, if anything does."""
+    """The kernel for caches of this device and dtype, or None."""
     if serves(store):
         return by_triton
     if store.is_cpu and store.dtype in DTYPES and library() is not None:
@@ -133,7 +133,7 @@ def has_kernel(policy: Policy) -> bool:
 def plain(
     query: Tensor, new: Pair, cache: LayerCache, state: DecodeState, spec: AttentionSpec
 ) -> Tensor:
-    """As `decode_attention`, in PyTorch's operations: every column is looked at."""
+    """As `decode_attention`, in PyTorch operations over all columns."""
     rows, heads = new[0].shape[:2]
     keys, values = (store[:rows] for store in cache.own)
     for ring, fresh in zip((keys, values), new, strict=True):
@@ -182,7 +182,7 @@ def _by_row(blocks: Tensor, members: Tensor, rows: int) -> Tensor:
     places, size = members.shape
     _, heads, queries, width = blocks.shape
     apart = blocks.view(places, heads, size, queries // size, width).transpose(1, 2).flatten(0, 1)
-    # Whatever stands at -1 goes to a row that is cut off again.
+    # Entries of -1 go to an extra row, which is dropped.
     where = members.masked_fill(members < 0, rows).flatten()
     out = blocks.new_zeros(rows + 1, *apart.shape[1:])
     return out.index_copy_(0, where, apart)[:rows]

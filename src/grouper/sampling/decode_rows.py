@@ -1,8 +1,8 @@
-"""What each slot of the sampler needs on the device and on the host while it is being written.
+"""The state of the sampler's slots, on the device and on the host.
 
-`DecodeRows` lies on the device: tensors that never move, so that a recorded step can read and
-change them. `HostLog` lies on the host: what has been drawn, and who is finished. Between the two
-goes one block of tokens and log-probs every few steps.
+`DecodeRows` is on the device: tensors that never move, so that a recorded step can read and change
+them. `HostLog` is on the host: what has been drawn, and which sequences are finished. One block of
+tokens and log-probs is copied from the first to the second every few steps.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from grouper.sampling.stops import StopStrings
 from grouper.types import FinishReason, SamplingParams
 
 # How a slot draws that was never filled.
-NOBODY = SamplingParams()
+UNUSED = SamplingParams()
 
 
 class Finished(NamedTuple):
-    """A sequence that has ended, token by token."""
+    """A completed sequence: one entry per token."""
 
     slot: int
     request: int
@@ -38,13 +38,13 @@ class Finished(NamedTuple):
 
 
 class DecodeRows:
-    """The slots' side of drawing, all of it on the device.
+    """Everything that drawing needs of the slots, all of it on the device.
 
-    A slot that is free goes on drawing from whatever it computes; nobody reads it, and it stays at
+    A free slot keeps drawing from whatever it computes; its tokens are never read, and it stays at
     its first token.
 
     Args:
-        size: sequences at the same time, and their lengths.
+        size: number of concurrent sequences, and their lengths.
         vocabulary: number of token ids.
         stop_ids: what must not be drawn before `min_new_tokens`.
         device: of the model.
@@ -54,28 +54,28 @@ class DecodeRows:
         self, size: CacheSize, vocabulary: int, stop_ids: Sequence[int], device: torch.device
     ) -> None:
         self.count = 0
-        """Slots in use: the first so many, free ones among them."""
+        """Number of slots in use, free ones between them included; they come first."""
         self.vocabulary = vocabulary
         self.tokens = torch.zeros(size.slots, dtype=torch.long, device=device)
-        """[slots]: the token that each has drawn last."""
+        """[slots]: the last token of each."""
         self.drawn = torch.ones_like(self.tokens)
-        """[slots]: tokens that each has drawn; no more than its budget."""
+        """[slots]: number of tokens drawn so far, at most the budget."""
         self.budgets = torch.ones_like(self.tokens)
         self.prompts = torch.ones_like(self.tokens)
-        """[slots]: tokens of each prompt."""
+        """[slots]: length of each prompt in tokens."""
         self._uniforms = torch.zeros(size.slots, size.completion, device=device)
-        self.settings = DrawSettings.of([NOBODY] * size.slots, device)
-        """Of each slot, with flags that hold for all that will be asked."""
+        self.settings = DrawSettings.of([UNUSED] * size.slots, device)
+        """Of each slot; the flags hold for all requests of this call."""
         self._stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self._stops[[i for i in stop_ids if i < vocabulary]] = True
 
     def begin(self, requests: Sequence[SampleRequest]) -> None:
-        """All slots are free, and these will be asked."""
+        """Free all slots; these requests come next."""
         self.compact([])
         self.settings = replace(self.settings, flags=DrawFlags.of([r.params for r in requests]))
 
     def fill(self, slots: Sequence[int], requests: Sequence[SampleRequest]) -> None:
-        """Begin these sequences in these slots."""
+        """Start one request in each of these slots."""
         device = self.tokens.device
         places = torch.tensor(slots, device=device)
         params = [request.params for request in requests]
@@ -94,13 +94,13 @@ class DecodeRows:
         self.count = max(self.count, max(slots) + 1)
 
     def free(self, slots: Sequence[int]) -> None:
-        """These are finished."""
+        """Mark these slots as finished."""
         places = torch.tensor(slots, device=self.tokens.device)
         self.drawn[places] = 1
         self.budgets[places] = 1
 
     def compact(self, slots: Sequence[int]) -> None:
-        """Move these to the front, in order; all others are free."""
+        """Move these slots to the front, in order, and free all others."""
         places = torch.tensor(slots, dtype=torch.long, device=self.tokens.device)
         before, self.count = self.count, len(slots)
         held = (self.tokens, self.drawn, self.budgets, self.prompts, self._uniforms)
@@ -127,17 +127,17 @@ class DecodeRows:
         early = drawn < settings.minimum if settings.flags.minimum else None
         found = draw_tokens(logits, uniform, settings, early, self._stops)
         self.tokens[rows] = found[0]
-        # A sequence that ends before the host looks writes no further than its budget.
+        # A sequence that ends before the host checks does not write beyond its budget.
         self.drawn[rows] = torch.minimum(drawn + 1, self.budgets[rows])
         return found
 
 
 class HostLog:
-    """What each slot has drawn, and whether that ends it.
+    """What each slot has drawn, and whether that ends its sequence.
 
     Args:
-        size: sequences at the same time, and their lengths.
-        steps: most tokens of a block.
+        size: number of concurrent sequences, and their lengths.
+        steps: maximum number of tokens per slot and block.
         vocabulary: number of token ids.
         stop_ids: ids that end a completion.
         watcher: finds stop strings.
@@ -154,7 +154,7 @@ class HostLog:
     ) -> None:
         slots, width = size.slots, size.completion + steps
         self.live = np.zeros(slots, dtype=bool)
-        """[slots]: whether an unfinished sequence is there."""
+        """[slots]: whether the slot holds an unfinished sequence."""
         self._requests = np.zeros(slots, dtype=np.int64)
         self._tokens = np.zeros((slots, width), dtype=np.int64)
         self._logprobs = np.zeros((slots, width), dtype=np.float64)
@@ -172,25 +172,25 @@ class HostLog:
         self._set = np.zeros(slots, dtype=np.int64)
 
     def begin(self, slot: int, number: int, params: SamplingParams) -> None:
-        """A request is in this slot now."""
+        """Put a request into a slot."""
         self.live[slot], self._requests[slot], self._counts[slot] = True, number, 0
         self._budgets[slot] = params.max_new_tokens
         if params.stop not in self._sets:
             self._sets.append(params.stop)
-            may = np.ones(self._tables.shape[1], dtype=bool)  # so may an id without a text
+            may = np.ones(self._tables.shape[1], dtype=bool)  # as may an id without text
             known = self._watcher(params.stop).candidates[: len(may)]
             may[: len(known)] = known
             self._tables = np.vstack([self._tables, self._tables[0] | may])
         self._set[slot] = self._sets.index(params.stop)
 
     def longest(self) -> int:
-        """Tokens that the longest unfinished sequence has drawn."""
+        """Number of tokens drawn by the longest unfinished sequence."""
         return int(self._counts[self.live].max())
 
     def write(self, block: Drawn, places: np.ndarray) -> list[Finished]:
-        """Note the [steps, places] that the slots at these places have drawn; those that it ends.
+        """Record a block [steps, places] drawn by these slots; returns the sequences it completes.
 
-        What a sequence drew after its end is thrown away.
+        Tokens drawn after the end of a sequence are discarded.
         """
         tokens, logprobs, entropies = (part.cpu().numpy() for part in block)
         live = self.live[places]
@@ -216,7 +216,7 @@ class HostLog:
         return finished
 
     def _reason(self, slot: int, length: int) -> FinishReason | None:
-        """What the last of so many tokens ends the sequence with."""
+        """Why a sequence ends at this length, or None if it does not."""
         if int(self._tokens[slot, length - 1]) in self._stop_ids:
             return FinishReason.STOP_TOKEN
         stops = self._sets[self._set[slot]]
@@ -230,7 +230,7 @@ class HostLog:
         return Finished(slot, int(self._requests[slot]), reason, *drawn)
 
     def compact(self, slots: Sequence[int]) -> None:
-        """Move these to the front, in order; all others are free."""
+        """Move these slots to the front, in order, and free all others."""
         count = len(slots)
         drawn = (self._tokens, self._logprobs, self._entropies, self._requests)
         for array in (*drawn, self._counts, self._budgets, self.live, self._set):

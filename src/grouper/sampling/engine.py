@@ -1,9 +1,9 @@
-"""What runs the model in the sampler's loop: slots over our cache, or padded rows over a plain one.
+"""Engines run the model for the sampler: slots over our cache, or padded rows over a plain cache.
 
-The engine decodes in one step, which is recorded where that pays (`graphs.py`) and played back: it
-needs nothing of the host. What it reads and writes lies in tensors that stay where they are: the
-tokens, how many each row has drawn, the ring's column, the tokens drawn so far. It is recorded once
-for each bucket of rows, and again where a tensor has to grow.
+The decoding step needs nothing from the host, so it is recorded where that pays (`graphs.py`) and
+replayed. It reads and writes tensors that never move: the last tokens, how many each row has drawn,
+the column of the ring, the block of new tokens. It is recorded once per bucket of rows, and again
+when a tensor has to grow.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from grouper.sampling.draw import DrawFlags, Drawn
 from grouper.sampling.graphs import OpByOp, choose_graphs
 from grouper.sampling.kv_cache import CacheSize, KVCache, Tokens, fitting_size, prompts_at_once
 
-# Columns of the ring to begin with: where a kernel reads live ones only, the others cost memory
-# and no time; plain operations look at all of them.
+# Initial columns of the ring: a kernel reads only live ones, so the others cost memory but no time;
+# plain operations read all of them.
 KERNEL_WIDTH = 512
 PLAIN_WIDTH = 32
 
 
 class BaseEngine(ABC):
-    """Slots that hold sequences, each with its prompt and what has been drawn for it.
+    """Slots that hold sequences: prompts and what has been drawn.
 
     Args:
         policy: the model.
-        size: what is held at the same time.
+        size: the capacity.
         stop_ids: what must not be drawn before `min_new_tokens`.
     """
 
     refills = True
     """Whether a finished slot can be refilled while others go on."""
     keeps = False
-    """Whether what has been made here is worth its memory until the sampler is called again."""
+    """Whether recorded steps are worth their memory until the sampler is called again."""
 
     def __init__(self, policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> None:
         self.policy = policy
         self.slots = size.slots
         self.asked = size
-        """What was wanted; where memory is short there are fewer slots."""
+        """The capacity wanted; if memory is short, there are fewer slots."""
         self.captured: list[float] = []
-        """Seconds that each step took to record."""
+        """Seconds that recording took, per step."""
         self._storage = _storage(policy)
         # Heads may score more ids than there are embeddings.
         head: Any = policy.model.get_output_embeddings()
@@ -61,7 +61,7 @@ class BaseEngine(ABC):
         self.rows = DecodeRows(size, scored, stop_ids, policy.device)
 
     def serves(self, policy: Policy, size: CacheSize) -> bool:
-        """Whether it can sample from this policy, and has this much room."""
+        """Whether it can sample from this policy with this capacity."""
         enough = all(asked <= held for asked, held in zip(size, self.asked, strict=True))
         return policy is self.policy and enough and self._storage == _storage(policy)
 
@@ -70,7 +70,7 @@ class BaseEngine(ABC):
         self.rows.begin(requests)
 
     def admit(self, requests: Sequence[SampleRequest], slots: Sequence[int]) -> Drawn:
-        """Begin these in these slots: run each prompt once, draw the first tokens [1, slots].
+        """Start requests in free slots: run each prompt once, draw the first tokens [1, slots].
 
         Args:
             requests: one for each slot.
@@ -88,31 +88,31 @@ class BaseEngine(ABC):
     def _prefill(
         self, prompts: list[Tokens], slots: Sequence[int], owners: Sequence[int]
     ) -> Tensor:
-        """Run each prompt once and give it to its slots; logits [len(slots), V] in float32."""
+        """Run each prompt once and assign it to its slots; logits [len(slots), V] in float32."""
 
     @abstractmethod
     def advance(self, steps: int, longest: int) -> Drawn:
-        """So many tokens more in every slot in use.
+        """Draw `steps` more tokens in every slot in use.
 
         Args:
-            steps: of decoding and drawing.
-            longest: tokens that the longest unfinished sequence has drawn.
+            steps: decoding steps.
+            longest: tokens drawn by the longest unfinished sequence.
         """
 
     def free(self, slots: Sequence[int]) -> None:
-        """What these hold is finished; until a slot is filled or goes, it runs along."""
+        """Mark these slots as finished; they keep running until refilled or compacted away."""
         self.rows.free(slots)
 
     @abstractmethod
     def should_compact(self, live: int) -> bool:
-        """Whether so few of the slots in use are live that `compact` pays."""
+        """Whether so few slots are live that `compact` pays."""
 
     def compact(self, slots: Sequence[int]) -> None:
-        """Move these slots to the front, in order; the others are gone."""
+        """Move these slots to the front, in order; drop the others."""
         self.rows.compact(slots)
 
     def release(self) -> None:  # noqa: B027 - what is held here goes with the engine
-        """Nothing more is asked: give back what sampling alone needs."""
+        """Free what only sampling needs."""
 
 
 class Engine(BaseEngine):
@@ -120,9 +120,9 @@ class Engine(BaseEngine):
 
     Args:
         policy: the model.
-        size: what is held at the same time.
+        size: the capacity.
         stop_ids: as in `BaseEngine`.
-        graphs: repeats steps; None: what suits the model and its device.
+        graphs: how steps are repeated; None: what suits the model and its device.
     """
 
     def __init__(
@@ -137,9 +137,9 @@ class Engine(BaseEngine):
         self._graphs = graphs or choose_graphs(policy, size.completion)
         self.keeps = self._graphs.keeps
         self._recorded: dict[tuple[int, DrawFlags], Step] = {}
-        """By all that a step decides on the host, for tensors of these shapes."""
+        """Recorded steps, by everything that a step decides on the host."""
         self._shapes = (0, 0, 0)
-        """Places, columns of the ring, and rows of a prompt."""
+        """Places, columns of the ring, and most rows of a prompt, as recorded."""
         self._cache = KVCache(size, KERNEL_WIDTH if has_kernel(policy) else PLAIN_WIDTH, device)
         self._prompts: dict[Tokens, int] = {}
         """Prompt -> its place in the cache."""
@@ -157,17 +157,17 @@ class Engine(BaseEngine):
         )
         """Of all slots."""
         self._settled = False
-        """Whether it says who continues which prompt."""
+        """Whether `_state` has the current owners and members."""
         self._bucket = 0
-        """Rows that a step runs."""
+        """Rows in a step."""
         self._cursor = torch.zeros(1, dtype=torch.long, device=device)
-        """[1]: how many steps the host has not seen."""
+        """[1]: steps since the host last read the block."""
         self._block: Drawn | None = None
-        """[steps, slots]: what they have drawn; the first call asks for as many as any."""
+        """[steps, slots]: what has been drawn; no later call asks for more steps than the first."""
 
     def begin(self, requests: Sequence[SampleRequest]) -> None:
         super().begin(requests)
-        # The weights may have changed: what they made of prompts is worth nothing.
+        # The weights may have changed, so cached prompts are stale.
         self._prompts, self._last, self._owners, self._bucket = {}, {}, [], 0
 
     def _prefill(
@@ -193,7 +193,7 @@ class Engine(BaseEngine):
         return self.policy.logits(last)[torch.tensor(owners, device=device)]
 
     def _place(self, prompts: list[Tokens], slots: set[int]) -> list[int]:
-        """Where each prompt lies, or is to be put: where nobody reads any more, or after all."""
+        """The place of each prompt; new ones take places no longer read, or further ones."""
         known = self._prompts
         read = {owner for slot, owner in enumerate(self._owners) if slot not in slots}
         read |= {known[p] for p in prompts if p in known}
@@ -207,7 +207,7 @@ class Engine(BaseEngine):
         return [known[p] for p in prompts]
 
     def advance(self, steps: int, longest: int) -> Drawn:
-        # What has been drawn last is not in the ring yet.
+        # The last token drawn is not in the ring yet.
         self._cache.make_columns(longest - 1 + steps)
         self._settle()
         if self._block is None:
@@ -229,7 +229,7 @@ class Engine(BaseEngine):
         return live <= self._graphs.share * self._bucket
 
     def compact(self, slots: Sequence[int]) -> None:
-        """Rows move within their tensors, prompts stay: what was recorded remains true."""
+        """Rows move within their tensors and prompts stay, so recorded steps remain valid."""
         super().compact(slots)
         self._cache.compact(slots)
         self._owners = [self._owners[slot] for slot in slots]
@@ -240,13 +240,13 @@ class Engine(BaseEngine):
         self._bucket = min(self.slots, self._graphs.bucket(len(self._owners)))
 
     def release(self) -> None:
-        # Recorded steps hold this engine, which holds them.
+        # Recorded steps refer to this engine and it to them: break the cycle.
         self._recorded.clear()
         self._cache.layers.clear()
         self._graphs = OpByOp()
 
     def _settle(self) -> None:
-        """Say in tensors who continues which prompt."""
+        """Write into `_state` which rows continue which prompt."""
         if self._settled:
             return
         state, places = self._state, self._cache.places
@@ -283,7 +283,7 @@ class Engine(BaseEngine):
         self._recorded[key] = recorded
 
     def _step(self) -> None:
-        """Feed every row its last token, and draw the next; no operation waits for the device."""
+        """Feed every row its last token and draw the next; no operation waits for the device."""
         assert self._block is not None
         rows, count, state = self.rows, self._bucket, self._state
         state.column.add_(1).remainder_(self._cache.width)
@@ -356,11 +356,11 @@ class PaddedEngine(BaseEngine):
 
 
 def make_engine(policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> BaseEngine:
-    """What runs this model, with as many of the slots as a GPU's free memory allows.
+    """The engine for this model, with as many of the slots as a GPU's free memory allows.
 
     Args:
         policy: the model.
-        size: what is wanted at the same time.
+        size: the capacity wanted.
         stop_ids: as in `BaseEngine`.
     """
     room = fitting_size(policy, size)
@@ -370,5 +370,5 @@ def make_engine(policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> Bas
 
 
 def _storage(policy: Policy) -> list[int]:
-    """Where the weights lie, which recorded steps read."""
+    """Addresses of the weights, which recorded steps read."""
     return [parameter.data_ptr() for parameter in policy.parameters()]

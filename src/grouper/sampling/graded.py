@@ -20,7 +20,7 @@ class Grader(Protocol):
         """Grade a completion's text against a reference answer; never raises."""
 
     def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
-        """The same with the answer taken from wherever it stands, in whatever format."""
+        """The same, with the answer taken from anywhere in the text, in any format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Drawn:
     completion: Completion
     grade: Grade
     lenient: bool | None
-    """Whether the maths is right, format aside; None where nobody asked or it is not known."""
+    """Whether the maths is right regardless of format; None if not requested or not known."""
 
 
 def draw_and_grade(
@@ -51,12 +51,12 @@ def draw_and_grade(
         sampler: draws the completions.
         grader: grades each one as it comes in.
         lenient: also grade what is not correct leniently.
-        processes: the processes that share the requests out.
+        processes: the processes that split the requests among them.
         progress: called with (completions drawn, completions in all) of this process.
 
     Returns:
-        One a request, in their order, on every process; and the seconds this process spent
-        drawing, the wait for the last grades not among them.
+        One per request, in order, on every process; and the seconds this process spent drawing,
+        without the wait for the last grades.
     """
     processes = processes or SingleProcess()
     mine = share_of(requests, processes.rank, processes.size)

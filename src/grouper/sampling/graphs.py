@@ -1,4 +1,4 @@
-"""How a decoding step is repeated: op by op, as a recording on the CPU, or as a CUDA graph."""
+"""How a decoding step is repeated: op by op, as a recorded graph on the CPU, or as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grouper.sampling.decode_attention import has_kernel
 
 log = logging.getLogger(__name__)
 
-# Rotary embeddings that look at the longest position on the host in every forward.
+# Rotary embeddings that read the longest position on the host in every forward.
 SIZED_BY_LENGTH = frozenset({"dynamic", "longrope"})
 
 WHY = (
@@ -27,19 +27,19 @@ WHY = (
 
 
 class OpByOp:
-    """Steps run as they are written; those below record them."""
+    """Steps run as they are written; the subclasses record them."""
 
     share = 0.875
-    """Rows are moved together once the live ones are at most this part of a bucket."""
+    """Rows are compacted once the live ones are at most this share of a bucket."""
     keeps = False
-    """Whether recorded steps are worth the memory they hold until the sampler is called again."""
+    """Whether recorded steps are worth their memory until the sampler is called again."""
 
     def bucket(self, live: int) -> int:
-        """Rows to record a step for, of which so many are live."""
+        """Rows to record a step for, given the number of live ones."""
         return live
 
     def record(self, step: Step) -> Step | None:
-        """Run the step once; what does it again, or None where it cannot be recorded."""
+        """Run the step once; returns what repeats it, or None if it cannot be recorded."""
         step()
         return step
 
@@ -51,8 +51,8 @@ class CpuGraphs(OpByOp):
         model: the model, whose weights must not change meanwhile.
     """
 
-    # Recording costs some steps of a small model; rows that nobody reads cost their part of every
-    # product. Measured on ragged lengths at 25 M parameters: 0.5 to 0.8 are within 6 %.
+    # Recording costs as much as some steps of a small model; rows that are not read cost their
+    # share of every product. At 25 M parameters and ragged lengths, 0.5 to 0.8 are within 6 %.
     share = 0.7
     # Tokens of a completion from which on it pays; estimated from what recording a step of the
     # 0.5 M model takes, some ten steps' savings.
@@ -123,7 +123,7 @@ class CudaGraphs(OpByOp):
 
 
 def choose_graphs(policy: Policy, completion: int) -> OpByOp:
-    """How to repeat the steps of this model.
+    """How the steps of this model are repeated.
 
     Args:
         policy: the model.
@@ -134,7 +134,7 @@ def choose_graphs(policy: Policy, completion: int) -> OpByOp:
         return OpByOp()
     if device.type == "cuda":
         return CudaGraphs(device, name)
-    # Between operations that look at all columns there is little to be saved.
+    # Plain attention reads all columns, and little time passes between operations.
     if has_kernel(policy) and completion >= CpuGraphs.fewest:
         return CpuGraphs(policy.model)
     return OpByOp()
@@ -146,7 +146,7 @@ def multiplied(model: nn.Module) -> list[Tensor]:
 
 
 def allows_recording(config: Any) -> bool:
-    """Whether a forward of a model with this configuration never asks for a value on the host."""
+    """Whether a forward of a model with this configuration never needs a value on the host."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     kinds = {rope.get("rope_type")} | {

@@ -1,9 +1,9 @@
-"""The sampler's key-value cache: prompts once, completions in a ring of columns; and its size.
+"""The sampler's key-value cache: prompts stored once, completions in a ring buffer; and its size.
 
-A prompt's keys and values are held once, however many slots continue it. What the slots write
-themselves lies in columns that all slots share: a decode step writes one column, whatever position
-each slot has reached, since rotary embeddings have put the positions into keys and queries already.
-Columns older than the longest live sequence are written again; where there are none the ring grows.
+A prompt's keys and values are stored once, however many slots continue it. Completions are stored
+in columns that all slots share: a decode step writes one column, whatever position each slot has
+reached, since rotary embeddings have already put the positions into keys and queries. Columns older
+than the longest live sequence are overwritten; if there are none, the ring grows.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ Tokens = tuple[int, ...]
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
-# [slots, V] float32 at a time while tokens are drawn: logits old and new, scaled, log-softmax,
-# probabilities, cumulated.
+# Tensors [slots, V] of float32 that exist at once while tokens are drawn: logits old and new,
+# scaled, log-softmax, probabilities, cumulative sums.
 DRAW_COPIES = 6
 
-# Tokens of prompts that are run at once: for more, what lies between layers would take gigabytes.
+# Prompt tokens per forward: with more, the activations between layers would take gigabytes.
 PREFILL_TOKENS = 1 << 14
 
-# Part of a device's free memory that is counted on; the rest is for what is not counted, and for
-# what the allocator cannot put to use.
+# Share of a device's free memory that is planned with; the rest is for what is not counted, and for
+# what the allocator cannot use.
 SHARE_OF_FREE = 0.8
 
 
 class CacheSize(NamedTuple):
-    """What a cache has room for."""
+    """The capacity of a cache."""
 
     slots: int
-    """Sequences at the same time."""
+    """Concurrent sequences."""
     prompts: int
-    """Different prompts at the same time."""
+    """Distinct prompts held at once."""
     prompt: int
     """Tokens of the longest prompt."""
     completion: int
@@ -53,14 +53,14 @@ class CacheSize(NamedTuple):
 
     @classmethod
     def of(cls, requests: Collection[SampleRequest], slots: int) -> CacheSize:
-        """What these requests need in so many slots."""
+        """What these requests need with this number of slots."""
         prompts = {request.prompt.token_ids for request in requests}
         longest = max(request.params.max_new_tokens for request in requests)
         return cls(slots, min(slots, len(prompts)), max(map(len, prompts)), longest)
 
 
 def prompts_at_once(longest: int) -> int:
-    """How many prompts are run at once, of which the longest has so many tokens."""
+    """Prompts per forward, where the longest has this many tokens."""
     return max(1, PREFILL_TOKENS // longest)
 
 
@@ -73,23 +73,23 @@ def cache_bytes(config: Any, dtype: torch.dtype, size: CacheSize) -> int:
 
 
 def drawing_bytes(slots: int, vocabulary: int) -> int:
-    """What drawing a token for every slot takes."""
+    """Bytes that drawing one token for every slot takes."""
     return DRAW_COPIES * slots * vocabulary * 4
 
 
 def prefill_bytes(config: Any, dtype: torch.dtype, tokens: int) -> int:
-    """About what running prompts takes: hidden states, and the inside of an MLP."""
+    """Roughly what running prompts takes: hidden states, and the inside of an MLP."""
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     return int(tokens * (4 * config.hidden_size + 3 * inner) * dtype.itemsize)
 
 
 def slots_that_fit(policy: Policy, size: CacheSize, free: int) -> int:
-    """Slots, as many as are asked for at most, for which memory is enough; 1 or more.
+    """The largest number of slots that fits, at most that of `size` and at least 1.
 
     Args:
         policy: the model.
-        size: what is asked for.
-        free: bytes, of which `SHARE_OF_FREE` is counted on.
+        size: what is wanted.
+        free: bytes, of which `SHARE_OF_FREE` is used.
     """
     config, dtype = policy.model.config.get_text_config(), policy.products_dtype
     for slots in range(size.slots, 1, -1):
@@ -102,7 +102,7 @@ def slots_that_fit(policy: Policy, size: CacheSize, free: int) -> int:
 
 
 def fitting_size(policy: Policy, size: CacheSize) -> CacheSize:
-    """The same with as many slots as a GPU's free memory allows."""
+    """The same size with as many slots as a GPU's free memory allows."""
     if policy.device.type != "cuda":
         return size
     slots = slots_that_fit(policy, size, free_memory(policy.device))
@@ -123,15 +123,15 @@ class KVCache:
     """Keys and values of every layer, allocated when a layer is first run.
 
     Args:
-        size: what there may be at the same time.
-        width: columns of the ring to begin with.
+        size: its largest capacity.
+        width: initial number of columns of the ring.
         device: of the model.
     """
 
     def __init__(self, size: CacheSize, width: int, device: torch.device) -> None:
         self.layers: dict[int, LayerCache] = {}
         self.places = 0
-        """Prompts there is room for."""
+        """Number of prompts that fit now."""
         self.width = min(width, size.completion)
         """Columns of the ring."""
         self.column = torch.full((1,), -1, device=device)
@@ -152,7 +152,7 @@ class KVCache:
         return self.layers[index]
 
     def make_places(self, prompts: int) -> None:
-        """Let at least this many prompts fit."""
+        """Grow so that at least this many prompts fit."""
         if prompts <= self.places:
             return
         before, self.places = self.places, max(prompts, min(2 * self.places, self._size.prompts))
@@ -160,7 +160,7 @@ class KVCache:
             layer.prompts = _padded(layer.prompts, (0, 0, 0, 0, 0, 0, 0, self.places - before))
 
     def make_columns(self, longest: int) -> None:
-        """Let the ring have room for sequences of this many tokens."""
+        """Grow the ring so that sequences of this length fit."""
         wanted = min(longest, self._size.completion)  # a row writes no further than its budget
         if wanted <= self.width:
             return
@@ -173,7 +173,7 @@ class KVCache:
             layer.own = _padded((keys, values), (0, 0, 0, self.width - before))
 
     def compact(self, slots: Sequence[int]) -> None:
-        """Move what these slots have written to the front, in order; the others are gone."""
+        """Move the keys and values of these slots to the front, in order; drop the others'."""
         moves = [(place, slot) for place, slot in enumerate(slots) if place != slot]
         moved = torch.tensor(moves, dtype=torch.long, device=self.column.device).view(-1, 2)
         places, sources = moved.unbind(1)
@@ -183,5 +183,5 @@ class KVCache:
 
 
 def _padded(pair: Pair, widths: tuple[int, ...]) -> Pair:
-    """The same with zeros after it, in the dimensions from the last one on (before, after)."""
+    """The pair padded with zeros; `widths` as in `torch.nn.functional.pad`."""
     return pad(pair[0], widths), pad(pair[1], widths)

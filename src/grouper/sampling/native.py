@@ -1,10 +1,9 @@
 """The native sampler: continuous batching over the module being trained.
 
-One loop: fill free slots from the queue, take a few steps with all slots, hand out what has
-finished. On a CPU the host looks at every token; on a GPU only every few, since it has to wait for
-them. The tokens are the same however many. The model runs behind an engine. Where memory runs out,
-what is unanswered is sampled again in half the slots: draws are addressed, so the tokens are the
-same, too.
+One loop: fill free slots from the queue, take a few steps with all slots, yield what has finished.
+On a CPU the host checks every token; on a GPU only every few steps, as each check waits for the
+device. The tokens do not depend on that. An engine runs the model. If memory runs out, unfinished
+requests are sampled again in half the slots: draws are addressed, so the tokens are the same.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from grouper.types import Completion, FinishReason, SamplingParams
 
 log = logging.getLogger(__name__)
 
-# Tokens between two looks of the host at what was drawn, by type of device; elsewhere one.
+# Tokens between two checks by the host, by type of device; elsewhere one.
 STEPS_PER_SYNC = {"cuda": 8}
 
-# Free slots are filled once they are this part of all: each time, prompts are run op by op.
+# Free slots are refilled once they are this share of all: every refill runs prompts op by op.
 REFILL_SHARE = 0.125
 
 
@@ -49,10 +48,10 @@ class NativeSampler:
         weights: what to sample from.
         tokenizer: for decoding and stop strings.
         stop_token_ids: ids that end a completion.
-        max_slots: sequences decoded at the same time.
+        max_slots: concurrent sequences.
         max_length: the longest sequence the model takes (prompt and completion), or None.
-        steps_per_sync: tokens drawn between two looks of the host; None: what suits the device.
-        engine: makes what runs the model, from the policy, the room wanted and the stop ids.
+        steps_per_sync: tokens drawn between two checks by the host; None: what suits the device.
+        engine: makes what runs the model, from the policy, the capacity and the stop ids.
     """
 
     def __init__(
@@ -78,13 +77,13 @@ class NativeSampler:
         self._make_engine = engine
         self._kept: BaseEngine | None = None
         self.keeps = True
-        """Whether an engine may stay from call to call."""
+        """Whether an engine may be kept from call to call."""
         self.watcher = functools.cache(functools.partial(StopStrings, tokenizer))
-        """What finds a set of stop strings."""
+        """A set of stop strings -> what finds them."""
         self.prefill_seconds = 0.0
-        """What prompts have taken of all sampling so far."""
+        """Seconds of all sampling so far that were spent on prompts."""
         self.captured: list[float] = []
-        """Seconds of each step that engines have recorded so far."""
+        """Seconds that recording took, of each step recorded so far."""
         _SAMPLERS.add(self)
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
@@ -92,7 +91,7 @@ class NativeSampler:
 
         Raises:
             PromptError: a prompt and its completion may not fit the model's context.
-            ModelError: memory does not suffice for a single sequence.
+            ModelError: not even a single sequence fits into memory.
         """
         if not requests:
             return
@@ -117,7 +116,7 @@ class NativeSampler:
                 self._halve(policy, size, reason)
 
     def release(self) -> None:
-        """Give back the memory of cache and recorded steps; the next call makes them anew."""
+        """Free the cache and the recorded steps; the next call creates new ones."""
         if self._kept is not None:
             self._kept.release()
             self._kept = None
@@ -126,7 +125,7 @@ class NativeSampler:
             torch.cuda.empty_cache()
 
     def _engine_for(self, policy: Policy, size: CacheSize) -> BaseEngine:
-        """The engine of the call before where it serves this one, too, else a new one."""
+        """The engine of the previous call if it can serve this one, else a new one."""
         kept, self._kept = self._kept, None
         if kept is not None:
             if kept.serves(policy, size):
@@ -137,7 +136,7 @@ class NativeSampler:
     def _answers(
         self, engine: BaseEngine, requests: dict[int, SampleRequest], size: CacheSize
     ) -> Iterator[tuple[int, Completion]]:
-        """As `sample`, by their numbers; afterwards the engine is kept or released."""
+        """As `sample`, with request numbers; afterwards the engine is kept or released."""
         steps = self._steps_per_sync or STEPS_PER_SYNC.get(engine.policy.device.type, 1)
         log = HostLog(
             size,
@@ -146,7 +145,7 @@ class NativeSampler:
             stop_ids=self._stop_ids,
             watcher=self.watcher,
         )
-        # What may take longest begins first, so that the last ones to end are short ones.
+        # The longest budgets start first, so that the last sequences to finish are short.
         budgets = {number: request.params.max_new_tokens for number, request in requests.items()}
         queue = deque(sorted(budgets, key=budgets.__getitem__, reverse=True))
         run = _Run(engine, requests, log, queue, steps)
@@ -166,7 +165,7 @@ class NativeSampler:
                 engine.release()
 
     def _halve(self, policy: Policy, size: CacheSize, reason: str) -> None:
-        """Fewer slots from now on. Raises `ModelError` where there is only one."""
+        """Halve the slots from now on. Raises `ModelError` if there is only one."""
         if size.slots == 1:
             raise ModelError(
                 f"one sequence of {size.prompt + size.completion} tokens cannot be sampled in the "
@@ -214,7 +213,7 @@ _SAMPLERS: WeakSet[NativeSampler] = WeakSet()
 
 
 def keep_no_engines() -> None:
-    """Memory is short elsewhere: no sampler holds anything between calls from now on."""
+    """Let no sampler keep an engine between calls from now on: other code needs the memory."""
     for sampler in list(_SAMPLERS):
         sampler.keeps = False
         sampler.release()
@@ -222,21 +221,21 @@ def keep_no_engines() -> None:
 
 @dataclass(slots=True)
 class _Run:
-    """One try at some requests: who is in which slot, and what comes next."""
+    """One attempt at some requests: which is in which slot, and what is queued."""
 
     engine: BaseEngine
     requests: dict[int, SampleRequest]
     """By number."""
     log: HostLog
     queue: deque[int]
-    """Requests that have not begun."""
+    """Requests that have not started."""
     steps: int
-    """Tokens between two looks of the host."""
+    """Tokens between two checks by the host."""
     prefill_seconds: float = 0.0
 
     @torch.no_grad()
     def step(self) -> list[Finished]:
-        """Fill free slots or decode; those that have ended."""
+        """Fill free slots, or decode; returns the sequences that have ended."""
         engine, free = self.engine, self._free() if self.queue else []
         if free:
             started = time.perf_counter()
@@ -251,7 +250,7 @@ class _Run:
         return ended
 
     def _free(self) -> list[int]:
-        """Slots that are to be filled now, as many as are asked for."""
+        """Slots to fill now, at most as many as requests are queued."""
         live = self.log.live
         free: list[int] = np.flatnonzero(~live).tolist()
         few = not self.engine.refills or len(free) < REFILL_SHARE * len(live)
@@ -266,7 +265,7 @@ class _Run:
         return self.engine.admit(requests, free)
 
     def _compact(self) -> None:
-        """Move unfinished sequences together where nobody comes and it pays."""
+        """Move unfinished sequences together if no request is queued and it pays."""
         kept: list[int] = np.flatnonzero(self.log.live).tolist()
         refill = bool(self.queue) and self.engine.refills
         if not kept or (not refill and self.engine.should_compact(len(kept))):
@@ -276,7 +275,7 @@ class _Run:
 
 
 def _closed_up(kept: Sequence[int]) -> list[int]:
-    """These slots, as many places from the first on: who is there stays, the others fill holes.
+    """The slot for each of the first places: those already there stay, the others fill the gaps.
 
     >>> _closed_up([1, 2, 5, 7])
     [5, 1, 2, 7]

@@ -1,16 +1,15 @@
-"""A step recorded once and played back: what CUDA graphs are on a GPU, on a CPU.
+"""A step recorded once and replayed: what CUDA graphs are on a GPU, for a CPU.
 
-A decoding step of a small model is some hundred operations of microseconds each, and much of its
-time goes by between them: in the model's Python, in PyTorch's dispatcher, in allocations. A step
-that reads and writes tensors which stay where they are does the same every time but for their
-contents. So it is watched once, while it runs as ever: every operation that reaches PyTorch's
-dispatcher and every call of our own kernels is noted. Played back, each is one call from a list,
-and views cost nothing. What a step makes on
-its way lies in one block of memory, in which places are used again once they are read no more.
-Products with weights in bfloat16 read a packed copy of them (`PackedWeights`).
+A decoding step of a small model is a few hundred operations of microseconds each, and much of its
+time is spent between them: in the model's Python code, in PyTorch's dispatcher, in allocations. A
+step that reads and writes tensors at fixed addresses does the same every time, with other contents.
+So one normal run is observed, and every operation that reaches PyTorch's dispatcher and every call
+of our own kernels is recorded. In a replay each is one call from a list, and views cost nothing.
+Intermediate results are in one block of memory, whose regions are reused once they are no longer
+read. Products with bfloat16 weights read a packed copy of them (`PackedWeights`).
 
-What holds for CUDA graphs holds here: nothing that the step decides on the host may change. A
-step that asks for a value on the host, or whose tensors' shapes hang on values, is not recorded.
+As with CUDA graphs, nothing that the step decides on the host may change. A step that reads a value
+on the host, or whose shapes depend on values, is not recorded.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ ALLOCATIONS = frozenset(
 COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})  # noqa: SLF001 - torch names it so
 PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default})
 READS = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__})
-"""Ways to the contents of a CPU tensor that the dispatcher never hears of."""
+"""Ways to read a CPU tensor that bypass the dispatcher."""
 
 
 Step = Callable[[], None]
@@ -75,7 +74,7 @@ class _Operation:
 
 @dataclass(slots=True)
 class _Life:
-    """From which entry to which one some memory is needed; both included."""
+    """The first and the last entry that need some memory, both included."""
 
     size: int
     first: int
@@ -111,11 +110,11 @@ class PackedWeights:
         self._packed: dict[int, Tensor] = {}
 
     def product(self, args: Any, kwargs: Any) -> Callable[[], Tensor] | None:
-        """What gives the same as a product of these; None if none of the weights is among them."""
+        """The same product with a packed weight; None if its weight is not one of these."""
         *added, x, turned = args
         place = turned.data_ptr()
         weight = self._weights.get(place)
-        # What is added may also be more than a bias, or scaled: adapters do both.
+        # Adapters add more than a bias, or a scaled product.
         linear = not kwargs and all(bias.dim() == 1 for bias in added)
         if weight is None or not linear or turned.shape != weight.T.shape:
             return None
@@ -128,20 +127,20 @@ class PackedWeights:
 
 
 class _Recorder(TorchDispatchMode):
-    """Runs every operation as ever, and notes what a step does, in order."""
+    """Runs every operation as usual and records it, in order."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.entries: list[_Kernel | _Operation] = []
         self.lives: dict[int, _Life] = {}
-        """Memory that the step itself has taken, by the address of its storage."""
+        """Memory that the step itself allocates, by the address of its storage."""
         self.refused = False
-        """Whether something was done that cannot be played back."""
+        """Whether something was done that cannot be replayed."""
         self._held: list[Tensor] = []
-        """Keeps addresses from being given out twice while the step is watched."""
+        """Keeps addresses from being reused while the step is recorded."""
 
     def kernel(self, name: str, tensors: Tensors, numbers: tuple[float, ...]) -> None:
-        """Note a call of one of our kernels."""
+        """Record a call of one of our kernels."""
         self._add(_Kernel(name, tensors, numbers), [t for t in tensors if t is not None])
 
     def __torch_dispatch__(
@@ -154,7 +153,7 @@ class _Recorder(TorchDispatchMode):
         fresh = [t for t in made if _address(t) not in known]
         opaque = any(_address(t) == 0 < t.numel() for t in fresh)
         changes = func._schema.is_mutable  # noqa: SLF001 - torch has no public name for it
-        # Played back, an operation either changes what is there or fills what it has made.
+        # In a replay an operation either modifies its arguments or fills its results.
         both = changes and bool(fresh)
         self.refused |= opaque or both or _depends_on_contents(func, args)
         for tensor in fresh:
@@ -176,7 +175,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Overheard(TorchFunctionMode):
-    """Refuses a recording that reads contents on the host."""
+    """Refuses to record a step that reads contents on the host."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -191,19 +190,19 @@ class _Overheard(TorchFunctionMode):
 
 
 def _depends_on_contents(call: Any, args: tuple[Any, ...]) -> bool:
-    """Whether what an operation gives, or its shape, is decided by what its tensors contain."""
+    """Whether the shape of a result depends on the contents of its arguments."""
     if call is _aten.index.Tensor:
         return any(t.dtype in {torch.bool, torch.uint8} for t in _tensors(args[1]))
     return bool({Tag.data_dependent_output, Tag.dynamic_output_shape} & set(call.tags))
 
 
 def record(step: Step, weights: PackedWeights | None = None) -> Step | None:
-    """Run a step once, and return what does it again; None if it cannot be played back.
+    """Run a step once, and return what repeats it; None if it cannot be replayed.
 
     Args:
-        step: works on CPU tensors that exist already and leaves nothing behind but what it wrote
-            into them; without gradients.
-        weights: what products read instead; sums may be rounded in another order.
+        step: works on existing CPU tensors and leaves nothing behind but what it writes into them;
+            without gradients.
+        weights: packed copies that products read; sums may then be rounded in another order.
     """
     recorder = _Recorder()
     with _Overheard(recorder), recorder, listened(recorder.kernel):
@@ -217,7 +216,7 @@ class _Graph:
     """A recorded step.
 
     Args:
-        recorder: what has been watched.
+        recorder: what has been recorded.
         weights: as in `record`.
     """
 
@@ -230,16 +229,16 @@ class _Graph:
         self._storage = block.untyped_storage()
         self._moved: dict[int, Tensor] = {}
         self._kept: list[Tensors] = []
-        """What the pointers of kernels point to."""
+        """Keeps alive what the pointers of kernels refer to."""
         self._runs = [self._run(entry) for entry in recorder.entries]
 
     def play(self) -> None:
-        """The step once more."""
+        """Replay the step."""
         for run in self._runs:
             run()
 
     def _place(self, given: Any) -> Any:
-        """A tensor where the graph has it; anything else as it is."""
+        """The graph's own copy of a tensor; anything else unchanged."""
         if not isinstance(given, Tensor):
             return given
         life = self._lives.get(_address(given))
@@ -254,7 +253,7 @@ class _Graph:
         return self._moved[id(given)]
 
     def _run(self, entry: _Kernel | _Operation) -> Callable[[], object]:
-        """What does again what has been noted."""
+        """The call that replays an entry."""
         if isinstance(entry, _Kernel):
             tensors = tuple(self._place(t) for t in entry.tensors)
             self._kept.append(tensors)
@@ -275,7 +274,7 @@ class _Graph:
 
 
 def _tensors(given: Any) -> Iterator[Tensor]:
-    """Those in arguments or results, which are nested in tuples, lists and dictionaries."""
+    """All tensors nested in tuples, lists and dictionaries."""
     if isinstance(given, Tensor):
         yield given
     elif isinstance(given, tuple | list):
@@ -310,9 +309,9 @@ def _address(tensor: Tensor) -> int:
 
 
 def _arranged(lives: Sequence[_Life]) -> int:
-    """Give each an offset, so that no two that are needed at the same time overlap; bytes needed.
+    """Assign offsets so that no two lifetimes that overlap share memory; returns the bytes needed.
 
-    The largest come first, each at the lowest place that is free for as long as it is needed.
+    The largest come first, each at the lowest offset that is free for its whole lifetime.
     """
     placed: list[_Life] = []
     for life in sorted(lives, key=lambda life: -life.size):
