@@ -122,7 +122,8 @@ class BrokenPhase(TinyPhase):
     def step(self, desk: TinyRun, state: TrainState) -> StepReport:
         report = super().step(desk, state)
         broken = report.step > 2
-        state.count_update(applied=not broken, batch=make_batch() if broken else None)
+        state.skipped = state.skipped + 1 if broken else 0
+        state.suspect = make_batch() if broken else None
         return report
 
 

@@ -7,8 +7,8 @@
 `trainer_state.json` is written last, is the mark that the folder is complete, and holds the
 checksums by which a damaged one is found.
 
-`optimizer/<number>.safetensors` holds the optimizer's state in one piece, as `part.parameter.name`,
-whatever number of processes it was split over: any other number reads it.
+`optimizer/<number>.safetensors` holds the unsharded optimizer state as `part.parameter.name`, so
+that any number of processes can read it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from grouper.training.parallel import ParallelPolicy, split_as, whole
 
 log = logging.getLogger(__name__)
 
-# Written last: its presence says that a folder is complete.
+# Written last: its presence marks a complete folder.
 STATE_FILE = "trainer_state.json"
-# In the folder of the best checkpoint so far; says by which evaluation it is that.
+# In the folder of the best checkpoint so far; names the evaluation that made it the best.
 BEST_FILE = "best.json"
-# In a checkpoint that training can go on from.
+# In a checkpoint that training can continue from.
 OPTIMIZER_FOLDER = "optimizer"
 
 # Tokenizer, configuration and headers beside the tensors.
@@ -75,7 +75,7 @@ class BestScore:
     accuracy: float = -1.0
 
     def offer(self, step: int, accuracy: float) -> bool:
-        """Take note of an evaluation; whether it beats all before it."""
+        """Record an evaluation; returns whether it beats all earlier ones."""
         if not accuracy > self.accuracy:  # NaN beats nothing
             return False
         self.step, self.accuracy = step, accuracy
@@ -84,9 +84,9 @@ class BestScore:
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """Where a phase is: what a checkpoint holds, and what is made anew from the recipe.
+    """The state of a phase: what a checkpoint holds, and what is rebuilt from the recipe.
 
-    The schedule and SFT's place in the problem stream are functions of `step`, so they need no
+    The schedule and SFT's position in the problem stream are functions of `step`, so they need no
     entry.
     """
 
@@ -99,37 +99,27 @@ class TrainState:
     total: int
     """Steps of the whole phase."""
     stream: ProblemStream
-    """The order in which problems are met; a function of the recipe, so it is not saved."""
+    """The order in which problems are drawn; a function of the recipe, so it is not saved."""
     clock: StepClock
     """Where the seconds of a step go; not saved."""
     reference: dict[str, Tensor] | None = None
-    """GRPO: the weights a KL term holds on to, as the replica holds its own; not saved."""
+    """GRPO: the reference weights of a KL term, sharded like the replica's; not saved."""
     started_from: str = ""
     """The model folder the phase began with."""
     skipped: int = 0
     """Updates in a row that were skipped because something was not finite."""
     position: int = 0
-    """GRPO: problems of the stream met so far, those passed over or replaced among them."""
+    """GRPO: position in the problem stream, including problems passed over or replaced."""
     epoch_ended: bool = False
-    """Whether the last step met the last item of an epoch."""
+    """Whether the last step reached the end of an epoch."""
     difficulty: DifficultyBand | None = None
     best: BestScore = field(default_factory=BestScore)
     alarms: dict[str, Any] = field(default_factory=dict)
     """What the live checks remember of the last steps, as JSON values."""
     asked: dict[str, str] = field(default_factory=dict)
-    """What hooks ask for after the last step, and which one does."""
+    """What hooks requested after the last step -> which hook."""
     suspect: TrainBatch | None = None
-    """The last step, where it was skipped; not saved."""
-
-    def count_update(self, *, applied: bool, batch: TrainBatch | None) -> None:
-        """Count one update, applied or skipped.
-
-        Args:
-            applied: whether the optimizer was stepped.
-            batch: the step, where it was not.
-        """
-        self.skipped = 0 if applied else self.skipped + 1
-        self.suspect = batch
+    """The batch of the last step, if it was skipped; not saved."""
 
     @property
     def policy(self) -> Policy:
@@ -141,7 +131,7 @@ class TrainState:
         return config
 
     def counters(self) -> dict[str, Any]:
-        """What `trainer_state.json` holds to go on from, beside weights and optimizer."""
+        """What `trainer_state.json` holds of the state, apart from weights and optimizer."""
         return {
             **{name: getattr(self, name) for name in _COUNTERS},
             "difficulty": None if self.difficulty is None else self.difficulty.seen,
@@ -150,9 +140,9 @@ class TrainState:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Put what `trainer_state.json` holds back into a fresh state.
+        """Restore a fresh state from what `trainer_state.json` holds.
 
-        What the recipe has only had since (`--allow-changes`) starts anew.
+        What the recipe has gained since (`--allow-changes`) starts afresh.
         """
         total = self.total
         for name in _COUNTERS:
@@ -187,7 +177,7 @@ def save_checkpoint(
     resumable: bool = True,
     final: bool = False,
 ) -> Path:
-    """Save `checkpoint-<step>` of a phase, or `final`, the model it hands on.
+    """Save `checkpoint-<step>` of a phase, or `final`, its result.
 
     Every process of the run calls it, and rank 0 writes: the files are those of a run of one
     process, whatever is split over processes.
@@ -197,12 +187,12 @@ def save_checkpoint(
         state: what to save.
         tokenizer: saved beside the weights.
         recipe_hash: of the run.
-        resumable: with the optimizer state, so that training can go on from it.
-        final: the phase is over; never with the optimizer state.
+        resumable: include the optimizer state, so that training can continue from it.
+        final: the phase is over; never includes the optimizer state.
 
     Raises:
         RunFolderError: on every process: the disk is full or not writable. Nothing is left
-            half-written, and what was there before still is.
+            half-written, and what was there before is untouched.
     """
     target = run / state.phase / ("final" if final else f"checkpoint-{state.step}")
     processes, resumable = state.replica.processes, resumable and not final
@@ -219,7 +209,7 @@ def save_checkpoint(
         save_policy(state.policy, tokenizer, folder, weights)
         if state.best.step == state.step:
             mark_best(folder, state.best)
-        # A checkpoint never knows of steps that the record could still lose.
+        # A checkpoint must not be ahead of a record that could still be lost.
         RunFolder(run).flush_metrics()
         record = {
             "phase": state.phase,
@@ -247,9 +237,9 @@ def save_optimizer(
 
     Args:
         optimizer: whose state.
-        folder: is made.
+        folder: to create.
         processes: that hold the state.
-        named: what is written, to whoever reads that it cannot be.
+        named: the checkpoint, for error messages.
 
     Raises:
         RunFolderError: the disk is full, or there is no memory for the copy that is written.
@@ -286,7 +276,7 @@ def save_optimizer(
 
 
 def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
-    """Put what `save_optimizer` wrote into an optimizer, split as its weights are now.
+    """Load what `save_optimizer` wrote into an optimizer, sharded as its weights are now.
 
     Raises:
         CheckpointError: it is of another optimizer, or of other weights.
@@ -317,14 +307,14 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a checkpoint or final folder was written to its end."""
+    """Whether a checkpoint or final folder was written completely."""
     return (folder / STATE_FILE).is_file()
 
 
 def contents(folder: Path) -> dict[str, str]:
     """File -> CRC-32 in hex.
 
-    The state file is left out, and the mark of the best one, which comes and goes.
+    Without the state file, and without the mark of the best one, which comes and goes.
     """
     return {
         path.relative_to(folder).as_posix(): _checksum(path)
@@ -342,13 +332,13 @@ def _checksum(path: Path) -> str:
 
 
 def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
-    """What is wrong with a saved folder, in a few words, or None where it is whole.
+    """What is wrong with a saved folder, in a few words, or None if it is intact.
 
     Every file is read and compared with the checksum that was taken when it was written.
 
     Args:
-        folder: to look at.
-        only_tensors: of the other files look only at their presence.
+        folder: to check.
+        only_tensors: check only the presence of the other files.
     """
     if not is_complete(folder):
         return f"it is incomplete (no {STATE_FILE})"
@@ -369,7 +359,7 @@ def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
 
 
 def _write_state(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write the readable state, whose presence says that the folder is complete."""
+    """Write the readable state, whose presence marks the folder as complete."""
     write_atomic(folder / STATE_FILE, (json.dumps(record, indent=2) + "\n").encode())
 
 
@@ -405,12 +395,12 @@ def numbered(phase: Path) -> list[tuple[int, Path]]:
 
 
 def _is_resumable(folder: Path) -> bool:
-    """Whether it was saved to go on from; the best one keeps its weights alone after a while.
+    """Whether it holds an optimizer state; the best one loses its own after a while.
 
-    True where the state cannot be read: a damaged one is to be named, not passed over.
+    True if the state cannot be read: a damaged checkpoint is reported, not passed over.
     """
     try:
-        # In whatever format: one of an earlier version is refused when it is read, not passed over.
+        # In any format: one of an earlier version is refused when it is read, not passed over.
         return any(name.startswith(OPTIMIZER_FOLDER) for name in read_state(folder)["files"])
     except CheckpointError:
         return True
@@ -419,14 +409,14 @@ def _is_resumable(folder: Path) -> bool:
 def latest_checkpoint(
     run: Path, phase: str, *, recipe_hashes: Collection[str]
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The newest whole checkpoint to go on from and its readable state, or None.
+    """The newest intact checkpoint to continue from and its readable state, or None.
 
-    Damaged ones are named and skipped.
+    Damaged ones are reported and skipped.
 
     Args:
         run: the run folder.
         phase: `sft` or `grpo`.
-        recipe_hashes: of the run, and of what it was before changes that the user allowed.
+        recipe_hashes: of the run's recipe, now and before changes that the user allowed.
 
     Raises:
         CheckpointError: it belongs to another recipe, or there are only damaged ones.
@@ -459,10 +449,11 @@ def latest_checkpoint(
 
 
 def is_finished(run: Path, phase: str, total: int) -> bool:
-    """Whether the final folder of a phase is there and whole; a damaged one is made again.
+    """Whether the final folder of a phase exists and is intact; a damaged one is made again.
 
-    One of which only small files were edited is reported and used: its weights are still whole.
-    A phase that has been given more steps since is not finished, unless GRPO has begun from it.
+    If only small files were edited, that is reported and the folder is used, as its weights are
+    intact.
+    A phase that has been given more steps since is not finished, unless GRPO has started from it.
 
     Args:
         run: the run folder.
@@ -470,7 +461,7 @@ def is_finished(run: Path, phase: str, total: int) -> bool:
         total: steps that the phase is to have now.
 
     Raises:
-        CheckpointError: `sft/final` is damaged while a GRPO that began from it is not finished.
+        CheckpointError: `sft/final` is damaged, and a GRPO that started from it is not finished.
     """
     final, grpo = run / phase / "final", run / "grpo"
     if not is_complete(final):
@@ -498,7 +489,7 @@ def is_finished(run: Path, phase: str, total: int) -> bool:
 
 
 def last_good(phase: Path, step: int) -> tuple[int, Path] | None:
-    """The newest checkpoint to go on from that is not after `step`; else the oldest there is."""
+    """The newest resumable checkpoint not after `step`, else the oldest there is."""
     found = [(n, folder) for n, folder in numbered(phase) if _is_usable(folder)]
     return max((one for one in found if one[0] <= step), default=found[0] if found else None)
 
@@ -507,20 +498,20 @@ def _is_usable(folder: Path) -> bool:
     return is_complete(folder) and _is_resumable(folder)
 
 
-# Which checkpoints stay: the newest few, to go on from, and the best one, to use
+# Which checkpoints are kept: the newest few, to continue from, and the best one, to use
 
 
 def rotate(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
     """Remove what is neither among the newest `keep` checkpoints nor the best one.
 
-    The best one loses its optimizer state once it is not among the newest. What lies after
-    `step` is left alone: a run that goes on from an earlier checkpoint will write it again.
-    May be called at any time, and again after a kill; what cannot be removed is only reported.
+    The best one loses its optimizer state once it is not among the newest. Checkpoints after `step`
+    are left alone: a run that continues from an earlier one will write them again. May be called at
+    any time, and again after a kill; what cannot be removed is only reported.
 
     Args:
         phase: the folder of a phase.
         step: the steps the phase has finished.
-        keep: how many checkpoints to keep that training can go on from.
+        keep: how many resumable checkpoints to keep.
         best: the best evaluation so far.
     """
     try:
@@ -533,7 +524,7 @@ def rotate(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
                     state = read_state(folder)
                     ours = f"{OPTIMIZER_FOLDER}/"
                     files = {f: crc for f, crc in state["files"].items() if not f.startswith(ours)}
-                    # The list goes first, so that a kill leaves no lie.
+                    # The list first, so that after a kill it names nothing that is gone.
                     _write_state(folder, {**state, "files": files})
                     shutil.rmtree(folder / OPTIMIZER_FOLDER)
             elif number in newest:
@@ -562,13 +553,13 @@ def weight_bytes(policy: Policy) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """What this user may still write where `path` is, or will be."""
+    """Free disk space for this user where `path` is, or will be."""
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     return shutil.disk_usage(existing).free
 
 
 def size_in_words(count: float) -> str:
-    """Bytes in the unit that people would use.
+    """Bytes in a readable unit.
 
     >>> size_in_words(3_210_000_000), size_in_words(48_300_000), size_in_words(2_500)
     ('3.2 GB', '48.3 MB', '2.5 kB')
@@ -580,7 +571,7 @@ def size_in_words(count: float) -> str:
 
 
 def require_room(path: Path, needed: float) -> None:
-    """Refuse to begin a write that cannot be finished.
+    """Refuse to start a write that cannot be finished.
 
     Args:
         path: where it will be written.
@@ -602,10 +593,10 @@ def require_room(path: Path, needed: float) -> None:
 def check_room_for_run(
     run: Path, policy: Policy, phases: Mapping[str, SFTConfig | GRPOConfig]
 ) -> None:
-    """Warn before training where the checkpoints of the run may not find room.
+    """Warn before training if the checkpoints of the run may not fit on the disk.
 
     Args:
-        run: the run folder; what already lies in it counts as room.
+        run: the run folder; what it already holds counts as room.
         policy: the model.
         phases: name -> settings of the phases that are still to be finished.
 
@@ -635,18 +626,18 @@ def check_room_for_run(
         )
 
 
-# `save_path`: what a run has trained, once more in a folder of its own, ready to be passed on
+# `save_path`: a copy of the trained model in a folder of its own, ready to be published
 
 
 def check_save_path(recipe: Recipe, run: Path) -> None:
-    """Refuse, before anything is trained, a folder that must not be replaced at the end.
+    """Refuse, before training, a folder that must not be replaced at the end.
 
     Args:
         recipe: names the folder.
         run: the run folder.
 
     Raises:
-        RunFolderError: it holds something else than an earlier export, or is part of the run.
+        RunFolderError: it holds anything but an earlier export, or is part of the run.
     """
     if recipe.save_path is None:
         return
@@ -677,17 +668,17 @@ def check_save_path(recipe: Recipe, run: Path) -> None:
 
 
 def export_to_save_path(recipe: Recipe, run: Path) -> str | None:
-    """Copy what the run has trained last to `save_path`, whole or not at all.
+    """Copy the last trained model of the run to `save_path`, completely or not at all.
 
-    The folder gets the adapter alone where there is one, else the weights; tokenizer, chat
-    template, generation config; and the recipe.
+    The folder gets the adapter alone if there is one, else the weights; tokenizer, chat template,
+    generation config; and the recipe.
 
     Args:
         recipe: names the folder; written into it.
         run: the run folder.
 
     Returns:
-        A line that says so; None where there is nothing to do.
+        A line that says so; None if there is nothing to do.
 
     Raises:
         RunFolderError: as `check_save_path`; the disk is full or not writable.

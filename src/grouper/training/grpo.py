@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -50,10 +49,10 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
 
     Args:
         run: recipe, problems, sampler, grader, rewards, folder and processes.
-        state: of the GRPO phase; moved on by one step.
+        state: of the GRPO phase; advanced by one step.
 
     Raises:
-        Interrupted: while sampling; nothing has been changed then.
+        Interrupted: while sampling; nothing has changed yet.
         RewardError: a reward function failed on too many groups of the step.
         ModelError: memory ran out and the step cannot be run again in smaller slices.
     """
@@ -80,7 +79,7 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
-    """Rollout groups that were drawn together, and what was spent on them."""
+    """Rollout groups that were drawn together, and the time spent on them."""
 
     groups: tuple[RolloutGroup, ...]
     """Those that take part in the step."""
@@ -89,10 +88,10 @@ class RolloutBatch:
     rounds: int = 0
     """Further draws of dynamic sampling."""
     position: int = 0
-    """Of the problem stream after them."""
+    """In the problem stream, after them."""
     sample_seconds: float
     grade_seconds: float
-    """Waiting for grades and rewards after the last completion came in."""
+    """Spent waiting for grades and rewards after the last completion."""
 
 
 def collect(
@@ -118,11 +117,11 @@ def collect(
         rewards: scores each finished group.
         params: how to draw.
         group_size: rollouts per item.
-        key: what the draws depend on beside (occurrence, problem id, sample index): run seed,
-            purpose and step.
-        seen: how often each problem has been drawn under this key; counted on.
-        notes: of the step: reward functions that fail; left out: they are forgotten.
-        processes: they share the requests out; rewards are given by rank 0 alone, which sees whole
+        key: the rest of each draw's address, before (occurrence, problem id, sample index): run
+            seed, purpose and step.
+        seen: how often each problem has been drawn under this key; updated.
+        notes: collects reward functions that fail; None: they are ignored.
+        processes: they split the requests; rewards are computed by rank 0 alone, which sees whole
             groups.
         progress: called with (completions drawn, completions in all).
     """
@@ -181,14 +180,14 @@ def collect(
 def dynamically(draw: Callable[[int], RolloutBatch], *, wanted: int, rounds: int) -> RolloutBatch:
     """Draw groups until `wanted` of them are mixed (DAPO, arXiv 2503.14476, section 3.2).
 
-    Only correctness counts: a group that differs in its format alone is replaced, too. The
-    groups kept are the whole step: its denominators count them and no others.
+    Only correctness counts: a group whose rewards differ by format alone is replaced as well. The
+    groups kept are the whole step: only they count in its denominators.
 
     Args:
-        draw: collects that many groups of problems not met in this step.
+        draw: collects a number of groups of problems not yet drawn in this step.
         wanted: groups of the step.
-        rounds: at most this many further draws; what is still missing then is filled with the
-            flat groups drawn first. 0: no dynamic sampling.
+        rounds: maximum number of further draws; what is still missing then is filled up with the
+            first flat groups. 0: no dynamic sampling.
     """
     drawn = [draw(wanted)]
     groups = [*drawn[0].groups]
@@ -208,7 +207,7 @@ def dynamically(draw: Callable[[int], RolloutBatch], *, wanted: int, rounds: int
 
 
 def _collect_step(run: Run, state: TrainState, notes: Notes) -> RolloutBatch:
-    """The rollouts of the step that comes next, problems outside the difficulty band left out."""
+    """The rollouts of the next step, without problems outside the difficulty band."""
     config, train, step = run.recipe.grpo, run.prepared.train, state.step
     sampler, position, seen = run.sampler(state.policy), state.position, Counter[str]()
     earlier = sampler.prefill_seconds
@@ -259,9 +258,9 @@ def _collect_step(run: Run, state: TrainState, notes: Notes) -> RolloutBatch:
 
 
 def shuffle_rewards(groups: Sequence[RolloutGroup], key: int) -> tuple[RolloutGroup, ...]:
-    """The control experiment: grades and rewards dealt out anew over all rollouts of the step.
+    """The control experiment: grades and rewards permuted over all rollouts of the step.
 
-    They are recorded as dealt, beside texts that they do not belong to.
+    They are recorded as permuted, with texts that they do not belong to.
     """
     everything = [rollout for group in groups for rollout in group.rollouts]
     order = np.random.default_rng(key).permutation(len(everything)).tolist()
@@ -280,12 +279,6 @@ def shuffle_rewards(groups: Sequence[RolloutGroup], key: int) -> tuple[RolloutGr
 # --- advantages, log-probs, weights --------------------------------------------------------------
 
 
-class _Scores(Protocol):
-    def current(self, batch: TrainBatch) -> tuple[Tensor, Tensor]: ...
-
-    def reference(self, batch: TrainBatch) -> Tensor: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
     """What rollout groups teach: advantages, and the batches of the optimizer steps."""
@@ -300,7 +293,7 @@ class Assembled:
 def assemble(
     groups: Sequence[RolloutGroup],
     config: GRPOConfig,
-    scores: _Scores,
+    scores: Scorer,
     *,
     max_new_tokens: int,
     orders: Sequence[Sequence[int] | None] = (None,),
@@ -312,10 +305,10 @@ def assemble(
     Args:
         groups: those that take part in the step.
         config: the algorithm.
-        scores: log-probs under the policy and the reference; asked only for what is needed.
+        scores: log-probs under the policy and the reference; only those needed are computed.
         max_new_tokens: divisor of the constant weighting where the recipe names none.
-        orders: one per pass: group numbers in the order in which they are dealt out to its
-            optimizer steps; None: as they are.
+        orders: one per pass: the order in which groups are assigned to its optimizer steps; None:
+            as they are.
     """
     rows = rollout_rows(groups, mask_truncated=config.overlong == "mask")
     tallies: dict[str, Tally] = {}
@@ -347,13 +340,13 @@ def advantages_of(
 ) -> tuple[tuple[float, ...], ...]:
     """Per group, the advantage of each scored rollout; rollouts without a reward are left out.
 
-    With `require_correct_in_group`, a group without one correct answer gets zeros: nothing is
-    learned from who was wrong in the nicer format.
+    With `require_correct_in_group`, a group without a correct answer gets zeros: nothing is learned
+    from wrong answers in a nicer format.
 
     Args:
         groups: all groups of a rollout batch.
         config: names the advantage.
-        penalties: taken off the total of each scored rollout, in order (a KL in the reward).
+        penalties: subtracted from the total of each scored rollout, in order (a KL in the reward).
     """
     scored = [r for group in groups for r in group.scored]
     if not scored:
@@ -382,10 +375,10 @@ def advantages_of(
     return tuple(found)
 
 
-def _scored(rows: TrainBatch, index: Tensor, config: GRPOConfig, scores: _Scores) -> TrainBatch:
+def _scored(rows: TrainBatch, index: Tensor, config: GRPOConfig, scores: Scorer) -> TrainBatch:
     """The rows with old and reference log-probs and the token selection of those at `index`.
 
-    The log-probs of the others are never looked at: they have no gradient.
+    The log-probs of the other rows are not needed: they have no gradient.
     """
     if not index.numel():
         return rows
@@ -458,7 +451,7 @@ def _steps_of_pass(
 
 
 def _orders(run: Run, state: TrainState, groups: int) -> list[list[int] | None]:
-    """Per pass, how groups are dealt out to its optimizer steps: each pass in its own order."""
+    """Per pass, the order in which groups are assigned to its optimizer steps."""
     config = run.recipe.grpo
     if not config.several_updates:
         return [None]
@@ -473,7 +466,7 @@ def _orders(run: Run, state: TrainState, groups: int) -> list[list[int] | None]:
 
 
 def _advance(state: TrainState, rollouts: RolloutBatch) -> None:
-    """Move the state on; until here the step has changed nothing but weights and optimizer."""
+    """Advance the state; so far the step has changed nothing but weights and optimizer."""
     epoch = state.stream.epoch(state.position)
     state.step += 1
     state.position = rollouts.position
@@ -485,7 +478,7 @@ def _advance(state: TrainState, rollouts: RolloutBatch) -> None:
 def _record(
     run: Run, state: TrainState, rollouts: RolloutBatch, advantages: Sequence[Sequence[float]]
 ) -> None:
-    """Every rollout that was drawn; what took no part in the step has no advantage."""
+    """Write every rollout drawn; those that took no part in the step have no advantage."""
     flat: list[float | None] = []
     for group, values in zip(rollouts.groups, advantages, strict=True):
         scored = iter(values)
@@ -522,7 +515,7 @@ def _report(
         ids = [problem.id for problem, _ in run.prepared.train]
         left_out = state.difficulty.left_out(ids, state.stream.epoch(state.position))
         tallies["problems/left_out"] = Tally.of([left_out])
-    # What makes a run unrepeatable is written down: a grader that ran out of time or died.
+    # What makes a run irreproducible is recorded: a grader that timed out or crashed.
     broken = [
         f"nondeterministic_event: grader {r.grade.verdict.value} on {group.problem.id}"
         for group in rollouts.groups

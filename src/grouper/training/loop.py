@@ -1,4 +1,4 @@
-"""When things happen: steps, evaluations, checkpoints. What a step does is the phase's business."""
+"""The loop of a phase: when steps, evaluations and checkpoints happen, not what a step does."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from grouper.types import StepReport
 
 log = logging.getLogger(__name__)
 
-# Updates in a row that are not finite and skipped before the run stops.
+# Skipped updates in a row (something was not finite) before the run stops.
 MOST_SKIPPED = 3
 
-# What a hook may ask for: measure the policy, save a checkpoint, end the phase.
+# What a hook may request: measure the policy, save a checkpoint, end the phase.
 WORDS = ("evaluate", "save", "stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a hook asks for after a step; the same on every process."""
+    """What a hook requests after a step; the same on every process."""
 
     asks: Mapping[str, str] = field(default_factory=dict)
-    """Some of `WORDS`, and the name of the hook."""
+    """Some of `WORDS` -> the name of the hook."""
     events: tuple[str, ...] = ()
-    """Texts for the step's metrics, which are also warnings."""
+    """Texts for the step's metrics, also logged as warnings."""
     error: GrouperError | None = None
-    """Ends the run at once: nothing of the step is saved but its metrics."""
+    """Ends the run at once: only the metrics of the step are saved."""
 
 
 class Hook:
-    """What is called around the steps of a phase, on every process, in the order of the hooks."""
+    """Called around the steps of a phase, on every process, in the order of the hooks."""
 
     def phase_begins(self, run: Run, state: TrainState) -> None:
-        """Before the first step, also of a phase that is resumed."""
+        """Before the first step, also when a phase is resumed."""
 
     def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
         """After each step, before its metrics are written."""
@@ -60,17 +60,17 @@ def run_phase(
 ) -> None:
     """Run a phase from `state.step` to its end, with hooks around it.
 
-    What is due at a step is done when the loop arrives there and looks whether it has been done:
-    a run that was killed in the middle of an evaluation makes it up when it resumes.
+    What is due at a step is done on arrival there, unless it has been done already: a run that was
+    killed in the middle of an evaluation catches up when it resumes.
 
     Args:
         run: the open run.
-        state: where the phase is; moved on by every step.
+        state: of the phase; advanced by every step.
         step: takes one step, `grpo_step` or `sft_step`.
         hooks: called around the steps.
 
     Raises:
-        GrouperError: what a hook raises or asks to end the run with.
+        GrouperError: what a hook raises or returns as `error`.
         Interrupted: on Ctrl-C, SIGTERM or SIGHUP, after saving a checkpoint.
         ModelError: a log-prob, the loss or its gradient was not finite several times in a row.
         RunFolderError: the metrics, or the checkpoint after an interrupt, cannot be written.
@@ -78,7 +78,7 @@ def run_phase(
     for hook in hooks:
         hook.phase_begins(run, state)
     saves = _Saves(run, state)
-    tidy(run, state)  # a kill may have come in between
+    tidy(run, state)  # a kill may have come before it
     with run.display.track(f"training {state.phase}", state.total) as task:
         try:
             while True:
@@ -104,7 +104,7 @@ def _take_step(
     hooks: Sequence[Hook],
     events: tuple[str, ...],
 ) -> None:
-    """Take one step, hear the hooks, and record it with the events before it."""
+    """Take one step, call the hooks, and record it with the events before it."""
     report = step(run, state)
     asked = [hook.after_step(run, state, report) for hook in hooks]
     state.asked = {word: who for one in asked for word, who in one.asks.items()}
@@ -121,7 +121,7 @@ def _take_step(
 
 
 def _evaluate_if_due(run: Run, state: TrainState) -> bool:
-    """Measure the policy on the validation problems; whether it is better than ever before."""
+    """Measure the policy on the validation problems if due; whether it is the best so far."""
     step, config = state.step, state.config(run.recipe)
     total = step if state.asked.get("stop") else state.total
     due = evaluation_is_due(config, step, total=total, epoch_ended=state.epoch_ended)
@@ -135,7 +135,7 @@ def _evaluate_if_due(run: Run, state: TrainState) -> bool:
 
 
 def _has_ended(run: Run, state: TrainState) -> bool:
-    """Whether all steps are done, or a hook has asked for the end."""
+    """Whether all steps are done, or a hook has requested the end."""
     if state.step >= state.total:
         return True
     who = state.asked.get("stop")
@@ -150,16 +150,15 @@ class _Saves:
 
     def __init__(self, run: Run, state: TrainState) -> None:
         self._run, self._state = run, state
-        # The step of the last checkpoint to go on from, and when it was; the beginning needs none.
+        # Step and time of the last resumable checkpoint; the first step needs none.
         self._saved, self._since = state.step, time.monotonic()
         self._events: list[str] = []
 
     def at_this_step(self, *, better: bool, last: bool) -> None:
-        """Save what is due; what fails is reported, and tried again when the next one is due.
+        """Save what is due; a failure is reported, and retried when the next checkpoint is due.
 
-        After the last step of a phase, too: a finished run can be prolonged. The policy with the
-        best evaluation so far is also saved, though without what training would need to go on
-        from it.
+        Also after the last step of a phase, so that a finished run can be extended. The policy with
+        the best evaluation so far is saved as well, without the optimizer state.
         """
         state = self._state
         due = state.step != self._saved and (last or self._is_due())
@@ -183,18 +182,18 @@ class _Saves:
         )
 
     def before_leaving(self) -> None:
-        """Save where the run is stopped, if that is not on disk already."""
+        """Save the step at which the run is stopped, if it is not on disk already."""
         if self._state.step != self._saved:
             self._save(resumable=True)
 
     def take_events(self) -> tuple[str, ...]:
-        """What has failed since the last step."""
+        """Failures since the last step."""
         events, self._events = tuple(self._events), []
         return events
 
     def _save(self, *, resumable: bool) -> None:
         run, state = self._run, self._state
-        # The one that the run has just resumed from is never replaced by weights alone.
+        # The checkpoint that the run resumed from is never replaced by weights alone.
         if resumable or state.step != self._saved:
             tokenizer, mark = run.prepared.tokenizer, run.hash
             save_checkpoint(run.path, state, tokenizer, recipe_hash=mark, resumable=resumable)
@@ -204,13 +203,13 @@ class _Saves:
 
 
 def tidy(run: Run, state: TrainState) -> None:
-    """Remove the checkpoints of a phase that are no longer wanted."""
+    """Remove the checkpoints of a phase that are no longer needed."""
     folder, keep = run.path / state.phase, state.config(run.recipe).keep_checkpoints
     run.processes.on_rank0(lambda: rotate(folder, step=state.step, keep=keep, best=state.best))
 
 
 def _stop_broken(run: Run, state: TrainState) -> None:
-    """Keep the evidence of updates that were not finite, and raise."""
+    """Save the evidence of updates that were not finite, and raise."""
     what = f"nothing finite came out of {state.skipped} updates in a row"
     folder, left = run.processes.on_rank0(
         lambda: (
@@ -233,18 +232,18 @@ def _stop_broken(run: Run, state: TrainState) -> None:
 
 
 def _what_is_left(phase: Path, step: int) -> str:
-    """Which checkpoint a broken phase can go on from, in words."""
+    """Which checkpoint a broken phase can continue from, in words."""
     good = last_good(phase, step)
     if good is None:
         return f"No checkpoint of {phase.name} has been saved: it starts again."
     return f"{good[1]} is from before: go on from it with --resume --allow-changes."
 
 
-# --- functions of the user's ---------------------------------------------------------------------
+# --- hooks of users ---------------------------------------------------------------------
 
 
 class UserHook(Hook):
-    """Calls a function with the report of each step, on rank 0; every process hears the answer.
+    """Calls a user's function with the report of each step, on rank 0, for all processes.
 
     Args:
         name: `path/to/file.py:function`. It returns None, one of `WORDS`, or several of them.
@@ -262,9 +261,9 @@ class UserHook(Hook):
         return run.processes.on_rank0(lambda: self._answer(run, report))
 
     def _answer(self, run: Run, report: StepReport) -> Asked:
-        """What the function asks for. What it raises is an event, and the run goes on."""
+        """What the function requests. An exception becomes an event, and the run continues."""
         try:
-            # A copy: what it changes in its metrics is in no record.
+            # A copy: changes to its metrics must not reach the record.
             returned = self._function(replace(report, tallies={**report.tallies}))
             several = isinstance(returned, list | tuple | set | frozenset)
             words = list(returned) if several else [returned]

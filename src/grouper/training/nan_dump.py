@@ -1,4 +1,4 @@
-"""Keeping the evidence of a step whose numbers are not finite."""
+"""The evidence of a step whose numbers are not finite."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Go on from the last checkpoint with other settings: `grouper run ... --resume --
 def write_nan_dump(
     run: Path, name: str, batch: TrainBatch | None, tokenizer: Any, *, what: str
 ) -> Path:
-    """Keep what is needed to understand a stop: `<run>/incident/<name>/`.
+    """Save what is needed to understand a stop: `<run>/incident/<name>/`.
 
     Args:
-        run: the run folder, the metrics of the step among its record.
+        run: the run folder, with the metrics of the step already written.
         name: `<phase>-<step>`, the step in six digits.
         batch: the step that was skipped.
         tokenizer: to write the rows as text.

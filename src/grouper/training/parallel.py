@@ -1,7 +1,7 @@
-"""Several processes: how they meet, and the policy as each of them holds it.
+"""Several processes: how they connect, and the policy as each of them holds it.
 
-Every process runs forward and backward over its own slices of a step; then gradients are summed,
-never averaged: the weights of a batch are those of the whole step.
+Every process runs forward and backward over its own slices of a step. Gradients are then summed,
+not averaged, because the token weights of a batch are those of the whole step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TorchProcessGroup:
         return values
 
     def on_rank0(self, work: Callable[[], Value]) -> Value:
-        if self._alone:  # the others wait for the work that this is a part of
+        if self._alone:  # nested in other work, whose result the other processes are waiting for
             return work()
         box: list[Any] = [None, None]  # what it returns, and what it raises
         if self.rank == 0:
@@ -58,7 +58,7 @@ class TorchProcessGroup:
                 box[1] = error
             finally:
                 self._alone = False
-        # What the user can put right is raised by all, so that none is left waiting for a word.
+        # User errors are raised on every process, so that none is left waiting.
         dist.broadcast_object_list(box, src=0)
         result: Value
         result, problem = box
@@ -68,9 +68,9 @@ class TorchProcessGroup:
 
 
 def join_processes() -> ProcessGroup:
-    """Meet the other processes that torchrun started, or work alone where it did not.
+    """Connect to the other processes that torchrun started, if it did.
 
-    One process waits for another for half an hour before it gives up.
+    A process waits half an hour for another before it gives up.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         return SingleProcess()
@@ -87,12 +87,12 @@ _LEFT: list[Any] = []
 
 
 def leave_processes(*held: object) -> None:
-    """End the process group, if this process is in one.
+    """Leave the process group, if this process is in one.
 
     Args:
-        held: what has used the group (a replica). It is kept alive until the process ends: the
-            group's destructor waits for its threads while it holds Python's lock, and one of
-            them may be waiting for that lock.
+        held: what has used the group (a replica). It is kept alive until the process exits: the
+            group's destructor waits for its threads while holding the GIL, and one of them may be
+            waiting for the GIL.
     """
     if dist.is_available() and dist.is_initialized():
         _LEFT.extend((*held, dist.group.WORLD))
@@ -116,10 +116,10 @@ class Slice:
 
 
 class ParallelPolicy:
-    """The policy as one process runs it, which holds all weights; alone, or like every other one.
+    """The policy on a process that holds all weights; there may be other such processes.
 
     Args:
-        policy: loaded with equal weights on every process.
+        policy: loaded with the same weights on every process.
         processes: the processes that hold it.
     """
 
@@ -131,14 +131,14 @@ class ParallelPolicy:
         self.processes = processes or SingleProcess()
 
     def slices(self, batch: TrainBatch, budget: int) -> Iterator[Slice]:
-        """This process's slices of a step, one after the other.
+        """This process's slices of a step, in order.
 
         Split weights need equally many forwards on every process: there, one that has fewer runs a
         stand-in without weight, whose gradient is zero and whose tallies are not to be counted.
 
         Args:
             batch: the step.
-            budget: tokens in one slice; fewer where every process is to get a part of the step.
+            budget: tokens in one slice; fewer if the step would not reach every process.
         """
         rank, size = self.processes.rank, self.processes.size
         tokens = int(batch.prompt_lengths.sum() + batch.completion_lengths.sum())
@@ -154,12 +154,12 @@ class ParallelPolicy:
             yield Slice(number=len(parts) + rank, batch=blank, own=False, last=True)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of a slice's loss to what this process has."""
+        """Add the gradient of a slice's loss to this process's gradients."""
         del last
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def sum_gradients(self) -> None:
-        """Add up the gradients of all processes, once each has run its slices of a step."""
+        """Sum the gradients of all processes, after each has run its slices of a step."""
         for parameter in self.policy.trainable().values() if self.processes.size > 1 else ():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -176,23 +176,23 @@ class ParallelPolicy:
         return self.policy.logprobs_with(weights, batch)
 
     def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Whole trainable weights, as this process holds its own."""
+        """Whole trainable weights, split as this process's own are."""
         return weights
 
     def whole_weights(self) -> dict[str, Tensor] | None:
-        """All weights in one piece for saving, or None where the model has them so itself."""
+        """All weights unsharded for saving, or None if the model holds them unsharded."""
         return None
 
     def clip_grad_norm(self, bound: float) -> float:
-        """Scale the whole gradient down to a 2-norm of at most `bound`; returns what it was."""
+        """Scale the whole gradient down to a 2-norm of at most `bound`; returns its norm before."""
         norm = nn.utils.clip_grad_norm_(self.policy.trainable().values(), bound)
         return float(whole(norm))
 
 
 class FullySharded(ParallelPolicy):
-    """Every process holds a share of each weight: PyTorch's FSDP2.
+    """Every process holds a shard of each weight: PyTorch's FSDP2.
 
-    Parameters, gradients and optimizer state are DTensors from here on.
+    Parameters, gradients and optimizer state are DTensors from now on.
     """
 
     split = True
@@ -207,22 +207,22 @@ class FullySharded(ParallelPolicy):
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self._sharded.set_requires_gradient_sync(last)
-        # The engine averages over processes; the gradient of a step is a sum.
+        # FSDP averages over processes; the gradient of a step is a sum.
         super().backward(loss * self.processes.size, last=last)
 
     def sum_gradients(self) -> None:
-        """Nothing: the last backward has done it."""
+        """Do nothing: FSDP has done it in the last backward."""
 
     @torch.no_grad()
     def score(self, batch: TrainBatch) -> TokenOutputs:
         outputs = super().score(batch)
-        # The root keeps what it gathered until a backward that does not come here.
+        # The root keeps what it gathered until a backward, and there is none here.
         self._sharded.reshard()
         return outputs
 
     @torch.no_grad()
     def reference_logprobs(self, weights: dict[str, Tensor], batch: TrainBatch) -> Tensor:
-        # The engine gathers what its parameters hold, so the values go there and exactly back.
+        # FSDP gathers what its parameters hold, so the values are put there and restored exactly.
         own = self.policy.snapshot()
         parameters = self.policy.trainable()
         for name, parameter in parameters.items():
@@ -239,7 +239,7 @@ class FullySharded(ParallelPolicy):
 
     @torch.no_grad()
     def whole_weights(self) -> dict[str, Tensor] | None:
-        # Every process takes part in gathering; only the first one keeps the result.
+        # Every process takes part in gathering; only rank 0 keeps the result.
         weights = {}
         for name, parameter in self.policy.model.named_parameters():
             value = whole(parameter.detach())
@@ -249,12 +249,12 @@ class FullySharded(ParallelPolicy):
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A weight, gradient or moment in one piece; every process takes part."""
+    """An unsharded weight, gradient or moment; every process takes part."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def split_as(value: Tensor, parameter: Any) -> Tensor:
-    """A tensor of a parameter's shape in one piece, as that parameter is held here."""
+    """An unsharded tensor of a parameter's shape, sharded like that parameter."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
     return distribute_tensor(
@@ -269,9 +269,9 @@ def make_parallel(policy: Policy, processes: ProcessGroup, parallel: str) -> Par
     """The policy as this group of processes runs it.
 
     Args:
-        policy: loaded with equal weights on every process.
+        policy: loaded with the same weights on every process.
         processes: the processes.
-        parallel: `ddp` or `fsdp`; of no meaning to a single process.
+        parallel: `ddp` or `fsdp`; ignored for a single process.
     """
     kind = FullySharded if parallel == "fsdp" and processes.size > 1 else ParallelPolicy
     return kind(policy, processes)

@@ -1,6 +1,6 @@
-"""A whole run: base -> SFT -> GRPO, measured at each stop on the same problems.
+"""A whole run: base -> SFT -> GRPO, measured after each on the same problems.
 
-How a phase begins is here, too: at its first step, or where its last checkpoint is.
+Also how a phase starts: at its first step, or at its last checkpoint.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RunResult:
 
     path: Path
     results: tuple[EvaluationResult, ...]
-    """Test results in order: base, SFT, GRPO, as far as they were made."""
+    """Test results in the order base, SFT, GRPO, as far as there are any."""
     comparison: Comparison | None
     """None with fewer than two of them."""
 
@@ -65,7 +65,7 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
         hooks: called around the steps of each phase; `api.train` puts the usual ones together.
 
     Raises:
-        GrouperError: see the phases. Everything finished before stays and `--resume` goes on.
+        GrouperError: see the phases. What was finished before is kept, and `--resume` continues.
     """
     prefer_expandable_segments()
     recipe, on_rank0 = run.recipe, run.processes.on_rank0
@@ -78,7 +78,7 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
         policy = _phase(run, "sft", policy, hooks)
     if not recipe.skip_grpo:
         if recipe.grpo.start_from is not None:
-            # What SFT left goes before another model comes, not after.
+            # The SFT model is released before another one is loaded.
             policy = None
             run.forget_policy()
         _phase(run, "grpo", policy, hooks)
@@ -93,14 +93,14 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
 
 
 def _measure(run: Run, policy: Policy, name: str, step: int) -> None:
-    """Measure on the test problems, unless that has been done with the model of this step."""
+    """Measure on the test problems, unless the model of this step has been measured."""
     before = run.folder.read_evaluation(name)
     if run.prepared.test and (before is None or before.step != step):
         run.evaluate(policy, phase=name, step=step, split="test")
 
 
 def _phase(run: Run, name: str, policy: Policy | None, hooks: Sequence[Hook]) -> Policy | None:
-    """Run and measure a phase as far as that is not done; returns its policy if it is loaded."""
+    """Run and measure what is left of a phase; returns its policy if that is loaded."""
     final = run.path / name / "final"
     if phase_is_finished(run, name):
         if run.folder.read_evaluation(name) is not None or not run.prepared.test:
@@ -114,7 +114,7 @@ def _phase(run: Run, name: str, policy: Policy | None, hooks: Sequence[Hook]) ->
             left["grpo"] = recipe.grpo
         run.processes.on_rank0(lambda: check_room_for_run(run.path, state.policy, left))
         run_phase(run, state, {"sft": sft_step, "grpo": grpo_step}[name], hooks)
-        # First: whoever finds the final folder looks at nothing else of the phase any more.
+        # First: once the final folder exists, nothing else of the phase is looked at.
         tidy(run, state)
         tokenizer = run.prepared.tokenizer
         save_checkpoint(run.path, state, tokenizer, recipe_hash=run.hash, final=True)
@@ -123,21 +123,21 @@ def _phase(run: Run, name: str, policy: Policy | None, hooks: Sequence[Hook]) ->
     return policy
 
 
-# --- how a phase begins --------------------------------------------------------------------------
+# --- how a phase starts --------------------------------------------------------------------------
 
 
 def begin(run: Run, phase: str, policy: Policy | None) -> TrainState:
-    """A phase where its last checkpoint is, or at its first step.
+    """The state of a phase at its last checkpoint, or at its first step.
 
     Args:
         run: the open run.
         phase: `sft` or `grpo`.
-        policy: what the phase before, or the measurement of the base, has left in memory, if
-            anything.
+        policy: the model that the previous phase, or the evaluation of the base, left in memory,
+            if any.
 
     Raises:
-        CheckpointError: there are only damaged ones, or the last one does not fit the recipe.
-        RunFolderError: SFT would come after the GRPO of this run.
+        CheckpointError: all are damaged, or the last one does not fit the recipe.
+        RunFolderError: SFT would run after the GRPO of this run.
         ModelError: what the phase starts from cannot be loaded.
     """
     if phase == "sft":
@@ -150,7 +150,7 @@ def begin(run: Run, phase: str, policy: Policy | None) -> TrainState:
     start, path = _starting_policy(run, phase, policy)
     reference = start.snapshot() if has_reference else None
     if state is None:
-        # Of the record, what lies before this phase stays; nothing does before SFT but the base.
+        # The record of earlier phases is kept: before SFT there is only the base.
         run.folder.truncate_to("base" if phase == "sft" else phase, 0)
         run.folder.changes_begin_at(phase, 0)
         state = fresh_state(run, phase, start, path)
@@ -176,7 +176,7 @@ def _lengths(run: Run, phase: str) -> tuple[int, int]:
 
 
 def _refuse_sft_after_grpo(run: Run) -> None:
-    """A run whose GRPO went without SFT cannot be given an SFT afterwards."""
+    """Refuse SFT if the GRPO of this run has started without it."""
     begun = sorted((run.path / "grpo").glob("*/" + STATE_FILE))
     if not begun:
         return
@@ -196,8 +196,10 @@ def _refuse_sft_after_grpo(run: Run) -> None:
 
 
 def _starting_policy(run: Run, phase: str, policy: Policy | None) -> tuple[Policy, str]:
-    """What a phase starts from, and its folder. SFT starts from the base; GRPO from the model of
-    the recipe, else from what SFT left, else from the base.
+    """The model that a phase starts from, and its folder.
+
+    SFT starts from the base; GRPO from `grpo.start_from`, else from the result of SFT, else from
+    the base.
     """
     recipe, path, why = run.recipe, run.base_path, ""
     if phase == "grpo":
@@ -206,7 +208,7 @@ def _starting_policy(run: Run, phase: str, policy: Policy | None) -> tuple[Polic
         if recipe.grpo.start_from is not None:
             path = why = recipe.grpo.start_from
             policy = None
-        # What this run has just trained or looked through needs no second look.
+        # What this run has just trained or verified is not loaded again.
         elif not recipe.skip_sft or phase_is_finished(run, "sft"):
             path = why = sft
             policy = None if recipe.skip_sft else policy
@@ -220,14 +222,14 @@ def fresh_state(run: Run, phase: str, policy: Policy, path: str) -> TrainState:
     Args:
         run: the open run.
         phase: `sft` or `grpo`.
-        policy: what it starts with.
-        path: the model folder that was loaded from.
+        policy: the model it starts with.
+        path: the folder of that model.
     """
     config = run.recipe.sft if phase == "sft" else run.recipe.grpo
     band = run.recipe.grpo.difficulty if phase == "grpo" else None
     size, total = _lengths(run, phase)
     replica = run.replica(policy)
-    # After the replica: it may have put other parameters in the place of the policy's.
+    # After the replica, which may have replaced the policy's parameters.
     optimizer = make_optimizer(policy, config.optimizer)
     return TrainState(
         phase=phase,
@@ -243,7 +245,7 @@ def fresh_state(run: Run, phase: str, policy: Policy, path: str) -> TrainState:
 
 
 def _resumed_state(run: Run, phase: str) -> TrainState | None:
-    """The state of the newest whole checkpoint, everything after it cut off; None without one."""
+    """The state at the newest intact checkpoint, with later records removed; None without one."""
     hashes = run.folder.recipe_hashes()
     found = run.processes.on_rank0(lambda: latest_checkpoint(run.path, phase, recipe_hashes=hashes))
     if found is None:
@@ -258,7 +260,7 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
         log.warning("The optimizer starts anew, since the recipe changed: %s", error.what)
         state.optimizer = make_optimizer(state.policy, state.config(run.recipe).optimizer)
     state.restore(saved)
-    # What a hook asked for goes with it.
+    # The requests of a hook are dropped with it.
     state.asked = {word: who for word, who in state.asked.items() if who in run.recipe.hooks}
     run.folder.truncate_to(phase, state.step)
     _warn_of_holes(run, phase, state.step)
@@ -276,7 +278,7 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
 
 
 def _warn_of_holes(run: Run, phase: str, step: int) -> None:
-    """Warn of what was lost from the record of the steps that are not done again."""
+    """Warn of gaps in the record of the steps that are not run again."""
     steps, sft = {phase: step}, run.path / "sft" / "final"
     if phase == "grpo" and is_complete(sft):
         steps = {"sft": int(read_state(sft)["step"]), **steps}
@@ -299,14 +301,14 @@ def banner_lines(
     threads: int,
     processes: int,
 ) -> Iterator[str]:
-    """What a run that goes on says of itself; what makes it differ is also a warning.
+    """What a resumed run prints about itself; what makes it differ is also a warning.
 
     Args:
         info: `run.json`, which lists all changes ever allowed.
         changes: in recipe, data and code, allowed by the user for this resume.
-        versions: of the packages and kernels now.
-        threads: CPU threads now.
-        processes: of the run now.
+        versions: current versions of packages and kernels.
+        threads: current CPU threads.
+        processes: current number of processes.
     """
     if changes:
         yield f"  recipe: changed, as allowed: {describe_changes(changes, limit=50)}"

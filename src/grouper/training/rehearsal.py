@@ -1,8 +1,8 @@
 """A rehearsal: the largest slice of a phase is run once before its first step.
 
-What does not fit then is known in the first minute, and slices are made smaller (see `update`)
-before anything depends on it. The gradient is thrown away; weights, optimizer and random numbers
-are as before.
+What does not fit is known within the first minute, and slices are made smaller (see `update`)
+before anything depends on them. The gradient is discarded; weights, optimizer and random numbers
+are unchanged.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from grouper.training.update import accumulate_gradient, rehearsal_objective
 
 
 class Rehearsal(Hook):
-    """Tries the largest slice of a phase, on a GPU."""
+    """Runs the largest slice of a phase once, on a GPU."""
 
-    # Host memory runs out by swapping and killing: a rehearsal could not catch it.
+    # A host that runs out of memory swaps and kills processes: a rehearsal could not catch that.
     devices: tuple[str, ...] = ("cuda", "mps")
 
     def phase_begins(self, run: Run, state: TrainState) -> None:
@@ -38,7 +38,7 @@ class Rehearsal(Hook):
         budget = config.tokens_per_micro_batch
         bonus = config.entropy_bonus if isinstance(config, GRPOConfig) else 0.0
         started = time.perf_counter()
-        # The optimizer's states appear with the first step: their room is kept free meanwhile.
+        # The optimizer state appears with the first step: its memory is reserved meanwhile.
         there = any(part.state for part in state.optimizer.parts)
         size = 0 if there else state_bytes(config.optimizer, policy)
         held = torch.empty(size, dtype=torch.uint8, device=policy.device)
@@ -74,7 +74,7 @@ def _longest(run: Run, phase: str) -> tuple[int, int]:
 def worst_slices(
     config: SFTConfig | GRPOConfig, prompt: int, completion: int
 ) -> list[tuple[Rows, int]]:
-    """The kinds of rows that may be worst, and how many of them one optimizer step has.
+    """The kinds of rows that may need the most memory, and how many one optimizer step has.
 
     Args:
         config: of the phase.

@@ -1,4 +1,4 @@
-"""A run: what was prepared, with a folder, processes, a sampler, and someone watching."""
+"""A run: what was prepared, with a folder, processes, a sampler and a watchdog."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class Run:
         display: where progress goes; standard error by default.
         resume: continue the run in the folder.
         overwrite: delete the run in the folder first.
-        allow_changes: continue it although its recipe, data or code changed.
+        allow_changes: continue it even if its recipe, data or code changed.
 
     Raises:
-        GrouperError: anything the user can put right, before any model is loaded.
+        GrouperError: anything the user can correct, before any model is loaded.
     """
 
     def __init__(
@@ -97,7 +97,9 @@ class Run:
         )
         try:
             self._prepare(recipe, sets)
-        except BaseException:  # Ctrl-C, too, must leave no process, no lock and no half a folder
+        except (
+            BaseException
+        ):  # even Ctrl-C must not leave processes, a lock or an unfinished folder
             if hasattr(self, "prepared"):
                 self.prepared.close()
             self.folder.close()
@@ -105,7 +107,7 @@ class Run:
             raise
 
     def _discard(self) -> None:
-        """Remove a folder that this run has made, so that the next try finds no other recipe."""
+        """Remove a folder that this run has created: the next attempt finds no old recipe."""
         setup_logging(None, console=self.display.console)
         self.folder.discard()
 
@@ -114,9 +116,9 @@ class Run:
         return bool(self.folder.read_evaluations() or self.folder.read_metrics())
 
     def _prepare(self, recipe: Recipe, sets: ProblemSets) -> None:
-        """Everything that a run needs and that can still refuse it."""
+        """Prepare everything a run needs; any of it may still refuse the run."""
         display = self.display
-        # The other processes would say the same again.
+        # The other processes would print the same.
         talks = self.processes.rank == 0
         setup_logging(self.path if talks else None, console=display.console if talks else None)
         for text in quarantine_lines(sets):
@@ -163,20 +165,20 @@ class Run:
             return self.prepared.load(path)
 
     def sampler(self, policy: Policy) -> NativeSampler:
-        """The sampler over a policy's weights: one for each policy, and one copy at most."""
+        """The sampler over a policy's weights: one per policy, with at most one copy of them."""
         if self._sampler is None or self._sampler[0] is not policy:
             self._forget_sampler()
             self._sampler = (policy, self.prepared.sampler(policy))
         return self._sampler[1]
 
     def _forget_sampler(self) -> None:
-        """Give back its copy of the weights, and what it holds between calls."""
+        """Release its copy of the weights, and what it holds between calls."""
         if self._sampler is not None:
             self._sampler[1].release()
         self._sampler = None
 
     def _base(self, recipe: Recipe, sets: ProblemSets) -> str:
-        """The model before training, whose tokenizer the whole run uses; a new one is made once."""
+        """The model before training, whose tokenizer the run uses; a new one is created once."""
         named = named_base(recipe)
         if named is not None:
             return named
@@ -189,7 +191,7 @@ class Run:
         return str(target)
 
     def _check_start(self, path: str) -> None:
-        """The model GRPO starts from reads this run's tokens. Raises `ModelError`."""
+        """Check that the model GRPO starts from has this run's tokenizer. Raises `ModelError`."""
         revision = self.recipe.model.revision if self.base_path == self.recipe.model.path else None
         ours = load_tokenizer(self.base_path, revision=revision)
         if load_tokenizer(path).get_vocab() != ours.get_vocab():
@@ -204,14 +206,14 @@ class Run:
         """The policy as this process trains it; the same one for the same policy."""
         if self._replica is None or self._replica.policy is not policy:
             if self.processes.size > 1 and self.recipe.parallel == "fsdp":
-                # The sampler's copy is made while the weights are still in one piece.
+                # The sampler's copy is made while the weights are still unsharded.
                 self._forget_sampler()  # not two copies at a time
                 self._sampler = (policy, self.prepared.sampler(policy, copy_now=True))
             self._replica = make_parallel(policy, self.processes, self.recipe.parallel)
         return self._replica
 
     def forget_policy(self) -> None:
-        """Let go of the policy that was trained last, and of the sampler's copy of it."""
+        """Release the policy that was trained last, and the sampler's copy of it."""
         self._forget_sampler()
         self._replica = None
         if torch.cuda.is_available():
@@ -238,7 +240,7 @@ class Run:
                 card=self._loss_card(policy, phase, split),
                 processes=self.processes,
             )
-        # What an evaluation needed of the cache may be far more than what steps do.
+        # An evaluation may need far more cache than a training step.
         self.sampler(policy).release()
         line = metrics_line(result)
         if line is not None:
@@ -247,7 +249,7 @@ class Run:
         return result
 
     def _loss_card(self, policy: Policy, phase: str, split: str) -> dict[str, Any]:
-        """The loss on held-out demonstrations, which SFT is also measured by."""
+        """The loss on held-out demonstrations, another measure of SFT."""
         held_out = self.prepared.validation_demonstrations
         if (phase, split) != ("sft", "validation") or not held_out:
             return {}
@@ -257,11 +259,11 @@ class Run:
         return {"loss": loss.mean, "loss_tokens": loss.count}
 
     def raise_if_stopped(self, what: str = "", *, together: bool = False) -> None:
-        """Leave a long part early once the user has asked to stop; tell the watchdog of life.
+        """Raise `Interrupted` once the user has asked to stop; also feeds the watchdog.
 
         Args:
-            what: is being done.
-            together: all processes have arrived here. Elsewhere each is at a place of its own, and
+            what: what is being done.
+            together: whether all processes are here. Elsewhere each is at a different point, and
                 none may leave the others waiting.
         """
         stop = self._stop_requested
@@ -307,31 +309,31 @@ class Run:
         if isinstance(raised[1], PreflightError) and not self.has_begun():
             self._discard()
         if not any(raised):
-            # After an error the others may never come here, and must not be waited for.
+            # After an error the other processes may never get here, and must not be waited for.
             leave_processes(self._replica)
 
 
 def _needs_start(recipe: Recipe, run: Path) -> bool:
-    """Whether the run will load `grpo.start_from`: GRPO has not begun, or measures its KL."""
+    """Whether the run will load `grpo.start_from`: GRPO has not started, or measures its KL."""
     begun = any((run / "grpo").glob(f"*/{STATE_FILE}"))
     wanted = recipe.grpo.start_from is not None and not recipe.skip_grpo
     return wanted and (not begun or recipe.grpo.beta > 0)
 
 
 def check_models(recipe: Recipe, run: Path, *, resume: bool) -> list[str]:
-    """Look, before anything is trained or measured, at the models that a run will load.
+    """Check, before training or measuring, the models that a run will load.
 
     Args:
         recipe: names them.
         run: the run folder.
-        resume: the run that is there is continued.
+        resume: an existing run is continued.
 
     Returns:
-        The Hub names among them that are not on this machine yet: of these nothing is known.
+        Hub names that are not on this machine yet, which cannot be checked.
 
     Raises:
-        ModelError: one is not there, is an adapter of another base model, or lacks the layers that
-            LoRA is to be put on.
+        ModelError: one does not exist, is an adapter of another base model, or lacks the layers
+            that LoRA is to be applied to.
     """
     named = {"model.path": recipe.model.path}
     if not resume or _needs_start(recipe, run):
@@ -355,9 +357,9 @@ def check_models(recipe: Recipe, run: Path, *, resume: bool) -> list[str]:
 
 
 def _as_trained(prepared: Prepared) -> Text:
-    """One demonstration as SFT sees it: the prompt dim, trained tokens green, the stop underlined.
+    """One demonstration as SFT sees it: prompt dim, trained tokens green, stop token underlined.
 
-    The brackets make the border visible without colours, too.
+    The brackets mark the border where there are no colours.
     """
     decode = partial(prepared.tokenizer.decode, skip_special_tokens=False)
     demonstration = prepared.demonstrations[0]
@@ -373,7 +375,7 @@ def _as_trained(prepared: Prepared) -> Text:
 
 
 def describe_versions(recipe: Recipe) -> dict[str, str]:
-    """Versions of what the numbers of a run on this device depend on."""
+    """Versions of everything that the numbers of a run on this device depend on."""
     device = find_device(recipe.device)
     found = {"python": platform.python_version()}
     for package in ("grouper-rl", "torch", "transformers", "tokenizers", "peft", "math-verify"):
@@ -390,20 +392,20 @@ def describe_versions(recipe: Recipe) -> dict[str, str]:
 
 # --- the watchdog
 
-# What a process ends with that its watchdog has ended.
+# Exit code of a process that its watchdog has ended.
 EXIT_CODE = 70
 
 
 class Watchdog(threading.Thread):
-    """Says where every thread stands when `alive` has not been called for a while.
+    """Prints the stack of every thread when `alive` has not been called for a while.
 
-    Processes that wait for one another wait for ever when one of them is stuck, and nothing says
-    which. Where others are waiting the process is ended, too, so that their launcher ends them all.
+    If one of several processes is stuck, the others wait forever without a sign of which one it is.
+    So where others are waiting, the process also exits, and the launcher ends them all.
 
     Args:
         rank: of this process.
-        fatal: end the process, since others are waiting for it.
-        minutes: how long.
+        fatal: exit, because other processes are waiting for this one.
+        minutes: without a call of `alive`.
     """
 
     def __init__(self, *, rank: int = 0, fatal: bool = False, minutes: float = 30.0) -> None:
@@ -412,12 +414,12 @@ class Watchdog(threading.Thread):
         self._what, self._moved, self._ended = "starting", threading.Event(), False
 
     def alive(self, what: str) -> None:
-        """Say that something moves, and what is being done now."""
+        """Report progress, and what is being done now."""
         self._what = what
         self._moved.set()
 
     def end(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._ended = True
         self._moved.set()
 

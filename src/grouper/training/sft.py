@@ -17,7 +17,7 @@ def sft_step(run: Run, state: TrainState) -> StepReport:
 
     Args:
         run: recipe, demonstrations and processes.
-        state: of the SFT phase; moved on by one step.
+        state: of the SFT phase; advanced by one step.
 
     Raises:
         ModelError: memory ran out and the step cannot be run again in smaller slices.

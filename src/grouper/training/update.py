@@ -1,8 +1,9 @@
-"""The update: one TrainBatch, one objective, one optimizer step; in slices, as scoring is, too.
+"""The update: one TrainBatch, one objective, one optimizer step; computed in slices, like scoring.
 
-Slices add up to the same gradient however a step is cut, so where memory runs out the step is run
-again from its beginning in smaller ones: nothing but time and the last bits of a sum changes. No
-second copy of the gradient is needed, since what the broken try has left of it is thrown away.
+Slices add up to the same gradient however a step is split. If memory runs out, the step is run
+again from its beginning in smaller slices: only the time and the last bits of a sum change. No
+second copy of the gradient is needed, because the partial gradient of the failed attempt is
+discarded.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class UpdateResult:
     applied: bool
     """False when the loss or gradient was not finite: the optimizer was not stepped."""
     events: tuple[str, ...] = ()
-    """What makes the step unrepeatable (memory ran out and it was cut anew), or kept it back."""
+    """What makes the step irreproducible (it was split because memory ran out), or blocked it."""
     batch: TrainBatch | None = None
-    """The step, where it was not applied."""
+    """The step, if it was not applied."""
 
 
 def update(
@@ -76,9 +77,9 @@ def update(
     dropout_seed: Callable[[int], int] | None = None,
     replica: ParallelPolicy | None = None,
 ) -> UpdateResult:
-    """Take one optimizer step on `batch`; nothing that is not finite ever reaches it.
+    """Take one optimizer step on `batch`, unless something is not finite.
 
-    Log-probs and advantages are looked at before the forward, loss and gradient after it.
+    Log-probs and advantages are checked before the forward, loss and gradient after it.
 
     Args:
         policy: the policy; its version counts the steps applied.
@@ -154,7 +155,8 @@ def update_phase(
         dropout_seed=dropout_seed,
         replica=state.replica,
     )
-    state.count_update(applied=result.applied, batch=result.batch)
+    state.skipped = 0 if result.applied else state.skipped + 1
+    state.suspect = result.batch
     return result
 
 
@@ -168,16 +170,16 @@ def accumulate_gradient(
     replica: ParallelPolicy | None = None,
     together: bool = True,
 ) -> tuple[float, dict[str, Tally]]:
-    """Give the parameters the gradient of the whole step, made slice by slice.
+    """Set the gradients of the parameters to those of the whole step, slice by slice.
 
     Args:
-        policy: the policy; what gradients it has are thrown away.
+        policy: the policy; its existing gradients are discarded.
         batch: the step, the same one on every process.
         objective: loss per token.
-        token_budget: tokens in one forward and backward; changes nothing but time and memory.
+        token_budget: tokens in one forward and backward; affects only time and memory.
         dropout_seed: micro-batch number -> seed of LoRA's dropout; None: no dropout.
         replica: the policy as this process runs it; left out: alone.
-        together: False where nobody wants the gradient: a process may keep its part of it.
+        together: False if the gradient is not needed and each process may keep its part.
 
     Returns:
         The loss of the step and the merged tallies of its slices, the same on every process.
@@ -200,7 +202,7 @@ def accumulate_gradient(
     gathered = _in_slices(replica, batch, token_budget, run)
     if together:
         replica.sum_gradients()
-    # Not `fsum`, which refuses infinities of both signs; the step is skipped with a NaN.
+    # Not `fsum`, which raises on infinities of both signs; a NaN skips the step.
     return sum(loss for loss, _ in gathered), merge_tallies([report for _, report in gathered])
 
 
@@ -256,7 +258,7 @@ class Objective:
     def __call__(self, outputs: TokenOutputs, batch: TrainBatch) -> tuple[Tensor, dict[str, Tally]]:
         tallies: dict[str, Tally] = {}
         loss = self.term(outputs, batch, tallies)
-        # `where` before any product: what stands on padding may be anything, NaN included.
+        # `where` before any product: padding may hold anything, NaN included.
         return torch.where(batch.mask, loss, 0.0), tallies
 
 
@@ -281,10 +283,10 @@ sft_objective = Objective(_nll)
 
 
 def rehearsal_objective(entropy_bonus: float) -> Objective:
-    """What takes as much memory as the objective of a phase, and needs nothing but tokens.
+    """Takes as much memory as the objective of a phase, and needs only tokens.
 
-    Likelihood in place of the surrogate. The gradient of an entropy term makes the backward of
-    the head hold more, so the term is there where the phase has it.
+    The likelihood replaces the surrogate. The gradient of an entropy term makes the backward of the
+    head keep more, so the term is included if the phase has one.
     """
 
     def term(outputs: TokenOutputs, batch: TrainBatch, tallies: dict[str, Tally]) -> Tensor:
@@ -294,7 +296,7 @@ def rehearsal_objective(entropy_bonus: float) -> Objective:
 
 
 def grpo_objective(config: GRPOConfig) -> Objective:
-    """The surrogate, and the KL and entropy terms where the recipe has them."""
+    """The surrogate, plus the KL and entropy terms of the recipe."""
     ratio_of, surrogate = LOG_RATIOS[config.ratio], SURROGATES[config.surrogate]
     bounds = Bounds(low=config.clip_low, high=config.clip_high, dual=config.dual_clip)
     importance = IMPORTANCE_WEIGHTS.get(config.importance)
@@ -312,7 +314,7 @@ def grpo_objective(config: GRPOConfig) -> Objective:
         if batch.old_logprobs is not None:
             ratio = ratios.detach().exp()
             tallies["policy/ratio"] = _tally(ratio, mask)
-            # Beyond the bound that its advantage pushes it towards.
+            # Beyond the bound that the advantage pushes it towards.
             above = (ratio > 1 + bounds.high) & (advantages > 0)
             clipped = above | ((ratio < 1 - bounds.low) & (advantages < 0))
             tallies["policy/clip_fraction"] = _tally(clipped.double(), mask)
@@ -347,7 +349,7 @@ class Scorer:
     token_budget: int
     """Tokens in one forward."""
     reference_weights: dict[str, Tensor] | None = None
-    """What a KL term holds on to, as the replica holds its own."""
+    """Weights of the reference of a KL term, sharded like the replica's."""
     on_batch: Callable[[TrainBatch], None] | None = None
     """Called with each batch that is scored."""
 
@@ -381,7 +383,7 @@ class Scorer:
         place[batch.sequence_ids] = torch.arange(batch.rows)
 
         def run(slices: Iterator[Slice]) -> None:
-            # What one process has scored is zero on the others.
+            # Rows scored by one process are zero on the others, so that a sum merges them.
             grids[:] = [batch.weights.new_zeros(batch.mask.shape) for _ in range(count)]
             for part in slices:
                 scores = score(part.batch.to(replica.policy.device))
@@ -418,23 +420,23 @@ def _in_slices(
     token_budget: int,
     run: Callable[[Iterator[Slice]], Value],
 ) -> list[Value]:
-    """Run a step over its slices; where memory runs out, again over slices of half the tokens.
+    """Run a step over its slices; if memory runs out, again over slices of half the tokens.
 
     The budget that fits is kept in `policy.token_limit`, so that later steps start from it. All
-    processes agree on it, and all of them make the same tries.
+    processes agree on it and make the same attempts.
 
     Args:
         replica: the policy as this process runs it.
         batch: the step.
-        token_budget: tokens in one slice, before anything has been learnt.
-        run: runs the slices of this process. It keeps no tensor of theirs outside itself.
+        token_budget: tokens in one slice at first.
+        run: runs the slices of this process. It must not keep any of their tensors.
 
     Returns:
         What `run` returned, by process.
 
     Raises:
-        ModelError: a slice of one row is too large; or memory ran out where other processes were
-            waiting, as they do in every slice of weights that are split.
+        ModelError: a slice of one row is too large; or memory ran out while other processes were
+            waiting, as they do in every slice if weights are split.
     """
     policy, current = replica.policy, list[TrainBatch]()
 
@@ -458,12 +460,12 @@ def _in_slices(
         limits = [limit for limit, _ in found if limit is not None]
         if not limits:
             return [result for _, results in found for result in results]
-        # By now the exception is gone, and with it what its traceback kept alive.
+        # The exception is gone by now, and with it what its traceback kept alive.
         _start_again(policy, limits)
 
 
 def _start_again(policy: Policy, limits: Sequence[int | ModelError]) -> None:
-    """Agree on the smallest limit, and free what the broken try held and what samplers hold."""
+    """Agree on the smallest limit, and free what the failed attempt and the samplers hold."""
     for problem in limits:
         if isinstance(problem, ModelError):
             raise problem
@@ -476,7 +478,7 @@ def _start_again(policy: Policy, limits: Sequence[int | ModelError]) -> None:
 
 
 def _smaller(part: TrainBatch, policy: Policy, reason: str) -> int | ModelError:
-    """Half the tokens of a slice that did not fit, or why it cannot be cut."""
+    """Half the tokens of a slice that did not fit, or why it cannot be split."""
     tokens = _tokens(part, policy)
     if part.rows > 1:
         log.warning(
