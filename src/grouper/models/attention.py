@@ -1,16 +1,15 @@
 """Our attention function, registered with transformers and shared by the update and the sampler.
 
-A model's own code runs everything; only the inner product of queries and keys is ours. Tokens
-come as one flat row `[1, N]` without padding, so every linear layer does exactly the work there
-is. A *layout* object travels through the model's keyword arguments and says which flat tokens
-attend to which:
+The model's own code runs everything but attention itself. Tokens are one flat row `[1, N]` without
+padding, so linear layers compute nothing in vain. A *layout* object travels through the model's
+keyword arguments and says which flat tokens attend to which:
 
 - `SharedPrompts` (the update): each prompt once, its keys and values expanded to its
   completions, with gradient;
 - `Prefill` and `Decode` in `sampling/decode_attention.py` (the sampler): the same over its cache.
 
-What a layout does not understand is refused, never dropped: sliding windows and soft-capping are
-honoured here, attention sinks and other additions raise `ModelError`.
+What a layout does not support is refused, never ignored: sliding windows and soft-capping are
+supported, attention sinks and other additions raise `ModelError`.
 """
 
 from __future__ import annotations
@@ -246,7 +245,7 @@ def shared_rows(tensor: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class RaggedRows:
-    """Where the keys of each sequence lie in the flat row.
+    """Where the keys of each sequence are in the flat row.
 
     The flat order is prompt 0, prompt 1, ..., then the inputs of completion 0, 1, ...
 

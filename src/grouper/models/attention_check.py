@@ -73,7 +73,7 @@ class _Rows:
 
     def __init__(self, texts: list[list[int]], device: torch.device) -> None:
         longest = max(map(len, texts))
-        # What stands on the right of a row changes nothing on its left.
+        # Padding on the right of a row does not affect what is on its left.
         ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
         columns = torch.arange(longest, device=device).expand_as(ids)
         masks = torch.ones_like(ids)

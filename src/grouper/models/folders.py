@@ -165,7 +165,7 @@ def trained_model(recipe: Recipe, run: Path) -> str:
 
 
 def recipe_for(model: str, recipe: Recipe | None = None, format_name: str | None = None) -> Recipe:
-    """The recipe given, else that of the run `model` lies in; in another format where given.
+    """The recipe given, else that of the run that contains `model`; with another format if given.
 
     Raises:
         ConfigError: neither is there and no format was given, or there is no such format.

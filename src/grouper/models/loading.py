@@ -185,7 +185,7 @@ def load_policy(
 def weightless_policy(config: ModelConfig, shape: PretrainedConfig, device: str = "cpu") -> Policy:
     """The policy `load_policy` would make of a model of this shape, on the meta device.
 
-    Every tensor has its shape and dtype and no content; a 4-bit base stands in its compute dtype.
+    Every tensor has its shape and dtype but no data; a 4-bit base has its compute dtype.
 
     Raises:
         ModelError: as in `load_policy`.
@@ -261,7 +261,7 @@ def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> P
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=DTYPES[config.compute_dtype],
         )
-        # Quantised on the way to the device, so that the whole model never stands on it.
+        # Quantised on the way to the device, which never holds the whole model unquantised.
         options["device_map"] = {"": str(device)}
     model = _load(transformers.AutoModelForCausalLM, path, trust_remote_code=False, **options)
     for module in model.modules():
@@ -287,7 +287,7 @@ def _weightless_model(config: ModelConfig, shape: PretrainedConfig) -> PreTraine
 
 
 def _attention(name: str, shape: PretrainedConfig) -> str:
-    """What transformers calls it; SDPA drops Gemma 2's soft-capping, so eager stands in for it."""
+    """transformers' name for it; SDPA ignores Gemma 2's soft-capping, so eager replaces it."""
     capped = getattr(shape.get_text_config(), "attn_logit_softcapping", None)
     return name if name not in ("native", "sdpa") else "eager" if capped else "sdpa"
 
@@ -343,8 +343,8 @@ def check_adapter(config: ModelConfig, path: str, *, where: str = "model.path") 
     """Refuse an adapter that `load_policy` would refuse, before its base model is loaded.
 
     An adapter brings its own base model, which must be the recipe's or one of its shape, and its
-    tensors must be those that PEFT puts into that model. Whole models pass, and so does what
-    lies on the Hub.
+    tensors must be those that PEFT puts into that model. Whole models pass, as do names on the
+    Hub.
 
     Args:
         config: the recipe's model.

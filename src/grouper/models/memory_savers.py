@@ -27,14 +27,14 @@ Context = Callable[[], AbstractContextManager[Any]]
 def checkpoint_layers(model: PreTrainedModel, context: Context) -> None:
     """Make every decoder layer of `model` recompute itself in the backward, from now on.
 
-    Only where a gradient is recorded: sampling and measuring run the layers as ever. transformers'
-    own switch also needs the layer in training mode, which turns dropout on in some models; here
-    the mode stays what it is.
+    Only where a gradient is recorded: sampling and evaluation run the layers as usual.
+    transformers' own switch also needs the layer in training mode, which turns dropout on in some
+    models; here the mode does not change.
 
     Args:
         model: changed in place; a deep copy of it samples like the original.
-        context: what is entered around each recomputation, which happens after whoever called
-            the model has left it: the attention that was switched on then.
+        context: entered around each recomputation, which happens after the caller of the model has
+            left its own context: switches on the attention that was used then.
 
     Raises:
         ModelError: the model has no layers that can be run again.
@@ -65,9 +65,9 @@ def checkpoint_layers(model: PreTrainedModel, context: Context) -> None:
 
 
 def offloaded_activations(module: nn.Module) -> AbstractContextManager[Any]:
-    """What is saved for the backward inside this block waits in host memory, pinned on CUDA.
+    """Keep what is saved for the backward inside this block in host memory, pinned on CUDA.
 
-    torch's own `save_on_cpu`, but for the weights of `module`, which lie in memory anyway. On the
+    torch's own `save_on_cpu`, except for the weights of `module`, which are in memory anyway. On the
     CPU nothing moves.
     """
     weights = frozenset(p.untyped_storage().data_ptr() for p in module.parameters())

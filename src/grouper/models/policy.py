@@ -215,7 +215,7 @@ class Policy(nn.Module):
         ids = torch.zeros_like(is_prompt, dtype=prompts.dtype)
         ids[is_prompt] = prompts[is_prompt[:, : prompts.shape[1]]]
         ids[is_completion] = batch.completion_ids[live]
-        # Padding stands on the right, where no real token looks, so nothing needs to be masked.
+        # Padding is on the right, where no real token attends, so nothing needs to be masked.
         # Masking it would leave padded tokens without any key inside a sliding window, and a
         # softmax over nothing has NaN gradients.
         with self.autocast():

@@ -18,20 +18,20 @@ Value = TypeVar("Value")
 class ProcessGroup(Protocol):
     """The processes that train one model together.
 
-    Every process calls the same methods in the same order. An error on one of them ends the
-    others: whoever started them (torchrun) sees to that within seconds.
+    Every process calls the same methods in the same order. An error on one of them ends the others:
+    the launcher (torchrun) does that within seconds.
     """
 
     rank: int
-    """0 to `size - 1`; rank 0 writes files and talks."""
+    """0 to `size - 1`; rank 0 writes files and messages."""
     size: int
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Add up a tensor over all processes, in place, on every process alike."""
+        """Sum a tensor over all processes, in place; every process gets the sum."""
         ...
 
     def gather(self, value: Value) -> list[Value]:
-        """The values of all processes by rank, on every process alike."""
+        """The values of all processes by rank, on every process."""
         ...
 
     def on_rank0(self, work: Callable[[], Value]) -> Value:
