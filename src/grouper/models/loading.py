@@ -287,7 +287,7 @@ def _weightless_model(config: ModelConfig, shape: PretrainedConfig) -> PreTraine
 
 
 def _attention(name: str, shape: PretrainedConfig) -> str:
-    """transformers' name for it; SDPA ignores Gemma 2's soft-capping, so eager replaces it."""
+    """The name in transformers; SDPA ignores Gemma 2's soft-capping, so eager replaces it."""
     capped = getattr(shape.get_text_config(), "attn_logit_softcapping", None)
     return name if name not in ("native", "sdpa") else "eager" if capped else "sdpa"
 

@@ -67,8 +67,8 @@ def checkpoint_layers(model: PreTrainedModel, context: Context) -> None:
 def offloaded_activations(module: nn.Module) -> AbstractContextManager[Any]:
     """Keep what is saved for the backward inside this block in host memory, pinned on CUDA.
 
-    torch's own `save_on_cpu`, except for the weights of `module`, which are in memory anyway. On the
-    CPU nothing moves.
+    torch's own `save_on_cpu`, except for the weights of `module`, which are in memory anyway. On
+    the CPU nothing moves.
     """
     weights = frozenset(p.untyped_storage().data_ptr() for p in module.parameters())
     host = save_on_cpu(pin_memory=any(p.device.type == "cuda" for p in module.parameters()))
