@@ -21,8 +21,8 @@ OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # takes ten times as long), so tests and the demonstration use one unless told otherwise.
 ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 PYTEST := $(OFFLINE) $(ONE_THREAD) $(BIN)/python -m pytest
-# Two processes share the fast tests, a file at a time. The longer ones measure times, start
-# processes of their own and are run one after the other.
+# Two processes share the tests, a file at a time; those that measure time or use both cores by
+# themselves come after, one by one.
 SHARED := --numprocesses $${TEST_PROCESSES:-2} --dist loadfile
 
 .DEFAULT_GOAL := help
@@ -41,7 +41,8 @@ test: $(READY)  ## the fast tests: under ten minutes on two cores
 	@$(PYTEST) -m "not slow" $(SHARED)
 
 test-slow: $(READY)  ## only the longer tests: kills, whole recipes, learning
-	@$(PYTEST) -m slow
+	@$(PYTEST) $(SHARED) -m "slow and not alone"
+	@$(PYTEST) -m "slow and alone"
 
 test-all: $(READY)  ## both
 	@$(PYTEST)

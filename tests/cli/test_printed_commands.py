@@ -73,7 +73,11 @@ def needs_hub(command: str) -> bool:
 
 
 COMMANDS = printed()
-LOCAL = [command for command in COMMANDS if not needs_hub(command)]
+LOCAL = [
+    pytest.param(command, marks=[pytest.mark.alone] if "threads=2" in command else [])
+    for command in COMMANDS
+    if not needs_hub(command)
+]
 
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]

@@ -1,4 +1,4 @@
-"""The CPU benchmarks still run, on little work; what they measure is nobody's business here."""
+"""The CPU benchmarks still run, on little work; what they measure does not matter here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

@@ -18,6 +18,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.alone  # two or four processes at a time
+
 GANG = Path(__file__).parent / "gang.py"
 
 SMALL = [
