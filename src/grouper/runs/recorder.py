@@ -13,8 +13,7 @@ from grouper.evaluation.result import EvaluationResult
 from grouper.models.process_group import ProcessGroup
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import RunLock
-from grouper.runs.sinks import Sink, Step
-from grouper.runs.trackers import Background, close_all, find_trackers
+from grouper.runs.trackers import Background, Record, Sink, Step, close_all, find_trackers
 from grouper.types import RolloutGroup, StepReport
 
 Parameters = ParamSpec("Parameters")
@@ -128,7 +127,7 @@ class Recorder(RunFolder):
         if self._lock is not None:
             self._lock.release()
 
-    def _tell(self, record: Step | EvaluationResult) -> None:
+    def _tell(self, record: Record) -> None:
         if self._open is None:
             self._open = [Background(name, build) for name, build in self._builders.items()]
         for tracker in self._open:
