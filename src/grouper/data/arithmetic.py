@@ -33,32 +33,26 @@ OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 PATIENCE = 20_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
+class _Kind(BaseModel, frozen=True):
+    label: str
+    """What people read: the subject of its problems."""
     text: str
     steps: tuple[str, ...]
     """`a+b` and the like: a to d are operands, x and y the results of earlier steps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Words:
+class _Words(BaseModel, frozen=True):
     names: tuple[str, ...]
     items: tuple[str, ...]
     gains: tuple[str, ...]
     losses: tuple[str, ...]
-    kinds: Mapping[str, _Kind]
+    kinds: dict[str, _Kind]
 
 
 @cache
 def _words() -> _Words:
-    table = json.loads(
-        (importlib.resources.files("grouper.data") / "arithmetic.json").read_text("utf-8")
-    )
-    kinds = {
-        name: _Kind(text=kind["text"], steps=tuple(kind["steps"]))
-        for name, kind in table.pop("kinds").items()
-    }
-    return _Words(kinds=kinds, **{name: tuple(words) for name, words in table.items()})
+    file = importlib.resources.files("grouper.data") / "arithmetic.json"
+    return _Words.model_validate_json(file.read_bytes())
 
 
 def kinds() -> tuple[str, ...]:
@@ -94,7 +88,7 @@ class ArithmeticOptions(BaseModel):
         if self.low > self.high:
             raise ValueError(f"low ({self.low}) is above high ({self.high})")
         for name in self.rushed:
-            if len(_words().kinds[name].steps) < 2:
+            if len(_words().kinds[name].steps) == 1:
                 raise ValueError(f"kind {name!r} has one step, so it cannot be rushed")
         return self
 
@@ -128,13 +122,12 @@ def generate(options: ArithmeticOptions, *, split: str, seed: int) -> tuple[Prob
             f"arithmetic has no split {split!r}", where="data", fix=did_you_mean(split, SPLITS)
         )
     seed = seed if options.seed is None else options.seed
-    drafts = islice(_distinct_drafts(options, split, seed), options.count)
     problems = []
-    for index, draft in enumerate(drafts):
-        rushed = _random(seed, split, f"rushed/{index}").random() < options.rushed.get(
-            draft.kind, 0.0
-        )
-        problems.append(_problem(f"arithmetic/{split}/{index}", draft, rushed))
+    for draft in islice(_distinct_drafts(options, split, seed), options.count):
+        index = len(problems)
+        rushed = _random(seed, split, f"rushed/{index}").random()
+        shown = draft.steps[:-1] if rushed < options.rushed.get(draft.kind, 0.0) else draft.steps
+        problems.append(_problem(f"arithmetic/{split}/{index}", draft, shown))
     if len(problems) < options.count:
         raise DataError(
             f"only {len(problems)} different questions were found for {options.count} problems",
@@ -152,27 +145,26 @@ class _Draft:
     """With their numbers: `6*4=24`."""
 
 
-def _problem(name: str, draft: _Draft, rushed: bool) -> Problem:
-    shown = draft.steps[:-1] if rushed else draft.steps
-    solution = " ".join(f"{step}." for step in shown)
+def _problem(name: str, draft: _Draft, shown: tuple[str, ...]) -> Problem:
+    """The problem whose worked solution is the steps that are shown."""
+    solution, count = " ".join(f"{step}." for step in shown), len(draft.steps)
     answer = draft.steps[-1].partition("=")[2]
-    columns = {
-        "question": draft.question,
-        "answer": answer,
-        "solution": solution,
-        "demonstrated_answer": shown[-1].partition("=")[2],
-        "kind": draft.kind,
-        "steps": len(draft.steps),
-    }
     return Problem(
         id=name,
         question=draft.question,
         answer=answer,
         source="arithmetic",
         solution=solution,
-        subject=draft.kind,
-        level=f"{len(draft.steps)} step{'s' if len(draft.steps) > 1 else ''}",
-        columns=columns,
+        subject=_words().kinds[draft.kind].label,
+        level=f"{count} step{'s' if count > 1 else ''}",
+        columns={
+            "question": draft.question,
+            "answer": answer,
+            "solution": solution,
+            "demonstrated_answer": shown[-1].partition("=")[2],
+            "kind": draft.kind,
+            "steps": count,
+        },
     )
 
 
