@@ -122,7 +122,7 @@ def generate(options: ArithmeticOptions, *, split: str, seed: int) -> tuple[Prob
             f"arithmetic has no split {split!r}", where="data", fix=did_you_mean(split, SPLITS)
         )
     seed = seed if options.seed is None else options.seed
-    problems = []
+    problems: list[Problem] = []
     for draft in islice(_distinct_drafts(options, split, seed), options.count):
         index = len(problems)
         rushed = _random(seed, split, f"rushed/{index}").random()

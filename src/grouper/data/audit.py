@@ -128,26 +128,23 @@ def answer_type(answer: str) -> str:
         return _SHAPES[node.kind]
     _, equals, value = node.text.rpartition("=")
     number = read_number(value.strip())
-    if number is not None:
-        return _number_type(number.percent, number.unit is not None, number.decimals, number.value)
-    return _other_type(tidied, bool(equals))
-
-
-def _number_type(percent: bool, unit: bool, decimals: int, value: Any) -> str:
-    if percent or unit:
-        return "percent" if percent else "quantity"
-    if decimals > 0:
-        return "decimal"
-    return "integer" if value.denominator == 1 else "fraction"
-
-
-def _other_type(tidied: str, equals: bool) -> str:
-    if re.fullmatch(r"\(?[A-J]\)?", tidied):
-        return "choice"
-    if equals:
-        return "equation"
-    plain = re.sub(r"\\[A-Za-z]+", " ", tidied)
-    return "text" if _WORDS.search(plain) else "expression"
+    if number is None:
+        plain = re.sub(r"\\[A-Za-z]+", " ", tidied)
+        kinds = {
+            "choice": re.fullmatch(r"\(?[A-J]\)?", tidied),
+            "equation": equals,
+            "text": _WORDS.search(plain),
+            "expression": True,
+        }
+    else:
+        kinds = {
+            "percent": number.percent,
+            "quantity": number.unit is not None,
+            "decimal": number.decimals > 0,
+            "integer": number.value.denominator == 1,
+            "fraction": True,
+        }
+    return next(name for name, holds in kinds.items() if holds)
 
 
 def _histogram(lengths: Sequence[int]) -> dict[str, int]:

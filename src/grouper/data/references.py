@@ -13,7 +13,6 @@ import importlib.resources
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -21,8 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from grouper.config.schema import GradingConfig
-from grouper.errors import GradingError
-from grouper.files import cache_folder
+from grouper.errors import GradingError, RunFolderError
+from grouper.files import cache_folder, write_atomic
 from grouper.grading import Grader, require_symbolic
 from grouper.grading.equivalence import unreadable
 from grouper.grading.normalise import tidy
@@ -31,11 +30,11 @@ from grouper.types import AnswerContract, AnswerKind
 
 log = logging.getLogger(__name__)
 
+# Answers that are worth the start of one more worker (about a second).
 PER_WORKER = 500
-"""Answers that are worth the start of one more worker (about a second)."""
 
+# Answer -> why it cannot be graded against, or None.
 Verdicts = dict[str, str | None]
-"""Answer -> why it cannot be graded against, or None."""
 
 
 def check_references(answers: Iterable[str]) -> Verdicts:
@@ -106,18 +105,15 @@ def _read(path: Path) -> Verdicts:
 
 
 def _remember(path: Path, said: Mapping[str, str | None]) -> None:
-    """Add to the file: a whole new one under its name, so that no reader sees half of one.
+    """Add to the file, of which no reader ever sees half.
 
     Two processes that write at once lose the entries of one, which are then asked again.
     """
+    text = json.dumps({**_read(path), **said}, ensure_ascii=True)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".references-", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({**_read(path), **said}, file, ensure_ascii=True)
-        Path(name).replace(path)
+        write_atomic(path, text.encode())
         for older in path.parent.glob("references-*.json"):
             if older != path:
                 older.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, RunFolderError) as error:
         log.debug("The reference checks are not kept: %s", error)
