@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationResult
@@ -47,8 +47,9 @@ from grouper.files import (
 )
 from grouper.runs import records
 from grouper.runs.identity import (
-    CONTENTS,
+    Change,
     Changes,
+    RunInfo,
     content_changes,
     describe_changes,
     host,
@@ -59,36 +60,33 @@ from grouper.runs.identity import (
 from grouper.runs.lock import LOCK_FILE
 from grouper.types import RolloutGroup, StepReport
 
+Value = TypeVar("Value")
+
 # In the order in which they happen; `base` is the model before training.
 PHASES = ("base", "sft", "grpo")
 
 # What reward functions that vary have answered.
 ANSWERS_FILE = "reward_answers.jsonl"
 
-_OUR_FILES = (
-    "metrics.jsonl",
-    "training.log",
-    "curves.png",
-    "times.png",
-    "recipe.yaml",
-    ANSWERS_FILE,
-)
-OUR_FOLDERS = (
-    "rollouts",
-    "evaluations",
-    "base",
-    "sft",
-    "grpo",
-    "eval_runs",
-    "incident",
-    "trackers",
-)
+_FILES = ("recipe.yaml", "metrics.jsonl", "training.log", "curves.png", "times.png", ANSWERS_FILE)
+OUR_FOLDERS = (*PHASES, "rollouts", "evaluations", "eval_runs", "incident", "trackers")
 # What a run leaves without a `run.json`, where it was killed in its first moment or a model was
 # measured before anything was trained.
 _LEFTOVERS = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
 _ROLLOUTS = re.compile(r"([a-z]+)-(\d+)\.jsonl\.gz")
 _EVALUATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DAMAGED = "the summary of the evaluation is damaged"
+
+
+def _read(path: Path, what: str, parse: Callable[[dict[str, Any]], Value]) -> Value:
+    """A record in a JSON file; a `RunFolderError` that says `what` where it is damaged."""
+    content = read_json(path, what)
+    try:
+        return parse(content)
+    except ValueError as error:
+        raise RunFolderError(
+            f"{what} ({error})", where=str(path), fix="Restore the file, or delete it."
+        ) from error
 
 
 def _settings(result: EvaluationResult) -> tuple[object, ...]:
@@ -105,6 +103,8 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self._info, self._recipe = self.path / "run.json", self.path / "recipe.yaml"
+        self._metrics = self.path / "metrics.jsonl"
         self._opened = time.monotonic()
         self._elapsed_before: float | None = None
         """`elapsed_s` of the step before the first one that is appended here."""
@@ -162,58 +162,54 @@ class RunFolder:
             sweep(folder.path)
         if found and overwrite:
             folder._clear()
-        known = folder.read_info() if folder._info.exists() else {}
-        contents = {"fingerprints": dict(fingerprints), "code": dict(code or {})}
-        info: dict[str, Any] = {
-            "format": 1,
-            "recipe_hash": recipe_hash,
-            "versions": known.get("versions") or dict(versions),
-            **{name: {**known.get(name, {}), **now} for name, now in contents.items()},
-            "host": known.get("host") or host(threads, processes),
-            "changes": [*known.get("changes", [])],
-        }
-        # One with a `run.json` is a run folder, so that comes last in a new one. In one that is
-        # known the new hash goes before the new recipe: after a kill in between, the new recipe can
-        # go on, and the old one is refused.
-        if known:
-            changes = folder._changes(known, recipe_hash, recipe_yaml, contents, allow_changes)
-            info["changes"] += changes
+        now = RunInfo(
+            recipe_hash=recipe_hash,
+            versions=dict(versions),
+            fingerprints=dict(fingerprints),
+            code=dict(code or {}),
+            host=host(threads, processes),
+        )
+        if folder._info.exists():
+            info = folder._continued(now, recipe_yaml, allow_changes)
             folder._rewrite_metrics(lambda _: True)  # a kill may have cut its last line
+            # The new hash goes before the new recipe: after a kill in between, the new recipe can
+            # go on, and the old one is refused.
             folder._write_info(info)
         write_atomic(folder._recipe, recipe_yaml.encode())
-        if not known:
-            folder._write_info(info)
+        if not folder._info.exists():
+            # What has it is a run folder, so it comes last.
+            folder._write_info(now)
         return folder
 
-    def _changes(
-        self,
-        known: Mapping[str, Any],
-        recipe_hash: str,
-        recipe_yaml: str,
-        contents: Mapping[str, Mapping[str, str]],
-        allowed: bool,
-    ) -> list[dict[str, Any]]:
-        """The entry in `run.json` for changes that the user allowed; none where nothing changed.
+    def _continued(self, now: RunInfo, recipe_yaml: str, allowed: bool) -> RunInfo:
+        """The information on the run that is there, with the changes that the user allowed.
 
         From which phase and step on they hold is not known yet.
+
+        Raises:
+            RunFolderError: data or code changed, and that is not allowed.
         """
-        before = known["recipe_hash"]
-        changes = content_changes(known, contents)
+        info = self.read_info()
+        changes = content_changes(info, now)
         if changes and not allowed:
-            kinds = {key.partition(".")[0] for key in changes}
+            kinds = dict.fromkeys(key.partition(".")[0] for key in changes)
             raise RunFolderError(
-                f"the {' and the '.join(kind for kind in CONTENTS if kind in kinds)} changed since "
-                "this run began: " + ", ".join(sorted(key.partition(".")[2] for key in changes)),
+                f"the {' and the '.join(kinds)} changed since this run began: "
+                + ", ".join(sorted(key.partition(".")[2] for key in changes)),
                 where=str(self.path),
                 fix="Put back what was there, start a new run under another name, or continue "
                 "anyway with --resume --allow-changes.",
             )
-        if before != recipe_hash:
+        other = info.recipe_hash != now.recipe_hash
+        if other:
             changes |= recipe_changes(self._recipe_text, recipe_yaml)
-        elif not changes:
-            return []
-        place = {"phase": None, "step": None}
-        return [{**place, "hash_before": before, "hash": recipe_hash, "changes": changes}]
+        if other or changes:
+            old, new = info.recipe_hash, now.recipe_hash
+            info.changes.append(Change(hash_before=old, hash=new, changes=changes))
+        info.recipe_hash = now.recipe_hash
+        info.fingerprints |= now.fingerprints
+        info.code |= now.code
+        return info
 
     @classmethod
     def check(
@@ -259,7 +255,7 @@ class RunFolder:
         self, recipe_hash: str, recipe_yaml: str, *, resume: bool, allow_changes: bool
     ) -> None:
         """Refuse the run that is there, where it may not be continued."""
-        there, before = str(self.read_info().get("recipe_hash")), self._recipe_text
+        there, before = self.read_info().recipe_hash, self._recipe_text
         changes = recipe_changes(before, recipe_yaml) if before and recipe_yaml else {}
         prolonged = resume and only_prolongs(changes)
         if there != recipe_hash and not allow_changes and not prolonged:
@@ -295,52 +291,44 @@ class RunFolder:
                 if name not in keep and (self.path / name).exists():
                     shutil.rmtree(self.path / name)
             # `run.json` last: a clearing that was interrupted can be done again.
-            for name in (*_OUR_FILES, self._info.name):
+            for name in (*_FILES, self._info.name):
                 (self.path / name).unlink(missing_ok=True)
 
     # --- what the run is
 
-    def read_info(self) -> dict[str, Any]:
+    def read_info(self) -> RunInfo:
         """The content of `run.json`.
 
         Raises:
             RunFolderError: there is none, or it is damaged.
         """
-        return read_json(self._info, "this is not a run folder of Grouper")
+        return _read(self._info, "this is not a run folder of Grouper", records.parse_info)
 
     def recipe_hashes(self) -> set[str]:
         """Of the recipe, and of what it was before changes that were allowed."""
         info = self.read_info()
-        return {info["recipe_hash"], *(change["hash_before"] for change in info.get("changes", []))}
+        return {info.recipe_hash, *(change.hash_before for change in info.changes)}
 
     def record_resolved(self, numbers: Mapping[str, int]) -> None:
         """Record settings that followed from the data: `resolved` of `run.json`."""
         info = self.read_info()
-        if info.get("resolved") != dict(numbers):
-            self._write_info({**info, "resolved": dict(numbers)})
+        if info.resolved != dict(numbers):
+            info.resolved = dict(numbers)
+            self._write_info(info)
 
     def changes_begin_at(self, phase: str, step: int) -> Changes:
         """Record where the changes of this resume take effect; returns them."""
         info = self.read_info()
         latest: Changes = {}
-        for change in info.get("changes", []):
-            if change["step"] is None:
-                change |= {"phase": phase, "step": step}
-                latest = change["changes"]
+        for change in info.changes:
+            if change.step is None:
+                change.phase, change.step, latest = phase, step, change.changes
         if latest:
             self._write_info(info)
         return latest
 
-    def _write_info(self, info: Mapping[str, Any]) -> None:
-        write_atomic(self._info, (json.dumps(info, indent=2) + "\n").encode())
-
-    @property
-    def _info(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def _recipe(self) -> Path:
-        return self.path / "recipe.yaml"
+    def _write_info(self, info: RunInfo) -> None:
+        write_atomic(self._info, f"{info.model_dump_json(indent=2)}\n".encode())
 
     @property
     def _recipe_text(self) -> str:
@@ -412,10 +400,6 @@ class RunFolder:
         if self._metrics.exists():
             kept = "".join(f"{line}\n" for line, row in self._metrics_lines() if wanted(row))
             write_atomic(self._metrics, kept.encode())
-
-    @property
-    def _metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
 
     # --- rollouts
 
@@ -498,13 +482,8 @@ class RunFolder:
         summary, items = self._evaluation_files(name)
         if not summary.exists():
             return None
-        content = read_json(summary, _DAMAGED)
-        try:
-            return records.evaluation_of(content, read_lines(items, records.parse_item))
-        except ValueError as error:
-            raise RunFolderError(
-                f"{_DAMAGED} ({error})", where=str(summary), fix="Restore the file, or delete it."
-            ) from error
+        rows = read_lines(items, records.parse_item)
+        return _read(summary, _DAMAGED, lambda found: records.evaluation_of(found, rows))
 
     def read_evaluations(self) -> list[EvaluationResult]:
         """All evaluations by phase, step and name; raises as `read_evaluation` does."""

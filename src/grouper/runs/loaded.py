@@ -27,7 +27,7 @@ class LoadedRun:
     def __init__(self, path: Path | str) -> None:
         self._folder = RunFolder(Path(path).expanduser())
         self.path = self._folder.path
-        self.info = self._folder.read_info()
+        self.info = self._folder.read_info().model_dump()
         """The content of `run.json`."""
 
     @cached_property

@@ -80,7 +80,7 @@ class Recorder(RunFolder):
         self._is_new = not RunFolder.check(self.path, **named)
         self._lock = RunLock(self.path)
         RunFolder.create(self.path, **named, **contents, processes=self.processes.size)
-        started = str(self.read_info()["host"]["started"])
+        started = str(self.read_info().host["started"])
         self._builders = find_trackers(recipe, self.path, started=started)
 
     recipe_hashes = _on_rank0(RunFolder.recipe_hashes)
