@@ -131,7 +131,7 @@ class EvaluationResult:
     """One model measured once on one set of problems.
 
     A problem whose reference cannot be read is graded by text alone: it counts like any other, and
-    `text_alone` says how many there are. Items that are `NOT_SCORED` all the same are left out of
+    `text_alone` says how many there are. Items that are `NOT_SCORED` anyway are left out of
     accuracy, pass@k and `scores`. Timeouts and crashes of the grader count as not correct.
     """
 

@@ -18,12 +18,12 @@ import numpy.typing as npt
 Verdict = Literal["better", "worse", "no evidence"]
 Array = npt.NDArray[np.float64]
 
+# Bootstrap and permutation draws; a permutation p-value is at least 1 / (RESAMPLES + 1).
 RESAMPLES = 10_000
-"""Bootstrap and permutation draws; a permutation p-value is at least 1 / (RESAMPLES + 1)."""
+# Up to this many non-zero differences every one of the 2^m sign patterns is tried.
 EXACT_FLIPS = 14
-"""Up to this many non-zero differences every one of the 2^m sign patterns is tried."""
+# Random numbers held at once (16 MB), whatever the number of problems.
 _CELLS = 2_000_000
-"""Random numbers held at once (16 MB), whatever the number of problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +71,7 @@ def _z(confidence: float) -> float:
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
-def _wilson(mean: float, count: float, z: float) -> Interval:
-    centre = mean + z * z / (2 * count)
-    spread = z * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count))
-    scale = 1 + z * z / count
-    # At 0 and 1 the formula's bound is exact; rounding must not push it past the mean.
-    low = max(0.0, min(mean, (centre - spread) / scale))
-    high = min(1.0, max(mean, (centre + spread) / scale))
-    return Interval(low, high)
-
-
-def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> Interval:
+def wilson_interval(successes: float, trials: float, confidence: float = 0.95) -> Interval:
     """Wilson score interval of a proportion (Wilson 1927; Newcombe 1998, method 3).
 
     (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n) with p = successes / trials.
@@ -100,7 +90,16 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> In
     z = _z(confidence)
     if not 0 <= successes <= trials:
         raise ValueError(f"{successes} successes of {trials} trials")
-    return _wilson(successes / trials, trials, z) if trials else Interval(0.0, 1.0)
+    if not trials:
+        return Interval(0.0, 1.0)
+    mean = successes / trials
+    centre = mean + z * z / (2 * trials)
+    spread = z * math.sqrt(mean * (1 - mean) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    # At 0 and 1 the formula's bound is exact; rounding must not push it past the mean.
+    low = max(0.0, min(mean, (centre - spread) / scale))
+    high = min(1.0, max(mean, (centre + spread) / scale))
+    return Interval(low, high)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -133,7 +132,7 @@ def mean_interval(scores: Sequence[Sequence[float]], confidence: float = 0.95) -
     By hand, 2 problems of 4 samples, all right and half right: p = 0.75, s^2 = 0.0625, so
     n* = 2 * 0.1875 / 0.0625 = 6.
 
-    >>> mean_interval([[1, 1, 1, 1], [1, 1, 0, 0]]) == _wilson(0.75, 6, _z(0.95))
+    >>> mean_interval([[1, 1, 1, 1], [1, 1, 0, 0]]) == wilson_interval(0.75 * 6, 6)
     True
     >>> mean_interval([[1], [0], [1]]) == wilson_interval(2, 3)
     True
@@ -145,7 +144,6 @@ def mean_interval(scores: Sequence[Sequence[float]], confidence: float = 0.95) -
     Raises:
         ValueError: a problem without samples, or a score outside [0, 1].
     """
-    z = _z(confidence)
     if not scores:
         return Interval(0.0, 1.0)
     if any(not samples or not 0 <= min(samples) <= max(samples) <= 1 for samples in scores):
@@ -156,12 +154,11 @@ def mean_interval(scores: Sequence[Sequence[float]], confidence: float = 0.95) -
     variance = math.fsum((m - mean) ** 2 for m in means) / n
     most = sum(len(samples) for samples in scores)
     spread = mean * (1 - mean)
-    if max(len(samples) for samples in scores) == 1 or spread == 0:
-        # All right or all wrong says nothing of how alike a problem's samples are.
-        effective = float(n)
-    else:
+    # All right or all wrong says nothing of how alike a problem's samples are.
+    effective = float(n)
+    if most > n and spread > 0:
         effective = min(most, max(n, n * spread / variance)) if variance > 0 else float(most)
-    return _wilson(mean, effective, z)
+    return wilson_interval(min(mean * effective, effective), effective, confidence)
 
 
 def mcnemar_p_value(higher: int, lower: int) -> float:
