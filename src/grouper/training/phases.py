@@ -18,8 +18,7 @@ from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.allocator import prefer_expandable_segments
 from grouper.models.policy import Policy
-from grouper.report.curves import draw_curves
-from grouper.report.timing import draw_times
+from grouper.report.curves import draw_curves, draw_times
 from grouper.runs.identity import LENGTHS, Changes, RunInfo, describe_changes, that_differ
 from grouper.training.checkpoint import (
     OPTIMIZER_FOLDER,
