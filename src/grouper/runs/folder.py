@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationResult
@@ -95,6 +95,17 @@ def _settings(result: EvaluationResult) -> tuple[object, ...]:
     return result.split, result.samples, card, result.card.get("prompt_of_item_0")
 
 
+class Intent(TypedDict, total=False):
+    """What may happen to a run that is in the folder already; by default nothing."""
+
+    resume: bool
+    """Continue it (or start one, if there is none)."""
+    overwrite: bool
+    """Delete it, whatever its recipe."""
+    allow_changes: bool
+    """Continue it although recipe, data or code changed; `run.json` lists what did."""
+
+
 class RunFolder:
     """Reads and writes one run folder. Only one process of a run may write.
 
@@ -121,11 +132,9 @@ class RunFolder:
         versions: Mapping[str, str],
         fingerprints: Mapping[str, str],
         code: Mapping[str, str] | None = None,
-        resume: bool = False,
-        overwrite: bool = False,
-        allow_changes: bool = False,
         threads: int = 0,
         processes: int = 1,
+        **intent: Unpack[Intent],
     ) -> RunFolder:
         """Start a run folder, or open one to continue it.
 
@@ -136,12 +145,9 @@ class RunFolder:
             versions: package -> version.
             fingerprints: data set -> hash of what was read.
             code: file of the user's own -> hash of its source.
-            resume: continue the run that is there (or start, if there is none).
-            overwrite: delete the run that is there, whatever its recipe.
-            allow_changes: continue it although recipe, data or code changed; `run.json` lists
-                what did.
             threads: CPU threads of this process; recorded.
             processes: of the run; recorded.
+            intent: what may happen to a run that is there.
 
         Raises:
             RunFolderError: the folder holds another experiment, a run that is neither to be
@@ -149,18 +155,11 @@ class RunFolder:
                 or the data or the code changed since the run began.
         """
         folder = cls(path)
-        found = cls.check(
-            path,
-            recipe_hash=recipe_hash,
-            recipe_yaml=recipe_yaml,
-            resume=resume,
-            overwrite=overwrite,
-            allow_changes=allow_changes,
-        )
+        found = folder.check(recipe_hash, recipe_yaml, **intent)
         with refusing(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             sweep(folder.path)
-        if found and overwrite:
+        if found and intent.get("overwrite"):
             folder._clear()
         now = RunInfo(
             recipe_hash=recipe_hash,
@@ -170,7 +169,7 @@ class RunFolder:
             host=host(threads, processes),
         )
         if folder._info.exists():
-            info = folder._continued(now, recipe_yaml, allow_changes)
+            info = folder._continued(now, recipe_yaml, intent.get("allow_changes", False))
             folder._rewrite_metrics(lambda _: True)  # a kill may have cut its last line
             # The new hash goes before the new recipe: after a kill in between, the new recipe can
             # go on, and the old one is refused.
@@ -211,54 +210,36 @@ class RunFolder:
         info.code |= now.code
         return info
 
-    @classmethod
-    def check(
-        cls,
-        path: Path | str,
-        *,
-        recipe_hash: str,
-        recipe_yaml: str = "",
-        resume: bool = False,
-        overwrite: bool = False,
-        allow_changes: bool = False,
-    ) -> bool:
-        """Whether `create` would find a run there to continue or delete. Touches nothing.
+    def check(self, recipe_hash: str, recipe_yaml: str = "", **intent: Unpack[Intent]) -> bool:
+        """Whether `create` would find a run here to continue or delete. Touches nothing.
 
-        With `recipe_yaml`, a refusal names the settings that differ.
-
-        A run that is continued may be given more steps or epochs without `allow_changes`.
+        With `recipe_yaml`, a refusal names the settings that differ. A run that is continued may be
+        given more steps or epochs without `allow_changes`.
 
         Raises:
             RunFolderError: `create` would refuse the folder, but for changed data or code.
         """
-        folder = cls(path)
         try:
-            content = sorted(entry.name for entry in folder.path.iterdir())
+            content = sorted(entry.name for entry in self.path.iterdir())
         except FileNotFoundError:
             return False
         except OSError as error:
-            refused(error, folder.path)
-        if not folder._info.exists():
+            refused(error, self.path)
+        if not self._info.exists():
             others = [n for n in content if n not in _LEFTOVERS and not n.endswith(".tmp")]
             if others:
                 raise RunFolderError(
                     f"the folder is not empty and not a run of Grouper (it holds {others[0]!r})",
-                    where=str(folder.path),
+                    where=str(self.path),
                     fix="Choose another name or output_dir for the run.",
                 )
             return False
-        if not overwrite:
-            folder._refuse(recipe_hash, recipe_yaml, resume=resume, allow_changes=allow_changes)
-        return True
-
-    def _refuse(
-        self, recipe_hash: str, recipe_yaml: str, *, resume: bool, allow_changes: bool
-    ) -> None:
-        """Refuse the run that is there, where it may not be continued."""
+        if intent.get("overwrite"):
+            return True
         there, before = self.read_info().recipe_hash, self._recipe_text
         changes = recipe_changes(before, recipe_yaml) if before and recipe_yaml else {}
-        prolonged = resume and only_prolongs(changes)
-        if there != recipe_hash and not allow_changes and not prolonged:
+        allowed = intent.get("allow_changes") or (intent.get("resume") and only_prolongs(changes))
+        if there != recipe_hash and not allowed:
             shown = f": {describe_changes(changes)}" if changes else ""
             raise RunFolderError(
                 f"the folder holds a run of another recipe (hash {there}, yours is {recipe_hash})"
@@ -268,13 +249,14 @@ class RunFolder:
                 "recipe.yaml, delete it with --overwrite, or continue it anyway with --resume "
                 "--allow-changes.",
             )
-        if not resume:
+        if not intent.get("resume"):
             raise RunFolderError(
                 f"the folder already holds a run of this recipe (hash {there})",
                 where=str(self.path),
                 fix="Continue it with --resume, start again with --overwrite, or give this run "
                 "another name.",
             )
+        return True
 
     def discard(self) -> None:
         """Undo `create` where the folder was new: a run that never began leaves nothing behind.

@@ -11,7 +11,7 @@ from grouper.config.loading import recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.process_group import ProcessGroup
-from grouper.runs.folder import RunFolder
+from grouper.runs.folder import Intent, RunFolder
 from grouper.runs.lock import RunLock
 from grouper.runs.trackers import Background, Record, Sink, Step, close_all, find_trackers
 from grouper.types import RolloutGroup, StepReport
@@ -55,7 +55,7 @@ class Recorder(RunFolder):
         self,
         recipe: Recipe,
         processes: ProcessGroup,
-        intent: Mapping[str, Any],
+        intent: Intent,
         **contents: Any,
     ) -> None:
         super().__init__(Path(recipe.output_dir).expanduser() / recipe.name)
@@ -71,15 +71,19 @@ class Recorder(RunFolder):
             self.close()
             raise
 
-    def _begin_record(
-        self, recipe: Recipe, intent: Mapping[str, Any], contents: Mapping[str, Any]
-    ) -> None:
+    def _begin_record(self, recipe: Recipe, intent: Intent, contents: Mapping[str, Any]) -> None:
         text, mark = resolved_yaml(recipe), recipe_hash(recipe)
-        named: dict[str, Any] = {"recipe_yaml": text, "recipe_hash": mark, **intent}
         # Before the lock, which makes the folder: one that is refused stays as it was.
-        self._is_new = not RunFolder.check(self.path, **named)
+        self._is_new = not self.check(mark, text, **intent)
         self._lock = RunLock(self.path)
-        RunFolder.create(self.path, **named, **contents, processes=self.processes.size)
+        RunFolder.create(
+            self.path,
+            recipe_yaml=text,
+            recipe_hash=mark,
+            processes=self.processes.size,
+            **contents,
+            **intent,
+        )
         started = str(self.read_info().host["started"])
         self._builders = find_trackers(recipe, self.path, started=started)
 
