@@ -7,19 +7,15 @@ whole; `arithmetic.py` makes them up; `references.py` asks the grader; `problems
 splits, mixes and writes; `loading.py` joins. `audit.py` and `overlap.py` look for what is wrong.
 """
 
-from grouper.data.arithmetic import ArithmeticOptions
 from grouper.data.loading import check_source, load_problems
 from grouper.data.overlap import Overlap, find_overlap
-from grouper.data.problems import ProblemSet, Quarantined, hold_out, without
-from grouper.data.sources import SOURCES, Source
+from grouper.data.problems import ProblemSet, hold_out, without
+from grouper.data.sources import SOURCES
 
 __all__ = [
     "SOURCES",
-    "ArithmeticOptions",
     "Overlap",
     "ProblemSet",
-    "Quarantined",
-    "Source",
     "check_source",
     "find_overlap",
     "hold_out",

@@ -24,7 +24,7 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from grouper.errors import hidden
-from grouper.files import refused
+from grouper.files import refusing
 from grouper.types import StepReport
 
 logger = logging.getLogger(__name__)
@@ -129,8 +129,15 @@ class Progress:
         self._quiet = quiet
         self._verbose = verbose
         self._log_every = log_every
-        self._bars: RichProgress | None = None
-        self._depth = 0
+        self._bars = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+        )
         self._last_shown = time.monotonic()
 
     @contextmanager
@@ -202,27 +209,14 @@ class Progress:
 
     @contextmanager
     def _bar(self, description: str, total: int | None) -> Iterator[Task]:
-        if self._bars is None:
-            self._bars = RichProgress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                console=self.console,
-                transient=True,
-            )
-            self._bars.start()
         bars = self._bars
-        self._depth += 1
+        bars.start()
         row = bars.add_task(description, total=total)
         try:
             yield Task(lambda done, total: bars.update(row, completed=done, total=total), total)
         finally:
             bars.remove_task(row)
-            self._depth -= 1
-            if self._depth == 0:
-                self._bars = None
+            if not bars.tasks:
                 bars.stop()
 
 
@@ -269,22 +263,17 @@ def setup_logging(run_dir: Path | None, *, console: Console | None = None) -> No
         RunFolderError: the file cannot be opened.
     """
     root = logging.getLogger("grouper")
-    for handler in [h for h in root.handlers if isinstance(h, _LogFile | _OnConsole)]:
-        root.removeHandler(handler)
-        handler.close()
+    for earlier in [h for h in root.handlers if isinstance(h, _LogFile | _OnConsole)]:
+        root.removeHandler(earlier)
+        earlier.close()
     root.setLevel(logging.INFO)
-    if console is not None:
-        on_console = _OnConsole(console)
-        on_console.addFilter(_Hiding())
-        root.addHandler(on_console)
-    if run_dir is None:
-        return
-    path = run_dir / "training.log"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        refused(error, path)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
-    file.addFilter(_Hiding())
-    root.addHandler(file)
+    handlers: list[logging.Handler] = [] if console is None else [_OnConsole(console)]
+    if run_dir is not None:
+        path = run_dir / "training.log"
+        with refusing(path):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            handlers.append(_LogFile(path, encoding="utf-8", errors="backslashreplace"))
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
+        handler.addFilter(_Hiding())
+        root.addHandler(handler)
