@@ -108,7 +108,7 @@ class Source:
     """Name on the Hub; None where the recipe must give a path."""
     subset: str | None = None
     """Hub configuration that is read unless the recipe names one."""
-    splits: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ("train",)
     """Split names on the Hub; the first is the default. Local folders may have others."""
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Our field -> column names to look for. Of those that the set has, a row's first that is not
@@ -241,7 +241,6 @@ SOURCES: dict[str, Source] = {
         description="DAPO's problems with whole-number answers and no solutions, for GRPO",
         hub="open-r1/DAPO-Math-17k-Processed",
         subset="en",
-        splits=("train",),
         # What this set calls the solution is the answer alone.
         columns={"question": QUESTION, "answer": ("solution", *ANSWER)},
         has_solutions=False,
@@ -259,7 +258,6 @@ SOURCES: dict[str, Source] = {
     ),
     "prompt-response": Source(
         description="rows of whole prompt text and response, trained word for word",
-        splits=("train",),
         columns={
             **ANY_COLUMNS,
             "question": ("prompt", *QUESTION),
@@ -285,13 +283,11 @@ SOURCES: dict[str, Source] = {
     ),
     "file": Source(
         description="any JSONL, JSON, CSV or Parquet file, or a folder with one per split",
-        splits=("train",),
         columns=ANY_COLUMNS,
         parse_row=_boxed_answer,
     ),
     "hub": Source(
         description="any problem set on the Hub: its name is `path`",
-        splits=("train",),
         columns=ANY_COLUMNS,
         parse_row=_boxed_answer,
     ),
@@ -300,8 +296,7 @@ SOURCES: dict[str, Source] = {
         splits=("train", "sft", "validation", "test"),
     ),
     "mixture": Source(
-        description="several of the others by weight: `mixture: [{source: gsm8k, weight: 2}, ...]`",
-        splits=("train",),
+        description="several of the others by weight: `mixture: [{source: gsm8k, weight: 2}, ...]`"
     ),
 }
 

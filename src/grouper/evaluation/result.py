@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from pydantic import ConfigDict
 
@@ -26,15 +26,7 @@ Outcome = Literal["correct", "wrong", "no_answer", "truncated", "timeout", "cras
 # The four-way split, then what is not a verdict on the model and is counted apart.
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
-_OUTCOME_OF: Mapping[Verdict, Outcome] = {
-    Verdict.CORRECT: "correct",
-    Verdict.INCORRECT: "wrong",
-    Verdict.UNPARSEABLE: "wrong",
-    Verdict.NO_ANSWER: "no_answer",
-    Verdict.TIMEOUT: "timeout",
-    Verdict.CRASH: "crash",
-    Verdict.NOT_SCORED: "not_scored",
-}
+_WRONG = (Verdict.INCORRECT, Verdict.UNPARSEABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +71,8 @@ class EvaluationItem:
         """The four-way split: cut off before any answer is `truncated`, not `no_answer`."""
         if self.verdict is Verdict.NO_ANSWER and self.finish_reason is FinishReason.LENGTH:
             return "truncated"
-        return _OUTCOME_OF[self.verdict]
+        # The other verdicts are outcomes of the same names.
+        return "wrong" if self.verdict in _WRONG else cast("Outcome", self.verdict.value)
 
     @property
     def correct(self) -> bool:
