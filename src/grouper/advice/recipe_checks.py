@@ -5,6 +5,7 @@ What is said stands in `findings.yaml`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -69,8 +70,10 @@ def warnings(recipe: Recipe) -> Iterator[Finding]:
     parts = dict(_sources(recipe))
     for held_out in ("data.validation", "data.test"):
         for trained in ("data.sft", "data.train"):
-            if held_out in parts and trained in parts and _meet(parts[held_out], parts[trained]):
-                yield found("same-rows", held_out=held_out, trained=trained)
+            if held_out in parts and trained in parts:
+                pairs = itertools.product(_members(parts[held_out]), _members(parts[trained]))
+                if any(itertools.starmap(_overlap, pairs)):
+                    yield found("same-rows", held_out=held_out, trained=trained)
     if recipe.data.test is None:
         yield found("no-test")
     for phase, lowest in ADAPTER_RATES.items():
@@ -91,10 +94,6 @@ def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:
 def _members(source: SourceConfig) -> Sequence[RowsConfig]:
     """What a mixture is mixed of; any other source is alone."""
     return source.mixture or (source,)
-
-
-def _meet(a: SourceConfig, b: SourceConfig) -> bool:
-    return any(_overlap(one, other) for one in _members(a) for other in _members(b))
 
 
 def _overlap(*rows: RowsConfig) -> bool:
@@ -172,13 +171,8 @@ def _missing_packages(recipe: Recipe) -> list[GrouperError]:
     for where, instead in needs.items():
         with collected(missing):
             require_extra("bitsandbytes", "quantized", where=where, instead=instead)
-    if recipe.model.attention == "flash_attention_2":
-        with collected(missing):
-            _require_flash_attention()
+    # transformers takes flash attention from either.
+    here = any(find_spec(package) is not None for package in ("flash_attn", "kernels"))
+    if recipe.model.attention == "flash_attention_2" and not here:
+        missing.append(refusal("no-flash-attention", "model.attention"))
     return missing
-
-
-def _require_flash_attention() -> None:
-    # transformers takes it from either.
-    if find_spec("flash_attn") is None and find_spec("kernels") is None:
-        raise refusal("no-flash-attention", "model.attention")

@@ -206,33 +206,29 @@ def _explain(name: str, split: str, subset: str | None, error: Exception) -> Dat
     where = "/".join(["Hub set " + name, *([subset] if subset else []), split])
     text = " ".join(str(error).split()) or type(error).__name__
     lowered = text.lower()
-    if "gated" in lowered or "401" in lowered or "403" in lowered:
-        return DataError(
-            "this set is gated: its owner asks you to accept terms first",
-            where=where,
-            fix="Accept them on the set's page, then run `hf auth login`.",
-        )
-    if "split" in lowered and isinstance(error, ValueError):
-        return DataError(f"there is no split {split!r}: {text}", where=where)
-    if "builderconfig" in lowered or "config" in lowered:
-        return DataError(f"the subset is missing or wrong: {text}", where=where)
     flags = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
-    told = any(flag.upper() in ("1", "ON", "YES", "TRUE") for flag in flags)
-    if told or isinstance(error, ConnectionError) or "offline" in lowered:
-        return DataError(
-            "this set is not on this machine, and the Hub cannot be reached"
-            + (" (HF_HUB_OFFLINE is set)" if told else ""),
-            where=where,
-            fix=f"{_nearest(name)}Read it once with a network (`grouper data prepare`). Without a "
-            "network, give a local copy as `path`.",
+    offline = any(flag.upper() in ("1", "ON", "YES", "TRUE") for flag in flags)
+    if "gated" in lowered or "401" in lowered or "403" in lowered:
+        what = "this set is gated: its owner asks you to accept terms first"
+        fix = "Accept them on the set's page, then run `hf auth login`."
+    elif "split" in lowered and isinstance(error, ValueError):
+        what, fix = f"there is no split {split!r}: {text}", ""
+    elif "config" in lowered:
+        what, fix = f"the subset is missing or wrong: {text}", ""
+    elif offline or isinstance(error, ConnectionError) or "offline" in lowered:
+        told = " (HF_HUB_OFFLINE is set)" if offline else ""
+        what = f"this set is not on this machine, and the Hub cannot be reached{told}"
+        fix = (
+            f"{_nearest(name)}Read it once with a network (`grouper data prepare`). Without a "
+            "network, give a local copy as `path`."
         )
-    if type(error).__name__ in ("DatasetNotFoundError", "RepositoryNotFoundError"):
+    elif type(error).__name__ in ("DatasetNotFoundError", "RepositoryNotFoundError"):
         what = "there is no such set on the Hub, or it was renamed or is private"
-        fix = "Check the name, or give a local copy as `path`."
+        fix = f"{_nearest(name)}Check the name, or give a local copy as `path`."
     else:
         what = f"cannot be loaded: {text}"
-        fix = "Check the name. Without a network, give a local copy as `path`."
-    return DataError(what, where=where, fix=_nearest(name) + fix)
+        fix = f"{_nearest(name)}Check the name. Without a network, give a local copy as `path`."
+    return DataError(what, where=where, fix=fix)
 
 
 def _nearest(name: str) -> str:
