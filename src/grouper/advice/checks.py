@@ -1,10 +1,10 @@
-"""What can go wrong: the checks, and what they look at.
+"""What can go wrong: the checks, and the data they examine.
 
-`findings.yaml` says of each finding what is wrong and what to do; here is when. A check of a metric
-over its last window is a row of that table and nothing more (`watch`, `replay`). Every other one is
-a function over one kind of data: what a run has written down (`Record`), the lengths of a few
+`findings.yaml` has the text of each finding, what is wrong and what to do; the conditions are here.
+A check of a metric over its last window is only a row of that table (`watch`, `replay`). Every
+other one is a function of one kind of data: the record of a run (`Record`), the lengths of a few
 completions (`SampleSummary`) or graded groups (`Samples`). Recipes have theirs in `recipe_checks`.
-Thresholds are rough on purpose, for a finding is a place to look.
+Thresholds are rough on purpose: a finding is a place to look.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 FINDINGS: dict[str, dict[str, Any]] = table("grouper.advice", "findings.yaml")
 
-# A share of the steps, ratios or completions above which something is the rule.
+# A share of the steps, ratios or completions: most of them.
 MOST = 0.5
-# A share of the rollouts, of an entropy, or points of a rate, that are worth a word.
+# A share of the rollouts, a relative change of the entropy, or a change of a rate, that matters.
 SOME = 0.05
 # Steps at the beginning and the end of a run that are compared.
 COMPARED = 10
 # Curves are compared in runs at least as long, and a learning rate judged after as many steps.
 MIN_STEPS = 20
-# A policy that is lost after as few updates was lost to their size.
+# A policy that collapses within so few updates collapsed because of their size.
 FEW_UPDATES = 5
 # Nats per token between sampler and trainer; bfloat16 sampling alone stays well below it.
 MAX_GAP = 0.05
@@ -47,7 +47,7 @@ MAX_GAP = 0.05
 SAMPLED_STEPS = 20
 # A share of the completions that ends after SFT.
 MIN_STOPPED = 0.8
-# Below this, equal samples are first of all a matter of the temperature.
+# Below this, the temperature is the likely cause of equal samples.
 LOW_TEMPERATURE = 0.7
 # Steps of each metric that medians are taken over.
 REMEMBERED = 500
@@ -128,7 +128,7 @@ def slope(values: Sequence[float]) -> float:
 def window(
     first: Sequence[float], earlier: Sequence[float], last: Sequence[float]
 ) -> dict[str, float]:
-    """What a row of the table may look at and say of a metric.
+    """The numbers of a metric that a row of the table may use.
 
     Args:
         first: its values in the first window of the phase.
@@ -146,7 +146,7 @@ def window(
 
 
 def watch(report: StepReport, memory: dict[str, Any]) -> list[tuple[str, Finding]]:
-    """Look at a step as it is done, at every metric over its last window.
+    """Check every metric over its last window, after each step.
 
     A finding is reported when its condition begins to hold, and again after that has ended.
 

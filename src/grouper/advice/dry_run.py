@@ -1,4 +1,4 @@
-"""What a run would do, from its recipe and data alone: a dry run prints it, and loads no model."""
+"""What a run would do, from its recipe and data alone: what a dry run prints. Loads no model."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Plan:
     """One line per phase, measurement and folder."""
     warnings: tuple[str, ...]
     leaks: tuple[str, ...]
-    """Those of the warnings that are about held-out problems, in a few words each."""
+    """The warnings about held-out problems, in a few words each."""
     unchecked: tuple[str, ...]
-    """What could not be looked at, and why."""
+    """What could not be checked, and why."""
 
 
 def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
@@ -90,7 +90,7 @@ def _check_models(recipe: Recipe, *, resume: bool) -> list[str]:
     """Look at the models that the run will load.
 
     Returns:
-        What could not be looked at.
+        What could not be checked.
     """
     model = recipe.model
     if model.path is None and recipe.grpo.start_from is None and model.lora is None:
@@ -103,7 +103,7 @@ def _check_models(recipe: Recipe, *, resume: bool) -> list[str]:
 
 
 def _prepare(recipe: Recipe, sets: ProblemSets) -> Prepared | None:
-    """The preparation of the run, where the model's tokenizer lies on this machine."""
+    """The preparation of the run, where the model's tokenizer is on this machine."""
     path = recipe.model.path
     if path is None or not Path(path).expanduser().exists():
         return None

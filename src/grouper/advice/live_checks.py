@@ -1,4 +1,4 @@
-"""The checks at work in a run: before GRPO, after every step, and after SFT."""
+"""The checks during a run: before GRPO, after every step, and after SFT."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STOP_SAMPLES = 10
 
 
 def usual_hooks(recipe: Recipe) -> tuple[Hook, ...]:
-    """What looks after every run, and the hooks of the recipe.
+    """The hooks of every run, and those of the recipe.
 
     Raises:
         ConfigError: one of these is not there.

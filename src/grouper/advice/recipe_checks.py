@@ -1,6 +1,6 @@
-"""What can be said about a recipe before any data or model is loaded.
+"""Checks of a recipe before any data or model is loaded.
 
-What is said stands in `findings.yaml`.
+Their texts are in `findings.yaml`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def collected(problems: list[GrouperError]) -> Iterator[None]:
 
 
 def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
-    """Everything that can be said about a recipe before any data or model is loaded.
+    """Check everything about a recipe that takes no data and no model.
 
     Args:
         recipe: what is to be run.
-        runs_here: on this machine; else files and libraries that it lacks are only warned of.
+        runs_here: on this machine; otherwise missing files and libraries are only warnings.
 
     Returns:
         Warnings: settings that work but rarely do what was meant.
@@ -62,8 +62,8 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
 
 
 def warnings(recipe: Recipe) -> Iterator[Finding]:
-    """What works and is rarely meant: the sources of the recipe are known to exist."""
-    # Without any instruction, SFT is what tells the model how to answer.
+    """Settings that work but are rarely meant; the sources of the recipe must exist."""
+    # Without any instruction, the model learns from SFT how to answer.
     if recipe.prompt.system != "" or recipe.skip_sft:
         for warning in warn_about_system(recipe.prompt):
             yield found("system", warning=warning.removesuffix("."))
@@ -92,7 +92,7 @@ def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:
 
 
 def _members(source: SourceConfig) -> Sequence[RowsConfig]:
-    """What a mixture is mixed of; any other source is alone."""
+    """The members of a mixture, or the source itself."""
     return source.mixture or (source,)
 
 

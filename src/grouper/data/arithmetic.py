@@ -1,12 +1,12 @@
 """Generated word problems in small whole numbers, for runs without any file or network.
 
 A solution names every step (`6*4=24. 24+10=34.`). With `rushed`, some worked solutions stop one
-step early and give that value as the answer: a bad habit on purpose, which SFT copies and GRPO
+step early and give that value as the answer: a deliberate error, which SFT copies and GRPO
 can remove. The reference answer is always right; what the demonstration shows is the column
 `demonstrated_answer`.
 
-No question can be in two splits, whatever the seeds, counts and kinds: the hash of its text says
-which split it belongs to.
+No question can be in two splits, whatever the seeds, counts and kinds: the hash of its text
+decides which split it belongs to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from grouper.types import Problem
 
 SPLITS = ("train", "sft", "validation", "test")
 OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
-# Draws in a row without a new question before the space counts as used up.
+# Draws without a new question after which the space of questions counts as exhausted.
 PATIENCE = 20_000
 
 
@@ -72,7 +72,7 @@ class ArithmeticOptions(BaseModel):
     high: Annotated[int, Field(ge=1)] = 10
     """Largest operand."""
     max_value: Annotated[int, Field(ge=1)] = 25
-    """Every intermediate value and answer lies in 1..max_value."""
+    """Every intermediate value and answer is in 1..max_value."""
     rushed: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
     """Kind -> probability that the worked solution stops one step early, with a wrong answer."""
     seed: Annotated[int, Field(ge=0)] | None = None

@@ -1,8 +1,8 @@
-"""What is wrong with a problem set, and what is in it, before anything is trained on it.
+"""What a problem set contains, and what is wrong with it, before anything is trained on it.
 
     ProblemSet --audit--> Audit (unreadable references, repeated questions, histograms)
 
-Leaks between sets are `find_overlap`; `quarantine_rows` lists all of it as one row a finding.
+`find_overlap` finds leaks between sets; `quarantine_rows` lists everything, one row per finding.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LENGTHS = (10, 20, 40, 80, 160, 320)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeated:
-    """One question that several problems ask."""
+    """A question that several problems share."""
 
     problem_ids: tuple[str, ...]
     answers: tuple[str, ...]
@@ -58,7 +58,7 @@ class Audit:
 
 
 def audit(problems: ProblemSet) -> Audit:
-    """Look through a problem set; rows that could not become problems are in it already.
+    """Examine a problem set; rows that could not become problems are listed in it already.
 
     >>> from grouper.data import load_problems
     >>> from grouper.config.schema import SourceConfig
@@ -80,7 +80,7 @@ def audit(problems: ProblemSet) -> Audit:
 def _repeated(problems: Sequence[Problem]) -> Iterator[Repeated]:
     by_question: dict[tuple[str, ...], list[Problem]] = {}
     for problem in problems:
-        # Answers given as choices belong to the question, so punctuation is all that is dropped.
+        # Multiple-choice options are part of the question, so only punctuation is dropped.
         by_question.setdefault(question_words(problem.question), []).append(problem)
     for same in by_question.values():
         if len(same) > 1:
@@ -165,7 +165,7 @@ def _histogram(lengths: Sequence[int]) -> dict[str, int]:
 def quarantine_rows(
     audits: Sequence[Audit], leaks: Sequence[Overlap] = ()
 ) -> Iterator[dict[str, Any]]:
-    """One row a finding: what to leave out, and why."""
+    """One row per finding: what to leave out, and why."""
     for found in audits:
         for row in found.problems.quarantined:
             yield {"set": found.problems.name, "row": row.row, "id": None, "reason": row.reason}

@@ -49,17 +49,17 @@ def load_problems(
     """Read, generate or download the problems that `config` describes.
 
     Args:
-        config: the source (or mixture), where it lies, and which part of it to use.
+        config: the source (or mixture), where it is, and which part of it to use.
         seed: the run's seed; only generated sources and mixtures use it.
         fmt: the prompt format of the run, by which `only_correct` judges whole responses.
-        keep_unreadable: keep problems whose reference the grader cannot read, and say so in
-            `notes`: an evaluation grades them by text alone, and measures the set as published.
+        keep_unreadable: keep problems whose reference the grader cannot read, with a note: an
+            evaluation grades them by text alone, and measures the set as published.
 
     Returns:
         The problems in the source's order (or shuffled), `offset` and `limit` applied to rows,
         then its filters. Rows that cannot be used, and references the grader cannot read, are
-        listed in `quarantined`; what the filters left out is reported in `notes`. Neither depends
-        on how fast the machine is.
+        listed in `quarantined`; `notes` say what the filters left out. Neither depends on the
+        speed of the machine.
 
     Raises:
         ConfigError: unknown source or option.
@@ -98,7 +98,7 @@ def _load_one(
 
 
 def check_source(config: RowsConfig, *, where: str) -> None:
-    """What can be said about `config` without reading it. Raises `ConfigError`."""
+    """Check what takes no reading. Raises `ConfigError` with every problem."""
     source = SOURCES.get(config.source)
     if source is None:
         raise ConfigError(
@@ -134,7 +134,7 @@ def check_source(config: RowsConfig, *, where: str) -> None:
 
 
 def _split(config: RowsConfig) -> str:
-    """A file that holds one split is that split, unless the recipe says otherwise."""
+    """The split to read: the recipe's, that of a single file, or the source's default."""
     if config.split is not None:
         return config.split
     if config.path is not None and config.source != "hub":
@@ -200,7 +200,7 @@ def _rows(config: RowsConfig, split: str) -> tuple[str, Iterator[Row]]:
 
 
 def _columns(config: RowsConfig, first: Sequence[Row], name: str) -> Columns:
-    """Which columns hold what, by the first rows. Raises `DataError`: none can be read."""
+    """The columns of each field, by the first rows. Raises `DataError`: none can be read."""
     if not first:
         raise DataError(
             "there are no rows in it", where=config.path or name, fix="Check the path and split."
@@ -242,7 +242,7 @@ def _window(items: Iterable[Item], config: RowsConfig) -> list[Item]:
 def _fields(row: Row, columns: Columns, source: Source) -> dict[str, Any]:
     """The fields of a problem. Raises `ValueError` with the reason where a row cannot be used."""
     if isinstance(row, UnreadableRow):
-        raise ValueError(row.reason)  # noqa: TRY004 - what `_read` sets a row aside for
+        raise ValueError(row.reason)  # noqa: TRY004 - `_read` lists the rows that raise it
     fields = read_fields(row, columns)
     if source.parse_row is not None:
         fields = source.parse_row(fields)
@@ -255,7 +255,7 @@ def _fields(row: Row, columns: Columns, source: Source) -> dict[str, Any]:
 
 
 def _reasons(answers: Sequence[str], where: str) -> dict[str, str | None]:
-    """Why each reference cannot be read, or None; a few first, which says most of a wrong column.
+    """Why each reference cannot be read, or None; the first few are enough to see a wrong column.
 
     Raises:
         DataError: the first `TRIED` cannot be read.

@@ -28,7 +28,7 @@ Problems = Sequence[Problem]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantined:
-    """A source row that is left out, and why.
+    """A source row that cannot be used, and why.
 
     Example: `Quarantined(row=17, reason="the answer is empty")`.
     """
@@ -49,7 +49,7 @@ class ProblemSet:
     problems: tuple[Problem, ...]
     quarantined: tuple[Quarantined, ...] = ()
     notes: tuple[str, ...] = ()
-    """What its filters left out, a sentence each."""
+    """What its filters left out, one sentence each."""
     left_out: int = 0
     """Problems that could have been used, and that filters left out."""
 
@@ -81,7 +81,7 @@ class ProblemSet:
 def subset_of(
     whole: ProblemSet, problems: Sequence[Problem], *, note: str, name: str | None = None
 ) -> ProblemSet:
-    """A set of some problems of `whole`, with one more note (if it says anything)."""
+    """A set of some problems of `whole`, with one more note unless it is empty."""
     return replace(
         whole,
         name=name or whole.name,
@@ -202,11 +202,11 @@ def _numeric(problems: Problems, *_: object) -> tuple[list[Problem], str]:
 
 
 def grade_shown(problem: Problem, fmt: AnswerFormat | None = None) -> bool | None:
-    r"""Whether the answer that a demonstration shows is right; None where it shows none of its own.
+    r"""Whether the answer of a demonstration is right; None where it states none of its own.
 
     That is the answer of a whole response, which must be in its format, the column
-    `demonstrated_answer`, or the last `\boxed{}` of the worked solution. A solution without it is
-    trained with the reference after it.
+    `demonstrated_answer`, or the last `\boxed{}` of the worked solution. A solution without one is
+    trained with the reference answer after it.
 
     >>> problem = Problem(id="a", question="1+1?", answer="2", source="a", solution=r"\boxed{3}")
     >>> grade_shown(problem)
@@ -252,7 +252,7 @@ def _unique(problems: Problems, config: RowsConfig, *_: object) -> tuple[list[Pr
     for problem, key in zip(problems, keys, strict=True):
         if key in chosen:
             kept.append(problem)
-            if not by_problem:  # its repetitions say nothing new
+            if not by_problem:  # its repetitions are left out
                 chosen.discard(key)
     noun, count = "problems" if by_problem else "rows", min(wanted, len(different))
     note = (
@@ -275,7 +275,7 @@ FILTERS: dict[str, Filter] = {
 def hold_out(whole: ProblemSet, share: float, *, seed: int) -> tuple[ProblemSet, ProblemSet]:
     """(train, validation): about `share` of the problems held out, the same for equal seeds.
 
-    Problems that ask the same question stay together, on one side. Which side a question is on
+    Problems with the same question stay together, on one side. Which side a question is on
     depends on the seed and its words alone, so the order of the set plays no part.
 
     Raises:
@@ -313,7 +313,7 @@ def hold_out(whole: ProblemSet, share: float, *, seed: int) -> tuple[ProblemSet,
     return (
         subset_of(whole, train, note=f"validation_share: {len(held):,} problems are held out."),
         subset_of(
-            replace(whole, notes=(), quarantined=()),  # reported of the other side
+            replace(whole, notes=(), quarantined=()),  # they are those of the other side
             held,
             note=f"held out of {whole.name}: {len(held):,} of {len(whole):,} problems.",
             name=f"{whole.name} (held out)",

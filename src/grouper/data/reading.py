@@ -1,4 +1,4 @@
-"""Rows as dicts, one after the other: of local JSONL, JSON, CSV and Parquet, and of the Hub."""
+"""Rows as dicts, one after another: from local JSONL, JSON, CSV and Parquet, and from the Hub."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 
 class UnreadableRow(dict[str, Any]):
-    """A line that holds no row: an empty row that says why, for the line to be listed.
+    """A line that holds no row: an empty row with the reason, so that the line can be listed.
 
     Example: `UnreadableRow("not JSON: Expecting value")`.
     """
@@ -120,7 +120,7 @@ def _read_json(path: Path) -> Iterator[Row]:
 
 
 def _reason(error: ValueError | RecursionError) -> str:
-    """What Python says of a text that it cannot read as JSON."""
+    """Python's reason for not reading a text as JSON."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return error.msg if isinstance(error, json.JSONDecodeError) else str(error).split(";")[0]
@@ -192,7 +192,7 @@ def read_hub(
     """
     import datasets
 
-    # Only where it is set: a test's stand-in need not know it.
+    # Only where it is set: a stand-in of a test need not accept it.
     more: dict[str, Any] = {"streaming": True} if streaming else {}
     try:
         yield from map(dict, datasets.load_dataset(name, subset, split=split, **more))

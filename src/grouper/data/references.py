@@ -1,9 +1,9 @@
-"""Can the references be graded against? Asked once for each answer, and remembered on disk.
+"""Can the reference answers be graded against? Checked once per answer, and cached on disk.
 
-Plain numbers are decided at once. The rest is read by worker processes of the grader, about 10 ms
-each, several at a time where there are many; what they said is kept in
+Plain numbers are decided at once. The rest is parsed by worker processes of the grader, about 10
+ms each, several at a time where there are many; their verdicts are kept in
 `$GROUPER_CACHE/references-<version>.json` (`~/.cache/grouper` by default). The version is a hash
-of the grading code and of the symbolic libraries: another grader asks again.
+of the grading code and of the symbolic libraries: another version checks again.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Verdicts = dict[str, str | None]
 def check_references(answers: Iterable[str]) -> Verdicts:
     r"""Why each answer cannot be graded against; None for those that are readable.
 
-    The same as `grading.check_reference` of each, for whole sets at a time. What is said of an
-    answer depends on its spelling and on nothing else, so a set is the same on every machine.
+    As `grading.check_reference` of each, for whole sets at a time. The verdict on an answer depends
+    on its spelling alone, so a set is the same on every machine.
 
     Raises:
         GradingError: see `Grader.read_reference`.
@@ -55,11 +55,11 @@ def check_references(answers: Iterable[str]) -> Verdicts:
         return found
     path = cache_folder() / f"references-{_version()}.json"
     known = _read(path)
-    asked = [answer for answer in hard if answer not in known]
-    if asked:
-        said = _ask(asked)
-        found |= said
-        _remember(path, said)
+    unknown = [answer for answer in hard if answer not in known]
+    if unknown:
+        checked = _check(unknown)
+        found |= checked
+        _store(path, checked)
     return found | {answer: known[answer] for answer in hard if answer in known}
 
 
@@ -71,7 +71,7 @@ def _has_symbolic() -> bool:
     return True
 
 
-def _ask(answers: list[str]) -> Verdicts:
+def _check(answers: list[str]) -> Verdicts:
     workers = max(1, min(os.cpu_count() or 1, len(answers) // PER_WORKER))
     with (
         Grader(AnswerContract(kind=AnswerKind.BOXED), GradingConfig(), workers=workers) as grader,
@@ -104,12 +104,12 @@ def _read(path: Path) -> Verdicts:
     return known if isinstance(known, dict) else {}
 
 
-def _remember(path: Path, said: Mapping[str, str | None]) -> None:
-    """Add to the file, of which no reader ever sees half.
+def _store(path: Path, checked: Mapping[str, str | None]) -> None:
+    """Add to the cache file; no reader ever sees half of it.
 
-    Two processes that write at once lose the entries of one, which are then asked again.
+    Of two processes that write at once, the entries of one are lost and checked again later.
     """
-    text = json.dumps({**_read(path), **said}, ensure_ascii=True)
+    text = json.dumps({**_read(path), **checked}, ensure_ascii=True)
     try:
         write_atomic(path, text.encode())
         for older in path.parent.glob("references-*.json"):

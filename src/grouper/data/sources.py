@@ -1,4 +1,4 @@
-r"""The table of data sources: where each lies, what its columns are called, and how a row is read.
+r"""The table of data sources: where each one is, what its columns are called, how a row is read.
 
 A new source is one row of `SOURCES`; a layout that column names cannot describe also gets a
 `parse_row`.
@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 
 # The format whose plain text is published as whole prompts.
 R1 = FORMATS["r1-zero"]
-# Where the answer of a response is read from, whatever stands between the tags.
+# Where the answer of a response is read from, whatever is between the tags.
 RESPONSE_CONTRACT: AnswerContract = replace(R1.contract, open="<answer>")
 
 
@@ -58,9 +58,8 @@ def _r1_prompt() -> re.Pattern[str]:
 def read_response(text: str, *, opened: bool) -> str:
     r"""A response as the completion that sampling in the format of R1-Zero would have given.
 
-    Word for word, but for its ends: the tag that the prompt opens is not written again, what stands
-    after the stop string is cut off, and an answer that was published without its closing tag gets
-    it back.
+    Word for word, except at its ends: the tag that the prompt opens is not repeated, text after the
+    stop string is cut off, and an answer that was published without its closing tag gets it back.
 
     Args:
         text: the response as published.
@@ -89,8 +88,8 @@ def read_response(text: str, *, opened: bool) -> str:
 
 
 FIELDS = ("question", "answer", "solution", "response", "subject", "level", "id")
+# Our fields of one row, each as text or None.
 Fields = dict[str, str | None]
-"""Our fields of one row, each as text or None."""
 
 BOXED = AnswerContract(kind=AnswerKind.BOXED)
 
@@ -139,7 +138,7 @@ _HASHED = re.compile(r"####[ \t]*\S[^\n]*\s*\Z")
 def _boxed_answer(row: Fields) -> Fields:
     r"""The answer column where there is one, else the last `\boxed{}` of the solution.
 
-    A solution that is nothing but a number is the answer: some sets call it so. Of a worked
+    A solution that is only a number is the answer: some sets name the column so. Of a worked
     solution that ends in `#### 72`, in either column, the answer is 72.
     """
     solution = row["solution"]
@@ -160,7 +159,7 @@ def _boxed_answer(row: Fields) -> Fields:
 
 
 def _without_thinking_tags(row: Fields) -> Fields:
-    """The thoughts stay; a prompt format has tags of its own."""
+    """The thoughts are kept without their tags; a prompt format has tags of its own."""
     solution = re.sub(r"</?think>", "", row["solution"] or "").strip()
     return _boxed_answer({**row, "solution": solution or None})
 
@@ -168,7 +167,7 @@ def _without_thinking_tags(row: Fields) -> Fields:
 def _prompt_response(row: Fields) -> Fields:
     """The question out of the whole prompt; the response as it is to be trained.
 
-    A prompt of no known template is the question as it stands, and is trained as it stands.
+    A prompt that follows no known template is the question, and is trained word for word.
     """
     prompt, response = row["question"] or "", row["response"] or ""
     known = read_prompt(prompt)
@@ -179,7 +178,7 @@ def _prompt_response(row: Fields) -> Fields:
     else:
         question, opened = known
         response = read_response(response, opened=opened)
-        # What stands before the answer, for users who want the working alone.
+        # The part before the answer, for users who want the working alone.
         solution = response.partition("</think>")[0].strip() or response.strip()
         found = {"question": question, "solution": solution, "response": response}
     return {**row, **found, "answer": row["answer"] or _answer_of(response)}
@@ -301,8 +300,8 @@ SOURCES: dict[str, Source] = {
 }
 
 
+# Our field -> the set's columns, of which the first that is not empty in a row is taken.
 Columns = Mapping[str, tuple[str, ...]]
-"""Our field -> the set's columns; the first that is not empty in a row counts."""
 
 
 def choose_columns(

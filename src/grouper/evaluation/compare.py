@@ -1,4 +1,4 @@
-"""Base, SFT and GRPO on the same problems: one table, and one honest sentence a difference."""
+"""Base, SFT and GRPO on the same problems: one table, and a verdict on each difference."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _share_from_format(
 
 
 def label(name: str) -> str:
-    """How a result is called in tables.
+    """The name of a result in tables.
 
     >>> label("grpo"), label("validation-grpo-000020")
     ('GRPO', 'validation-grpo-000020')
@@ -149,7 +149,7 @@ def _notes(comparison: Comparison) -> list[str]:
 
 
 def _shared(results: Sequence[EvaluationResult]) -> str:
-    """What every model was measured with, as far as the settings kept with the results say."""
+    """What all measurements had in common, as far as the settings kept with the results show."""
     sampling: list[Any] = [result.card.get("sampling") for result in results]
     seeds = {result.card.get("seed") for result in results}
     if len(results) == 1:
@@ -244,7 +244,7 @@ _STYLE = {"better": "bold green", "worse": "bold red", "no evidence": "yellow"}
 
 
 def render_parts(results: Sequence[EvaluationResult], *, by: str) -> RenderableType | None:
-    """Accuracy by `subject` or `level`, one column a result; None where problems have none."""
+    """Accuracy by `subject` or `level`, one column per result; None where problems have none."""
     parts = [result.by_subject if by == "subject" else result.by_level for result in results]
     names = list(dict.fromkeys(name for part in parts for name in part))[:_MANY_PARTS]
     if not names:
@@ -258,7 +258,7 @@ def render_parts(results: Sequence[EvaluationResult], *, by: str) -> RenderableT
 
 
 def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None:
-    """Format, reasoning and each reward, one row a result; None where nothing is known of them."""
+    """Format, reasoning and each reward, one row per result; None where none was measured."""
     known = [(label(r.name), r.metrics) for r in results if r.metrics is not None]
     if not known:
         return None
@@ -288,7 +288,7 @@ def render_rewards_by_subject(result: EvaluationResult) -> RenderableType | None
 
 
 def metrics_line(result: EvaluationResult) -> str | None:
-    """The five numbers in one line for a log; None where they are not known."""
+    """Format, accuracy, reasoning and reward in a line for a log; None where not measured."""
     found = result.metrics
     if found is None:
         return None

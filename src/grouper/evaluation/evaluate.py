@@ -61,7 +61,7 @@ def evaluate(
         confidence: of the intervals.
         progress: called with (completions drawn, completions in all) after each.
         card: more to record beside the settings: hashes of the model and data, grader version.
-        processes: the processes that share the problems out; each is measured exactly once.
+        processes: the processes among which the problems are divided; each is measured once.
         fmt: the prompt format; with `rewards`, each item also has its format and reasoning.
         rewards: also scores each completion; a reward that fails stops nothing.
 
@@ -85,7 +85,7 @@ def evaluate(
         progress=progress,
     )
 
-    # By rank 0 alone, which may have to ask a judge.
+    # On rank 0 alone, since a reward may call a judge.
     scored: Sequence[Reward | None] = (processes or SingleProcess()).on_rank0(
         lambda: [] if rewards is None else _score(name, items, drawn, samples, rewards)
     )
@@ -110,7 +110,7 @@ def evaluate(
 
 
 def settings_name(split: str, params: SamplingParams, problems: int, samples: int) -> str:
-    """A file name that says how a model is measured.
+    """A file name with the settings of a measurement.
 
     >>> settings_name("test", SamplingParams(temperature=0), 500, 1)
     'test-greedy-500x1'
@@ -182,7 +182,7 @@ def _items(
 def _score(
     name: str, items: Items, drawn: Sequence[Drawn], samples: int, rewards: RewardStack
 ) -> list[Reward]:
-    """The reward of each completion; those of a group that cannot be scored have none."""
+    """The reward of each completion; without components where its group cannot be scored."""
     notes = Notes(place=name)
     found: list[Reward] = []
     for number, (problem, prompt) in enumerate(items):
@@ -204,9 +204,9 @@ def _score(
 
 
 def reasoning_of(text: str, fmt: AnswerFormat) -> str:
-    r"""The reasoning in a completion: what stands between its tags, else before the answer.
+    r"""The reasoning in a completion: the text between its tags, or else before the answer.
 
-    Empty where a tag is missing. What the prompt has opened counts as written.
+    Empty where a tag is missing. The tag that the prompt opens counts.
 
     >>> from grouper.prompts import FORMATS
     >>> reasoning_of(r"2 and 2, so \boxed{4}.", FORMATS["boxed"])

@@ -127,7 +127,7 @@ def mean_interval(scores: Sequence[Sequence[float]], confidence: float = 0.95) -
     A Wilson interval on the effective sample size n* = n p(1-p) / s^2, where s^2 is the variance
     of the n problem means (Kish's design effect; Dean and Pagano 2015 find the Wilson form the
     best of its kind for clustered data). n* is kept between the number of problems and the number
-    of samples. No resampling, so no seed; with one sample a problem it is exactly Wilson's.
+    of samples. No resampling, so no seed; with one sample per problem it is exactly Wilson's.
 
     By hand, 2 problems of 4 samples, all right and half right: p = 0.75, s^2 = 0.0625, so
     n* = 2 * 0.1875 / 0.0625 = 6.
@@ -154,7 +154,7 @@ def mean_interval(scores: Sequence[Sequence[float]], confidence: float = 0.95) -
     variance = math.fsum((m - mean) ** 2 for m in means) / n
     most = sum(len(samples) for samples in scores)
     spread = mean * (1 - mean)
-    # All right or all wrong says nothing of how alike a problem's samples are.
+    # Where all are right or all wrong, the correlation within problems is unknown.
     effective = float(n)
     if most > n and spread > 0:
         effective = min(most, max(n, n * spread / variance)) if variance > 0 else float(most)
@@ -263,7 +263,7 @@ def paired_comparison(
     """Compare two score lists of the same problems in the same order.
 
     Where every score is 0 or 1: exact McNemar test and Bonett-Price interval. Else (several
-    samples a problem): sign-flip permutation test and a bootstrap over problems, both functions
+    samples per problem): sign-flip permutation test and a bootstrap over problems, both functions
     of `seed` alone.
 
     >>> result = paired_comparison([0] * 8 + [1, 1], [1] * 8 + [1, 0])

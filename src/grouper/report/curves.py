@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Reports = Sequence[StepReport]
 
-# Okabe and Ito's palette: told apart with every common kind of colour blindness.
+# Okabe and Ito's palette, distinguishable with every common kind of colour blindness.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#6B6B6B"
 _STYLE = {
@@ -102,7 +102,7 @@ def draw_areas(axes: Axes, parts: Sequence[tuple[str, Series, str]], **legend: A
     Args:
         axes: where.
         parts: (name, series, colour) from the lowest to the highest, all of the same steps.
-        legend: where it stands.
+        legend: its place, as matplotlib takes it.
     """
     axes.stackplot(
         parts[0][1].steps,
@@ -154,7 +154,7 @@ class Lines:
 
 
 def compose(panels: Sequence[Callable[[Axes], None]], headline: str) -> Figure:
-    """A page of panels, at most three in a row; without any, it says so."""
+    """A page of panels, at most three in a row, or a note that there are none."""
     # Half a second of imports that only a picture needs; no pyplot, so no global state.
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -447,7 +447,7 @@ def _panels(story: _Story) -> Iterator[Callable[[Axes], None]]:
 
 # --- times.png ------------------------------------------------------------------------------------
 
-# Fewer say nothing: in the first ones allocators and kernels settle.
+# Fewer steps mean little: in the first ones allocators and kernels settle.
 FEWEST_STEPS = 5
 _COLORS = dict(zip(TIME_PARTS, (PURPLE, SKY, RED, ORANGE, GREY), strict=True))
 _SPEED = Lines(
@@ -471,7 +471,7 @@ _USED = Lines(
 
 
 def draw_times(run: RunFolder, path: Path | None = None) -> Path | None:
-    """Draw the split of the steps, their tokens a second and their model FLOP utilisation.
+    """Draw the split of the steps, their tokens per second and their model FLOP utilisation.
 
     It is about GRPO; a run without any shows its SFT, which is an update and little else.
 
@@ -513,7 +513,7 @@ def _duration(reports: Reports) -> str:
 def _split(axes: Axes, reports: Reports, phase: str) -> None:
     """Seconds of each part, on top of each other."""
     steps = np.array([report.step for report in reports], dtype=np.float64)
-    # A step without an update has none to show, and the areas need one value a step each.
+    # A step without an update has no time of it, but areas need one value per step.
     seconds = {
         part: np.array([r.mean(name) if name in r.tallies else 0.0 for r in reports])
         for part, name in ((part, f"time.{part}") for part in TIME_PARTS)

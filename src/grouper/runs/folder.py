@@ -11,7 +11,7 @@
                    {sft,grpo}/checkpoint-<step>/   and final/ (written by training, like base/)
                    incident/<phase>-<step>/        why a run stopped by itself
                    eval_runs/<model>/              what `grouper eval` measured afterwards
-                   trackers/                       what TensorBoard or W&B write, where asked for
+                   trackers/                       what TensorBoard or W&B write, if they are used
 
 Two equal runs leave equal bytes in everything but `training.log`, `times.png`, `trackers/`, the
 `host` part of `run.json` and, of the metrics, `time`, `elapsed_s`, `time.*`, `memory.*` and
@@ -70,7 +70,7 @@ ANSWERS_FILE = "reward_answers.jsonl"
 
 _FILES = ("recipe.yaml", "metrics.jsonl", "training.log", "curves.png", "times.png", ANSWERS_FILE)
 OUR_FOLDERS = (*PHASES, "rollouts", "evaluations", "eval_runs", "incident", "trackers")
-# What a run leaves without a `run.json`, where it was killed in its first moment or a model was
+# What may be in a folder without a `run.json`: the run was killed at its very start, or a model was
 # measured before anything was trained.
 _LEFTOVERS = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
 _ROLLOUTS = re.compile(r"([a-z]+)-(\d+)\.jsonl\.gz")
@@ -176,7 +176,7 @@ class RunFolder:
             folder._write_info(info)
         write_atomic(folder._recipe, recipe_yaml.encode())
         if not folder._info.exists():
-            # What has it is a run folder, so it comes last.
+            # A folder with this file is a run folder, so it is written last.
             folder._write_info(now)
         return folder
 
@@ -259,12 +259,12 @@ class RunFolder:
         return True
 
     def discard(self) -> None:
-        """Undo `create` where the folder was new: a run that never began leaves nothing behind.
+        """Undo `create` where the folder was new: a run that never began leaves nothing.
 
-        Otherwise the next try, with what was wrong put right, would be refused as another recipe.
+        Otherwise the next attempt, with the mistake corrected, would be refused as another recipe.
         """
         self._clear(keep=("eval_runs",))
-        with contextlib.suppress(OSError):  # something that is not ours lies there, too
+        with contextlib.suppress(OSError):  # there are files that are not ours
             self.path.rmdir()
 
     def _clear(self, *, keep: Sequence[str] = ()) -> None:
@@ -322,7 +322,7 @@ class RunFolder:
         """Add one step to `metrics.jsonl`, flushed to the operating system.
 
         Raises:
-            RunFolderError: the disk is full, or the like; no part of the line is left behind.
+            RunFolderError: the disk is full, or the like; no part of the line is left in the file.
         """
         if self._elapsed_before is None:
             rows = self._metrics_lines()
@@ -400,8 +400,8 @@ class RunFolder:
             phase: `grpo`.
             step: as in the step's report: the first step is 1.
             groups: all groups that were sampled, with signal or without.
-            advantages: one a rollout, in the order of the groups and of their rollouts; None for
-                a rollout that took no part.
+            advantages: one per rollout, in the order of the groups and of their rollouts; None for
+                a rollout that was not trained on.
             with_ids: also keep prompt ids, sampled ids and their log-probs.
         """
         rows = records.rollout_rows(phase, step, groups, advantages, with_ids=with_ids)

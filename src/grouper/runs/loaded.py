@@ -1,4 +1,4 @@
-"""What a run has left behind, as tables."""
+"""The record of a run as tables."""
 
 from __future__ import annotations
 

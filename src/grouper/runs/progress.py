@@ -29,7 +29,7 @@ from grouper.types import StepReport
 
 logger = logging.getLogger(__name__)
 
-# Without a terminal, a long part that prints nothing else says how far it is this often.
+# Without a terminal, the progress of a long part that prints nothing else is printed this often.
 PLAIN_SECONDS = 15.0
 # `time.*` metrics that add up to `time.step`, in the order in which they happen.
 TIME_PARTS = ("prefill", "decode", "grade", "update", "other")
@@ -37,7 +37,7 @@ TIME_PARTS = ("prefill", "decode", "grade", "update", "other")
 # Columns of the line of a step.
 WIDTH = 100
 
-# What it has: words, metric, and form of its mean.
+# Format of the mean, and metric.
 _SHORT = (
     ("reward {:.3f}", "reward/total"),
     ("solved {:.0%}", "solve_rate"),
@@ -61,19 +61,19 @@ _REST = (
 
 
 def format_step(report: StepReport, total: int | None = None, *, verbose: bool = False) -> str:
-    """One line that says how a step went; metrics that are missing are left out.
+    """One line about a step; metrics that are missing are left out.
 
     Args:
         report: what the step did.
         total: steps of the phase.
-        verbose: all there is to say; otherwise it fits 100 columns.
+        verbose: every metric; otherwise the line fits 100 columns.
 
     >>> from grouper.types import Tally
     >>> tallies = {"solve_rate": Tally.of([1, 0, 0, 1]), "grad_norm": Tally.of([0.25])}
     >>> format_step(StepReport(phase="grpo", step=3, tallies=tallies, status="learning"), 60)
     'grpo  3/60  solved 50%'
     """
-    # The loss of GRPO is near 0 by construction and says nothing.
+    # The loss of GRPO is near 0 by construction, so it is not shown.
     loss = () if "reward/total" in report.tallies else (("loss {:.4f}", "loss"),)
     count = f"{report.step:>{len(str(total))}}/{total}" if total else str(report.step)
     shown = [
@@ -108,7 +108,7 @@ class Progress:
 
     Args:
         quiet: show nothing; `training.log` is still written.
-        verbose: say all there is to say of a step.
+        verbose: show every metric of a step.
         log_every: steps between lines, here and in `training.log`.
         console: where to show it; standard error by default.
 
@@ -151,7 +151,7 @@ class Progress:
             yield task
         seconds = time.monotonic() - start
         logger.info("%s: done in %.1f s", description, seconds)
-        # A part that was over at once in a terminal is not worth a line.
+        # In a terminal, a part that took less than a second gets no line.
         if seconds >= 1 or not self._live:
             self._print(f"{description}: done in {seconds:.1f} s")
 
@@ -178,14 +178,14 @@ class Progress:
             logger.info("%s step %d: %s", report.phase, report.step, event)
 
     def say(self, renderable: RenderableType) -> None:
-        """Show something that stays, above the bars; text is written to `training.log`, too."""
+        """Print something above the bars; text is written to `training.log`, too."""
         if isinstance(renderable, str):
             logger.info("%s", renderable)
         if not self._quiet:
             self.console.print(renderable)
 
     def sample(self, text: str) -> None:
-        """Show what a model wrote, above the bars and nowhere else; no part of it is markup."""
+        """Print what a model wrote, above the bars and nowhere else; no part of it is markup."""
         if not self._quiet:
             self.console.print(Text(text), soft_wrap=True)
 
@@ -200,7 +200,7 @@ class Progress:
     def _print(self, line: str) -> None:
         self._last_shown = time.monotonic()
         if not self._quiet:
-            # A log line is one line, however narrow the log believes it is.
+            # A log line is one line, whatever width the log reports.
             self.console.print(Text(line), soft_wrap=not self._live)
 
     def _now_and_then(self, description: str, done: int, total: int | None) -> None:
@@ -242,7 +242,7 @@ class _OnConsole(logging.Handler):
 
 
 class _Hiding(logging.Filter):
-    """Puts secrets out of what libraries and a user's own code have said."""
+    """Removes secrets from the messages of libraries and of a user's own code."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = hidden(record.getMessage()), ()

@@ -1,4 +1,4 @@
-"""The run folder as an open run uses it: rank 0 locks and writes it, and tells the trackers."""
+"""The run folder of an open run: rank 0 locks and writes it, and passes each record to trackers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 def _on_rank0(
     method: Callable[Concatenate[Any, Parameters], Value],
 ) -> Callable[Concatenate[Any, Parameters], Value]:
-    """A method that every process calls, rank 0 runs, and whose answer all get."""
+    """A method that every process calls and rank 0 runs; all get its result."""
 
     @functools.wraps(method)
     def called(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Value:
@@ -38,7 +38,7 @@ class Recorder(RunFolder):
 
     Every process of the run has one. What is wrapped in `_on_rank0` is called by all of them, and
     never from work that rank 0 does alone. Trackers get each record once it is written. They are
-    opened by the first one: a run that is refused at its start leaves none behind.
+    opened by the first record: a run that is refused at its start opens none.
 
     Args:
         recipe: of the run; names the folder and the trackers.
@@ -98,7 +98,7 @@ class Recorder(RunFolder):
     def append_metrics(self, report: StepReport) -> None:
         super().append_metrics(report)
         step, rewards = self._rewards
-        self._tell(Step(report=report, rewards=rewards if step == report.step else {}))
+        self._send(Step(report=report, rewards=rewards if step == report.step else {}))
 
     @_on_rank0
     def write_rollouts(
@@ -117,7 +117,7 @@ class Recorder(RunFolder):
     @_on_rank0
     def write_evaluation(self, result: EvaluationResult) -> None:
         super().write_evaluation(result)
-        self._tell(result)
+        self._send(result)
 
     def discard(self) -> None:
         """As `RunFolder.discard`, where this process has made the folder."""
@@ -131,7 +131,7 @@ class Recorder(RunFolder):
         if self._lock is not None:
             self._lock.release()
 
-    def _tell(self, record: Record) -> None:
+    def _send(self, record: Record) -> None:
         if self._open is None:
             self._open = [Background(name, build) for name, build in self._builders.items()]
         for tracker in self._open:

@@ -22,9 +22,9 @@ from grouper.types import RolloutGroup, StepReport, Tally
 
 Row = TypeVar("Row")
 
-# Amounts of single completions, and gaps of single tokens of which one may be all there is to see.
-# These metrics have their smallest and largest value and how many there were beside their mean.
-# The others are shares, times, counts and settings, whose mean says it all.
+# Amounts per completion, and differences per token, of which a single large one may matter. Beside
+# the mean, these metrics have their minimum, maximum and count.
+# The others are shares, times, counts and settings, of which the mean is enough.
 SPREAD = re.compile(r"reward/.+|completion/tokens|policy/(kl|ratio)|sampler_logprob_diff")
 
 

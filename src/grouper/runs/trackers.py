@@ -1,4 +1,4 @@
-"""Trackers: who else is told of a run. Its record is the run folder, with them or without.
+"""Trackers: other places that receive the record of a run, which is the run folder in any case.
 
 Each tracker works in a thread of its own, so that the run neither waits for it nor fails with it.
 """
@@ -33,17 +33,17 @@ from grouper.types import StepReport
 
 log = logging.getLogger(__name__)
 
-# How long the end of a run waits for all its trackers together.
+# Seconds that the end of a run waits for all its trackers together.
 CLOSING_SECONDS = 10.0
-# How long a server may take to answer at the start; the run goes on meanwhile.
+# Seconds that a server may take to answer at the start; the run goes on meanwhile.
 INIT_SECONDS = 30.0
-# How often TensorBoard's files are flushed.
+# Seconds between flushes of TensorBoard's files.
 FLUSH_SECONDS = 10
 # Records that may wait for a tracker; later ones are not delivered to it.
 CAPACITY = 1000
 # Arguments of `trackio.init` that send something to another machine.
 ELSEWHERE = ("space_id", "server_url", "bucket_id", "dataset_id", "webhook_url")
-# Where a tracker's users say elsewhere what a recipe may say.
+# Environment variables of a tracker's own, for settings that a recipe leaves out.
 ENVIRONMENT = {("wandb", "project"): "WANDB_PROJECT", ("wandb", "run_name"): "WANDB_NAME"}
 
 Result = TypeVar("Result")
@@ -70,7 +70,7 @@ class TrackedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One training step and, in GRPO, the rewards behind it."""
+    """One training step and, in GRPO, the rewards of its rollouts."""
 
     report: StepReport
     rewards: Mapping[str, tuple[float, ...]]
@@ -139,7 +139,7 @@ class TensorBoardSink:
         numbers = Numbers.of(record)
         phase, step = numbers.phase, numbers.step
         if phase not in self._writers:
-            # What an earlier process wrote about this step and later ones is void.
+            # Discards what an earlier process wrote about this step and later ones.
             folder = self._run.path / "trackers" / "tensorboard" / phase
             self._writers[phase] = self._open(str(folder), purge_step=step, **self._params)
             # TensorBoard reads Markdown, in which text indented by four is code.
@@ -178,10 +178,10 @@ class LoggedRun:
 
 
 class WandbSink(LoggedRun):
-    """Weights & Biases: offline unless asked otherwise; a run that the caller opened is used.
+    """Weights & Biases: offline by default; a run that the caller has opened is used.
 
-    Offline runs lie in `<run>/trackers/wandb` and are sent later with `wandb sync`. Where the
-    recipe does not say `online`, `WANDB_MODE` of the environment is the user's own word.
+    Offline runs are in `<run>/trackers/wandb` and are sent later with `wandb sync`. Unless the
+    recipe says `online`, `WANDB_MODE` of the environment decides.
 
     Args:
         run: becomes the run of that name, project and entity.
@@ -235,11 +235,11 @@ def _open_wandb(wandb: Any, run: TrackedRun, params: dict[str, Any]) -> Any:
 
 
 class TrackioSink(LoggedRun):
-    """Trackio: a local database, looked at with `trackio show`; a Space only when asked for.
+    """Trackio: a local database, viewed with `trackio show`; a Space only on request.
 
     Everything stays in Trackio's own folder on this machine (`TRACKIO_DIR`), unless `params` names
     another place and the tracker's mode is online, or the environment does (`TRACKIO_SPACE_ID`,
-    ...), which is the user's own word.
+    ...).
 
     Args:
         run: becomes the run of that name and project; a resumed run goes on in the same one.
@@ -255,7 +255,7 @@ class TrackioSink(LoggedRun):
         for name in ELSEWHERE:
             if params.get(name) and not run.online:
                 raise ValueError(f"{name} sends to another machine: add mode: online")
-        # Trackio prints what it does; on a run's standard output there is the result and no more.
+        # Trackio prints what it does, but the standard output of a run is for its result.
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] == "trackio":
                 vars(module).setdefault("print", _ignore)
@@ -295,7 +295,7 @@ class UsersSink:
         self._otherwise = _ignore if is_class else partial(function, **params)
 
     def send(self, record: Record) -> None:
-        # What they get cannot be changed: the run goes on with it.
+        # They get read-only views, since the run goes on with the record itself.
         if isinstance(record, Step):
             report = record.report
             report = replace(report, tallies=MappingProxyType({**report.tallies}))
@@ -309,7 +309,7 @@ class UsersSink:
 
 
 def _ignore(*_: object, **__: object) -> None:
-    """In the place of what is not there, or is not to happen."""
+    """Accepts everything and does nothing."""
 
 
 # Built-in trackers.
@@ -338,12 +338,12 @@ class Background:
         self._waiting: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
         self._lost = 0
         self._failures = 0
-        self._left_behind = False
+        self._abandoned = False
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
     def put(self, record: Record) -> None:
-        """Hand over a record; returns at once."""
+        """Queue a record; returns at once."""
         if self._waiting.qsize() < self._capacity:
             self._waiting.put(record)
             return
@@ -364,7 +364,7 @@ class Background:
         """Wait for the end, but no longer than this; reports what was not delivered."""
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
-            self._left_behind = True
+            self._abandoned = True
             log.warning(
                 "The tracker %s has not finished in time and is left behind; %d records wait for "
                 "it. The run folder has everything.",
@@ -389,7 +389,7 @@ class Background:
             return action()
         except BaseException as error:  # noqa: BLE001 - whatever a tracker raises ends here
             self._failures += 1
-            if self._failures == 1 and not self._left_behind:
+            if self._failures == 1 and not self._abandoned:
                 log.warning(
                     "The tracker %s failed, and the run goes on anyway (reported once): %s: %s",
                     self.name,
@@ -437,7 +437,7 @@ def find_trackers(recipe: Recipe, folder: Path, *, started: str) -> dict[str, Ca
     Args:
         recipe: names them.
         folder: of the run.
-        started: when the run began, which tells it from another one in the same place.
+        started: when the run began, which distinguishes it from another one in the same place.
 
     Raises:
         ConfigError: a tracker of the user's own that is not there.
@@ -490,6 +490,6 @@ def _function(tracker: TrackerConfig) -> Callable[..., Any] | None:
 
 
 def _chosen(tracker: TrackerConfig, key: str) -> str | None:
-    """What the recipe says, else the environment."""
+    """The recipe's setting, or else that of the environment."""
     variable = ENVIRONMENT.get((tracker.name, key), "")
     return getattr(tracker, key) or os.environ.get(variable)
