@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grouper.errors import DataError
-from grouper.evaluation.result import Accuracy, EvaluationResult, Outcome
+from grouper.evaluation.result import OUTCOMES, Accuracy, EvaluationResult, Outcome
 from grouper.evaluation.statistics import PairedComparison, paired_comparison
 
 _LABELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
@@ -188,15 +188,6 @@ def render_table(comparison: Comparison) -> RenderableType:
     return Group(*parts)
 
 
-# Title -> outcome.
-_COLUMNS: Mapping[str, Outcome] = {
-    "correct": "correct",
-    "wrong": "wrong",
-    "no answer": "no_answer",
-    "cut off": "truncated",
-}
-
-
 def _results_table(comparison: Comparison) -> Table:
     results = comparison.results
     lenient = any(result.lenient is not None for result in results)
@@ -208,13 +199,14 @@ def _results_table(comparison: Comparison) -> Table:
             _interval(result.overall),
             *([_percent(result.lenient.mean if result.lenient else None)] if lenient else []),
             *([_percent(result.pass_at_k.get(k))] if k > 1 else []),
-            *(str(result.split_counts[outcome]) for outcome in _COLUMNS.values()),
+            *(str(result.split_counts[outcome]) for outcome in OUTCOMES[:4]),
             _number(result.mean_tokens),
         ]
         for result in results
     ]
-    confidence = f"{100 * comparison.confidence:g} %"
-    return _table(["model", f"accuracy % [{confidence}]", *optional, *_COLUMNS, "tokens"], rows)
+    accuracy = f"accuracy % [{100 * comparison.confidence:g} %]"
+    outcomes = ("correct", "wrong", "no answer", "cut off")
+    return _table(["model", accuracy, *optional, *outcomes, "tokens"], rows)
 
 
 def _differences_table(comparison: Comparison) -> Table:

@@ -6,7 +6,6 @@ Knows nothing of training: anything that meets the sampler and grader protocols 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -66,9 +65,14 @@ def evaluate(
         rewards: also scores each completion; a reward that fails stops nothing.
 
     Raises:
-        DataError: no problems, or two of the same id.
+        DataError: there are no problems.
     """
-    _check(name, items)
+    if not items:
+        where = f"evaluation {name}"
+        raise DataError("there are no problems", where=where, fix="Check data.test and its limit.")
+    assert len({problem.id for problem, _ in items}) == len(items), "loading refuses repeated ids"
+    for problem, prompt in items:
+        assert problem.id == prompt.problem_id, f"{problem.id} has {prompt.problem_id}'s prompt"
     # Neither name nor step is part of a key: all models of a run meet the same uniform numbers.
     requests = [
         SampleRequest(prompt=prompt, params=params, key=draw_seed(seed, "eval", problem.id, sample))
@@ -125,21 +129,6 @@ def settings_name(split: str, params: SamplingParams, problems: int, samples: in
     }
     how = [f"{letter}{value:g}" for letter, value in drawn.items() if value]
     return "-".join([split, *(how if params.temperature else ["greedy"]), f"{problems}x{samples}"])
-
-
-def _check(name: str, items: Items) -> None:
-    where = f"evaluation {name}"
-    if not items:
-        raise DataError("there are no problems", where=where, fix="Check data.test and its limit.")
-    twice = [id_ for id_, count in Counter(p.id for p, _ in items).items() if count > 1]
-    if twice:
-        raise DataError(
-            f"{len(twice)} problem ids are listed more than once, the first is {twice[0]!r}",
-            where=where,
-            fix="Give every problem its own id; each must be measured exactly once.",
-        )
-    for problem, prompt in items:
-        assert problem.id == prompt.problem_id, f"{problem.id} has {prompt.problem_id}'s prompt"
 
 
 def _items(

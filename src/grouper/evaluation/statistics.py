@@ -45,11 +45,10 @@ class Interval:
 class PairedComparison:
     """Two measurements of the same problems, compared problem by problem."""
 
-    before: float
-    """Mean score before, in [0, 1] for accuracies."""
     after: float
+    """Mean score, in [0, 1] for accuracies."""
     difference: float
-    """after - before."""
+    """Of the mean scores: after - before."""
     interval: Interval
     """For the difference."""
     p_value: float
@@ -251,12 +250,6 @@ def _bootstrap(differences: Array, confidence: float, seed: int) -> Interval:
     )
 
 
-def _verdict(interval: Interval, p_value: float, confidence: float) -> Verdict:
-    if p_value >= 1 - confidence or interval.covers(0.0):
-        return "no evidence"
-    return "better" if interval.low > 0 else "worse"
-
-
 def paired_comparison(
     before: Sequence[float], after: Sequence[float], *, confidence: float = 0.95, seed: int = 0
 ) -> PairedComparison:
@@ -297,16 +290,18 @@ def paired_comparison(
         interval = _bootstrap(differences, confidence, seed)
         p_value = sign_flip_p_value([float(d) for d in differences], seed=seed)
         method = "sign-flip test and bootstrap over problems"
-    mean_before, mean_after = math.fsum(before) / n, math.fsum(after) / n
+    verdict: Verdict = "better" if interval.low > 0 else "worse"
+    if p_value >= 1 - confidence or interval.covers(0.0):
+        verdict = "no evidence"
+    mean = math.fsum(after) / n
     return PairedComparison(
-        before=mean_before,
-        after=mean_after,
-        difference=mean_after - mean_before,
+        after=mean,
+        difference=mean - math.fsum(before) / n,
         interval=interval,
         p_value=p_value,
         problems=n,
         higher=higher,
         lower=lower,
         method=method,
-        verdict=_verdict(interval, p_value, confidence),
+        verdict=verdict,
     )
