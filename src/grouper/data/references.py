@@ -40,8 +40,8 @@ Verdicts = dict[str, str | None]
 def check_references(answers: Iterable[str]) -> Verdicts:
     r"""Why each answer cannot be graded against; None for those that are readable.
 
-    As `grading.check_reference` of each, for whole sets at a time. The verdict on an answer depends
-    on its spelling alone, so a set is the same on every machine.
+    The same as `grading.check_reference` of each, for whole sets at a time. What is said of an
+    answer depends on its spelling and on nothing else, so a set is the same on every machine.
 
     Raises:
         GradingError: see `Grader.read_reference`.
