@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -128,20 +129,15 @@ def describe_changes(changes: Changes, limit: int = 8) -> str:
 
 
 def numbers_in_words(numbers: Sequence[int]) -> str:
-    """Rising numbers, with each stretch of them as one.
+    """Rising numbers, with each run of consecutive ones as a range.
 
     >>> numbers_in_words([1, 2, 3, 7, 9, 10])
     '1 to 3, 7, 9 to 10'
     """
-    stretches: list[list[int]] = []
-    for number in numbers:
-        if stretches and number == stretches[-1][-1] + 1:
-            stretches[-1].append(number)
-        else:
-            stretches.append([number])
-    return ", ".join(
-        str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in stretches
-    )
+    # Within a stretch, a number less its place is the same for all.
+    by_start = itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    stretches = [[number for _, number in pairs] for _, pairs in by_start]
+    return ", ".join(f"{s[0]} to {s[-1]}" if len(s) > 1 else str(s[0]) for s in stretches)
 
 
 def host(threads: int, processes: int) -> dict[str, str | int]:

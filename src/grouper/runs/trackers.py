@@ -421,8 +421,7 @@ def check_trackers(tracking: TrackingConfig) -> None:
     problems: list[ConfigError] = []
     for tracker in tracking.trackers:
         try:
-            _params(tracker)
-            _function(tracker)
+            _maker(tracker)
             if tracker.name in TRACKERS:
                 without = "none (--no-trackers)"
                 require_extra(tracker.name, tracker.name, where=_WHERE, instead=without)
@@ -445,8 +444,8 @@ def find_trackers(recipe: Recipe, folder: Path, *, started: str) -> dict[str, Ca
     mark = hashlib.sha256(f"{folder.resolve()} {started}".encode()).hexdigest()[:8]
     as_json = MappingProxyType(recipe.model_dump(mode="json"))
 
-    def builder(tracker: TrackerConfig) -> Callable[[], Sink]:
-        run = TrackedRun(
+    def run(tracker: TrackerConfig) -> TrackedRun:
+        return TrackedRun(
             name=_chosen(tracker, "run_name") or recipe.name,
             project=_chosen(tracker, "project") or "grouper",
             entity=tracker.entity,
@@ -456,37 +455,27 @@ def find_trackers(recipe: Recipe, folder: Path, *, started: str) -> dict[str, Ca
             mark=mark,
             recipe=as_json,
         )
-        function, params = _function(tracker), _params(tracker)
-        if function is None:
-            return partial(SINKS[tracker.name], run, **params)
-        return partial(UsersSink, run, function=function, params=params)
 
-    return {tracker.name: builder(tracker) for tracker in recipe.tracking.trackers}
+    return {one.name: partial(_maker(one), run(one)) for one in recipe.tracking.trackers}
 
 
 _WHERE = "tracking.trackers"
 
 
-def _params(tracker: TrackerConfig) -> dict[str, Any]:
-    """What a tracker is made with, secrets included."""
-    return dict(expanded(tracker.params, where=_WHERE, error=ConfigError))
-
-
-def _function(tracker: TrackerConfig) -> Callable[..., Any] | None:
-    """The user's own function or class; None for a built-in tracker."""
-    if ":" in tracker.name:
-        found: Callable[..., Any] = load_user_object(
-            tracker.name, kind="tracker", where=_WHERE, error=ConfigError
-        )
-        return found
-    if tracker.name not in TRACKERS:
+def _maker(tracker: TrackerConfig) -> Callable[[TrackedRun], Sink]:
+    """What makes a tracker, with its parameters, secrets included."""
+    params = dict(expanded(tracker.params, where=_WHERE, error=ConfigError))
+    if tracker.name in SINKS:
+        return partial(SINKS[tracker.name], **params)
+    if ":" not in tracker.name:
         raise ConfigError(
             f"there is no tracker {tracker.name!r}",
             where=_WHERE,
             fix=f"{did_you_mean(tracker.name, TRACKERS)} Your own is named "
             "`path/to/file.py:function`.",
         )
-    return None
+    function = load_user_object(tracker.name, kind="tracker", where=_WHERE, error=ConfigError)
+    return partial(UsersSink, function=function, params=params)
 
 
 def _chosen(tracker: TrackerConfig, key: str) -> str | None:
