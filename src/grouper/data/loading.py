@@ -165,19 +165,21 @@ def _read(config: RowsConfig, split: str, keep_unreadable: bool) -> ProblemSet:
     # What `numeric_only` will leave out needs no check.
     answers = [p.answer for _, p in read if not config.numeric_only or is_numeric(p.answer)]
     reasons = _reasons(answers, where)
-    unread = [(number, p) for number, p in read if reasons.get(p.answer) is not None]
-    if keep_unreadable or not unread:
-        found = _problem_set(where, name, [p for _, p in read], invalid)
-        note = (
-            f"{len(unread):,} of {len(found):,} references cannot be read as mathematics; their "
-            "problems are kept, graded by text alone and counted apart."
-        )
-        return replace(found, notes=(*found.notes, note)) if unread else found
-    for number, problem in unread:
-        why = f"the reference {problem.answer!r} cannot be graded: {reasons[problem.answer]}"
-        invalid.append(Quarantined(row=number, reason=why))
-    readable = [p for _, p in read if reasons.get(p.answer) is None]
-    return _problem_set(where, name, readable, sorted(invalid, key=lambda q: q.row))
+    problems = []
+    for number, problem in read:
+        reason = reasons.get(problem.answer)
+        if reason is None or keep_unreadable:
+            problems.append(problem)
+        else:
+            why = f"the reference {problem.answer!r} cannot be graded: {reason}"
+            invalid.append(Quarantined(row=number, reason=why))
+    found = _problem_set(where, name, problems, sorted(invalid, key=lambda q: q.row))
+    unread = sum(reasons.get(problem.answer) is not None for problem in problems)
+    note = (
+        f"{unread:,} of {len(found):,} references cannot be read as mathematics; their problems "
+        "are kept, graded by text alone and counted apart."
+    )
+    return replace(found, notes=(*found.notes, note)) if unread else found
 
 
 def _rows(config: RowsConfig, split: str) -> tuple[str, Iterator[Row]]:
