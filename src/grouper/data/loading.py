@@ -245,9 +245,7 @@ def _fields(row: Row, columns: Columns, source: Source) -> dict[str, Any]:
     """The fields of a problem. Raises `ValueError` with the reason where a row cannot be used."""
     if isinstance(row, UnreadableRow):
         raise ValueError(row.reason)  # noqa: TRY004 - `_read` lists the rows that raise it
-    fields = read_fields(row, columns)
-    if source.parse_row is not None:
-        fields = source.parse_row(fields)
+    fields = source.parse_row(read_fields(row, columns))
     answer = (fields["answer"] or "").strip()
     if not (fields["question"] or "").strip():
         raise ValueError("the question is empty")

@@ -94,31 +94,6 @@ Fields = dict[str, str | None]
 BOXED = AnswerContract(kind=AnswerKind.BOXED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """One kind of problem set.
-
-    Example: `Source(description="...", hub="openai/gsm8k", subset="main",
-    splits=("train", "test"), columns={"question": ("question",), "answer": ("answer",)})`.
-    """
-
-    description: str
-    hub: str | None = None
-    """Name on the Hub; None where the recipe must give a path."""
-    subset: str | None = None
-    """Hub configuration that is read unless the recipe names one."""
-    splits: tuple[str, ...] = ("train",)
-    """Split names on the Hub; the first is the default. Local folders may have others."""
-    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Our field -> column names to look for. Of those that the set has, a row's first that is not
-    empty counts. A name with a dot reaches into a nested column."""
-    parse_row: Callable[[Fields], Fields] | None = None
-    """Turns the mapped columns into our fields. Raises `ValueError` with the reason for a row
-    that cannot be used."""
-    has_solutions: bool = True
-    """Whether rows can hold worked solutions, which SFT needs."""
-
-
 def _gsm8k(row: Fields) -> Fields:
     """`answer` holds the worked solution with `<<48/2=24>>` annotations, then `#### 72`.
 
@@ -205,13 +180,40 @@ QUESTION = ("question", "problem", "prompt")
 ANSWER = ("answer", "expected_answer", "ground_truth", "final_answer", "reward_model.ground_truth")
 SOLUTION = ("solution", "generated_solution", "response")
 
-_BASE = {"question": QUESTION, "answer": ANSWER, "solution": SOLUTION}
 ANY_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    **_BASE,
+    "question": QUESTION,
+    "answer": ANSWER,
+    "solution": SOLUTION,
     "subject": ("subject",),
     "level": ("level",),
     "id": ("unique_id", "id"),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One kind of problem set.
+
+    Example: `Source(description="...", hub="openai/gsm8k", subset="main",
+    splits=("train", "test"), columns={"question": ("question",), "answer": ("answer",)})`.
+    """
+
+    description: str
+    hub: str | None = None
+    """Name on the Hub; None where the recipe must give a path."""
+    subset: str | None = None
+    """Hub configuration that is read unless the recipe names one."""
+    splits: tuple[str, ...] = ("train",)
+    """Split names on the Hub; the first is the default. Local folders may have others."""
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: ANY_COLUMNS)
+    """Our field -> column names to look for. Of those that the set has, a row's first that is not
+    empty counts. A name with a dot reaches into a nested column."""
+    parse_row: Callable[[Fields], Fields] = _boxed_answer
+    """Turns the mapped columns into our fields. Raises `ValueError` with the reason for a row
+    that cannot be used."""
+    has_solutions: bool = True
+    """Whether rows can hold worked solutions, which SFT needs."""
+
 
 SOURCES: dict[str, Source] = {
     "gsm8k": Source(
@@ -227,14 +229,11 @@ SOURCES: dict[str, Source] = {
         hub="HuggingFaceH4/MATH-500",
         splits=("test",),
         columns={**ANY_COLUMNS, "subject": ("subject", "type"), "id": ("unique_id",)},
-        parse_row=_boxed_answer,
     ),
     "numina-tir": Source(
         description=r"72,540 competition problems solved with tools, answer in \boxed{}",
         hub="AI-MO/NuminaMath-TIR",
         splits=("train", "test"),
-        columns=_BASE,
-        parse_row=_boxed_answer,
     ),
     "dapo-math": Source(
         description="DAPO's problems with whole-number answers and no solutions, for GRPO",
@@ -282,13 +281,9 @@ SOURCES: dict[str, Source] = {
     ),
     "file": Source(
         description="any JSONL, JSON, CSV or Parquet file, or a folder with one per split",
-        columns=ANY_COLUMNS,
-        parse_row=_boxed_answer,
     ),
     "hub": Source(
         description="any problem set on the Hub: its name is `path`",
-        columns=ANY_COLUMNS,
-        parse_row=_boxed_answer,
     ),
     "arithmetic": Source(
         description="generated word problems in small whole numbers; no file and no network",
