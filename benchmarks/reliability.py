@@ -109,7 +109,7 @@ def start(folder: Path, arguments: Sequence[str], *, processes: int = 1) -> list
                 os.environ |= {name: str(value) for name, value in place.items()}
                 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             whole_run.draw_curves = whole_run.draw_times = lambda _: None
-            checks.WINDOW = 2  # six steps have alarms to keep, too
+            checks.WINDOW = 2  # six steps have findings to keep, too
             grouper(list(arguments))
         except SystemExit as end:
             code = int(end.code or 0)

@@ -9,7 +9,7 @@
     |-- GradingError             the grader cannot be started (never: a bad model answer)
     |-- RunFolderError           the output folder: another experiment, not writable, full
     |-- CheckpointError          a checkpoint that is missing, broken, or of another recipe
-    |-- AlarmError               an alarm rang and on_finding is stop
+    |-- CheckError               a check found something and on_finding is stop
     |-- PreflightError           the run would not learn (everything truncated, no stop token)
     `-- Interrupted              exit code 130: Ctrl-C, SIGTERM or SIGHUP, after saving
 
@@ -118,8 +118,8 @@ class CheckpointError(GrouperError):
     """A checkpoint that is missing, incomplete, or belongs to another recipe."""
 
 
-class AlarmError(GrouperError):
-    """Training went wrong, and the recipe says that it is to stop then."""
+class CheckError(GrouperError):
+    """Training goes wrong, and the recipe says to stop then."""
 
 
 class PreflightError(GrouperError):

@@ -265,7 +265,7 @@ def test_the_command_says_it_in_words_and_in_json(tmp_path: Path) -> None:
     assert content["steps"] == {"sft": 30, "grpo": 40}
     (finding,) = content["findings"]
     assert finding["name"] == "truncated"
-    assert finding["evidence"] == {"rang_at_step": 20}
+    assert finding["evidence"] == {"found_at_step": 20}
 
 
 def test_what_is_no_run_is_one_paragraph(tmp_path: Path) -> None:

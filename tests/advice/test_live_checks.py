@@ -1,4 +1,4 @@
-"""Each check of the last steps rings on the run it is for, spares a healthy one, and advises."""
+"""Each check of the last steps finds the run it is for, spares a healthy one, and advises."""
 
 from __future__ import annotations
 
@@ -59,38 +59,38 @@ def reports(**changes: Callable[[int], float]) -> list[StepReport]:
     ]
 
 
-def rung(steps: list[StepReport]) -> list[tuple[int, str]]:
+def found_in(steps: list[StepReport]) -> list[tuple[int, str]]:
     return [(step, name) for step, name, _ in replay(steps)]
 
 
 def test_a_healthy_run_is_silent() -> None:
-    assert rung(reports()) == []
+    assert found_in(reports()) == []
 
 
-def test_every_alarm_is_tried() -> None:
+def test_every_check_is_tried() -> None:
     rows = [(key, row["metric"]) for key, row in FINDINGS.items() if "metric" in row]
     assert [(name, metric) for name, metric, _ in BROKEN] == rows
 
 
 @pytest.mark.parametrize(("name", "metric", "curve"), BROKEN)
-def test_each_rings_once_and_soon(name: str, metric: str, curve: Callable[[int], float]) -> None:
-    ((step, found),) = rung(reports(**{metric: curve}))
+def test_each_finds_it_once_and_soon(name: str, metric: str, curve: Callable[[int], float]) -> None:
+    ((step, found),) = found_in(reports(**{metric: curve}))
     assert found == name
     # Within two windows of the step at which it went wrong.
     assert 15 < step <= 15 + 2 * WINDOW
 
 
-def test_it_can_ring_again_after_it_has_ended() -> None:
-    found = rung(reports(**{"completion/truncated": lambda t: float(12 <= t < 20 or t >= 30)}))
+def test_it_is_reported_again_after_it_has_ended() -> None:
+    found = found_in(reports(**{"completion/truncated": lambda t: float(12 <= t < 20 or t >= 30)}))
     assert [name for _, name in found] == ["truncated", "truncated"]
 
 
-def test_a_single_bad_step_rings_nothing() -> None:
+def test_a_single_bad_step_is_no_finding() -> None:
     spikes = {
         metric: (lambda t, c=HEALTHY[metric]: 5 * c(t) if t == 20 else c(t))
         for metric in ("completion/tokens", "policy/entropy")
     }
-    assert rung(reports(**spikes)) == []
+    assert found_in(reports(**spikes)) == []
 
 
 def test_steps_without_the_metric_are_left_out() -> None:
@@ -102,12 +102,12 @@ def test_steps_without_the_metric_are_left_out() -> None:
         else r
         for r in steps
     ]
-    assert [name for _, name in rung(gaps)] == ["entropy-low"]
+    assert [name for _, name in found_in(gaps)] == ["entropy-low"]
 
 
 def test_what_is_no_number_is_left_out() -> None:
     steps = reports(**{"policy/kl": lambda t: float("nan") if t % 4 == 0 else 0.01})
-    assert rung(steps) == []
+    assert found_in(steps) == []
 
 
 @pytest.mark.parametrize("cut", [3, 9, 17, 21, 30])

@@ -149,7 +149,7 @@ def test_a_difference_that_teaches_nothing_is_none():
 
 def test_right_and_wrong_paid_alike_points_at_the_rewards():
     seen = looked_at([answer(4), answer(5)], rewards=("format",))
-    assert "right and wrong samples are paid alike" in find(seen)[0].what
+    assert "right and wrong samples get equal rewards" in find(seen)[0].what
 
 
 def test_a_broken_tokenizer_is_told_even_where_rewards_differ():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from grouper.runs.folder import RunFolder
+
 SMALL = ("data.sft.options.count=40", "data.train.options.count=40")
 
 
@@ -34,5 +36,9 @@ def test_a_model_that_is_not_here_is_one_paragraph(grouper):
 def test_times_of_something_that_is_no_run_are_refused(grouper, tmp_path):
     grouper("plan", "demo", *SMALL, "--like", tmp_path / "nowhere").refused("nowhere")
     (tmp_path / "run.json").write_text("{}")
-    called = grouper("plan", "demo", *SMALL, "--like", tmp_path)
+    grouper("plan", "demo", *SMALL, "--like", tmp_path).refused("not a run folder", "recipe_hash")
+    RunFolder.create(
+        tmp_path / "new", recipe_yaml="", recipe_hash="a", versions={}, fingerprints={}
+    )
+    called = grouper("plan", "demo", *SMALL, "--like", tmp_path / "new")
     called.refused(str(tmp_path), "not finished a step", "--tokens-per-second")

@@ -148,9 +148,9 @@ def test_another_recipe_goes_on_only_when_told(grouper, small, finished_run, tmp
     assert called.code == 0, called.err
     run = RunFolder(tmp_path / "demo")
     assert [r.step for r in run.read_metrics() if r.phase == "grpo"] == [1, 2]
-    (change,) = run.read_info()["changes"]
-    assert change["changes"] == {"grpo.group_size": [8, 4]}
-    assert (change["phase"], change["step"]) == ("grpo", 0)
+    (change,) = run.read_info().changes
+    assert change.changes == {"grpo.group_size": [8, 4]}
+    assert (change.phase, change.step) == ("grpo", 0)
 
 
 @pytest.mark.parametrize("quiet", [False, True])

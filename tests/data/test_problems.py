@@ -11,7 +11,7 @@ import pytest
 
 from grouper.config.schema import SourceConfig
 from grouper.data import ProblemSet, find_overlap, hold_out, load_problems, without
-from grouper.data.problems import fingerprint_of, grade_shown, write_problems
+from grouper.data.problems import grade_shown, write_problems
 from grouper.errors import ConfigError, DataError
 from grouper.prompts.formats import FORMATS
 from grouper.rewards import REWARDS
@@ -261,7 +261,7 @@ def problem_set(*questions: str) -> ProblemSet:
         Problem(id=f"a/{i}", question=question, answer="1", source="a")
         for i, question in enumerate(questions)
     )
-    return ProblemSet(name="a", problems=problems, fingerprint=fingerprint_of(problems))
+    return ProblemSet(name="a", problems=problems)
 
 
 WHOLE = problem_set(*(f"What is {i} + {i}?" for i in range(200)))
@@ -374,7 +374,7 @@ def test_limit_and_filters_are_of_the_mixture(files):
     whole = load_problems(mixture(files, {"a": 1, "b": 1}), seed=0)
     part = load_problems(mixture(files, {"a": 1, "b": 1}, offset=3, limit=8), seed=0)
     assert part.problems == whole.problems[3:11]
-    with pytest.raises(DataError, match="none behind offset"):
+    with pytest.raises(DataError, match="none after offset"):
         load_problems(mixture(files, {"a": 1, "b": 1}, offset=99), seed=0)
 
 

@@ -15,7 +15,7 @@ from local_hub import GATED, SET, local_hub
 
 from grouper.config.schema import SourceConfig
 from grouper.data import load_problems, loading, reading
-from grouper.data.reading import find_file, read_files, read_hub, shuffled, window
+from grouper.data.reading import find_file, read_files, read_hub, shuffled
 from grouper.errors import DataError
 
 ROWS = [{"question": "1+1?", "answer": "2"}, {"question": "line\u2028two", "answer": "3"}]
@@ -54,7 +54,7 @@ def test_every_file_type_gives_the_same_rows(tmp_path, suffix):
 def test_folders_in_the_layouts_of_the_hub(tmp_path, name):
     path = write(tmp_path / name)
     write(tmp_path / "test.jsonl", [{"question": "no", "answer": "no"}])
-    assert find_file(tmp_path, split="train", subset="main") == (path,)
+    assert find_file(tmp_path, split="train", subset="main") == [path]
 
 
 def test_shards_are_read_in_order_and_no_other_split_with_them(tmp_path):
@@ -62,7 +62,7 @@ def test_shards_are_read_in_order_and_no_other_split_with_them(tmp_path):
     first = write(tmp_path / "train-00000-of-00002.jsonl", [{"a": 1}])
     write(tmp_path / "training.jsonl", [{"a": 3}])
     files = find_file(tmp_path, split="train", subset=None)
-    assert files == (first, second)
+    assert files == [first, second]
     assert read_files(files) == [{"a": 1}, {"a": 2}]
 
 
@@ -92,7 +92,7 @@ def test_text_that_is_not_utf8(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a": "\xff"}\n')
     with pytest.raises(DataError, match="cannot be read"):
-        read_files((path,))
+        read_files([path])
 
 
 def test_a_missing_file_names_its_neighbour(tmp_path):
@@ -134,7 +134,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def test_the_datasets_library_reads_a_hub_layout(hub_layout, own_cache):
-    rows = read_hub(str(hub_layout), split="test", subset="other")
+    rows = list(read_hub(str(hub_layout), split="test", subset="other"))
     assert rows == [{"question": "other test?", "answer": "1"}]
     # and our own reader agrees, without the library
     assert read_files(find_file(hub_layout, split="test", subset="other")) == rows
@@ -150,12 +150,12 @@ def test_the_datasets_library_reads_a_hub_layout(hub_layout, own_cache):
 )
 def test_wrong_split_or_subset_on_the_hub(hub_layout, own_cache, split, subset, message):
     with pytest.raises(DataError, match=message):
-        read_hub(str(hub_layout), split=split, subset=subset)
+        list(read_hub(str(hub_layout), split=split, subset=subset))
 
 
 def test_an_unknown_name_without_network_is_one_sentence(own_cache):
     with pytest.raises(DataError, match=r"Hub set nobody/nothing/train.*Without a network"):
-        read_hub("nobody/nothing", split="train", subset=None)
+        list(read_hub("nobody/nothing", split="train", subset=None))
 
 
 def test_a_gated_set_says_what_to_do(monkeypatch):
@@ -168,7 +168,7 @@ def test_a_gated_set_says_what_to_do(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(DataError, match=r"gated.*Accept them"):
-        read_hub("a/b", split="train", subset=None)
+        list(read_hub("a/b", split="train", subset=None))
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def fails(monkeypatch):
 
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
         with pytest.raises(DataError) as refused:
-            read_hub(name, split="train", subset=None)
+            list(read_hub(name, split="train", subset=None))
         text = str(refused.value)
         assert "\n" not in text
         return text
@@ -361,7 +361,7 @@ def test_no_further_is_read_than_needed(tmp_path):
 
 def test_memory_is_bounded():
     endless = itertools.count()
-    assert len(window(endless, offset=10, limit=5, shuffle=0, buffer=8)) == 5
+    assert len(list(itertools.islice(shuffled(endless, seed=0, buffer=8), 10, 15))) == 5
     assert next(endless) <= 10 + 5 + 8 + 1
 
 

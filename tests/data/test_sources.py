@@ -201,15 +201,14 @@ TEXT = R1.plain_prompt("What is\n2 + 2?")
     ],
 )
 def test_white_space_of_the_template_does_not_matter(text):
-    question, fmt, opened = read_prompt(text)
-    assert question == "What is\n2 + 2?"
-    assert (fmt.name, opened) == ("r1-zero", True)
+    question, opened = read_prompt(text)
+    assert (question, opened) == ("What is\n2 + 2?", True)
     # Rendered again it is the prompt that rollouts start from, whatever the file had.
     assert R1.plain_prompt(question) == TEXT
 
 
 def test_a_prompt_that_does_not_open_the_first_tag():
-    assert read_prompt(TEXT.removesuffix("<think>")) == ("What is\n2 + 2?", R1, False)
+    assert read_prompt(TEXT.removesuffix("<think>")) == ("What is\n2 + 2?", False)
 
 
 def test_a_question_that_talks_like_the_template():
@@ -223,7 +222,7 @@ def test_other_texts_are_of_no_known_template(text):
 
 
 def test_a_template_without_a_question():
-    assert read_prompt(R1.plain_prompt(" ")) == ("", R1, True)
+    assert read_prompt(R1.plain_prompt(" ")) == ("", True)
 
 
 @pytest.mark.parametrize(
@@ -242,11 +241,11 @@ def test_a_template_without_a_question():
     ],
 )
 def test_the_ends_of_a_response(response, trained):
-    assert read_response(response, R1, opened=True) == trained
+    assert read_response(response, opened=True) == trained
 
 
 def test_responses_that_cannot_be_trained():
     with pytest.raises(ValueError, match="empty"):
-        read_response(" \n", R1, opened=True)
+        read_response(" \n", opened=True)
     with pytest.raises(ValueError, match="neither the prompt nor the response opens <think>"):
-        read_response("a </think> <answer> 2 </answer>", R1, opened=False)
+        read_response("a </think> <answer> 2 </answer>", opened=False)

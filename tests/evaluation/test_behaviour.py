@@ -7,15 +7,15 @@ import math
 from dataclasses import replace
 
 import pytest
+from evaluation.plain import plain
 
 from grouper.config.schema import GradingConfig, RewardConfig
 from grouper.evaluation.compare import (
     metrics_line,
     render_metrics,
-    render_plain,
     render_rewards_by_subject,
 )
-from grouper.evaluation.evaluate import Behaviour, evaluate, reasoning_of
+from grouper.evaluation.evaluate import evaluate, reasoning_of
 from grouper.grading import Grader
 from grouper.prompts import FORMATS
 from grouper.rewards import RewardStack, build_rewards
@@ -81,7 +81,8 @@ def evaluated(items, texts, grader, fmt, rewards):
         params=SamplingParams(temperature=0),
         samples=1,
         seed=0,
-        behaviour=Behaviour(fmt, rewards),
+        fmt=fmt,
+        rewards=rewards,
     )
 
 
@@ -132,12 +133,12 @@ def test_rewards_apart_and_by_subject(stack):
         "a": {"correctness": 1.0, "format": 0.5, "total": 2.25},
         "b": {"correctness": 0.0, "format": 0.5, "total": 0.25},
     }
-    shown = render_plain(render_rewards_by_subject(result))
+    shown = plain(render_rewards_by_subject(result))
     assert [line.split() for line in shown.splitlines()[1:]] == [
         ["a", "1.000", "0.500", "2.250"],
         ["b", "0.000", "0.500", "0.250"],
     ]
-    row = render_plain(render_metrics([result])).splitlines()[1].split()
+    row = plain(render_metrics([result])).splitlines()[1].split()
     assert row == ["validation-grpo-000002", "75.0", "50.0", "6", "1.250", "0.500", "0.500"]
     assert metrics_line(result) == (
         "validation-grpo-000002: format 75.0 %, answers 50.0 %, reasoning 50.0 % (6 characters), "

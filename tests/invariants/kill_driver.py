@@ -187,7 +187,7 @@ def obey(order: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     assert files.write_atomic is run_folder.write_atomic
     torch.set_num_threads(1)
-    # An alarm has a state that must survive, too: one rings whatever the run happens to learn.
+    # The checks have a state that must survive, too: one finds something whatever the run learns.
     checks.WINDOW, checks.FINDINGS["kl"]["above"] = 2, 1.0e-6
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:

@@ -185,7 +185,7 @@ def test_the_run_exercises_what_could_go_wrong(
     assert all(step["updates"] == 4 for step in grpo[:2])
     for name in ("groups/mixed", "groups/replaced", "problems/left_out", "policy/kl/max"):
         assert any(step[name] > 0 for step in grpo), name
-    assert any(event.startswith("alarm ") for line in steps for event in line["events"])
+    assert any(event.startswith("check ") for line in steps for event in line["events"])
     assert "grpo/checkpoint-8/optimizer/0.safetensors" in whole[kind][0]
 
 

@@ -275,9 +275,7 @@ def test_an_edited_reward_is_refused_by_name_unless_allowed(workplace: Path) -> 
     recipe = load_recipe("demo", [*SMALL, "output_dir=cut"])
     with Run(recipe, Progress(), resume=True, allow_changes=True) as open_run:
         train(open_run)
-    assert open_run.folder.read_info()["changes"][0]["changes"].keys() == {
-        "code.reward_by_length.py"
-    }
+    assert open_run.folder.read_info().changes[0].changes.keys() == {"code.reward_by_length.py"}
 
 
 def test_a_run_without_the_kernels_is_told_that_its_numbers_differ(

@@ -123,15 +123,24 @@ def test_a_new_folder_holds_the_recipe_and_what_it_ran_with(tmp_path):
     run = create(tmp_path / "out" / "demo")
     assert (run.path / "recipe.yaml").read_text() == "name: demo\n"
     info = run.read_info()
-    assert (info["recipe_hash"], info["versions"]) == ("aaaa", {"torch": "2.13.0"})
-    assert info["fingerprints"] == {"train": "f1"}
+    assert (info.recipe_hash, info.versions) == ("aaaa", {"torch": "2.13.0"})
+    assert info.fingerprints == {"train": "f1"}
 
 
 def test_only_the_host_part_of_run_json_differs_between_equal_runs(tmp_path):
     infos = [create(tmp_path / name).read_info() for name in "ab"]
-    for info in infos:
-        assert info.pop("host")["started"]
+    assert all(info.host.pop("started") for info in infos)
     assert infos[0] == infos[1]
+
+
+def test_a_run_json_of_another_shape_is_damage(tmp_path):
+    file = create(tmp_path).path / "run.json"
+    for change in ({"recipe_hash": None}, {"mood": "fine"}, {"changes": [{"step": 1}]}):
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+        with pytest.raises(RunFolderError, match=f"not a run folder.*{next(iter(change))}"):
+            create(tmp_path, resume=True)
+        file.unlink()
+        create(tmp_path)
 
 
 def test_another_recipe_is_refused_with_both_hashes_and_nothing_is_touched(tmp_path):
@@ -168,7 +177,7 @@ def test_a_folder_that_is_no_run_is_never_cleared(tmp_path):
 def test_a_run_killed_in_its_first_moment_can_be_started_again(tmp_path):
     (tmp_path / "recipe.yaml").write_text("name: demo\n")
     (tmp_path / ".run.json.123.tmp").write_text("{")
-    assert create(tmp_path).read_info()["recipe_hash"] == "aaaa"
+    assert create(tmp_path).read_info().recipe_hash == "aaaa"
 
 
 def test_changed_data_is_refused_and_a_new_data_set_is_added(tmp_path):
@@ -176,7 +185,7 @@ def test_changed_data_is_refused_and_a_new_data_set_is_added(tmp_path):
     with pytest.raises(RunFolderError, match="data changed since this run began: train"):
         create(tmp_path, resume=True, fingerprints={"train": "f2"})
     run = create(tmp_path, resume=True, fingerprints={"test": "f3"})
-    assert run.read_info()["fingerprints"] == {"train": "f1", "test": "f3"}
+    assert run.read_info().fingerprints == {"train": "f1", "test": "f3"}
 
 
 def test_another_recipe_is_refused_by_the_settings_that_differ(tmp_path):
@@ -202,8 +211,8 @@ def test_changes_that_are_allowed_are_recorded_with_their_place(tmp_path):
     assert run.recipe_hashes() == {"aaaa", "bbbb"}
     changes = {"data.train": ["f1", "f2"], "grpo.steps": [6, 8]}
     assert run.changes_begin_at("grpo", 4) == changes
-    (recorded,) = run.read_info()["changes"]
-    assert recorded == {
+    (recorded,) = run.read_info().changes
+    assert recorded.model_dump() == {
         "phase": "grpo",
         "step": 4,
         "hash_before": "aaaa",
@@ -220,7 +229,7 @@ def test_changes_that_are_allowed_are_recorded_with_their_place(tmp_path):
         resume=True,
     )
     assert again.changes_begin_at("grpo", 6) == {}
-    assert len(again.read_info()["changes"]) == 1
+    assert len(again.read_info().changes) == 1
 
 
 def test_changed_code_is_refused_by_name_and_recorded_when_allowed(tmp_path):
@@ -230,7 +239,7 @@ def test_changed_code_is_refused_by_name_and_recorded_when_allowed(tmp_path):
         create(tmp_path, code={"mine.py": "c2"}, resume=True)
     run = create(tmp_path, code={"mine.py": "c2"}, resume=True, allow_changes=True)
     assert run.changes_begin_at("grpo", 4) == {"code.mine.py": ["c1", "c2"]}
-    assert create(tmp_path, code={"mine.py": "c2"}, resume=True).read_info()["code"] == {
+    assert create(tmp_path, code={"mine.py": "c2"}, resume=True).read_info().code == {
         "mine.py": "c2"
     }
 

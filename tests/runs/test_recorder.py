@@ -17,8 +17,7 @@ from grouper.config.schema import TrackerConfig, TrackingConfig
 from grouper.errors import ConfigError
 from grouper.runs.folder import RunFolder
 from grouper.runs.identity import recipe_changes
-from grouper.runs.sinks import Step, TrackedRun, WandbSink
-from grouper.runs.trackers import check_trackers
+from grouper.runs.trackers import Step, TrackedRun, WandbSink, check_trackers
 from grouper.training.run import Run
 from grouper.types import StepReport, Tally
 
@@ -149,7 +148,7 @@ def test_a_run_that_the_caller_opened_is_used_and_left_open(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     sink = sink_of(tmp_path)
     report = StepReport(phase="sft", step=1, tallies={"loss": Tally.of([2])}, status="learning")
-    sink.step(Step(report=report, rewards={}))
+    sink.send(Step(report=report, rewards={}))
     sink.close()
     assert wandb.calls == []
     assert theirs.logged == [{"sft/step": 1, "sft/loss": 2.0}]

@@ -6,22 +6,22 @@ from typing import Any
 
 import pytest
 
+from grouper.runs.identity import RunInfo
 from grouper.training.phases import banner_lines
 
-INFO: dict[str, Any] = {
-    "recipe_hash": "aaaa",
-    "versions": {"torch": "2.13.0", "kernels": "0123abcd", "compute dtype": "float32"},
-    "fingerprints": {"train": "0123456789abcdef"},
-    "code": {"mine.py": "fedcba9876543210"},
-    "host": {"threads": 2, "processes": 1},
-    "changes": [],
-}
+INFO = RunInfo(
+    recipe_hash="aaaa",
+    versions={"torch": "2.13.0", "kernels": "0123abcd", "compute dtype": "float32"},
+    fingerprints={"train": "0123456789abcdef"},
+    code={"mine.py": "fedcba9876543210"},
+    host={"threads": 2, "processes": 1},
+)
 
 
-def lines(info: dict[str, Any] | None = None, **changes: Any) -> str:
+def lines(**changes: Any) -> str:
     settings: dict[str, Any] = {"versions": {"torch": "2.13.0"}, "threads": 2, "processes": 1}
     allowed = changes.pop("allowed", {})
-    return "\n".join(banner_lines(info or INFO, allowed, **{**settings, **changes}))
+    return "\n".join(banner_lines(INFO, allowed, **{**settings, **changes}))
 
 
 def test_nothing_differs(caplog: pytest.LogCaptureFixture) -> None:

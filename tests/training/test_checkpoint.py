@@ -70,7 +70,7 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
     state.difficulty.seen = {"p/1": [3, 8, 0]}
     state.best.offer(1, 0.25)
     state.asked = {"stop": "mine.py:f"}
-    state.alarms = {"first": {"completion/truncated": [0.5]}, "ringing": ["kl"]}
+    state.checks = {"first": {"completion/truncated": [0.5]}, "active": ["kl"]}
     saved = read_state(save(tmp_path, state))
     back = fresh()
     back.restore(saved)
@@ -78,7 +78,7 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
     assert back.difficulty is not None
     assert back.difficulty.seen == state.difficulty.seen
     assert back.best == state.best
-    assert (back.alarms, back.asked) == (state.alarms, state.asked)
+    assert (back.checks, back.asked) == (state.checks, state.asked)
     longer = fresh()
     longer.total += 1
     longer.restore(saved)
@@ -93,7 +93,7 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
         "epoch_ended",
         "difficulty",
         "best",
-        "alarms",
+        "checks",
         "asked",
         "total",
     }

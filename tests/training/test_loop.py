@@ -14,7 +14,7 @@ from tiny_states import TinyPhase, TinyRun, tiny_state
 from grouper.advice import checks, live_checks
 from grouper.advice.live_checks import LiveChecks
 from grouper.config.schema import GRPOConfig, SFTConfig
-from grouper.errors import AlarmError, Interrupted, ModelError, RunFolderError
+from grouper.errors import CheckError, Interrupted, ModelError, RunFolderError
 from grouper.training import checkpoint, loop
 from grouper.training.checkpoint import BEST_FILE, OPTIMIZER_FOLDER, TrainState, numbered
 from grouper.training.loop import run_phase
@@ -161,7 +161,7 @@ class CutOffPhase(TinyPhase):
 
 
 @pytest.mark.parametrize("on_finding", ["warn", "stop"])
-def test_an_alarm_is_told_recorded_and_heeded(
+def test_a_finding_is_told_recorded_and_heeded(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -175,11 +175,11 @@ def test_an_alarm_is_told_recorded_and_heeded(
         run_phase(desk, phase.state, phase.step, [LiveChecks()])  # type: ignore[arg-type]  # what it asks of a session
         assert sorted(saved(tmp_path)) == [18, 20]
     else:
-        with pytest.raises(AlarmError, match=r"sampling\.max_new_tokens.*checkpoint-6 is from be"):
+        with pytest.raises(CheckError, match=r"sampling\.max_new_tokens.*checkpoint-6 is from be"):
             run_phase(desk, phase.state, phase.step, [LiveChecks()])  # type: ignore[arg-type]  # what it asks of a session
         assert sorted(saved(tmp_path)) == [6, 9]
-    assert "grpo step 12: alarm truncated: 75% of the completions" in caplog.text
+    assert "grpo step 12: check truncated: 75% of the completions" in caplog.text
     events = [(r.step, event) for r in desk.folder.read_metrics() for event in r.events]
     assert len(events) == 1
     assert events[0][0] == 12
-    assert events[0][1].startswith("alarm truncated: 75% of the completions are cut off")
+    assert events[0][1].startswith("check truncated: 75% of the completions are cut off")

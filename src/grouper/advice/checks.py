@@ -1,10 +1,10 @@
-"""What can go wrong: the checks, and what they look at.
+"""What can go wrong: the checks, and the data they examine.
 
-`findings.yaml` says of each finding what is wrong and what to do; here is when. A check of a metric
-over its last window is a row of that table and nothing more (`watch`, `replay`). Every other one is
-a function over one kind of data: what a run has written down (`Record`), the lengths of a few
+`findings.yaml` has the text of each finding, what is wrong and what to do; the conditions are here.
+A check of a metric over its last window is only a row of that table (`watch`, `replay`). Every
+other one is a function of one kind of data: the record of a run (`Record`), the lengths of a few
 completions (`SampleSummary`) or graded groups (`Samples`). Recipes have theirs in `recipe_checks`.
-Thresholds are rough on purpose, for a finding is a place to look.
+Thresholds are rough on purpose: a finding is a place to look.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 FINDINGS: dict[str, dict[str, Any]] = table("grouper.advice", "findings.yaml")
 
-# A share of the steps, ratios or completions above which something is the rule.
+# A share of the steps, ratios or completions: most of them.
 MOST = 0.5
-# A share of the rollouts, of an entropy, or points of a rate, that are worth a word.
+# A share of the rollouts, a relative change of the entropy, or a change of a rate, that matters.
 SOME = 0.05
 # Steps at the beginning and the end of a run that are compared.
 COMPARED = 10
 # Curves are compared in runs at least as long, and a learning rate judged after as many steps.
 MIN_STEPS = 20
-# A policy that is lost after as few updates was lost to their size.
+# A policy that collapses within so few updates collapsed because of their size.
 FEW_UPDATES = 5
 # Nats per token between sampler and trainer; bfloat16 sampling alone stays well below it.
 MAX_GAP = 0.05
@@ -47,7 +47,7 @@ MAX_GAP = 0.05
 SAMPLED_STEPS = 20
 # A share of the completions that ends after SFT.
 MIN_STOPPED = 0.8
-# Below this, equal samples are first of all a matter of the temperature.
+# Below this, the temperature is the likely cause of equal samples.
 LOW_TEMPERATURE = 0.7
 # Steps of each metric that medians are taken over.
 REMEMBERED = 500
@@ -128,7 +128,7 @@ def slope(values: Sequence[float]) -> float:
 def window(
     first: Sequence[float], earlier: Sequence[float], last: Sequence[float]
 ) -> dict[str, float]:
-    """What a row of the table may look at and say of a metric.
+    """The numbers of a metric that a row of the table may use.
 
     Args:
         first: its values in the first window of the phase.
@@ -145,28 +145,21 @@ def window(
     }
 
 
-def _rings(row: Mapping[str, Any], numbers: Mapping[str, float]) -> bool:
-    value, unit = numbers[row["number"]], numbers.get(row.get("of", ""), 1.0)
-    if "above" in row:
-        return bool(value > row["above"] * unit)
-    return bool(value < row["below"] * unit)
-
-
 def watch(report: StepReport, memory: dict[str, Any]) -> list[tuple[str, Finding]]:
-    """Look at a step as it is done, at every metric over its last window.
+    """Check every metric over its last window, after each step.
 
-    A check rings once when its condition begins to hold, and can ring again after that has ended.
+    A finding is reported when its condition begins to hold, and again after that has ended.
 
     Args:
         report: of the step.
         memory: what earlier calls have left here, as JSON values; kept up to date in place.
 
     Returns:
-        (key of its row, finding) of each check that begins to ring at this step.
+        (key of its row, finding) of each check whose condition begins to hold at this step.
     """
     first: dict[str, list[float]] = memory.setdefault("first", {})
     recent: dict[str, list[float]] = memory.setdefault("recent", {})
-    ringing: list[str] = memory.setdefault("ringing", [])
+    active: list[str] = memory.setdefault("active", [])
     rows = {key: row for key, row in FINDINGS.items() if row.get("metric") in report.tallies}
     for metric in {row["metric"] for row in rows.values()}:
         value = report.tallies[metric].mean
@@ -179,20 +172,23 @@ def watch(report: StepReport, memory: dict[str, Any]) -> list[tuple[str, Finding
     new = []
     for key, row in rows.items():
         values = recent.get(row["metric"], [])
-        numbers: dict[str, Any] = {}
+        holds = False
         if len(values) >= WINDOW:  # there are two windows to compare
-            numbers = window(first[row["metric"]], values[:-WINDOW], values[-WINDOW:])
-        rings = bool(numbers) and _rings(row, numbers)
-        if rings and key not in ringing:
-            ringing.append(key)
+            numbers: dict[str, Any] = window(
+                first[row["metric"]], values[:-WINDOW], values[-WINDOW:]
+            )
+            value, unit = numbers[row["number"]], numbers.get(row.get("of", ""), 1.0)
+            holds = value > row["above"] * unit if "above" in row else value < row["below"] * unit
+        if holds and key not in active:
+            active.append(key)
             new.append((key, found(key, **numbers)))
-        elif not rings and key in ringing:
-            ringing.remove(key)
+        elif not holds and key in active:
+            active.remove(key)
     return new
 
 
 def replay(reports: Iterable[StepReport]) -> Iterator[tuple[int, str, Finding]]:
-    """(step, key, finding) of all that would ring over recorded steps of one phase."""
+    """(step, key, finding) of all that would be found over recorded steps of one phase."""
     memory: dict[str, Any] = {}
     for report in reports:
         for key, finding in watch(report, memory):
@@ -250,6 +246,11 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
     return fmean(values[:size]), fmean(values[-size:])
 
 
+def changed(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Both ends as evidence."""
+    return dict(zip((f"{name}_before", f"{name}_after"), ends(values), strict=True))
+
+
 def span(reports: Sequence[StepReport]) -> tuple[int, int]:
     """First and last step."""
     return reports[0].step, reports[-1].step
@@ -283,21 +284,19 @@ def grader(record: Record) -> Iterator[Finding]:
             yield found(metric, {metric: share}, steps=span(record.grpo), share=share)
 
 
-def alarms(record: Record) -> Iterator[Finding]:
-    """What rang, or would have, while the run went on; each kind once."""
-    flat = any(no_signal(record))
-    seen: set[str] = set()
+def during_the_run(record: Record) -> Iterator[Finding]:
+    """What was reported, or would have been, while the run went on; each kind once."""
+    # A run without any signal is explained by that already.
+    seen = {"truncated", "saturated"} if any(no_signal(record)) else set()
     for step, key, finding in replay(record.grpo):
-        # A run without any signal is explained by that already.
-        if key in seen or (flat and key in ("truncated", "saturated")):
-            continue
-        seen.add(key)
-        yield replace(
-            finding,
-            what=f"at step {step} {finding.what}",
-            steps=(max(1, step - WINDOW + 1), step),
-            evidence={"rang_at_step": step},
-        )
+        if key not in seen:
+            seen.add(key)
+            yield replace(
+                finding,
+                what=f"at step {step} {finding.what}",
+                steps=(max(1, step - WINDOW + 1), step),
+                evidence={"found_at_step": step},
+            )
 
 
 def format_only(record: Record) -> Iterator[Finding]:
@@ -309,18 +308,17 @@ def format_only(record: Record) -> Iterator[Finding]:
         before, after = looks[0], looks[-1]
     if before is None or after is None or before.lenient is None or after.lenient is None:
         return
-    numbers = {
-        "strict_before": before.accuracy,
-        "strict_after": after.accuracy,
-        "lenient_before": before.lenient.mean,
-        "lenient_after": after.lenient.mean,
-    }
     strict = after.accuracy - before.accuracy
     lenient = after.lenient.mean - before.lenient.mean
     if strict > SOME and lenient <= strict / 4:
         yield found(
             "format-only",
-            numbers,
+            {
+                "strict_before": before.accuracy,
+                "strict_after": after.accuracy,
+                "lenient_before": before.lenient.mean,
+                "lenient_after": after.lenient.mean,
+            },
             steps=(before.step if before.phase == "grpo" else 0, after.step),
             before=before.name,
             after=after.name,
@@ -334,15 +332,10 @@ def reward_without_correctness(record: Record) -> Iterator[Finding]:
     rewards, solved = curve(record.grpo, "reward/total"), curve(record.grpo, "solve_rate")
     if min(len(rewards), len(solved)) < MIN_STEPS:
         return
-    (low, high), (before, after) = ends(rewards), ends(solved)
+    numbers = {**changed("reward", rewards), **changed("solve_rate", solved)}
+    reward, rate = (after - before for before, after in (ends(rewards), ends(solved)))
     noise = stdev(rewards[: len(rewards) // 2])
-    if high - low > max(SOME, 2 * noise) and after - before <= SOME / 2:
-        numbers = {
-            "reward_before": low,
-            "reward_after": high,
-            "solve_rate_before": before,
-            "solve_rate_after": after,
-        }
+    if reward > max(SOME, 2 * noise) and rate <= SOME / 2:
         yield found("reward-without-correctness", numbers, steps=span(record.grpo))
 
 
@@ -399,27 +392,20 @@ def rate_too_high(record: Record) -> Iterator[Finding]:
         if best > 2 * SOME and fmean(solved[-COMPARED:]) < best / 2:
             signs |= {"solve_rate_best": best, "solve_rate_at_the_end": fmean(solved[-COMPARED:])}
     if len(norms) >= MIN_STEPS and ends(norms)[1] > 10 * ends(norms)[0]:
-        signs |= {"grad_norm_before": ends(norms)[0], "grad_norm_after": ends(norms)[1]}
+        signs |= changed("grad_norm", norms)
     if clipped > MOST:
         signs["clip_fraction"] = clipped
-    signs |= _sudden_loss(reports)
+    # What the model could do before the first update, and never again after a few.
+    learned = [r.step for r in reports if r.status == "learning"]
+    if 0 < len(learned) <= FEW_UPDATES and len(reports) >= MIN_STEPS:
+        for name, lost in (("solve_rate", -2 * SOME), ("completion/truncated", MOST)):
+            values = curve(reports, name)
+            first, last = values[0], fmean(values[-COMPARED:])
+            if (last - first) / lost >= 1:
+                signs |= {f"{name}_at_first": first, f"{name}_at_the_end": last}
+                signs["steps_that_learned"] = len(learned)
     if signs:
         yield _rate(record, "grpo", "too-high", signs)
-
-
-def _sudden_loss(reports: Sequence[StepReport]) -> dict[str, float]:
-    """What the model could do before the first update, and never again after a few."""
-    learned = [r.step for r in reports if r.status == "learning"]
-    if not 0 < len(learned) <= FEW_UPDATES or len(reports) < MIN_STEPS:
-        return {}
-    signs = {}
-    for name, lost in (("solve_rate", -2 * SOME), ("completion/truncated", MOST)):
-        values = curve(reports, name)
-        change = fmean(values[-COMPARED:]) - values[0]
-        if change * math.copysign(1, lost) >= abs(lost):
-            signs[f"{name}_at_first"] = values[0]
-            signs[f"{name}_at_the_end"] = fmean(values[-COMPARED:])
-    return signs | ({"steps_that_learned": len(learned)} if signs else {})
 
 
 def rate_too_low(record: Record) -> Iterator[Finding]:
@@ -444,8 +430,7 @@ def sft_rate(record: Record) -> Iterator[Finding]:
     losses = curve(record.sft, "loss")
     if len(losses) < MIN_STEPS:
         return
-    before, after = ends(losses)
-    signs = {"loss_before": before, "loss_after": after}
+    (before, after), signs = ends(losses), changed("loss", losses)
     if after > 1.05 * before:
         yield _rate(record, "sft", "too-high", signs)
     elif after > 0.98 * before:
@@ -637,7 +622,7 @@ CHECKS: dict[type, tuple[Callable[[Any], Iterator[Finding]], ...]] = {
         rate_too_high,
         no_signal,
         grader,
-        alarms,
+        during_the_run,
         format_only,
         reward_without_correctness,
         sft_rate,

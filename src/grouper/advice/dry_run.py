@@ -1,11 +1,11 @@
-"""What a run would do, from its recipe and data alone: a dry run prints it, and loads no model."""
+"""What a run would do, from its recipe and data alone: what a dry run prints. Loads no model."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from grouper.advice.recipe_checks import collected
 from grouper.config.loading import recipe_hash, resolved_yaml
@@ -16,7 +16,7 @@ from grouper.prompts import make_format
 from grouper.prompts.rendering import right_completion
 from grouper.rewards import build_rewards
 from grouper.rewards.attacks import example_prompt
-from grouper.runs.folder import RunFolder
+from grouper.runs.folder import Intent, RunFolder
 from grouper.training.problem_sets import (
     ProblemSets,
     find_leaks,
@@ -36,19 +36,21 @@ class Plan:
     """One line per phase, measurement and folder."""
     warnings: tuple[str, ...]
     leaks: tuple[str, ...]
-    """Those of the warnings that are about held-out problems, in a few words each."""
+    """The warnings about held-out problems, in a few words each."""
     unchecked: tuple[str, ...]
-    """What could not be looked at, and why."""
+    """What could not be checked, and why."""
 
 
-def make_plan(
-    recipe: Recipe, *, resume: bool = False, overwrite: bool = False, allow_changes: bool = False
-) -> Plan:
+def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
     """Check what can be checked without a model, and work out the sizes.
 
     Reads the data, runs the reward functions on a made-up group, and looks at the run folder.
     Where `model.path` is a local folder its tokenizer is loaded and every prompt is rendered;
     torch is imported only then, and to look for a device that the recipe names.
+
+    Args:
+        recipe: of the run.
+        intent: what the run may do with one that is in its folder.
 
     Raises:
         GrouperError: everything that would stop the run at its start, all at once.
@@ -58,13 +60,14 @@ def make_plan(
     with collected(problems):
         require_symbolic(recipe.grading)
     with collected(problems):
-        _check_device(recipe.device)
+        if recipe.device not in ("auto", "cpu"):
+            from grouper.models.device import find_device
+
+            find_device(recipe.device)
     with collected(problems):
-        unchecked = _check_models(recipe, resume=resume)
+        unchecked = _check_models(recipe, resume=intent.get("resume", False))
     with collected(problems):
-        folder = _folder_line(
-            recipe, resume=resume, overwrite=overwrite, allow_changes=allow_changes
-        )
+        folder = _folder_line(recipe, intent)
     with collected(problems):
         sets = load_problem_sets(recipe)
         with collected(problems):
@@ -83,18 +86,11 @@ def make_plan(
     )
 
 
-def _check_device(name: str) -> None:
-    if name not in ("auto", "cpu"):
-        from grouper.models.device import find_device
-
-        find_device(name)
-
-
 def _check_models(recipe: Recipe, *, resume: bool) -> list[str]:
     """Look at the models that the run will load.
 
     Returns:
-        What could not be looked at.
+        What could not be checked.
     """
     model = recipe.model
     if model.path is None and recipe.grpo.start_from is None and model.lora is None:
@@ -107,7 +103,7 @@ def _check_models(recipe: Recipe, *, resume: bool) -> list[str]:
 
 
 def _prepare(recipe: Recipe, sets: ProblemSets) -> Prepared | None:
-    """The preparation of the run, where the model's tokenizer lies on this machine."""
+    """The preparation of the run, where the model's tokenizer is on this machine."""
     path = recipe.model.path
     if path is None or not Path(path).expanduser().exists():
         return None
@@ -132,31 +128,27 @@ def _check_rewards(recipe: Recipe, sets: ProblemSets, prepared: Prepared | None)
     return rewards.check(problem=problem, prompt=prompt, right=right_completion(problem, fmt))
 
 
-def _folder_line(recipe: Recipe, *, resume: bool, overwrite: bool, allow_changes: bool) -> str:
+def _folder_line(recipe: Recipe, intent: Intent) -> str:
     path = Path(recipe.output_dir).expanduser() / recipe.name
     # A run of this recipe is no mistake to a dry run; one of another recipe is.
-    found = RunFolder.check(
-        path,
-        recipe_hash=recipe_hash(recipe),
-        recipe_yaml=resolved_yaml(recipe),
-        resume=True,
-        overwrite=overwrite,
-        allow_changes=allow_changes,
-    )
+    lenient: Intent = {**intent, "resume": True}
+    found = RunFolder(path).check(recipe_hash(recipe), resolved_yaml(recipe), **lenient)
     parent = next(folder for folder in (path, *path.parents) if folder.exists())
     if not os.access(parent, os.W_OK):
         raise RunFolderError(
             "cannot write here", where=str(parent), fix="Set output_dir to a folder of yours."
         )
-    if not found:
-        return f"Output: {path} (new)"
-    if overwrite:
-        return f"Output: {path} (the run that is there will be deleted first)"
-    if not resume:
-        return f"Output: {path} (holds a run of this recipe: it will take --resume or --overwrite)"
     done = [phase for phase in ("sft", "grpo") if (path / phase / "final").is_dir()]
-    state = f"finished: {', '.join(done)}" if done else "nothing finished yet"
-    return f"Output: {path} (continues the run that is there; {state})"
+    if not found:
+        state = "new"
+    elif intent.get("overwrite"):
+        state = "the run that is there will be deleted first"
+    elif not intent.get("resume"):
+        state = "holds a run of this recipe: it will take --resume or --overwrite"
+    else:
+        finished = f"finished: {', '.join(done)}" if done else "nothing finished yet"
+        state = f"continues the run that is there; {finished}"
+    return f"Output: {path} ({state})"
 
 
 def _length_lines(prepared: Prepared | None) -> list[str]:

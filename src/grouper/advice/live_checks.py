@@ -1,4 +1,4 @@
-"""The checks at work in a run: before GRPO, after every step, and after SFT."""
+"""The checks during a run: before GRPO, after every step, and after SFT."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from grouper.advice.checks import WINDOW, SampleSummary, find, watch
 from grouper.config.schema import Recipe
-from grouper.errors import AlarmError, PreflightError
+from grouper.errors import CheckError, PreflightError
 from grouper.models.loading import context_length
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.training.checkpoint import TrainState, last_good
@@ -26,7 +26,7 @@ STOP_SAMPLES = 10
 
 
 def usual_hooks(recipe: Recipe) -> tuple[Hook, ...]:
-    """What looks after every run, and the hooks of the recipe.
+    """The hooks of every run, and those of the recipe.
 
     Raises:
         ConfigError: one of these is not there.
@@ -35,19 +35,19 @@ def usual_hooks(recipe: Recipe) -> tuple[Hook, ...]:
 
 
 class LiveChecks(Hook):
-    """Says while a run goes on what goes wrong, and ends it where `on_finding` is `stop`."""
+    """Reports while a run goes on what goes wrong, and ends it where `on_finding` is `stop`."""
 
     def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
-        raised = watch(report, state.alarms)
+        raised = watch(report, state.checks)
         if not raised:
             return Asked()
-        texts = tuple(f"alarm {name}: {finding}" for name, finding in raised)
+        texts = tuple(f"check {name}: {finding}" for name, finding in raised)
         return Asked(events=texts, error=self._reason_to_stop(run, state, texts))
 
     def _reason_to_stop(
         self, run: Run, state: TrainState, texts: Sequence[str]
-    ) -> AlarmError | None:
-        """What to end the run with, or None where alarms are only reported."""
+    ) -> CheckError | None:
+        """What to end the run with, or None where findings are only reported."""
         step = state.step
         if run.recipe.on_finding == "warn":
             return None
@@ -57,7 +57,7 @@ class LiveChecks(Hook):
         if good is not None:
             when = "from before these steps" if good[0] <= before else "the oldest that is left"
             kept = f"{good[1]} is {when}"
-        return AlarmError(
+        return CheckError(
             "; ".join(text.rstrip(".") for text in texts),
             where=f"{state.phase} step {step}",
             fix=f"on_finding is stop: nothing of the last step was saved; {kept}. Go on with "

@@ -1,6 +1,6 @@
-"""A few GRPO steps of a recipe, measured; of the run that takes them nothing is left.
+"""A few GRPO steps of a recipe, measured; the run that takes them is deleted.
 
-The steps are those of a run, with what would falsify the figures taken out: every group is given
+The steps are those of a run, without what would distort the figures: every group is given
 a signal, so that the update has all its rows, whatever an untrained model answers; nothing is
 resampled or left out for its difficulty; and the learning rate is so small that the model stays
 what it is. Grading and the recipe's own rewards are computed anyway.
@@ -32,8 +32,8 @@ from grouper.training.rehearsal import Rehearsal
 from grouper.training.run import Run
 from grouper.types import StepReport
 
-# What would falsify the figures is taken out; such a learning rate moves no weight by anything that
-# a sum would notice.
+# Without what would distort the figures; such a learning rate changes no weight by more than
+# rounding.
 AS_MEASURED: dict[str, Any] = {
     "skip_sft": True,
     "skip_grpo": False,
@@ -70,7 +70,7 @@ class Bench:
     reports: tuple[StepReport, ...]
     """One per measured step."""
     plain_reports: tuple[StepReport, ...]
-    """The same without our kernels; empty where nobody asked."""
+    """The same without our kernels; empty where they were not measured."""
     completion_tokens: int | None
     """Tokens that every completion was made to have."""
     peak_bytes: int
@@ -145,7 +145,7 @@ def bench(
         steps: that are.
         completion_tokens: make every completion this long; left out: as the model ends them.
         plain: measure as many steps again without our kernels.
-        progress: where it is shown.
+        progress: where progress is shown.
 
     Raises:
         GrouperError: as a run of the recipe would.

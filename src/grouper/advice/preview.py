@@ -1,8 +1,8 @@
-"""A look at what GRPO would see: a few samples, and why there is nothing to learn if there is not.
+"""What GRPO would see: a few samples and, where there is nothing to learn from them, the reason.
 
-Without a difference within a group there is no gradient. The usual causes are told apart (see
+Without a difference within a group there is no gradient. The usual causes are distinguished (see
 `checks`): the tokenizer cannot write the tags or the stop token, every sample is cut off, the
-samples are all the same text, the tags are missing, or the samples differ and are paid alike.
+samples are all the same text, the tags are missing, or the samples differ and get equal rewards.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What can be said about a recipe before any data or model is loaded.
+"""Checks of a recipe before any data or model is loaded.
 
-What is said stands in `findings.yaml`.
+Their texts are in `findings.yaml`.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -33,11 +34,11 @@ def collected(problems: list[GrouperError]) -> Iterator[None]:
 
 
 def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
-    """Everything that can be said about a recipe before any data or model is loaded.
+    """Check everything about a recipe that takes no data and no model.
 
     Args:
         recipe: what is to be run.
-        runs_here: on this machine; else files and libraries that it lacks are only warned of.
+        runs_here: on this machine; otherwise missing files and libraries are only warnings.
 
     Returns:
         Warnings: settings that work but rarely do what was meant.
@@ -61,16 +62,18 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
 
 
 def warnings(recipe: Recipe) -> Iterator[Finding]:
-    """What works and is rarely meant: the sources of the recipe are known to exist."""
-    # Without any instruction, SFT is what tells the model how to answer.
+    """Settings that work but are rarely meant; the sources of the recipe must exist."""
+    # Without any instruction, the model learns from SFT how to answer.
     if recipe.prompt.system != "" or recipe.skip_sft:
         for warning in warn_about_system(recipe.prompt):
             yield found("system", warning=warning.removesuffix("."))
     parts = dict(_sources(recipe))
     for held_out in ("data.validation", "data.test"):
         for trained in ("data.sft", "data.train"):
-            if held_out in parts and trained in parts and _meet(parts[held_out], parts[trained]):
-                yield found("same-rows", held_out=held_out, trained=trained)
+            if held_out in parts and trained in parts:
+                pairs = itertools.product(_members(parts[held_out]), _members(parts[trained]))
+                if any(itertools.starmap(_overlap, pairs)):
+                    yield found("same-rows", held_out=held_out, trained=trained)
     if recipe.data.test is None:
         yield found("no-test")
     for phase, lowest in ADAPTER_RATES.items():
@@ -89,12 +92,8 @@ def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:
 
 
 def _members(source: SourceConfig) -> Sequence[RowsConfig]:
-    """What a mixture is mixed of; any other source is alone."""
+    """The members of a mixture, or the source itself."""
     return source.mixture or (source,)
-
-
-def _meet(a: SourceConfig, b: SourceConfig) -> bool:
-    return any(_overlap(one, other) for one in _members(a) for other in _members(b))
 
 
 def _overlap(*rows: RowsConfig) -> bool:
@@ -172,13 +171,8 @@ def _missing_packages(recipe: Recipe) -> list[GrouperError]:
     for where, instead in needs.items():
         with collected(missing):
             require_extra("bitsandbytes", "quantized", where=where, instead=instead)
-    if recipe.model.attention == "flash_attention_2":
-        with collected(missing):
-            _require_flash_attention()
+    # transformers takes flash attention from either.
+    here = any(find_spec(package) is not None for package in ("flash_attn", "kernels"))
+    if recipe.model.attention == "flash_attention_2" and not here:
+        missing.append(refusal("no-flash-attention", "model.attention"))
     return missing
-
-
-def _require_flash_attention() -> None:
-    # transformers takes it from either.
-    if find_spec("flash_attn") is None and find_spec("kernels") is None:
-        raise refusal("no-flash-attention", "model.attention")

@@ -126,9 +126,7 @@ def _check_folder(recipe: Recipe, intent: dict[str, bool]) -> None:
     """What can be said of the run's folder, before torch is imported and data are read."""
     path = Path(recipe.output_dir).expanduser() / recipe.name
     require_writable(path, "Set output_dir to a folder you may write to.")
-    RunFolder.check(
-        path, recipe_hash=recipe_hash(recipe), recipe_yaml=resolved_yaml(recipe), **intent
-    )
+    RunFolder(path).check(recipe_hash(recipe), resolved_yaml(recipe), **intent)
 
 
 def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:

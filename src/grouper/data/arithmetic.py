@@ -1,12 +1,12 @@
 """Generated word problems in small whole numbers, for runs without any file or network.
 
 A solution names every step (`6*4=24. 24+10=34.`). With `rushed`, some worked solutions stop one
-step early and give that value as the answer: a bad habit on purpose, which SFT copies and GRPO
+step early and give that value as the answer: a deliberate error, which SFT copies and GRPO
 can remove. The reference answer is always right; what the demonstration shows is the column
 `demonstrated_answer`.
 
-No question can be in two splits, whatever the seeds, counts and kinds: the hash of its text says
-which split it belongs to.
+No question can be in two splits, whatever the seeds, counts and kinds: the hash of its text
+decides which split it belongs to.
 """
 
 from __future__ import annotations
@@ -29,36 +29,30 @@ from grouper.types import Problem
 
 SPLITS = ("train", "sft", "validation", "test")
 OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
-# Draws in a row without a new question before the space counts as used up.
+# Draws without a new question after which the space of questions counts as exhausted.
 PATIENCE = 20_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
+class _Kind(BaseModel, frozen=True):
+    label: str
+    """What people read: the subject of its problems."""
     text: str
     steps: tuple[str, ...]
     """`a+b` and the like: a to d are operands, x and y the results of earlier steps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Words:
+class _Words(BaseModel, frozen=True):
     names: tuple[str, ...]
     items: tuple[str, ...]
     gains: tuple[str, ...]
     losses: tuple[str, ...]
-    kinds: Mapping[str, _Kind]
+    kinds: dict[str, _Kind]
 
 
 @cache
 def _words() -> _Words:
-    table = json.loads(
-        (importlib.resources.files("grouper.data") / "arithmetic.json").read_text("utf-8")
-    )
-    kinds = {
-        name: _Kind(text=kind["text"], steps=tuple(kind["steps"]))
-        for name, kind in table.pop("kinds").items()
-    }
-    return _Words(kinds=kinds, **{name: tuple(words) for name, words in table.items()})
+    file = importlib.resources.files("grouper.data") / "arithmetic.json"
+    return _Words.model_validate_json(file.read_bytes())
 
 
 def kinds() -> tuple[str, ...]:
@@ -78,7 +72,7 @@ class ArithmeticOptions(BaseModel):
     high: Annotated[int, Field(ge=1)] = 10
     """Largest operand."""
     max_value: Annotated[int, Field(ge=1)] = 25
-    """Every intermediate value and answer lies in 1..max_value."""
+    """Every intermediate value and answer is in 1..max_value."""
     rushed: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
     """Kind -> probability that the worked solution stops one step early, with a wrong answer."""
     seed: Annotated[int, Field(ge=0)] | None = None
@@ -94,7 +88,7 @@ class ArithmeticOptions(BaseModel):
         if self.low > self.high:
             raise ValueError(f"low ({self.low}) is above high ({self.high})")
         for name in self.rushed:
-            if len(_words().kinds[name].steps) < 2:
+            if len(_words().kinds[name].steps) == 1:
                 raise ValueError(f"kind {name!r} has one step, so it cannot be rushed")
         return self
 
@@ -128,13 +122,12 @@ def generate(options: ArithmeticOptions, *, split: str, seed: int) -> tuple[Prob
             f"arithmetic has no split {split!r}", where="data", fix=did_you_mean(split, SPLITS)
         )
     seed = seed if options.seed is None else options.seed
-    drafts = islice(_distinct_drafts(options, split, seed), options.count)
-    problems = []
-    for index, draft in enumerate(drafts):
-        rushed = _random(seed, split, f"rushed/{index}").random() < options.rushed.get(
-            draft.kind, 0.0
-        )
-        problems.append(_problem(f"arithmetic/{split}/{index}", draft, rushed))
+    problems: list[Problem] = []
+    for draft in islice(_distinct_drafts(options, split, seed), options.count):
+        index = len(problems)
+        rushed = _random(seed, split, f"rushed/{index}").random()
+        shown = draft.steps[:-1] if rushed < options.rushed.get(draft.kind, 0.0) else draft.steps
+        problems.append(_problem(f"arithmetic/{split}/{index}", draft, shown))
     if len(problems) < options.count:
         raise DataError(
             f"only {len(problems)} different questions were found for {options.count} problems",
@@ -152,27 +145,26 @@ class _Draft:
     """With their numbers: `6*4=24`."""
 
 
-def _problem(name: str, draft: _Draft, rushed: bool) -> Problem:
-    shown = draft.steps[:-1] if rushed else draft.steps
-    solution = " ".join(f"{step}." for step in shown)
+def _problem(name: str, draft: _Draft, shown: tuple[str, ...]) -> Problem:
+    """The problem whose worked solution is the steps that are shown."""
+    solution, count = " ".join(f"{step}." for step in shown), len(draft.steps)
     answer = draft.steps[-1].partition("=")[2]
-    columns = {
-        "question": draft.question,
-        "answer": answer,
-        "solution": solution,
-        "demonstrated_answer": shown[-1].partition("=")[2],
-        "kind": draft.kind,
-        "steps": len(draft.steps),
-    }
     return Problem(
         id=name,
         question=draft.question,
         answer=answer,
         source="arithmetic",
         solution=solution,
-        subject=draft.kind,
-        level=f"{len(draft.steps)} step{'s' if len(draft.steps) > 1 else ''}",
-        columns=columns,
+        subject=_words().kinds[draft.kind].label,
+        level=f"{count} step{'s' if count > 1 else ''}",
+        columns={
+            "question": draft.question,
+            "answer": answer,
+            "solution": solution,
+            "demonstrated_answer": shown[-1].partition("=")[2],
+            "kind": draft.kind,
+            "steps": count,
+        },
     )
 
 

@@ -1,8 +1,8 @@
-"""What is wrong with a problem set, and what is in it, before anything is trained on it.
+"""What a problem set contains, and what is wrong with it, before anything is trained on it.
 
     ProblemSet --audit--> Audit (unreadable references, repeated questions, histograms)
 
-Leaks between sets are `find_overlap`; `quarantine_rows` lists all of it as one row a finding.
+`find_overlap` finds leaks between sets; `quarantine_rows` lists everything, one row per finding.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LENGTHS = (10, 20, 40, 80, 160, 320)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeated:
-    """One question that several problems ask."""
+    """A question that several problems share."""
 
     problem_ids: tuple[str, ...]
     answers: tuple[str, ...]
@@ -58,7 +58,7 @@ class Audit:
 
 
 def audit(problems: ProblemSet) -> Audit:
-    """Look through a problem set; rows that could not become problems are in it already.
+    """Examine a problem set; rows that could not become problems are listed in it already.
 
     >>> from grouper.data import load_problems
     >>> from grouper.config.schema import SourceConfig
@@ -80,7 +80,7 @@ def audit(problems: ProblemSet) -> Audit:
 def _repeated(problems: Sequence[Problem]) -> Iterator[Repeated]:
     by_question: dict[tuple[str, ...], list[Problem]] = {}
     for problem in problems:
-        # Answers given as choices belong to the question, so punctuation is all that is dropped.
+        # Multiple-choice options are part of the question, so only punctuation is dropped.
         by_question.setdefault(question_words(problem.question), []).append(problem)
     for same in by_question.values():
         if len(same) > 1:
@@ -128,26 +128,23 @@ def answer_type(answer: str) -> str:
         return _SHAPES[node.kind]
     _, equals, value = node.text.rpartition("=")
     number = read_number(value.strip())
-    if number is not None:
-        return _number_type(number.percent, number.unit is not None, number.decimals, number.value)
-    return _other_type(tidied, bool(equals))
-
-
-def _number_type(percent: bool, unit: bool, decimals: int, value: Any) -> str:
-    if percent or unit:
-        return "percent" if percent else "quantity"
-    if decimals > 0:
-        return "decimal"
-    return "integer" if value.denominator == 1 else "fraction"
-
-
-def _other_type(tidied: str, equals: bool) -> str:
-    if re.fullmatch(r"\(?[A-J]\)?", tidied):
-        return "choice"
-    if equals:
-        return "equation"
-    plain = re.sub(r"\\[A-Za-z]+", " ", tidied)
-    return "text" if _WORDS.search(plain) else "expression"
+    if number is None:
+        plain = re.sub(r"\\[A-Za-z]+", " ", tidied)
+        kinds = {
+            "choice": re.fullmatch(r"\(?[A-J]\)?", tidied),
+            "equation": equals,
+            "text": _WORDS.search(plain),
+            "expression": True,
+        }
+    else:
+        kinds = {
+            "percent": number.percent,
+            "quantity": number.unit is not None,
+            "decimal": number.decimals > 0,
+            "integer": number.value.denominator == 1,
+            "fraction": True,
+        }
+    return next(name for name, holds in kinds.items() if holds)
 
 
 def _histogram(lengths: Sequence[int]) -> dict[str, int]:
@@ -168,7 +165,7 @@ def _histogram(lengths: Sequence[int]) -> dict[str, int]:
 def quarantine_rows(
     audits: Sequence[Audit], leaks: Sequence[Overlap] = ()
 ) -> Iterator[dict[str, Any]]:
-    """One row a finding: what to leave out, and why."""
+    """One row per finding: what to leave out, and why."""
     for found in audits:
         for row in found.problems.quarantined:
             yield {"set": found.problems.name, "row": row.row, "id": None, "reason": row.reason}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,33 +16,27 @@ from grouper.data.problems import (
     ProblemSet,
     Quarantined,
     apply_filters,
-    fingerprint_of,
     is_numeric,
     mix,
     require_distinct_ids,
     subset_of,
 )
-from grouper.data.reading import (
-    SHUFFLE_BUFFER,
-    UnreadableRow,
-    find_file,
-    iterate_files,
-    read_files,
-    read_hub,
-    stream_hub,
-    window,
-)
+from grouper.data.reading import UnreadableRow, find_file, iterate_files, read_hub, shuffled
 from grouper.data.references import check_references
-from grouper.data.sources import FIELDS, SOURCES, Row, Source, choose_columns, read_fields
+from grouper.data.sources import FIELDS, SOURCES, Columns, Row, Source, choose_columns, read_fields
 from grouper.errors import ConfigError, DataError, did_you_mean, raise_all
 from grouper.types import AnswerFormat, Problem
 
 Item = TypeVar("Item")
 
+# Rows whose columns are looked at.
 LOOKED_AT = 1000
-"""Rows whose columns are looked at."""
+# References of which at least one must be readable, or the wrong column is read.
 TRIED = 20
-"""References of which at least one must be readable, or the wrong column is read."""
+# Rows of a stream that are held in memory to draw from when shuffling.
+SHUFFLE_BUFFER = 10_000
+# Sources that are neither in a file nor on the Hub.
+MADE = ("arithmetic", "mixture")
 
 
 def load_problems(
@@ -55,17 +49,17 @@ def load_problems(
     """Read, generate or download the problems that `config` describes.
 
     Args:
-        config: the source (or mixture), where it lies, and which part of it to use.
+        config: the source (or mixture), where it is, and which part of it to use.
         seed: the run's seed; only generated sources and mixtures use it.
         fmt: the prompt format of the run, by which `only_correct` judges whole responses.
-        keep_unreadable: keep problems whose reference the grader cannot read, and say so in
-            `notes`: an evaluation grades them by text alone, and measures the set as published.
+        keep_unreadable: keep problems whose reference the grader cannot read, with a note: an
+            evaluation grades them by text alone, and measures the set as published.
 
     Returns:
         The problems in the source's order (or shuffled), `offset` and `limit` applied to rows,
         then its filters. Rows that cannot be used, and references the grader cannot read, are
-        listed in `quarantined`; what the filters left out is reported in `notes`. Neither depends
-        on how fast the machine is.
+        listed in `quarantined`; `notes` say what the filters left out. Neither depends on the
+        speed of the machine.
 
     Raises:
         ConfigError: unknown source or option.
@@ -80,11 +74,10 @@ def load_problems(
         (_load_one(member, seed, fmt, keep_unreadable), member.weight) for member in config.mixture
     ]
     mixed = mix(members, seed=seed if config.shuffle is None else config.shuffle)
-    end = None if config.limit is None else config.offset + config.limit
-    part = mixed.problems[config.offset : end]
+    part = _window(mixed.problems, config)
     if not part:
         raise DataError(
-            f"the mixture has {len(mixed)} problems, none behind offset",
+            f"the mixture has {len(mixed)} problems, none after offset",
             where="data.offset",
             fix="Lower it.",
         )
@@ -94,64 +87,18 @@ def load_problems(
 def _load_one(
     config: RowsConfig, seed: int, fmt: AnswerFormat | None, keep_unreadable: bool
 ) -> ProblemSet:
-    return apply_filters(_load_source(config, seed, keep_unreadable), config, fmt)
-
-
-def _load_source(config: RowsConfig, seed: int, keep_unreadable: bool) -> ProblemSet:
-    source = SOURCES[config.source]
+    split = _split(config)
     if config.source == "arithmetic":
-        split = _split(config, source)
-        options = arithmetic_options(config.options, where=f"arithmetic/{split}")
         name = f"arithmetic/{split}"
-        made = _part(generate(options, split=split, seed=seed), config)
-        return _finish(name, name, made, ())
-    split = _split(config, source)
-    rows, label = _rows(config, source, split)
-    name = f"{label}/{split}" if split else label
-    few = rows[:LOOKED_AT] if isinstance(rows, Sequence) else list(islice(rows, LOOKED_AT))
-    if not few:
-        raise DataError(
-            "there are no rows in it", where=config.path or name, fix="Check the path and split."
-        )
-    readable = [row for row in few if not isinstance(row, UnreadableRow)]
-    if not readable:
-        reasons = [row.reason for row in few if isinstance(row, UnreadableRow)]
-        raise DataError(
-            f"none of the first {len(few)} rows can be read: {reasons[0]}",
-            where=config.path or name,
-            fix="Save one JSON object per line, or name the file by its kind (.csv, .parquet).",
-        )
-    columns = choose_columns(source, config.columns, readable, where=name)
-    if config.only_correct and "response" in columns and "answer" not in columns:
-        raise DataError(
-            "only_correct needs a reference answer to grade the responses by, and there is none",
-            where=name,
-            fix="Name its column as `columns: {answer: ...}`.",
-        )
-    layout = _Layout(source=source, columns=columns, label=label, name=name)
-    # An iterator has given its first rows away already.
-    whole = rows if isinstance(rows, Sequence) else chain(few, rows)
-    return _read(_part(_numbered(whole), config), layout, config, keep_unreadable)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    source: Source
-    columns: Mapping[str, tuple[str, ...]]
-    label: str
-    """What `Problem.source` and ids taken from an id column start with."""
-    name: str
-    """Label and split: what ids made of row numbers start with."""
-
-    @property
-    def where(self) -> str:
-        """What is read and how, for errors."""
-        kind = next(kind for kind, source in SOURCES.items() if source is self.source)
-        return f"{self.name} (source: {kind})"
+        made = generate(arithmetic_options(config.options, where=name), split=split, seed=seed)
+        found = _problem_set(name, name, _part(made, config), [])
+    else:
+        found = _read(config, split, keep_unreadable)
+    return apply_filters(found, config, fmt)
 
 
 def check_source(config: RowsConfig, *, where: str) -> None:
-    """What can be said about `config` without reading it. Raises `ConfigError`."""
+    """Check what takes no reading. Raises `ConfigError` with every problem."""
     source = SOURCES.get(config.source)
     if source is None:
         raise ConfigError(
@@ -186,92 +133,129 @@ def check_source(config: RowsConfig, *, where: str) -> None:
     raise_all(problems)
 
 
-MADE = ("arithmetic", "mixture")
-"""Sources that lie nowhere."""
-
-
-def _split(config: RowsConfig, source: Source) -> str:
-    """A file that holds one split is that split, unless the recipe says otherwise."""
+def _split(config: RowsConfig) -> str:
+    """The split to read: the recipe's, that of a single file, or the source's default."""
     if config.split is not None:
         return config.split
     if config.path is not None and config.source != "hub":
         path = Path(config.path).expanduser()
         if path.is_file():
             return path.stem if config.source != "file" else ""
-    return source.splits[0]
+    return SOURCES[config.source].splits[0]
 
 
-def _rows(config: RowsConfig, source: Source, split: str) -> tuple[Iterable[Row], str]:
-    """The rows (an iterator where they are streamed), and what problem ids start with."""
-    subset = config.subset or source.subset
-    rows: Iterable[Row]
-    if config.source == "hub" or config.path is None:
-        where = config.path if config.path is not None else source.hub
-        assert where is not None, "check_source refuses a source without a place"
-        rows = (stream_hub if config.streaming else read_hub)(where, split=split, subset=subset)
-    else:
-        where = config.path
-        files = find_file(where, split=split, subset=subset)
-        rows = iterate_files(files) if config.streaming else read_files(files, set_aside=True)
-    label = config.source if config.source not in ("file", "hub") else Path(where).stem
-    return rows, label
-
-
-def _numbered(rows: Iterable[Row]) -> Iterable[tuple[int, Row]]:
-    return list(enumerate(rows)) if isinstance(rows, Sequence) else enumerate(rows)
-
-
-def _part(items: Iterable[Item], config: RowsConfig) -> Sequence[Item]:
-    if not isinstance(items, Sequence):
-        assert config.limit is not None, "the recipe refuses a stream without end"
-        return window(
-            items,
-            offset=config.offset,
-            limit=config.limit,
-            shuffle=config.shuffle,
-            buffer=SHUFFLE_BUFFER,
-        )
-    if config.shuffle is not None:
-        order = np.random.default_rng(config.shuffle).permutation(len(items)).tolist()
-        items = [items[i] for i in order]
-    end = None if config.limit is None else config.offset + config.limit
-    return items[config.offset : end]
-
-
-def _read(
-    rows: Sequence[tuple[int, Row]], layout: _Layout, config: RowsConfig, keep_unreadable: bool
-) -> ProblemSet:
-    """Rows -> problems; references that need a worker are checked together, at the end."""
+def _read(config: RowsConfig, split: str, keep_unreadable: bool) -> ProblemSet:
+    """The problems of a file or a set on the Hub, before its filters."""
+    label, rows = _rows(config, split)
+    name = f"{label}/{split}" if split else label
+    where = f"{name} (source: {config.source})"
+    first = list(islice(rows, LOOKED_AT))
+    columns = _columns(config, first, name)
     read: list[tuple[int, Problem]] = []
-    quarantined = []
-    for number, row in rows:
+    invalid = []
+    for number, row in _part(enumerate(chain(first, rows)), config):
         try:
-            read.append((number, _problem(row, number, layout)))
+            fields = _fields(row, columns, SOURCES[config.source])
         except ValueError as error:
-            quarantined.append(Quarantined(row=number, reason=str(error)))
+            invalid.append(Quarantined(row=number, reason=str(error)))
+            continue
+        own = fields.pop("id")
+        made = f"{label}/{own}" if own else f"{name}/{number}"
+        read.append((number, Problem(id=made, source=label, columns=row, **fields)))
     # What `numeric_only` will leave out needs no check.
-    asked = [p.answer for _, p in read if not config.numeric_only or is_numeric(p.answer)]
-    reasons = _reasons(asked, layout)
+    answers = [p.answer for _, p in read if not config.numeric_only or is_numeric(p.answer)]
+    reasons = _reasons(answers, where)
     problems = []
-    unread = 0
     for number, problem in read:
         reason = reasons.get(problem.answer)
-        unread += reason is not None
         if reason is None or keep_unreadable:
             problems.append(problem)
         else:
-            said = f"the reference {problem.answer!r} cannot be graded: {reason}"
-            quarantined.append(Quarantined(row=number, reason=said))
-    found = _finish(layout.where, layout.name, problems, sorted(quarantined, key=lambda q: q.row))
+            why = f"the reference {problem.answer!r} cannot be graded: {reason}"
+            invalid.append(Quarantined(row=number, reason=why))
+    found = _problem_set(where, name, problems, sorted(invalid, key=lambda q: q.row))
+    unread = sum(reasons.get(problem.answer) is not None for problem in problems)
     note = (
-        f"{unread:,} of {len(problems):,} references cannot be read as mathematics; their problems "
+        f"{unread:,} of {len(found):,} references cannot be read as mathematics; their problems "
         "are kept, graded by text alone and counted apart."
     )
-    return replace(found, notes=(*found.notes, note)) if unread and keep_unreadable else found
+    return replace(found, notes=(*found.notes, note)) if unread else found
 
 
-def _reasons(answers: Sequence[str], layout: _Layout) -> dict[str, str | None]:
-    """Why each reference cannot be read, or None; a few first, which says most of a wrong column.
+def _rows(config: RowsConfig, split: str) -> tuple[str, Iterator[Row]]:
+    """What problem ids start with, and the rows."""
+    source, streaming = SOURCES[config.source], config.streaming
+    subset, where = config.subset or source.subset, config.path or source.hub
+    assert where is not None, "check_source refuses a source without a place"
+    label = Path(where).stem if config.source in ("file", "hub") else config.source
+    if config.source == "hub" or config.path is None:
+        return label, read_hub(where, split=split, subset=subset, streaming=streaming)
+    files = find_file(where, split=split, subset=subset)
+    whole = next((file for file in files if file.suffix.lower() == ".json"), None)
+    if streaming and whole is not None:
+        raise DataError(
+            f"{whole.suffix} files cannot be streamed: they must be read as a whole",
+            where=str(whole),
+            fix="Save it as .jsonl or .parquet, or leave out `streaming`.",
+        )
+    return label, iterate_files(files)
+
+
+def _columns(config: RowsConfig, first: Sequence[Row], name: str) -> Columns:
+    """The columns of each field, by the first rows. Raises `DataError`: none can be read."""
+    if not first:
+        raise DataError(
+            "there are no rows in it", where=config.path or name, fix="Check the path and split."
+        )
+    readable = [row for row in first if not isinstance(row, UnreadableRow)]
+    if not readable:
+        reason = next(row.reason for row in first if isinstance(row, UnreadableRow))
+        raise DataError(
+            f"none of the first {len(first)} rows can be read: {reason}",
+            where=config.path or name,
+            fix="Save one JSON object per line, or name the file by its kind (.csv, .parquet).",
+        )
+    columns = choose_columns(SOURCES[config.source], config.columns, readable, where=name)
+    if config.only_correct and "response" in columns and "answer" not in columns:
+        raise DataError(
+            "only_correct needs a reference answer to grade the responses by, and there is none",
+            where=name,
+            fix="Name its column as `columns: {answer: ...}`.",
+        )
+    return columns
+
+
+def _part(items: Iterable[Item], config: RowsConfig) -> list[Item]:
+    """The rows that `shuffle`, `offset` and `limit` choose."""
+    if config.shuffle is not None and config.streaming:
+        items = shuffled(items, seed=config.shuffle, buffer=SHUFFLE_BUFFER)
+    elif config.shuffle is not None:
+        items = list(items)
+        order = np.random.default_rng(config.shuffle).permutation(len(items)).tolist()
+        items = [items[i] for i in order]
+    return _window(items, config)
+
+
+def _window(items: Iterable[Item], config: RowsConfig) -> list[Item]:
+    end = None if config.limit is None else config.offset + config.limit
+    return list(islice(items, config.offset, end))
+
+
+def _fields(row: Row, columns: Columns, source: Source) -> dict[str, Any]:
+    """The fields of a problem. Raises `ValueError` with the reason where a row cannot be used."""
+    if isinstance(row, UnreadableRow):
+        raise ValueError(row.reason)  # noqa: TRY004 - `_read` lists the rows that raise it
+    fields = source.parse_row(read_fields(row, columns))
+    answer = (fields["answer"] or "").strip()
+    if not (fields["question"] or "").strip():
+        raise ValueError("the question is empty")
+    if not answer:
+        raise ValueError("the answer is empty")
+    return {**fields, "answer": answer}
+
+
+def _reasons(answers: Sequence[str], where: str) -> dict[str, str | None]:
+    """Why each reference cannot be read, or None; the first few are enough to see a wrong column.
 
     Raises:
         DataError: the first `TRIED` cannot be read.
@@ -283,46 +267,20 @@ def _reasons(answers: Sequence[str], layout: _Layout) -> dict[str, str | None]:
         raise DataError(
             f"none of the first {TRIED} reference answers can be read as mathematics; the first is "
             f"{shown!r}: {reasons[first[0]]}",
-            where=layout.where,
+            where=where,
             fix="Name the column that holds the answer alone as `columns: {answer: ...}`, or the "
             "source that the set is of (`grouper data list`).",
         )
     return reasons | check_references(answers[TRIED:])
 
 
-def _problem(row: Row, number: int, layout: _Layout) -> Problem:
-    """Raises `ValueError` with the reason when the row cannot be used."""
-    if isinstance(row, UnreadableRow):
-        raise ValueError(row.reason)  # noqa: TRY004 - what `_read` sets a row aside for
-    fields = read_fields(row, layout.columns)
-    if layout.source.parse_row is not None:
-        fields = layout.source.parse_row(fields)
-    question, answer = fields["question"] or "", (fields["answer"] or "").strip()
-    if not question.strip():
-        raise ValueError("the question is empty")
-    if not answer:
-        raise ValueError("the answer is empty")
-    return Problem(
-        id=f"{layout.label}/{fields['id']}" if fields["id"] else f"{layout.name}/{number}",
-        question=question,
-        answer=answer,
-        source=layout.label,
-        solution=fields["solution"],
-        response=fields["response"],
-        prompt=fields.get("prompt"),
-        subject=fields["subject"],
-        level=fields["level"],
-        columns=row,
-    )
-
-
-def _finish(
-    where: str, name: str, problems: Sequence[Problem], quarantined: Sequence[Quarantined]
+def _problem_set(
+    where: str, name: str, problems: Sequence[Problem], invalid: Sequence[Quarantined]
 ) -> ProblemSet:
     if not problems:
-        example = f" Row {quarantined[0].row}: {quarantined[0].reason}." if quarantined else ""
+        example = f" Row {invalid[0].row}: {invalid[0].reason}." if invalid else ""
         raise DataError(
-            f"no problem is left of {len(quarantined)} rows.{example}",
+            f"no problem is left of {len(invalid)} rows.{example}",
             where=where,
             fix="Check offset, limit and columns.",
         )
@@ -335,7 +293,6 @@ def _finish(
     return ProblemSet(
         name=name,
         problems=tuple(problems),
-        fingerprint=fingerprint_of(problems),
-        quarantined=tuple(quarantined),
+        quarantined=tuple(invalid),
         notes=(note,) if verbatim else (),
     )

@@ -1,4 +1,4 @@
-"""Leaks between what is trained on and what is measured on (contaminated problem sets)."""
+"""Leaks between training and held-out problems (contaminated problem sets)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from grouper.types import Problem
 
+# Consecutive words that two independent questions hardly ever share; the usual choice.
 RUN_LENGTH = 13
-"""Words in a row that two independent questions hardly share; the usual choice for this check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,12 @@ class Overlap:
 
 
 def find_overlap(
-    trained: Sequence[Problem], held_out: Sequence[Problem], *, run_length: int = RUN_LENGTH
+    trained: Sequence[Problem],
+    held_out: Sequence[Problem],
 ) -> tuple[Overlap, ...]:
-    """The held-out problems whose question, or `run_length` words in a row of it, is in `trained`.
+    """The held-out problems whose question, or a run of words of it, is in `trained`.
 
-    At most one overlap for each held-out problem, the same question before a shared run.
+    At most one overlap per held-out problem; an equal question takes precedence over a shared run.
     Generated problems share their sentences by design: of those only equal questions count.
 
     >>> def problem(id, question):
@@ -43,13 +44,13 @@ def find_overlap(
     for problem in trained:
         words = question_words(problem.question)
         questions.setdefault(words, problem.id)
-        for run in _runs(problem, words, run_length):
+        for run in _runs(problem, words):
             runs.setdefault(run, problem.id)
     found = []
     for problem in held_out:
         words = question_words(problem.question)
         same = questions.get(words)
-        shared = (runs[run] for run in _runs(problem, words, run_length) if run in runs)
+        shared = (runs[run] for run in _runs(problem, words) if run in runs)
         trained_id = same or next(shared, None)
         if trained_id is not None:
             found.append(
@@ -66,8 +67,8 @@ def question_words(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"[^\W_]+|[-+*/^=<>]", text.lower()))
 
 
-def _runs(problem: Problem, words: tuple[str, ...], length: int) -> Iterator[tuple[str, ...]]:
+def _runs(problem: Problem, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     if problem.source == "arithmetic":
         return
-    for start in range(len(words) - length + 1):
-        yield words[start : start + length]
+    for start in range(len(words) - RUN_LENGTH + 1):
+        yield words[start : start + RUN_LENGTH]

@@ -1,4 +1,4 @@
-r"""Problem sets: what loading gives, and how sets are filtered, split, mixed and written."""
+"""Problem sets: what loading gives, and how sets are filtered, split, mixed and written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from grouper.rewards.builtin import format_holds
 from grouper.rewards.published import plain_number
 from grouper.types import AnswerContract, AnswerFormat, AnswerKind, Problem
 
+Problems = Sequence[Problem]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantined:
-    """A source row that is left out, and why.
+    """A source row that cannot be used, and why.
 
     Example: `Quarantined(row=17, reason="the answer is empty")`.
     """
@@ -35,25 +38,34 @@ class Quarantined:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProblemSet:
     """The problems of one source, in the source's order.
 
-    Example: `ProblemSet(name="gsm8k/test", problems=(...), fingerprint="3f9a...")`.
+    Example: `ProblemSet(name="gsm8k/test", problems=(...))`.
     """
 
     name: str
     problems: tuple[Problem, ...]
-    fingerprint: str
-    """16 hex digits of a hash of everything in `problems`: equal contents, equal fingerprint."""
     quarantined: tuple[Quarantined, ...] = ()
     notes: tuple[str, ...] = ()
-    """What its filters left out, a sentence each."""
+    """What its filters left out, one sentence each."""
     left_out: int = 0
     """Problems that could have been used, and that filters left out."""
 
     def __len__(self) -> int:
         return len(self.problems)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits of the SHA-256 over every field of every problem, in order."""
+        digest = hashlib.sha256()
+        for p in self.problems:
+            fields = [p.id, p.question, p.answer, p.solution, p.subject, p.level, dict(p.columns)]
+            fields += [text for text in (p.response, p.prompt) if text is not None]
+            digest.update(json.dumps(fields, sort_keys=True, default=repr).encode())
+            digest.update(b"\n")
+        return digest.hexdigest()[:16]
 
     @property
     def rows_read(self) -> int:
@@ -69,26 +81,14 @@ class ProblemSet:
 def subset_of(
     whole: ProblemSet, problems: Sequence[Problem], *, note: str, name: str | None = None
 ) -> ProblemSet:
-    """A set of some problems of `whole`, with one more note (if it says anything)."""
+    """A set of some problems of `whole`, with one more note unless it is empty."""
     return replace(
         whole,
         name=name or whole.name,
         problems=tuple(problems),
-        fingerprint=fingerprint_of(problems),
         notes=(*whole.notes, *([note] if note else [])),
         left_out=whole.left_out + len(whole) - len(problems),
     )
-
-
-def fingerprint_of(problems: Sequence[Problem]) -> str:
-    """16 hex digits of the SHA-256 over every field of every problem, in order."""
-    digest = hashlib.sha256()
-    for p in problems:
-        fields = [p.id, p.question, p.answer, p.solution, p.subject, p.level, dict(p.columns)]
-        fields += [text for text in (p.response, p.prompt) if text is not None]
-        digest.update(json.dumps(fields, sort_keys=True, default=repr).encode())
-        digest.update(b"\n")
-    return digest.hexdigest()[:16]
 
 
 def require_distinct_ids(problems: Sequence[Problem], where: str) -> None:
@@ -170,23 +170,19 @@ def apply_filters(
     Raises:
         DataError: a filter leaves nothing.
     """
-    for name, keep in FILTERS.items():
+    for name, choose in FILTERS.items():
         value = getattr(config, name)
         if value in (False, "all"):
             continue
-        kept, note = keep(problems, config, fmt)
+        kept, note = choose(problems.problems, config, fmt)
         if not kept:
             raise DataError(
-                f"{name}: {_told(value)} leaves none of {len(problems):,} problems",
+                f"{name}: {str(value).lower()} leaves none of {len(problems):,} problems",
                 where=problems.name,
                 fix=f"{note} Leave it out, or choose another source.",
             )
         problems = subset_of(problems, kept, note=note)
     return problems
-
-
-def _told(value: Any) -> str:
-    return "true" if value is True else str(value)
 
 
 def is_numeric(answer: str) -> bool:
@@ -200,17 +196,17 @@ def is_numeric(answer: str) -> bool:
     return plain_number(answer) is not None
 
 
-def _numeric(problems: ProblemSet, *_: object) -> tuple[list[Problem], str]:
-    kept = [p for p in problems.problems if is_numeric(p.answer)]
+def _numeric(problems: Problems, *_: object) -> tuple[list[Problem], str]:
+    kept = [p for p in problems if is_numeric(p.answer)]
     return kept, f"numeric_only: {len(kept):,} of {len(problems):,} answers are plain numbers."
 
 
 def grade_shown(problem: Problem, fmt: AnswerFormat | None = None) -> bool | None:
-    r"""Whether the answer that a demonstration shows is right; None where it shows none of its own.
+    r"""Whether the answer of a demonstration is right; None where it states none of its own.
 
     That is the answer of a whole response, which must be in its format, the column
-    `demonstrated_answer`, or the last `\boxed{}` of the worked solution. A solution without it is
-    trained with the reference after it.
+    `demonstrated_answer`, or the last `\boxed{}` of the worked solution. A solution without one is
+    trained with the reference answer after it.
 
     >>> problem = Problem(id="a", question="1+1?", answer="2", source="a", solution=r"\boxed{3}")
     >>> grade_shown(problem)
@@ -229,63 +225,57 @@ def grade_shown(problem: Problem, fmt: AnswerFormat | None = None) -> bool | Non
 
 
 def _correct(
-    problems: ProblemSet, _: RowsConfig, fmt: AnswerFormat | None
+    problems: Problems, _: RowsConfig, fmt: AnswerFormat | None
 ) -> tuple[list[Problem], str]:
-    verdicts = [grade_shown(problem, fmt) for problem in problems.problems]
-    kept = [p for p, right in zip(problems.problems, verdicts, strict=True) if right is not False]
+    verdicts = [grade_shown(problem, fmt) for problem in problems]
+    kept = [p for p, right in zip(problems, verdicts, strict=True) if right is not False]
     silent = verdicts.count(None)
-    whole = any(problem.response is not None for problem in problems.problems)
     name = f"the format {fmt.name}" if fmt else "their format"
-    layout = f" and in {name}" if whole else ""
+    layout = f" and in {name}" if any(p.response is not None for p in problems) else ""
+    more = f", {silent:,} more state no answer of their own and show the reference"
     note = (
         f"only_correct: {len(kept) - silent:,} of {len(problems):,} demonstrations are "
-        f"correct{layout}."
+        f"correct{layout}{more if silent else ''}."
     )
-    if silent:
-        note = f"{note[:-1]}, {silent:,} more state no answer of their own and show the reference."
     return kept, note
 
 
-def _unique(problems: ProblemSet, config: RowsConfig, *_: object) -> tuple[list[Problem], str]:
+def _unique(problems: Problems, config: RowsConfig, *_: object) -> tuple[list[Problem], str]:
     wanted, by_problem = int(config.unique), config.unique_by == "problem"
-    keys = [_question(p) if by_problem else _row(p) for p in problems.problems]
-    chosen = set(list(dict.fromkeys(keys))[:wanted])
-    seen: set[Any] = set()
+    keys: list[tuple[str | None, ...]] = [
+        question_words(p.question) if by_problem else (p.question, p.answer, p.solution, p.response)
+        for p in problems
+    ]
+    different = dict.fromkeys(keys)
+    chosen = set(list(different)[:wanted])
     kept = []
-    for problem, key in zip(problems.problems, keys, strict=True):
-        if key in chosen and (by_problem or key not in seen):
+    for problem, key in zip(problems, keys, strict=True):
+        if key in chosen:
             kept.append(problem)
-        seen.add(key)
-    noun = "problems" if by_problem else "rows"
+            if not by_problem:  # its repetitions are left out
+                chosen.discard(key)
+    noun, count = "problems" if by_problem else "rows", min(wanted, len(different))
     note = (
-        f"unique: {len(chosen):,} different {noun} of the {len(seen):,} there are in "
+        f"unique: {count:,} different {noun} of the {len(different):,} there are in "
         f"{len(problems):,} rows, {len(kept):,} rows used"
     )
-    return kept, f"{note}; {wanted:,} were asked for." if len(chosen) < wanted else f"{note}."
+    return kept, f"{note}; {wanted:,} were asked for." if count < wanted else f"{note}."
 
 
-def _question(problem: Problem) -> Any:
-    return question_words(problem.question)
+Filter = Callable[[Problems, RowsConfig, AnswerFormat | None], tuple[list[Problem], str]]
 
-
-def _row(problem: Problem) -> Any:
-    return problem.question, problem.answer, problem.solution, problem.response
-
-
-Filter = Callable[[ProblemSet, RowsConfig, AnswerFormat | None], tuple[list[Problem], str]]
-
+# Setting -> (the problems that stay, a sentence), in the order they are applied.
 FILTERS: dict[str, Filter] = {
     "numeric_only": _numeric,
     "only_correct": _correct,
     "unique": _unique,
 }
-"""Setting -> (the problems that stay, a sentence), in the order they are applied."""
 
 
 def hold_out(whole: ProblemSet, share: float, *, seed: int) -> tuple[ProblemSet, ProblemSet]:
     """(train, validation): about `share` of the problems held out, the same for equal seeds.
 
-    Problems that ask the same question stay together, on one side. Which side a question is on
+    Problems with the same question stay together, on one side. Which side a question is on
     depends on the seed and its words alone, so the order of the set plays no part.
 
     Raises:
@@ -297,35 +287,33 @@ def hold_out(whole: ProblemSet, share: float, *, seed: int) -> tuple[ProblemSet,
     ...     for i in range(50)
     ... )
     >>> train, held = hold_out(
-    ...     ProblemSet(name="a", problems=many, fingerprint=""), 0.1, seed=0
+    ...     ProblemSet(name="a", problems=many), 0.1, seed=0
     ... )
     >>> len(train), len(held)
     (45, 5)
     """
     words = [question_words(problem.question) for problem in whole.problems]
-    rows: dict[tuple[str, ...], int] = {}
-    for question in words:
-        rows[question] = rows.get(question, 0) + 1
+    rows = Counter(words)
     wanted, chosen, count = round(share * len(whole)), set(), 0
     for question in sorted(rows, key=lambda question: _rank(seed, question)):
         if count >= wanted:
             break
         chosen.add(question)
         count += rows[question]
-    sides: tuple[list[int], list[int]] = ([], [])
-    for place, question in enumerate(words):
-        sides[question in chosen].append(place)
+    sides: tuple[list[Problem], list[Problem]] = ([], [])
+    for problem, question in zip(whole.problems, words, strict=True):
+        sides[question in chosen].append(problem)
     if not all(sides):
         raise DataError(
             f"{share:g} of {len(whole)} problems leaves one side empty",
             where="data.validation_share",
             fix="Use more problems or another share.",
         )
-    train, held = ([whole.problems[place] for place in side] for side in sides)
+    train, held = sides
     return (
         subset_of(whole, train, note=f"validation_share: {len(held):,} problems are held out."),
         subset_of(
-            replace(whole, notes=(), quarantined=()),  # told of the other side
+            replace(whole, notes=(), quarantined=()),  # they are those of the other side
             held,
             note=f"held out of {whole.name}: {len(held):,} of {len(whole):,} problems.",
             name=f"{whole.name} (held out)",
@@ -374,7 +362,7 @@ def mix(members: Sequence[tuple[ProblemSet, float]], *, seed: int) -> ProblemSet
     counts = [round(size * weight) for _, weight in members]
     draw = np.random.default_rng([seed, len(members)])
     chosen: list[Problem] = []
-    shared = _shared_ids([problems for problems, _ in members])
+    uses = Counter(problem.id for problems, _ in members for problem in problems.problems)
     for position, ((problems, _), count) in enumerate(zip(members, counts, strict=True), start=1):
         if count == 0:
             raise DataError(
@@ -382,10 +370,9 @@ def mix(members: Sequence[tuple[ProblemSet, float]], *, seed: int) -> ProblemSet
                 where="data.mixture",
                 fix="Raise its weight, or give the others more problems.",
             )
-        places = sorted(draw.permutation(len(problems))[:count].tolist())
-        for place in places:
+        for place in sorted(draw.permutation(len(problems))[:count].tolist()):
             problem = problems.problems[place]
-            if problem.id in shared:
+            if uses[problem.id] > 1:
                 problem = replace(problem, id=f"{position}/{problem.id}")
             chosen.append(problem)
     order = draw.permutation(len(chosen)).tolist()
@@ -398,7 +385,6 @@ def mix(members: Sequence[tuple[ProblemSet, float]], *, seed: int) -> ProblemSet
     return ProblemSet(
         name="+".join(problems.name for problems, _ in members),
         problems=tuple(mixed),
-        fingerprint=fingerprint_of(mixed),
         quarantined=tuple(
             Quarantined(row=row.row, reason=f"{problems.name}: {row.reason}")
             for problems, _ in members
@@ -410,13 +396,3 @@ def mix(members: Sequence[tuple[ProblemSet, float]], *, seed: int) -> ProblemSet
         ),
         left_out=sum(p.left_out + len(p) for p, _ in members) - len(mixed),
     )
-
-
-def _shared_ids(sets: Sequence[ProblemSet]) -> set[str]:
-    seen: set[str] = set()
-    shared: set[str] = set()
-    for problems in sets:
-        ids = {problem.id for problem in problems.problems}
-        shared |= ids & seen
-        seen |= ids
-    return shared

@@ -1,4 +1,4 @@
-"""Rows as dicts, one after the other: of local JSONL, JSON, CSV and Parquet, and of the Hub."""
+"""Rows as dicts, one after another: from local JSONL, JSON, CSV and Parquet, and from the Hub."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import csv
 import difflib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,9 +15,11 @@ import numpy as np
 from grouper.data.sources import SOURCES, Row
 from grouper.errors import DataError, did_you_mean
 
+Item = TypeVar("Item")
+
 
 class UnreadableRow(dict[str, Any]):
-    """A line that holds no row: an empty row that says why, for the line to be listed.
+    """A line that holds no row: an empty row with the reason, so that the line can be listed.
 
     Example: `UnreadableRow("not JSON: Expecting value")`.
     """
@@ -28,7 +29,7 @@ class UnreadableRow(dict[str, Any]):
         self.reason = reason
 
 
-def find_file(path: str | Path, *, split: str, subset: str | None) -> tuple[Path, ...]:
+def find_file(path: str | Path, *, split: str, subset: str | None) -> Sequence[Path]:
     """The files that hold `split` below `path`.
 
     A file is itself, whatever the split. In a folder they are, in the Hub's layouts,
@@ -41,7 +42,7 @@ def find_file(path: str | Path, *, split: str, subset: str | None) -> tuple[Path
     path = Path(path).expanduser()
     if path.is_file():
         _reader(path)
-        return (path,)
+        return [path]
     if not path.is_dir():
         siblings = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(
@@ -49,14 +50,12 @@ def find_file(path: str | Path, *, split: str, subset: str | None) -> tuple[Path
             where=str(path),
             fix=did_you_mean(str(path), siblings),
         )
-    places = [path, path / "data"]
-    if subset:
-        places = [path / subset, path / "data" / subset, *places]
+    inner = [path / subset, path / "data" / subset] if subset else []
+    places = [*inner, path, path / "data"]
     for place in places:
-        files = _split_files(place, split)
-        if files:
+        if files := _split_files(place, split):
             return files
-    found = sorted({_split_name(f) for place in places for f in _data_files(place)})
+    found = sorted({f.stem.split("-")[0] for place in places for f in _data_files(place)})
     raise DataError(
         f"there is no split {split!r} in this folder",
         where=str(path),
@@ -64,42 +63,27 @@ def find_file(path: str | Path, *, split: str, subset: str | None) -> tuple[Path
     )
 
 
-def read_files(files: tuple[Path, ...], *, set_aside: bool = False) -> list[Row]:
+def read_files(files: Sequence[Path]) -> list[Row]:
     """All rows of `files`, in order.
 
-    Args:
-        files: of one set.
-        set_aside: a line that cannot be read becomes an `UnreadableRow`.
-
     Raises:
-        DataError: a file that cannot be read, or a line of it unless it is set aside.
+        DataError: a file or a line of it cannot be read.
     """
-    rows = list(_rows_of(files))
+    rows = list(iterate_files(files))
     bad = next((row for row in rows if isinstance(row, UnreadableRow)), None)
-    if bad is not None and not set_aside:
+    if bad is not None:
         raise DataError(bad.reason, where=", ".join(map(str, files)))
     return rows
 
 
-def iterate_files(files: tuple[Path, ...]) -> Iterator[Row]:
-    """The rows of `files`, in order, in bounded memory: a line or a block at a time.
+def iterate_files(files: Sequence[Path]) -> Iterator[Row]:
+    """The rows of `files`, in order, a line or a block in memory at a time (.json: all of it).
 
     A line that cannot be read is an `UnreadableRow`.
 
     Raises:
-        DataError: a file that cannot be read, or of a kind that must be read as a whole.
+        DataError: a file cannot be read.
     """
-    for file in files:
-        if file.suffix.lower() in WHOLE:
-            raise DataError(
-                f"{file.suffix} files cannot be streamed: they must be read as a whole",
-                where=str(file),
-                fix="Save it as .jsonl or .parquet, or leave out `streaming`.",
-            )
-    return _rows_of(files)
-
-
-def _rows_of(files: tuple[Path, ...]) -> Iterator[Row]:
     for file in files:
         try:
             yield from _reader(file)(file)
@@ -136,7 +120,7 @@ def _read_json(path: Path) -> Iterator[Row]:
 
 
 def _reason(error: ValueError | RecursionError) -> str:
-    """What Python says of a text that it cannot read as JSON."""
+    """Python's reason for not reading a text as JSON."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return error.msg if isinstance(error, json.JSONDecodeError) else str(error).split(";")[0]
@@ -165,8 +149,6 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
-WHOLE = (".json",)
-"""Kinds of file that are one value."""
 
 
 def _reader(path: Path) -> Callable[[Path], Iterator[Row]]:
@@ -186,56 +168,36 @@ def _data_files(folder: Path) -> list[Path]:
     return sorted(f for f in folder.iterdir() if f.is_file() and f.suffix.lower() in READERS)
 
 
-def _split_name(file: Path) -> str:
-    """`train` of `train.jsonl` and of `train-00000-of-00002.parquet`."""
-    return file.stem.split("-")[0]
-
-
-def _split_files(folder: Path, split: str) -> tuple[Path, ...]:
+def _split_files(folder: Path, split: str) -> Sequence[Path]:
     files = _data_files(folder)
     exact = [f for f in files if f.stem == split]
     sharded = [f for f in files if f.stem.startswith(f"{split}-")]
-    return tuple(exact[:1] or sharded or _data_files(folder / split))
+    return exact[:1] or sharded or _data_files(folder / split)
 
 
-def read_hub(name: str, *, split: str, subset: str | None) -> list[Row]:
-    """All rows of one split of a set on the Hub, or of a local folder that has its layout.
+def read_hub(
+    name: str, *, split: str, subset: str | None, streaming: bool = False
+) -> Iterator[Row]:
+    """The rows of one split of a set on the Hub, or of a local folder that has its layout.
 
-    Uses the `datasets` cache, so a set that was read once needs no network.
+    Args:
+        name: of the set.
+        split: of its parts.
+        subset: its configuration, where it has several.
+        streaming: fetch rows as they are read, and keep nothing on this machine. Else the whole set
+            is in the cache of `datasets` afterwards, and needs no network any more.
 
     Raises:
         DataError: no such set, subset or split; gated; or offline and not in the cache.
     """
-    return [dict(row) for row in _open(name, split, subset, streaming=False)]
-
-
-def stream_hub(name: str, *, split: str, subset: str | None) -> Iterator[Row]:
-    """The rows of one split, fetched as they are read; nothing is kept on this machine.
-
-    Raises:
-        DataError: as `read_hub`, at once or while reading. A stream needs the network, unless the
-            set was once read whole.
-    """
-    rows = iter(_open(name, split, subset, streaming=True))
-    while True:
-        try:
-            row = next(rows, None)
-        except Exception as error:  # as in `_open`: there is no common type
-            raise _explain(name, split, subset, error) from error
-        if row is None:
-            return
-        yield dict(row)
-
-
-def _open(name: str, split: str, subset: str | None, *, streaming: bool) -> Any:
     import datasets
 
-    # Only then: what is not there cannot be asked for by an unusual call in a test's stand-in.
-    more = {"streaming": True} if streaming else {}
+    # Only where it is set: a stand-in of a test need not accept it.
+    more: dict[str, Any] = {"streaming": True} if streaming else {}
     try:
-        return datasets.load_dataset(name, subset, split=split, **more)
+        yield from map(dict, datasets.load_dataset(name, subset, split=split, **more))
     # Its own errors, those of the Hub's client, of the network, of file formats and of the disk
-    # all come out of this one call.
+    # all come out of this one call, or of reading on.
     except Exception as error:  # the library has no common type of its own
         raise _explain(name, split, subset, error) from error
 
@@ -244,44 +206,29 @@ def _explain(name: str, split: str, subset: str | None, error: Exception) -> Dat
     where = "/".join(["Hub set " + name, *([subset] if subset else []), split])
     text = " ".join(str(error).split()) or type(error).__name__
     lowered = text.lower()
+    flags = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
+    offline = any(flag.upper() in ("1", "ON", "YES", "TRUE") for flag in flags)
     if "gated" in lowered or "401" in lowered or "403" in lowered:
-        return DataError(
-            "this set is gated: its owner asks you to accept terms first",
-            where=where,
-            fix="Accept them on the set's page, then run `hf auth login`.",
+        what = "this set is gated: its owner asks you to accept terms first"
+        fix = "Accept them on the set's page, then run `hf auth login`."
+    elif "split" in lowered and isinstance(error, ValueError):
+        what, fix = f"there is no split {split!r}: {text}", ""
+    elif "config" in lowered:
+        what, fix = f"the subset is missing or wrong: {text}", ""
+    elif offline or isinstance(error, ConnectionError) or "offline" in lowered:
+        told = " (HF_HUB_OFFLINE is set)" if offline else ""
+        what = f"this set is not on this machine, and the Hub cannot be reached{told}"
+        fix = (
+            f"{_nearest(name)}Read it once with a network (`grouper data prepare`). Without a "
+            "network, give a local copy as `path`."
         )
-    if "split" in lowered and isinstance(error, ValueError):
-        return DataError(f"there is no split {split!r}: {text}", where=where)
-    if "builderconfig" in lowered or "config" in lowered:
-        return DataError(f"the subset is missing or wrong: {text}", where=where)
-    if _is_offline(lowered, error):
-        return DataError(
-            "this set is not on this machine, and the Hub cannot be reached"
-            + (" (HF_HUB_OFFLINE is set)" if _told_offline() else ""),
-            where=where,
-            fix=f"{_nearest(name)}Read it once with a network (`grouper data prepare`). Without a "
-            "network, give a local copy as `path`.",
-        )
-    if type(error).__name__ in ("DatasetNotFoundError", "RepositoryNotFoundError"):
-        return DataError(
-            "there is no such set on the Hub, or it was renamed or is private",
-            where=where,
-            fix=f"{_nearest(name)}Check the name, or give a local copy as `path`.",
-        )
-    return DataError(
-        f"cannot be loaded: {text}",
-        where=where,
-        fix=f"{_nearest(name)}Check the name. Without a network, give a local copy as `path`.",
-    )
-
-
-def _told_offline() -> bool:
-    names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
-    return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in names)
-
-
-def _is_offline(text: str, error: Exception) -> bool:
-    return isinstance(error, ConnectionError) or _told_offline() or "offline" in text
+    elif type(error).__name__ in ("DatasetNotFoundError", "RepositoryNotFoundError"):
+        what = "there is no such set on the Hub, or it was renamed or is private"
+        fix = f"{_nearest(name)}Check the name, or give a local copy as `path`."
+    else:
+        what = f"cannot be loaded: {text}"
+        fix = f"{_nearest(name)}Check the name. Without a network, give a local copy as `path`."
+    return DataError(what, where=where, fix=fix)
 
 
 def _nearest(name: str) -> str:
@@ -302,24 +249,6 @@ def _nearest(name: str) -> str:
         if near:
             return f"Did you mean {keys[near[0]]!r}? "
     return ""
-
-
-Item = TypeVar("Item")
-
-# Rows of a stream that are held in memory to draw from when shuffling.
-SHUFFLE_BUFFER = 10_000
-
-
-def window(
-    items: Iterable[Item], *, offset: int, limit: int, shuffle: int | None, buffer: int
-) -> list[Item]:
-    """`limit` items after the first `offset`; with `shuffle`, in the order of a buffer's draws.
-
-    >>> window(range(10**9), offset=2, limit=3, shuffle=None, buffer=10)
-    [2, 3, 4]
-    """
-    drawn = iter(items) if shuffle is None else shuffled(items, seed=shuffle, buffer=buffer)
-    return list(islice(drawn, offset, offset + limit))
 
 
 def shuffled(items: Iterable[Item], *, seed: int, buffer: int) -> Iterator[Item]:

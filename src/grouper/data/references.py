@@ -1,9 +1,9 @@
-"""Can the references be graded against? Asked once for each answer, and remembered on disk.
+"""Can the reference answers be graded against? Checked once per answer, and cached on disk.
 
-Plain numbers are decided at once. The rest is read by worker processes of the grader, about 10 ms
-each, several at a time where there are many; what they said is kept in
+Plain numbers are decided at once. The rest is parsed by worker processes of the grader, about 10
+ms each, several at a time where there are many; their verdicts are kept in
 `$GROUPER_CACHE/references-<version>.json` (`~/.cache/grouper` by default). The version is a hash
-of the grading code and of the symbolic libraries: another grader asks again.
+of the grading code and of the symbolic libraries: another version checks again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import importlib.resources
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -21,8 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from grouper.config.schema import GradingConfig
-from grouper.errors import GradingError
-from grouper.files import cache_folder
+from grouper.errors import GradingError, RunFolderError
+from grouper.files import cache_folder, write_atomic
 from grouper.grading import Grader, require_symbolic
 from grouper.grading.equivalence import unreadable
 from grouper.grading.normalise import tidy
@@ -31,11 +30,11 @@ from grouper.types import AnswerContract, AnswerKind
 
 log = logging.getLogger(__name__)
 
+# Answers that are worth the start of one more worker (about a second).
 PER_WORKER = 500
-"""Answers that are worth the start of one more worker (about a second)."""
 
+# Answer -> why it cannot be graded against, or None.
 Verdicts = dict[str, str | None]
-"""Answer -> why it cannot be graded against, or None."""
 
 
 def check_references(answers: Iterable[str]) -> Verdicts:
@@ -56,11 +55,11 @@ def check_references(answers: Iterable[str]) -> Verdicts:
         return found
     path = cache_folder() / f"references-{_version()}.json"
     known = _read(path)
-    asked = [answer for answer in hard if answer not in known]
-    if asked:
-        said = _ask(asked)
-        found |= said
-        _remember(path, said)
+    unknown = [answer for answer in hard if answer not in known]
+    if unknown:
+        checked = _check(unknown)
+        found |= checked
+        _store(path, checked)
     return found | {answer: known[answer] for answer in hard if answer in known}
 
 
@@ -72,7 +71,7 @@ def _has_symbolic() -> bool:
     return True
 
 
-def _ask(answers: list[str]) -> Verdicts:
+def _check(answers: list[str]) -> Verdicts:
     workers = max(1, min(os.cpu_count() or 1, len(answers) // PER_WORKER))
     with (
         Grader(AnswerContract(kind=AnswerKind.BOXED), GradingConfig(), workers=workers) as grader,
@@ -105,19 +104,16 @@ def _read(path: Path) -> Verdicts:
     return known if isinstance(known, dict) else {}
 
 
-def _remember(path: Path, said: Mapping[str, str | None]) -> None:
-    """Add to the file: a whole new one under its name, so that no reader sees half of one.
+def _store(path: Path, checked: Mapping[str, str | None]) -> None:
+    """Add to the cache file; no reader ever sees half of it.
 
-    Two processes that write at once lose the entries of one, which are then asked again.
+    Of two processes that write at once, the entries of one are lost and checked again later.
     """
+    text = json.dumps({**_read(path), **checked}, ensure_ascii=True)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".references-", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({**_read(path), **said}, file, ensure_ascii=True)
-        Path(name).replace(path)
+        write_atomic(path, text.encode())
         for older in path.parent.glob("references-*.json"):
             if older != path:
                 older.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, RunFolderError) as error:
         log.debug("The reference checks are not kept: %s", error)

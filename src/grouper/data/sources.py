@@ -1,4 +1,4 @@
-r"""The table of data sources: where each lies, what its columns are called, and how a row is read.
+r"""The table of data sources: where each one is, what its columns are called, how a row is read.
 
 A new source is one row of `SOURCES`; a layout that column names cannot describe also gets a
 `parse_row`.
@@ -19,115 +19,79 @@ from grouper.grading import extract
 from grouper.grading.normalise import tidy
 from grouper.grading.numbers import read_number
 from grouper.prompts import FORMATS
-from grouper.types import AnswerContract, AnswerFormat, AnswerKind
+from grouper.types import AnswerContract, AnswerKind
 
 Row = Mapping[str, Any]
 
-_TEMPLATES: tuple[AnswerFormat, ...] = (FORMATS["r1-zero"],)
-"""Formats whose plain text is published as whole prompts."""
+# The format whose plain text is published as whole prompts.
+R1 = FORMATS["r1-zero"]
+# Where the answer of a response is read from, whatever is between the tags.
+RESPONSE_CONTRACT: AnswerContract = replace(R1.contract, open="<answer>")
 
-RESPONSE_CONTRACT: AnswerContract = replace(FORMATS["r1-zero"].contract, open="<answer>")
-"""Where the answer of a response is read from, whatever stands between the tags."""
 
+def read_prompt(text: str) -> tuple[str, bool] | None:
+    r"""The question in a whole prompt, and whether the prompt opens the format's first tag.
 
-def read_prompt(text: str) -> tuple[str, AnswerFormat, bool] | None:
-    r"""The question in a whole prompt, its format, and whether the prompt opens its first tag.
+    None where the text does not follow the template of R1-Zero. White space between the parts of
+    the template may differ: the published SFT rows have one blank line more.
 
-    None where the text follows no known template.
-
-    White space between the parts of the template may differ: the published SFT rows of R1-Zero
-    have one blank line more.
-
-    >>> found = read_prompt(FORMATS["r1-zero"].plain_prompt("1+1?"))
-    >>> found and found[0]
-    '1+1?'
+    >>> read_prompt(R1.plain_prompt("1+1?"))
+    ('1+1?', True)
     """
-    for fmt in _TEMPLATES:
-        match = _pattern(fmt).fullmatch(text)
-        if match is not None:
-            return match["question"].strip(), fmt, match["prefix"] is not None
-    return None
+    match = _r1_prompt().fullmatch(text)
+    return match and (match["question"].strip(), match["prefix"] is not None)
 
 
 @cache
-def _pattern(fmt: AnswerFormat) -> re.Pattern[str]:
-    before, _, after = fmt.plain.removeprefix("{system}").partition("{question}")
+def _r1_prompt() -> re.Pattern[str]:
+    before, _, after = R1.plain.removeprefix("{system}").partition("{question}")
+    system, before, after = (
+        r"\s+".join(map(re.escape, part.split())) for part in (R1.system, before, after)
+    )
     return re.compile(
-        rf"\s*{_loose(fmt.system)}\s*\n\s*{_loose(before)}(?P<question>.*)\n\s*{_loose(after)}"
-        rf"\s*(?P<prefix>{re.escape(fmt.prefix)})?\s*",
+        rf"\s*{system}\s*\n\s*{before}(?P<question>.*)\n\s*{after}"
+        rf"\s*(?P<prefix>{re.escape(R1.prefix)})?\s*",
         re.DOTALL,
     )
 
 
-def _loose(text: str) -> str:
-    return r"\s+".join(map(re.escape, text.split()))
+def read_response(text: str, *, opened: bool) -> str:
+    r"""A response as the completion that sampling in the format of R1-Zero would have given.
 
-
-def read_response(text: str, fmt: AnswerFormat, *, opened: bool) -> str:
-    r"""A response as the completion that sampling would have given.
-
-    Word for word, but for its ends: the tag that `fmt`'s prompt opens is not written again, what
-    stands after the stop string is cut off, and an answer that was published without its closing
-    tag gets it back.
+    Word for word, except at its ends: the tag that the prompt opens is not repeated, text after the
+    stop string is cut off, and an answer that was published without its closing tag gets it back.
 
     Args:
         text: the response as published.
-        fmt: the format of its prompt.
         opened: whether the published prompt ended in the format's prefix.
 
     Raises:
         ValueError: it is empty, or neither it nor its prompt opens the first tag.
 
-    >>> r1 = FORMATS["r1-zero"]
-    >>> read_response(" 1+1=2 </think> <answer> 2 </answer>\n", r1, opened=True)
+    >>> read_response(" 1+1=2 </think> <answer> 2 </answer>\n", opened=True)
     ' 1+1=2 </think> <answer> 2 </answer>'
-    >>> read_response("<think> so </think> <answer> 2", r1, opened=False)
+    >>> read_response("<think> so </think> <answer> 2", opened=False)
     ' so </think> <answer> 2 </answer>'
     """
     if not text.strip():
         raise ValueError("the response is empty")
-    if text.lstrip().startswith(fmt.prefix):
-        text = text.lstrip().removeprefix(fmt.prefix)
+    if text.lstrip().startswith(R1.prefix):
+        text = text.lstrip().removeprefix(R1.prefix)
     elif not opened:
-        raise ValueError(f"neither the prompt nor the response opens {fmt.prefix}")
-    ends = [text.find(stop) + len(stop) for stop in fmt.stop if stop in text]
+        raise ValueError(f"neither the prompt nor the response opens {R1.prefix}")
+    ends = [text.find(stop) + len(stop) for stop in R1.stop if stop in text]
     if ends:
         return text[: min(ends)]
-    if fmt.tags is not None and fmt.tags[2] in text:
-        return text.rstrip() + fmt.template.partition("{answer}")[2]
+    if "<answer>" in text:
+        return text.rstrip() + R1.template.partition("{answer}")[2]
     return text
 
 
 FIELDS = ("question", "answer", "solution", "response", "subject", "level", "id")
+# Our fields of one row, each as text or None.
 Fields = dict[str, str | None]
-"""Our fields of one row, each as text or None."""
 
 BOXED = AnswerContract(kind=AnswerKind.BOXED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """One kind of problem set.
-
-    Example: `Source(description="...", hub="openai/gsm8k", subset="main",
-    splits=("train", "test"), columns={"question": ("question",), "answer": ("answer",)})`.
-    """
-
-    description: str
-    hub: str | None = None
-    """Name on the Hub; None where the recipe must give a path."""
-    subset: str | None = None
-    """Hub configuration that is read unless the recipe names one."""
-    splits: tuple[str, ...] = ()
-    """Split names on the Hub; the first is the default. Local folders may have others."""
-    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Our field -> column names to look for. Of those that the set has, a row's first that is not
-    empty counts. A name with a dot reaches into a nested column."""
-    parse_row: Callable[[Fields], Fields] | None = None
-    """Turns the mapped columns into our fields. Raises `ValueError` with the reason for a row
-    that cannot be used."""
-    has_solutions: bool = True
-    """Whether rows can hold worked solutions, which SFT needs."""
 
 
 def _gsm8k(row: Fields) -> Fields:
@@ -149,7 +113,7 @@ _HASHED = re.compile(r"####[ \t]*\S[^\n]*\s*\Z")
 def _boxed_answer(row: Fields) -> Fields:
     r"""The answer column where there is one, else the last `\boxed{}` of the solution.
 
-    A solution that is nothing but a number is the answer: some sets call it so. Of a worked
+    A solution that is only a number is the answer: some sets name the column so. Of a worked
     solution that ends in `#### 72`, in either column, the answer is 72.
     """
     solution = row["solution"]
@@ -170,7 +134,7 @@ def _boxed_answer(row: Fields) -> Fields:
 
 
 def _without_thinking_tags(row: Fields) -> Fields:
-    """The thoughts stay; a prompt format has tags of its own."""
+    """The thoughts are kept without their tags; a prompt format has tags of its own."""
     solution = re.sub(r"</?think>", "", row["solution"] or "").strip()
     return _boxed_answer({**row, "solution": solution or None})
 
@@ -178,26 +142,21 @@ def _without_thinking_tags(row: Fields) -> Fields:
 def _prompt_response(row: Fields) -> Fields:
     """The question out of the whole prompt; the response as it is to be trained.
 
-    A prompt of no known template is the question as it stands, and is trained as it stands.
+    A prompt that follows no known template is the question, and is trained word for word.
     """
     prompt, response = row["question"] or "", row["response"] or ""
     known = read_prompt(prompt)
     if known is None:
         if not response.strip():
             raise ValueError("the response is empty")
-        answer = row["answer"] or _answer_of(response)
-        return {**row, "answer": answer, "solution": response.strip(), "prompt": prompt}
-    question, fmt, opened = known
-    response = read_response(response, fmt, opened=opened)
-    # What stands before the answer, for users who want the working alone.
-    solution = response.partition(fmt.tags[1])[0].strip() if fmt.tags else response
-    return {
-        **row,
-        "question": question,
-        "answer": row["answer"] or _answer_of(response),
-        "solution": solution or response.strip(),
-        "response": response,
-    }
+        found = {"solution": response.strip(), "prompt": prompt}
+    else:
+        question, opened = known
+        response = read_response(response, opened=opened)
+        # The part before the answer, for users who want the working alone.
+        solution = response.partition("</think>")[0].strip() or response.strip()
+        found = {"question": question, "solution": solution, "response": response}
+    return {**row, **found, "answer": row["answer"] or _answer_of(response)}
 
 
 def _answer_of(response: str) -> str:
@@ -221,13 +180,40 @@ QUESTION = ("question", "problem", "prompt")
 ANSWER = ("answer", "expected_answer", "ground_truth", "final_answer", "reward_model.ground_truth")
 SOLUTION = ("solution", "generated_solution", "response")
 
-_BASE = {"question": QUESTION, "answer": ANSWER, "solution": SOLUTION}
 ANY_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    **_BASE,
+    "question": QUESTION,
+    "answer": ANSWER,
+    "solution": SOLUTION,
     "subject": ("subject",),
     "level": ("level",),
     "id": ("unique_id", "id"),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One kind of problem set.
+
+    Example: `Source(description="...", hub="openai/gsm8k", subset="main",
+    splits=("train", "test"), columns={"question": ("question",), "answer": ("answer",)})`.
+    """
+
+    description: str
+    hub: str | None = None
+    """Name on the Hub; None where the recipe must give a path."""
+    subset: str | None = None
+    """Hub configuration that is read unless the recipe names one."""
+    splits: tuple[str, ...] = ("train",)
+    """Split names on the Hub; the first is the default. Local folders may have others."""
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: ANY_COLUMNS)
+    """Our field -> column names to look for. Of those that the set has, a row's first that is not
+    empty counts. A name with a dot reaches into a nested column."""
+    parse_row: Callable[[Fields], Fields] = _boxed_answer
+    """Turns the mapped columns into our fields. Raises `ValueError` with the reason for a row
+    that cannot be used."""
+    has_solutions: bool = True
+    """Whether rows can hold worked solutions, which SFT needs."""
+
 
 SOURCES: dict[str, Source] = {
     "gsm8k": Source(
@@ -243,20 +229,16 @@ SOURCES: dict[str, Source] = {
         hub="HuggingFaceH4/MATH-500",
         splits=("test",),
         columns={**ANY_COLUMNS, "subject": ("subject", "type"), "id": ("unique_id",)},
-        parse_row=_boxed_answer,
     ),
     "numina-tir": Source(
         description=r"72,540 competition problems solved with tools, answer in \boxed{}",
         hub="AI-MO/NuminaMath-TIR",
         splits=("train", "test"),
-        columns=_BASE,
-        parse_row=_boxed_answer,
     ),
     "dapo-math": Source(
         description="DAPO's problems with whole-number answers and no solutions, for GRPO",
         hub="open-r1/DAPO-Math-17k-Processed",
         subset="en",
-        splits=("train",),
         # What this set calls the solution is the answer alone.
         columns={"question": QUESTION, "answer": ("solution", *ANSWER)},
         has_solutions=False,
@@ -274,7 +256,6 @@ SOURCES: dict[str, Source] = {
     ),
     "prompt-response": Source(
         description="rows of whole prompt text and response, trained word for word",
-        splits=("train",),
         columns={
             **ANY_COLUMNS,
             "question": ("prompt", *QUESTION),
@@ -300,29 +281,22 @@ SOURCES: dict[str, Source] = {
     ),
     "file": Source(
         description="any JSONL, JSON, CSV or Parquet file, or a folder with one per split",
-        splits=("train",),
-        columns=ANY_COLUMNS,
-        parse_row=_boxed_answer,
     ),
     "hub": Source(
         description="any problem set on the Hub: its name is `path`",
-        splits=("train",),
-        columns=ANY_COLUMNS,
-        parse_row=_boxed_answer,
     ),
     "arithmetic": Source(
         description="generated word problems in small whole numbers; no file and no network",
         splits=("train", "sft", "validation", "test"),
     ),
     "mixture": Source(
-        description="several of the others by weight: `mixture: [{source: gsm8k, weight: 2}, ...]`",
-        splits=("train",),
+        description="several of the others by weight: `mixture: [{source: gsm8k, weight: 2}, ...]`"
     ),
 }
 
 
+# Our field -> the set's columns, of which the first that is not empty in a row is taken.
 Columns = Mapping[str, tuple[str, ...]]
-"""Our field -> the set's columns; the first that is not empty in a row counts."""
 
 
 def choose_columns(
@@ -340,41 +314,32 @@ def choose_columns(
         DataError: every missing column.
     """
     present = {name for row in rows for name in row}
-    problems = []
-    chosen: dict[str, tuple[str, ...]] = {}
-    for ours, theirs in named.items():
-        if not _is_there(theirs, present):
-            problems.append(
-                DataError(
-                    f"there is no column {theirs!r} for `{ours}`",
-                    where=where,
-                    fix=did_you_mean(theirs, present),
-                )
-            )
-        chosen[ours] = (theirs,)
-    taken = set(named.values())
+
+    def is_there(column: str) -> bool:
+        return column in present or column.partition(".")[0] in present
+
+    problems = [
+        DataError(
+            f"there is no column {theirs!r} for `{ours}`",
+            where=where,
+            fix=did_you_mean(theirs, present),
+        )
+        for ours, theirs in named.items()
+        if not is_there(theirs)
+    ]
+    chosen: dict[str, tuple[str, ...]] = {ours: (theirs,) for ours, theirs in named.items()}
     for ours, candidates in source.columns.items():
-        found = tuple(n for n in candidates if _is_there(n, present) and n not in taken)
+        found = tuple(n for n in candidates if is_there(n) and n not in named.values())
         if ours not in chosen and found:
             chosen[ours] = found
-    if "question" not in chosen:
-        problems.append(_missing("question", present, where))
-    elif not {"answer", "solution", "response"} & chosen.keys():
-        problems.append(_missing("answer", present, where))
+    missing = "" if {"answer", "solution", "response"} & chosen.keys() else "answer"
+    missing = missing if "question" in chosen else "question"
+    if missing:
+        names = ", ".join(sorted(present))
+        fix = f"Name it as `columns: {{{missing}: ...}}`. Columns: {names}."
+        problems.append(DataError(f"no column holds the {missing}", where=where, fix=fix))
     raise_all(problems)
     return chosen
-
-
-def _is_there(column: str, present: Collection[str]) -> bool:
-    return column in present or column.partition(".")[0] in present
-
-
-def _missing(ours: str, present: set[str], where: str) -> DataError:
-    return DataError(
-        f"no column holds the {ours}",
-        where=where,
-        fix=f"Name it as `columns: {{{ours}: ...}}`. Columns: {', '.join(sorted(present))}.",
-    )
 
 
 def read_fields(row: Row, columns: Columns) -> Fields:
@@ -396,35 +361,24 @@ def _look_up(row: Row, column: str) -> Any:
     return value
 
 
-def _text(value: Any, column: str) -> str | None:
-    """Text as it is, numbers in their shortest form (145.0 is `145`), what is missing as None.
-
-    pandas writes NaN for what is missing, and `nan` where it makes text of it.
-    """
-    if value is None or isinstance(value, str):
-        if value and not value.isascii():
-            _require_encodable(value, column)
-        return None if value is None or value.strip() in _MISSING else value
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else repr(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    raise ValueError(f"column {column!r} holds a {type(value).__name__}, not text or a number")
-
-
+# What pandas writes for what is missing, where it makes text of it.
 _MISSING = {"", "nan", "NaN", "NAN"}
 
 
-def _require_encodable(text: str, column: str) -> None:
-    """Raise `ValueError` for half of a surrogate pair, which no tokenizer and no file takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"column {column!r} holds {text[error.start]!a}, half of a character"
-        ) from error
+def _text(value: Any, column: str) -> str | None:
+    """Text as it is, numbers in their shortest form (145.0 is `145`), what is missing as None."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(int(value) if int(value) == value else value)
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:  # no tokenizer and no file takes it
+            half = value[error.start]
+            raise ValueError(f"column {column!r} holds {half!a}, half of a character") from error
+        return None if value.strip() in _MISSING else value
+    raise ValueError(f"column {column!r} holds a {type(value).__name__}, not text or a number")
 
 
 def source_named(name: str) -> dict[str, Any]:

@@ -1,24 +1,24 @@
-"""Base, SFT and GRPO on the same problems: one table, and one honest sentence a difference."""
+"""Base, SFT and GRPO on the same problems: one table, and a verdict on each difference."""
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from grouper.errors import DataError
-from grouper.evaluation.result import Accuracy, EvaluationResult, Outcome
+from grouper.evaluation.result import OUTCOMES, Accuracy, EvaluationResult, Outcome
 from grouper.evaluation.statistics import PairedComparison, paired_comparison
 
 _LABELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
+# More subjects or levels than this are not a table to read.
 _MANY_PARTS = 40
-"""Subjects and levels beyond this are no longer a table to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +32,6 @@ class Difference:
     """Share of a gain that came from completions without an answer or cut off, or None where
     there is no gain. The rest came from wrong answers made right."""
 
-    @property
-    def mostly_format(self) -> bool:
-        return self.from_format is not None and self.from_format > 0.5
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -44,8 +40,6 @@ class Comparison:
     results: tuple[EvaluationResult, ...]
     differences: tuple[Difference, ...]
     """Each result against the one before it, then the last against the first."""
-    left_out: int
-    """Problems without a readable reference in some result; in no difference."""
     confidence: float
 
 
@@ -56,50 +50,41 @@ def compare(results: Sequence[EvaluationResult], *, confidence: float = 0.95) ->
         DataError: the results are not of the same problems with the same number of samples.
     """
     for result in results[1:]:
-        _check_same_items(results[0], result)
-    common = [
-        problem_id
-        for problem_id in dict.fromkeys(item.problem_id for r in results for item in r.items)
-        if all(problem_id in result.scores for result in results)
-    ]
+        _require_same_items(results[0], result)
+    problems = dict.fromkeys(item.problem_id for result in results for item in result.items)
+    common = [name for name in problems if all(name in result.scores for result in results)]
     pairs = list(itertools.pairwise(results))
     if len(results) > 2:
-        pairs.append((results[-1], results[0])[::-1])
-    total = len({item.problem_id for r in results for item in r.items})
-    return Comparison(
-        results=tuple(results),
-        differences=tuple(_difference(a, b, common, confidence) for a, b in pairs if common),
-        left_out=total - len(common),
-        confidence=confidence,
-    )
+        pairs.append((results[0], results[-1]))
+    differences = [
+        Difference(
+            before=before.name,
+            after=after.name,
+            paired=paired_comparison(
+                [before.scores[name] for name in common],
+                [after.scores[name] for name in common],
+                confidence=confidence,
+            ),
+            from_format=_share_from_format(before, after, set(common)),
+        )
+        for before, after in pairs
+        if common
+    ]
+    return Comparison(results=tuple(results), differences=tuple(differences), confidence=confidence)
 
 
-def _check_same_items(first: EvaluationResult, other: EvaluationResult) -> None:
+def _require_same_items(first: EvaluationResult, other: EvaluationResult) -> None:
     mine, theirs = ({(i.problem_id, i.sample): i.answer for i in r.items} for r in (first, other))
     if mine == theirs:
         return
-    only = len(mine.keys() - theirs.keys()), len(theirs.keys() - mine.keys())
     changed = sum(mine[key] != theirs[key] for key in mine.keys() & theirs.keys())
     raise DataError(
-        f"evaluations {first.name!r} and {other.name!r} are not of the same items: {only[0]} only "
-        f"in the first, {only[1]} only in the second, {changed} with another reference answer",
+        f"evaluations {first.name!r} and {other.name!r} are not of the same items: "
+        f"{len(mine.keys() - theirs.keys())} only in the first, "
+        f"{len(theirs.keys() - mine.keys())} only in the second, {changed} with another reference "
+        "answer",
         where="comparing evaluations",
         fix="Measure every model on the same problems with the same number of samples.",
-    )
-
-
-def _difference(
-    before: EvaluationResult, after: EvaluationResult, common: Sequence[str], confidence: float
-) -> Difference:
-    return Difference(
-        before=before.name,
-        after=after.name,
-        paired=paired_comparison(
-            [before.scores[id_] for id_ in common],
-            [after.scores[id_] for id_ in common],
-            confidence=confidence,
-        ),
-        from_format=_share_from_format(before, after, set(common)),
     )
 
 
@@ -112,17 +97,16 @@ def _share_from_format(
     """
     format_gain = gain = 0
     for old, new in zip(before.items, after.items, strict=True):
-        if old.problem_id not in common or old.correct == new.correct:
-            continue
-        change = 1 if new.correct else -1
-        gain += change
-        if (old if new.correct else new).outcome in ("no_answer", "truncated"):
-            format_gain += change
+        change = new.correct - old.correct
+        if change and old.problem_id in common:
+            gain += change
+            wrong = old if new.correct else new
+            format_gain += change * (wrong.outcome in ("no_answer", "truncated"))
     return format_gain / gain if gain > 0 else None
 
 
 def label(name: str) -> str:
-    """How a result is called in tables.
+    """The name of a result in tables.
 
     >>> label("grpo"), label("validation-grpo-000020")
     ('GRPO', 'validation-grpo-000020')
@@ -144,9 +128,9 @@ def _notes(comparison: Comparison) -> list[str]:
     if any(result.lenient is not None for result in results):
         notes.append("Lenient: accuracy % with the answer taken from anywhere, in any format.")
     shares = [
-        f"{100 * min(1.0, d.from_format or 0):.0f} % of {label(d.after)} - {label(d.before)}"
+        f"{100 * min(1.0, d.from_format):.0f} % of {label(d.after)} - {label(d.before)}"
         for d in comparison.differences
-        if d.mostly_format and d.paired.verdict == "better"
+        if d.paired.verdict == "better" and d.from_format is not None and d.from_format > 0.5
     ]
     if shares:
         notes.append(
@@ -165,16 +149,16 @@ def _notes(comparison: Comparison) -> list[str]:
 
 
 def _shared(results: Sequence[EvaluationResult]) -> str:
-    """What every model was measured with, as far as the settings kept with the results say."""
+    """What all measurements had in common, as far as the settings kept with the results show."""
+    sampling: list[Any] = [result.card.get("sampling") for result in results]
+    seeds = {result.card.get("seed") for result in results}
     if len(results) == 1:
         return ""
-    sampling = [r.card["sampling"] for r in results if r.card.get("sampling") is not None]
-    seeds = [result.card.get("seed") for result in results]
-    if len(sampling) < len(results):
+    if None in sampling:
         return "; the same problems"
     if any(other != sampling[0] for other in sampling):
         return "; the same problems, sampled in different ways"
-    if sampling[0]["temperature"] > 0 and len(set(seeds)) > 1:
+    if sampling[0]["temperature"] > 0 and len(seeds) > 1:
         return "; the same problems, drawn with different seeds"
     return "; the same problems and draws for every model"
 
@@ -204,37 +188,29 @@ def render_table(comparison: Comparison) -> RenderableType:
     return Group(*parts)
 
 
-# Title -> outcome.
-_COLUMNS: Mapping[str, Outcome] = {
-    "correct": "correct",
-    "wrong": "wrong",
-    "no answer": "no_answer",
-    "cut off": "truncated",
-}
-
-
 def _results_table(comparison: Comparison) -> Table:
     results = comparison.results
     lenient = any(result.lenient is not None for result in results)
     k = max(result.samples for result in results)
+    optional = [*(["lenient"] if lenient else []), *([f"pass@{k}"] if k > 1 else [])]
     rows = [
         [
             label(result.name),
             _interval(result.overall),
             *([_percent(result.lenient.mean if result.lenient else None)] if lenient else []),
             *([_percent(result.pass_at_k.get(k))] if k > 1 else []),
-            *(str(result.split_counts[outcome]) for outcome in _COLUMNS.values()),
+            *(str(result.split_counts[outcome]) for outcome in OUTCOMES[:4]),
             _number(result.mean_tokens),
         ]
         for result in results
     ]
-    optional = [*(["lenient"] if lenient else []), *([f"pass@{k}"] if k > 1 else [])]
-    confidence = f"{100 * comparison.confidence:g} %"
-    return _table(["model", f"accuracy % [{confidence}]", *optional, *_COLUMNS, "tokens"], rows)
+    accuracy = f"accuracy % [{100 * comparison.confidence:g} %]"
+    outcomes = ("correct", "wrong", "no answer", "cut off")
+    return _table(["model", accuracy, *optional, *outcomes, "tokens"], rows)
 
 
 def _differences_table(comparison: Comparison) -> Table:
-    rows: list[list[str | Text]] = []
+    rows: list[list[RenderableType]] = []
     for difference in comparison.differences:
         paired = difference.paired
         after, before = label(difference.after), label(difference.before)
@@ -260,7 +236,7 @@ _STYLE = {"better": "bold green", "worse": "bold red", "no evidence": "yellow"}
 
 
 def render_parts(results: Sequence[EvaluationResult], *, by: str) -> RenderableType | None:
-    """Accuracy by `subject` or `level`, one column a result; None where problems have none."""
+    """Accuracy by `subject` or `level`, one column per result; None where problems have none."""
     parts = [result.by_subject if by == "subject" else result.by_level for result in results]
     names = list(dict.fromkeys(name for part in parts for name in part))[:_MANY_PARTS]
     if not names:
@@ -274,7 +250,7 @@ def render_parts(results: Sequence[EvaluationResult], *, by: str) -> RenderableT
 
 
 def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None:
-    """Format, reasoning and each reward, one row a result; None where nothing is known of them."""
+    """Format, reasoning and each reward, one row per result; None where none was measured."""
     known = [(label(r.name), r.metrics) for r in results if r.metrics is not None]
     if not known:
         return None
@@ -304,7 +280,7 @@ def render_rewards_by_subject(result: EvaluationResult) -> RenderableType | None
 
 
 def metrics_line(result: EvaluationResult) -> str | None:
-    """The five numbers in one line for a log; None where they are not known."""
+    """Format, accuracy, reasoning and reward in a line for a log; None where not measured."""
     found = result.metrics
     if found is None:
         return None
@@ -318,15 +294,7 @@ def metrics_line(result: EvaluationResult) -> str | None:
     )
 
 
-def render_plain(renderable: RenderableType, *, width: int = 100) -> str:
-    """The same as plain text without colours, for files and logs."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
-    with console.capture() as capture:
-        console.print(renderable)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[RenderableType]]) -> Table:
+def _table(titles: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -> Table:
     """A table whose first column names its rows, with numbers in the others."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for place, title in enumerate(titles):

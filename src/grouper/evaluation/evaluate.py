@@ -6,10 +6,9 @@ Knows nothing of training: anything that meets the sampler and grader protocols 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypedDict
+from typing import Any
 
 from grouper.errors import DataError
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
@@ -19,7 +18,7 @@ from grouper.rewards import Notes, RewardStack
 from grouper.rewards.builtin import format_holds
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import Drawn, Grader, draw_and_grade
-from grouper.types import AnswerFormat, AnswerKind, Problem, Prompt, SamplingParams
+from grouper.types import AnswerFormat, AnswerKind, Problem, Prompt, Reward, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +41,8 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     card: Mapping[str, Any] | None = None,
     processes: ProcessGroup | None = None,
-    behaviour: Behaviour | None = None,
+    fmt: AnswerFormat | None = None,
+    rewards: RewardStack | None = None,
 ) -> EvaluationResult:
     """Measure one model on one set of problems.
 
@@ -60,13 +60,19 @@ def evaluate(
         confidence: of the intervals.
         progress: called with (completions drawn, completions in all) after each.
         card: more to record beside the settings: hashes of the model and data, grader version.
-        processes: the processes that share the problems out; each is measured exactly once.
-        behaviour: also observes format, reasoning and rewards of each completion.
+        processes: the processes among which the problems are divided; each is measured once.
+        fmt: the prompt format; with `rewards`, each item also has its format and reasoning.
+        rewards: also scores each completion; a reward that fails stops nothing.
 
     Raises:
-        DataError: no problems, or two of the same id.
+        DataError: there are no problems.
     """
-    _check(name, items)
+    if not items:
+        where = f"evaluation {name}"
+        raise DataError("there are no problems", where=where, fix="Check data.test and its limit.")
+    assert len({problem.id for problem, _ in items}) == len(items), "loading refuses repeated ids"
+    for problem, prompt in items:
+        assert problem.id == prompt.problem_id, f"{problem.id} has {prompt.problem_id}'s prompt"
     # Neither name nor step is part of a key: all models of a run meet the same uniform numbers.
     requests = [
         SampleRequest(prompt=prompt, params=params, key=draw_seed(seed, "eval", problem.id, sample))
@@ -83,20 +89,16 @@ def evaluate(
         progress=progress,
     )
 
-    def observe() -> Sequence[Observed]:
-        return [] if behaviour is None else behaviour.observe(items, drawn, samples)
-
-    # By rank 0 alone, which may have to ask a judge.
-    observed = (processes or SingleProcess()).on_rank0(observe) or [_UNOBSERVED] * len(drawn)
+    # On rank 0 alone, since a reward may call a judge.
+    scored: Sequence[Reward | None] = (processes or SingleProcess()).on_rank0(
+        lambda: [] if rewards is None else _score(name, items, drawn, samples, rewards)
+    )
     return EvaluationResult(
         name=name,
         phase=phase,
         step=step,
         split=split,
-        items=tuple(
-            _item(*items[place // samples], place % samples, one, seen)
-            for place, (one, seen) in enumerate(zip(drawn, observed, strict=True))
-        ),
+        items=tuple(_items(items, drawn, scored or [None] * len(drawn), samples, fmt)),
         samples=samples,
         confidence=confidence,
         card={
@@ -112,7 +114,7 @@ def evaluate(
 
 
 def settings_name(split: str, params: SamplingParams, problems: int, samples: int) -> str:
-    """A file name that says how a model is measured.
+    """A file name with the settings of a measurement.
 
     >>> settings_name("test", SamplingParams(temperature=0), 500, 1)
     'test-greedy-500x1'
@@ -129,123 +131,81 @@ def settings_name(split: str, params: SamplingParams, problems: int, samples: in
     return "-".join([split, *(how if params.temperature else ["greedy"]), f"{problems}x{samples}"])
 
 
-def _check(name: str, items: Items) -> None:
-    where = f"evaluation {name}"
-    if not items:
-        raise DataError("there are no problems", where=where, fix="Check data.test and its limit.")
-    twice = [id_ for id_, count in Counter(p.id for p, _ in items).items() if count > 1]
-    if twice:
-        raise DataError(
-            f"{len(twice)} problem ids are listed more than once, the first is {twice[0]!r}",
-            where=where,
-            fix="Give every problem its own id; each must be measured exactly once.",
+def _items(
+    problems: Items,
+    drawn: Sequence[Drawn],
+    rewards: Sequence[Reward | None],
+    samples: int,
+    fmt: AnswerFormat | None,
+) -> Iterator[EvaluationItem]:
+    for place, (one, reward) in enumerate(zip(drawn, rewards, strict=True)):
+        problem, prompt = problems[place // samples]
+        completion, grade = one.completion, by_text_alone(one.grade, problem.answer)
+        observed: dict[str, Any] = {}
+        if reward is not None and fmt is not None:
+            observed = {
+                "format": format_holds(completion.text, fmt),
+                "reasoning": len(reasoning_of(completion.text, fmt)),
+                "rewards": dict(reward.components),
+                "reward": reward.total,
+            }
+        yield EvaluationItem(
+            problem_id=problem.id,
+            subject=problem.subject,
+            level=problem.level,
+            sample=place % samples,
+            prompt=prompt.text,
+            completion=completion.text,
+            answer=problem.answer,
+            extracted=grade.extracted,
+            verdict=grade.verdict,
+            lenient=grade.correct if one.lenient is None else one.lenient,
+            reason=grade.reason,
+            stage=grade.stage,
+            finish_reason=completion.finish_reason,
+            tokens=len(completion.token_ids),
+            **observed,
         )
-    for problem, prompt in items:
-        assert problem.id == prompt.problem_id, f"{problem.id} has {prompt.problem_id}'s prompt"
 
 
-def _item(
-    problem: Problem, prompt: Prompt, sample: int, drawn: Drawn, observed: Observed
-) -> EvaluationItem:
-    completion, grade = drawn.completion, by_text_alone(drawn.grade, problem.answer)
-    return EvaluationItem(
-        problem_id=problem.id,
-        subject=problem.subject,
-        level=problem.level,
-        sample=sample,
-        prompt=prompt.text,
-        completion=completion.text,
-        answer=problem.answer,
-        extracted=grade.extracted,
-        verdict=grade.verdict,
-        lenient=grade.correct if drawn.lenient is None else drawn.lenient,
-        reason=grade.reason,
-        stage=grade.stage,
-        finish_reason=completion.finish_reason,
-        tokens=len(completion.token_ids),
-        **observed,
-    )
+def _score(
+    name: str, items: Items, drawn: Sequence[Drawn], samples: int, rewards: RewardStack
+) -> list[Reward]:
+    """The reward of each completion; without components where its group cannot be scored."""
+    notes = Notes(place=name)
+    found: list[Reward] = []
+    for number, (problem, prompt) in enumerate(items):
+        group = drawn[number * samples : (number + 1) * samples]
+        found += rewards.score(
+            problem=problem,
+            prompt=prompt,
+            completions=[one.completion for one in group],
+            grades=[one.grade for one in group],
+            notes=notes,
+        )
+    if notes.events:
+        log.warning(
+            "Rewards failed on %d groups of the evaluation, which have none; the first: %s",
+            len(notes.events),
+            notes.events[0],
+        )
+    return found
 
 
-# --- what a completion is like, whatever its answer is worth -------------------------------------
+def reasoning_of(text: str, fmt: AnswerFormat) -> str:
+    r"""The reasoning in a completion: the text between its tags, or else before the answer.
 
-
-class Observed(TypedDict):
-    """Part of an `EvaluationItem`; nothing of it is known where nobody asked."""
-
-    format: bool | None
-    reasoning: int | None
-    rewards: Mapping[str, float | None] | None
-    reward: float | None
-
-
-_UNOBSERVED = Observed(format=None, reasoning=None, rewards=None, reward=None)
-
-
-class Behaviour:
-    """Observes completions through a prompt format and the rewards of a run.
-
-    Args:
-        layout: the prompt format.
-        rewards: the run's stack; what fails stops nothing.
-        place: the name of the evaluation.
-    """
-
-    def __init__(self, layout: AnswerFormat, rewards: RewardStack, place: str = "") -> None:
-        self._layout, self._rewards, self._place = layout, rewards, place
-
-    def observe(self, items: Items, drawn: Sequence[Drawn], samples: int) -> list[Observed]:
-        """One per completion.
-
-        Args:
-            items: the problems with their prompts.
-            drawn: `samples` completions of each problem, in order.
-            samples: completions per problem.
-        """
-        found: list[Observed] = []
-        notes = Notes(place=self._place)
-        for number, (problem, prompt) in enumerate(items):
-            group = drawn[number * samples : (number + 1) * samples]
-            rewards = self._rewards.score(
-                problem=problem,
-                prompt=prompt,
-                completions=[one.completion for one in group],
-                grades=[one.grade for one in group],
-                notes=notes,
-            )
-            for one, reward in zip(group, rewards, strict=True):
-                text = one.completion.text
-                found.append(
-                    Observed(
-                        format=format_holds(text, self._layout),
-                        reasoning=len(reasoning_of(text, self._layout)),
-                        rewards=dict(reward.components),
-                        reward=reward.total,
-                    )
-                )
-        if notes.events:
-            log.warning(
-                "Rewards failed on %d groups of the evaluation, which have none; the first: %s",
-                len(notes.events),
-                notes.events[0],
-            )
-        return found
-
-
-def reasoning_of(text: str, layout: AnswerFormat) -> str:
-    r"""The reasoning in a completion: what stands between its tags, else before the answer.
-
-    Empty where a tag is missing. What the prompt has opened counts as written.
+    Empty where a tag is missing. The tag that the prompt opens counts.
 
     >>> from grouper.prompts import FORMATS
     >>> reasoning_of(r"2 and 2, so \boxed{4}.", FORMATS["boxed"])
     '2 and 2, so'
     """
-    if layout.tags is None:
-        mark = _ANSWER_MARKS.get(layout.contract.kind)
+    if fmt.tags is None:
+        mark = _ANSWER_MARKS.get(fmt.contract.kind)
         return (text if mark is None else text.rpartition(mark)[0]).strip()
-    _, opened, rest = (layout.prefix + text).partition(layout.tags[0])
-    inside, closed, _ = rest.partition(layout.tags[1])
+    _, opened, rest = (fmt.prefix + text).partition(fmt.tags[0])
+    inside, closed, _ = rest.partition(fmt.tags[1])
     return inside.strip() if opened and closed else ""
 
 

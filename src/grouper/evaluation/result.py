@@ -1,7 +1,7 @@
 """What an evaluation found: its items, and every number derived from them.
 
 Only the items and the settings are stored; accuracies, splits and intervals are computed from
-the items on construction, so that a summary can never disagree with what it summarises.
+the items on construction, so that a summary can never disagree with its items.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from pydantic import ConfigDict
 
@@ -26,20 +26,12 @@ Outcome = Literal["correct", "wrong", "no_answer", "truncated", "timeout", "cras
 # The four-way split, then what is not a verdict on the model and is counted apart.
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
-_OUTCOME_OF: Mapping[Verdict, Outcome] = {
-    Verdict.CORRECT: "correct",
-    Verdict.INCORRECT: "wrong",
-    Verdict.UNPARSEABLE: "wrong",
-    Verdict.NO_ANSWER: "no_answer",
-    Verdict.TIMEOUT: "timeout",
-    Verdict.CRASH: "crash",
-    Verdict.NOT_SCORED: "not_scored",
-}
+_WRONG = (Verdict.INCORRECT, Verdict.UNPARSEABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationItem:
-    """One graded completion of one problem; what it shares with a rollout has the same name."""
+    """One graded completion of one problem; fields shared with rollouts have the same names."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
 
@@ -62,11 +54,11 @@ class EvaluationItem:
     tokens: int
     """Sampled tokens, the stop token included."""
     lenient: bool | None = None
-    """Whether the maths is right wherever the answer stands, in whatever format (never less than
-    the verdict); None where the reference cannot be read, or nobody asked."""
+    """Whether the maths is right wherever the answer is, in whatever format (never less than the
+    verdict); None where the reference cannot be read, or this was not measured."""
     format: bool | None = None
     """Whether it is in the prompt's format, see `rewards.builtin.format_holds`. This and the next
-    three are None where nobody asked."""
+    three are None where rewards were not measured."""
     reasoning: int | None = None
     """Characters of reasoning; 0: there is none."""
     rewards: Mapping[str, float | None] | None = None
@@ -79,7 +71,8 @@ class EvaluationItem:
         """The four-way split: cut off before any answer is `truncated`, not `no_answer`."""
         if self.verdict is Verdict.NO_ANSWER and self.finish_reason is FinishReason.LENGTH:
             return "truncated"
-        return _OUTCOME_OF[self.verdict]
+        # The other verdicts are outcomes of the same names.
+        return "wrong" if self.verdict in _WRONG else cast("Outcome", self.verdict.value)
 
     @property
     def correct(self) -> bool:
@@ -131,7 +124,7 @@ class EvaluationResult:
     """One model measured once on one set of problems.
 
     A problem whose reference cannot be read is graded by text alone: it counts like any other, and
-    `text_alone` says how many there are. Items that are `NOT_SCORED` all the same are left out of
+    `text_alone` counts them. Items that are `NOT_SCORED` anyway are left out of
     accuracy, pass@k and `scores`. Timeouts and crashes of the grader count as not correct.
     """
 
@@ -228,7 +221,7 @@ class EvaluationResult:
 
     @cached_property
     def metrics(self) -> Metrics | None:
-        """Format, reasoning and rewards; None where they were not asked for."""
+        """Format, reasoning and rewards; None where they were not measured."""
         if any(item.rewards is None for item in self.items):
             return None
         lengths = [item.reasoning or 0 for item in self.items]

@@ -18,12 +18,12 @@ import numpy.typing as npt
 Verdict = Literal["better", "worse", "no evidence"]
 Array = npt.NDArray[np.float64]
 
+# Bootstrap and permutation draws; a permutation p-value is at least 1 / (RESAMPLES + 1).
 RESAMPLES = 10_000
-"""Bootstrap and permutation draws; a permutation p-value is at least 1 / (RESAMPLES + 1)."""
+# Up to this many non-zero differences every one of the 2^m sign patterns is tried.
 EXACT_FLIPS = 14
-"""Up to this many non-zero differences every one of the 2^m sign patterns is tried."""
+# Random numbers held at once (16 MB), whatever the number of problems.
 _CELLS = 2_000_000
-"""Random numbers held at once (16 MB), whatever the number of problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,10 @@ class Interval:
 class PairedComparison:
     """Two measurements of the same problems, compared problem by problem."""
 
-    before: float
-    """Mean score before, in [0, 1] for accuracies."""
     after: float
+    """Mean score, in [0, 1] for accuracies."""
     difference: float
-    """after - before."""
+    """Of the mean scores: after - before."""
     interval: Interval
     """For the difference."""
     p_value: float
@@ -71,17 +70,7 @@ def _z(confidence: float) -> float:
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
-def _wilson(mean: float, count: float, z: float) -> Interval:
-    centre = mean + z * z / (2 * count)
-    spread = z * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count))
-    scale = 1 + z * z / count
-    # At 0 and 1 the formula's bound is exact; rounding must not push it past the mean.
-    low = max(0.0, min(mean, (centre - spread) / scale))
-    high = min(1.0, max(mean, (centre + spread) / scale))
-    return Interval(low, high)
-
-
-def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> Interval:
+def wilson_interval(successes: float, trials: float, confidence: float = 0.95) -> Interval:
     """Wilson score interval of a proportion (Wilson 1927; Newcombe 1998, method 3).
 
     (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n) with p = successes / trials.
@@ -100,7 +89,16 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> In
     z = _z(confidence)
     if not 0 <= successes <= trials:
         raise ValueError(f"{successes} successes of {trials} trials")
-    return _wilson(successes / trials, trials, z) if trials else Interval(0.0, 1.0)
+    if not trials:
+        return Interval(0.0, 1.0)
+    mean = successes / trials
+    centre = mean + z * z / (2 * trials)
+    spread = z * math.sqrt(mean * (1 - mean) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    # At 0 and 1 the formula's bound is exact; rounding must not push it past the mean.
+    low = max(0.0, min(mean, (centre - spread) / scale))
+    high = min(1.0, max(mean, (centre + spread) / scale))
+    return Interval(low, high)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -128,12 +126,12 @@ def mean_interval(scores: Sequence[Sequence[float]], confidence: float = 0.95) -
     A Wilson interval on the effective sample size n* = n p(1-p) / s^2, where s^2 is the variance
     of the n problem means (Kish's design effect; Dean and Pagano 2015 find the Wilson form the
     best of its kind for clustered data). n* is kept between the number of problems and the number
-    of samples. No resampling, so no seed; with one sample a problem it is exactly Wilson's.
+    of samples. No resampling, so no seed; with one sample per problem it is exactly Wilson's.
 
     By hand, 2 problems of 4 samples, all right and half right: p = 0.75, s^2 = 0.0625, so
     n* = 2 * 0.1875 / 0.0625 = 6.
 
-    >>> mean_interval([[1, 1, 1, 1], [1, 1, 0, 0]]) == _wilson(0.75, 6, _z(0.95))
+    >>> mean_interval([[1, 1, 1, 1], [1, 1, 0, 0]]) == wilson_interval(0.75 * 6, 6)
     True
     >>> mean_interval([[1], [0], [1]]) == wilson_interval(2, 3)
     True
@@ -145,7 +143,6 @@ def mean_interval(scores: Sequence[Sequence[float]], confidence: float = 0.95) -
     Raises:
         ValueError: a problem without samples, or a score outside [0, 1].
     """
-    z = _z(confidence)
     if not scores:
         return Interval(0.0, 1.0)
     if any(not samples or not 0 <= min(samples) <= max(samples) <= 1 for samples in scores):
@@ -156,12 +153,11 @@ def mean_interval(scores: Sequence[Sequence[float]], confidence: float = 0.95) -
     variance = math.fsum((m - mean) ** 2 for m in means) / n
     most = sum(len(samples) for samples in scores)
     spread = mean * (1 - mean)
-    if max(len(samples) for samples in scores) == 1 or spread == 0:
-        # All right or all wrong says nothing of how alike a problem's samples are.
-        effective = float(n)
-    else:
+    # Where all are right or all wrong, the correlation within problems is unknown.
+    effective = float(n)
+    if most > n and spread > 0:
         effective = min(most, max(n, n * spread / variance)) if variance > 0 else float(most)
-    return _wilson(mean, effective, z)
+    return wilson_interval(min(mean * effective, effective), effective, confidence)
 
 
 def mcnemar_p_value(higher: int, lower: int) -> float:
@@ -254,19 +250,13 @@ def _bootstrap(differences: Array, confidence: float, seed: int) -> Interval:
     )
 
 
-def _verdict(interval: Interval, p_value: float, confidence: float) -> Verdict:
-    if p_value >= 1 - confidence or interval.covers(0.0):
-        return "no evidence"
-    return "better" if interval.low > 0 else "worse"
-
-
 def paired_comparison(
     before: Sequence[float], after: Sequence[float], *, confidence: float = 0.95, seed: int = 0
 ) -> PairedComparison:
     """Compare two score lists of the same problems in the same order.
 
     Where every score is 0 or 1: exact McNemar test and Bonett-Price interval. Else (several
-    samples a problem): sign-flip permutation test and a bootstrap over problems, both functions
+    samples per problem): sign-flip permutation test and a bootstrap over problems, both functions
     of `seed` alone.
 
     >>> result = paired_comparison([0] * 8 + [1, 1], [1] * 8 + [1, 0])
@@ -300,16 +290,18 @@ def paired_comparison(
         interval = _bootstrap(differences, confidence, seed)
         p_value = sign_flip_p_value([float(d) for d in differences], seed=seed)
         method = "sign-flip test and bootstrap over problems"
-    mean_before, mean_after = math.fsum(before) / n, math.fsum(after) / n
+    verdict: Verdict = "better" if interval.low > 0 else "worse"
+    if p_value >= 1 - confidence or interval.covers(0.0):
+        verdict = "no evidence"
+    mean = math.fsum(after) / n
     return PairedComparison(
-        before=mean_before,
-        after=mean_after,
-        difference=mean_after - mean_before,
+        after=mean,
+        difference=mean - math.fsum(before) / n,
         interval=interval,
         p_value=p_value,
         problems=n,
         higher=higher,
         lower=lower,
         method=method,
-        verdict=_verdict(interval, p_value, confidence),
+        verdict=verdict,
     )

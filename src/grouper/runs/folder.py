@@ -11,7 +11,7 @@
                    {sft,grpo}/checkpoint-<step>/   and final/ (written by training, like base/)
                    incident/<phase>-<step>/        why a run stopped by itself
                    eval_runs/<model>/              what `grouper eval` measured afterwards
-                   trackers/                       what TensorBoard or W&B write, where asked for
+                   trackers/                       what TensorBoard or W&B write, if they are used
 
 Two equal runs leave equal bytes in everything but `training.log`, `times.png`, `trackers/`, the
 `host` part of `run.json` and, of the metrics, `time`, `elapsed_s`, `time.*`, `memory.*` and
@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationResult
@@ -47,8 +47,9 @@ from grouper.files import (
 )
 from grouper.runs import records
 from grouper.runs.identity import (
-    CONTENTS,
+    Change,
     Changes,
+    RunInfo,
     content_changes,
     describe_changes,
     host,
@@ -59,31 +60,17 @@ from grouper.runs.identity import (
 from grouper.runs.lock import LOCK_FILE
 from grouper.types import RolloutGroup, StepReport
 
+Value = TypeVar("Value")
+
 # In the order in which they happen; `base` is the model before training.
 PHASES = ("base", "sft", "grpo")
 
 # What reward functions that vary have answered.
 ANSWERS_FILE = "reward_answers.jsonl"
 
-_OUR_FILES = (
-    "metrics.jsonl",
-    "training.log",
-    "curves.png",
-    "times.png",
-    "recipe.yaml",
-    ANSWERS_FILE,
-)
-OUR_FOLDERS = (
-    "rollouts",
-    "evaluations",
-    "base",
-    "sft",
-    "grpo",
-    "eval_runs",
-    "incident",
-    "trackers",
-)
-# What a run leaves without a `run.json`, where it was killed in its first moment or a model was
+_FILES = ("recipe.yaml", "metrics.jsonl", "training.log", "curves.png", "times.png", ANSWERS_FILE)
+OUR_FOLDERS = (*PHASES, "rollouts", "evaluations", "eval_runs", "incident", "trackers")
+# What may be in a folder without a `run.json`: the run was killed at its very start, or a model was
 # measured before anything was trained.
 _LEFTOVERS = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
 _ROLLOUTS = re.compile(r"([a-z]+)-(\d+)\.jsonl\.gz")
@@ -91,10 +78,32 @@ _EVALUATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DAMAGED = "the summary of the evaluation is damaged"
 
 
+def _read(path: Path, what: str, parse: Callable[[dict[str, Any]], Value]) -> Value:
+    """A record in a JSON file; a `RunFolderError` that says `what` where it is damaged."""
+    content = read_json(path, what)
+    try:
+        return parse(content)
+    except ValueError as error:
+        raise RunFolderError(
+            f"{what} ({error})", where=str(path), fix="Restore the file, or delete it."
+        ) from error
+
+
 def _settings(result: EvaluationResult) -> tuple[object, ...]:
     """What two evaluations have in common where one may replace the other."""
     card = {name: result.card.get(name) for name in ("model", "data", "seed", "sampling")}
     return result.split, result.samples, card, result.card.get("prompt_of_item_0")
+
+
+class Intent(TypedDict, total=False):
+    """What may happen to a run that is in the folder already; by default nothing."""
+
+    resume: bool
+    """Continue it (or start one, if there is none)."""
+    overwrite: bool
+    """Delete it, whatever its recipe."""
+    allow_changes: bool
+    """Continue it although recipe, data or code changed; `run.json` lists what did."""
 
 
 class RunFolder:
@@ -105,6 +114,8 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self._info, self._recipe = self.path / "run.json", self.path / "recipe.yaml"
+        self._metrics = self.path / "metrics.jsonl"
         self._opened = time.monotonic()
         self._elapsed_before: float | None = None
         """`elapsed_s` of the step before the first one that is appended here."""
@@ -121,11 +132,9 @@ class RunFolder:
         versions: Mapping[str, str],
         fingerprints: Mapping[str, str],
         code: Mapping[str, str] | None = None,
-        resume: bool = False,
-        overwrite: bool = False,
-        allow_changes: bool = False,
         threads: int = 0,
         processes: int = 1,
+        **intent: Unpack[Intent],
     ) -> RunFolder:
         """Start a run folder, or open one to continue it.
 
@@ -136,12 +145,9 @@ class RunFolder:
             versions: package -> version.
             fingerprints: data set -> hash of what was read.
             code: file of the user's own -> hash of its source.
-            resume: continue the run that is there (or start, if there is none).
-            overwrite: delete the run that is there, whatever its recipe.
-            allow_changes: continue it although recipe, data or code changed; `run.json` lists
-                what did.
             threads: CPU threads of this process; recorded.
             processes: of the run; recorded.
+            intent: what may happen to a run that is there.
 
         Raises:
             RunFolderError: the folder holds another experiment, a run that is neither to be
@@ -149,120 +155,91 @@ class RunFolder:
                 or the data or the code changed since the run began.
         """
         folder = cls(path)
-        found = cls.check(
-            path,
-            recipe_hash=recipe_hash,
-            recipe_yaml=recipe_yaml,
-            resume=resume,
-            overwrite=overwrite,
-            allow_changes=allow_changes,
-        )
+        found = folder.check(recipe_hash, recipe_yaml, **intent)
         with refusing(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             sweep(folder.path)
-        if found and overwrite:
+        if found and intent.get("overwrite"):
             folder._clear()
-        known = folder.read_info() if folder._info.exists() else {}
-        contents = {"fingerprints": dict(fingerprints), "code": dict(code or {})}
-        info: dict[str, Any] = {
-            "format": 1,
-            "recipe_hash": recipe_hash,
-            "versions": known.get("versions") or dict(versions),
-            **{name: {**known.get(name, {}), **now} for name, now in contents.items()},
-            "host": known.get("host") or host(threads, processes),
-            "changes": [*known.get("changes", [])],
-        }
-        # One with a `run.json` is a run folder, so that comes last in a new one. In one that is
-        # known the new hash goes before the new recipe: after a kill in between, the new recipe can
-        # go on, and the old one is refused.
-        if known:
-            changes = folder._changes(known, recipe_hash, recipe_yaml, contents, allow_changes)
-            info["changes"] += changes
+        now = RunInfo(
+            recipe_hash=recipe_hash,
+            versions=dict(versions),
+            fingerprints=dict(fingerprints),
+            code=dict(code or {}),
+            host=host(threads, processes),
+        )
+        if folder._info.exists():
+            info = folder._continued(now, recipe_yaml, intent.get("allow_changes", False))
             folder._rewrite_metrics(lambda _: True)  # a kill may have cut its last line
+            # The new hash goes before the new recipe: after a kill in between, the new recipe can
+            # go on, and the old one is refused.
             folder._write_info(info)
         write_atomic(folder._recipe, recipe_yaml.encode())
-        if not known:
-            folder._write_info(info)
+        if not folder._info.exists():
+            # A folder with this file is a run folder, so it is written last.
+            folder._write_info(now)
         return folder
 
-    def _changes(
-        self,
-        known: Mapping[str, Any],
-        recipe_hash: str,
-        recipe_yaml: str,
-        contents: Mapping[str, Mapping[str, str]],
-        allowed: bool,
-    ) -> list[dict[str, Any]]:
-        """The entry in `run.json` for changes that the user allowed; none where nothing changed.
+    def _continued(self, now: RunInfo, recipe_yaml: str, allowed: bool) -> RunInfo:
+        """The information on the run that is there, with the changes that the user allowed.
 
         From which phase and step on they hold is not known yet.
+
+        Raises:
+            RunFolderError: data or code changed, and that is not allowed.
         """
-        before = known["recipe_hash"]
-        changes = content_changes(known, contents)
+        info = self.read_info()
+        changes = content_changes(info, now)
         if changes and not allowed:
-            kinds = {key.partition(".")[0] for key in changes}
+            kinds = dict.fromkeys(key.partition(".")[0] for key in changes)
             raise RunFolderError(
-                f"the {' and the '.join(kind for kind in CONTENTS if kind in kinds)} changed since "
-                "this run began: " + ", ".join(sorted(key.partition(".")[2] for key in changes)),
+                f"the {' and the '.join(kinds)} changed since this run began: "
+                + ", ".join(sorted(key.partition(".")[2] for key in changes)),
                 where=str(self.path),
                 fix="Put back what was there, start a new run under another name, or continue "
                 "anyway with --resume --allow-changes.",
             )
-        if before != recipe_hash:
+        other = info.recipe_hash != now.recipe_hash
+        if other:
             changes |= recipe_changes(self._recipe_text, recipe_yaml)
-        elif not changes:
-            return []
-        place = {"phase": None, "step": None}
-        return [{**place, "hash_before": before, "hash": recipe_hash, "changes": changes}]
+        if other or changes:
+            old, new = info.recipe_hash, now.recipe_hash
+            info.changes.append(Change(hash_before=old, hash=new, changes=changes))
+        info.recipe_hash = now.recipe_hash
+        info.fingerprints |= now.fingerprints
+        info.code |= now.code
+        return info
 
-    @classmethod
-    def check(
-        cls,
-        path: Path | str,
-        *,
-        recipe_hash: str,
-        recipe_yaml: str = "",
-        resume: bool = False,
-        overwrite: bool = False,
-        allow_changes: bool = False,
-    ) -> bool:
-        """Whether `create` would find a run there to continue or delete. Touches nothing.
+    def check(self, recipe_hash: str, recipe_yaml: str = "", **intent: Unpack[Intent]) -> bool:
+        """Whether `create` would find a run here to continue or delete. Touches nothing.
 
-        With `recipe_yaml`, a refusal names the settings that differ.
-
-        A run that is continued may be given more steps or epochs without `allow_changes`.
+        With `recipe_yaml`, a refusal names the settings that differ. A run that is continued may be
+        given more steps or epochs without `allow_changes`.
 
         Raises:
             RunFolderError: `create` would refuse the folder, but for changed data or code.
         """
-        folder = cls(path)
         try:
-            content = sorted(entry.name for entry in folder.path.iterdir())
+            content = sorted(entry.name for entry in self.path.iterdir())
         except FileNotFoundError:
             return False
         except OSError as error:
-            refused(error, folder.path)
-        if not folder._info.exists():
+            refused(error, self.path)
+        if not self._info.exists():
             others = [n for n in content if n not in _LEFTOVERS and not n.endswith(".tmp")]
             if others:
                 raise RunFolderError(
                     f"the folder is not empty and not a run of Grouper (it holds {others[0]!r})",
-                    where=str(folder.path),
+                    where=str(self.path),
                     fix="Choose another name or output_dir for the run.",
                 )
             return False
-        if not overwrite:
-            folder._refuse(recipe_hash, recipe_yaml, resume=resume, allow_changes=allow_changes)
-        return True
-
-    def _refuse(
-        self, recipe_hash: str, recipe_yaml: str, *, resume: bool, allow_changes: bool
-    ) -> None:
-        """Refuse the run that is there, where it may not be continued."""
-        there, before = str(self.read_info().get("recipe_hash")), self._recipe_text
+        if intent.get("overwrite"):
+            return True
+        there, before = self.read_info().recipe_hash, self._recipe_text
         changes = recipe_changes(before, recipe_yaml) if before and recipe_yaml else {}
-        prolonged = resume and only_prolongs(changes)
-        if there != recipe_hash and not allow_changes and not prolonged:
+        allowed = intent.get("allow_changes") or (intent.get("resume") and only_prolongs(changes))
+        if there != recipe_hash and not allowed:
             shown = f": {describe_changes(changes)}" if changes else ""
             raise RunFolderError(
                 f"the folder holds a run of another recipe (hash {there}, yours is {recipe_hash})"
@@ -272,21 +249,22 @@ class RunFolder:
                 "recipe.yaml, delete it with --overwrite, or continue it anyway with --resume "
                 "--allow-changes.",
             )
-        if not resume:
+        if not intent.get("resume"):
             raise RunFolderError(
                 f"the folder already holds a run of this recipe (hash {there})",
                 where=str(self.path),
                 fix="Continue it with --resume, start again with --overwrite, or give this run "
                 "another name.",
             )
+        return True
 
     def discard(self) -> None:
-        """Undo `create` where the folder was new: a run that never began leaves nothing behind.
+        """Undo `create` where the folder was new: a run that never began leaves nothing.
 
-        Otherwise the next try, with what was wrong put right, would be refused as another recipe.
+        Otherwise the next attempt, with the mistake corrected, would be refused as another recipe.
         """
         self._clear(keep=("eval_runs",))
-        with contextlib.suppress(OSError):  # something that is not ours lies there, too
+        with contextlib.suppress(OSError):  # there are files that are not ours
             self.path.rmdir()
 
     def _clear(self, *, keep: Sequence[str] = ()) -> None:
@@ -295,52 +273,44 @@ class RunFolder:
                 if name not in keep and (self.path / name).exists():
                     shutil.rmtree(self.path / name)
             # `run.json` last: a clearing that was interrupted can be done again.
-            for name in (*_OUR_FILES, self._info.name):
+            for name in (*_FILES, self._info.name):
                 (self.path / name).unlink(missing_ok=True)
 
     # --- what the run is
 
-    def read_info(self) -> dict[str, Any]:
+    def read_info(self) -> RunInfo:
         """The content of `run.json`.
 
         Raises:
             RunFolderError: there is none, or it is damaged.
         """
-        return read_json(self._info, "this is not a run folder of Grouper")
+        return _read(self._info, "this is not a run folder of Grouper", records.parse_info)
 
     def recipe_hashes(self) -> set[str]:
         """Of the recipe, and of what it was before changes that were allowed."""
         info = self.read_info()
-        return {info["recipe_hash"], *(change["hash_before"] for change in info.get("changes", []))}
+        return {info.recipe_hash, *(change.hash_before for change in info.changes)}
 
     def record_resolved(self, numbers: Mapping[str, int]) -> None:
         """Record settings that followed from the data: `resolved` of `run.json`."""
         info = self.read_info()
-        if info.get("resolved") != dict(numbers):
-            self._write_info({**info, "resolved": dict(numbers)})
+        if info.resolved != dict(numbers):
+            info.resolved = dict(numbers)
+            self._write_info(info)
 
     def changes_begin_at(self, phase: str, step: int) -> Changes:
         """Record where the changes of this resume take effect; returns them."""
         info = self.read_info()
         latest: Changes = {}
-        for change in info.get("changes", []):
-            if change["step"] is None:
-                change |= {"phase": phase, "step": step}
-                latest = change["changes"]
+        for change in info.changes:
+            if change.step is None:
+                change.phase, change.step, latest = phase, step, change.changes
         if latest:
             self._write_info(info)
         return latest
 
-    def _write_info(self, info: Mapping[str, Any]) -> None:
-        write_atomic(self._info, (json.dumps(info, indent=2) + "\n").encode())
-
-    @property
-    def _info(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def _recipe(self) -> Path:
-        return self.path / "recipe.yaml"
+    def _write_info(self, info: RunInfo) -> None:
+        write_atomic(self._info, f"{info.model_dump_json(indent=2)}\n".encode())
 
     @property
     def _recipe_text(self) -> str:
@@ -352,7 +322,7 @@ class RunFolder:
         """Add one step to `metrics.jsonl`, flushed to the operating system.
 
         Raises:
-            RunFolderError: the disk is full, or the like; no part of the line is left behind.
+            RunFolderError: the disk is full, or the like; no part of the line is left in the file.
         """
         if self._elapsed_before is None:
             rows = self._metrics_lines()
@@ -413,10 +383,6 @@ class RunFolder:
             kept = "".join(f"{line}\n" for line, row in self._metrics_lines() if wanted(row))
             write_atomic(self._metrics, kept.encode())
 
-    @property
-    def _metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
     # --- rollouts
 
     def write_rollouts(
@@ -434,8 +400,8 @@ class RunFolder:
             phase: `grpo`.
             step: as in the step's report: the first step is 1.
             groups: all groups that were sampled, with signal or without.
-            advantages: one a rollout, in the order of the groups and of their rollouts; None for
-                a rollout that took no part.
+            advantages: one per rollout, in the order of the groups and of their rollouts; None for
+                a rollout that was not trained on.
             with_ids: also keep prompt ids, sampled ids and their log-probs.
         """
         rows = records.rollout_rows(phase, step, groups, advantages, with_ids=with_ids)
@@ -498,13 +464,8 @@ class RunFolder:
         summary, items = self._evaluation_files(name)
         if not summary.exists():
             return None
-        content = read_json(summary, _DAMAGED)
-        try:
-            return records.evaluation_of(content, read_lines(items, records.parse_item))
-        except ValueError as error:
-            raise RunFolderError(
-                f"{_DAMAGED} ({error})", where=str(summary), fix="Restore the file, or delete it."
-            ) from error
+        rows = read_lines(items, records.parse_item)
+        return _read(summary, _DAMAGED, lambda found: records.evaluation_of(found, rows))
 
     def read_evaluations(self) -> list[EvaluationResult]:
         """All evaluations by phase, step and name; raises as `read_evaluation` does."""

@@ -1,23 +1,64 @@
-"""Which experiment a run folder holds, and what another recipe, data or version changes in it."""
+"""`run.json`: which experiment a run folder holds, and what has changed in it since it began."""
 
 from __future__ import annotations
 
+import itertools
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import yaml
+from pydantic import BaseModel
 
 from grouper.config.loading import NOT_THE_EXPERIMENT
 
+# Dotted key -> [before, now].
 Changes = dict[str, list[Any]]
-"""Dotted key -> [before, now]."""
 
+# A finished phase may be given more of these without `--allow-changes`.
 LENGTHS = ("sft.steps", "sft.epochs", "grpo.steps", "grpo.epochs")
-"""A finished phase may be given more of these without `--allow-changes`."""
 
 NOT_THERE = "(not there)"
+
+
+class Change(BaseModel, strict=True, extra="forbid"):
+    """What differed when a run was continued with `--allow-changes`."""
+
+    phase: str | None = None
+    """With `step`: from where on the changes hold; not known before a checkpoint is loaded."""
+    step: int | None = None
+    hash_before: str
+    hash: str
+    changes: Changes
+
+
+class RunInfo(BaseModel, strict=True, extra="forbid"):
+    """The content of `run.json`; all but `host` is equal in equal runs."""
+
+    format: Literal[1] = 1
+    recipe_hash: str
+    versions: dict[str, str]
+    """Of packages and kernels, by name, when the run began."""
+    fingerprints: dict[str, str]
+    """Part of the data -> hash of its problems."""
+    code: dict[str, str]
+    """File of the user's own -> hash of its source."""
+    host: dict[str, str | int]
+    """Where and how the run began."""
+    changes: list[Change] = []
+    resolved: dict[str, int] | None = None
+    """Settings that followed from the data."""
+
+
+def content_changes(before: RunInfo, now: RunInfo) -> Changes:
+    """The data sets (`data.NAME`) and files of the user's (`code.NAME`) that have other content."""
+    data = that_differ(before.fingerprints, now.fingerprints)
+    code = that_differ(before.code, now.code)
+    return {
+        **{f"data.{name}": pair for name, pair in data.items()},
+        **{f"code.{name}": pair for name, pair in code.items()},
+    }
 
 
 def recipe_changes(before: str, now: str) -> Changes:
@@ -27,11 +68,12 @@ def recipe_changes(before: str, now: str) -> Changes:
     {'grpo.steps': [6, 8]}
     """
     old, new = dict(flat_settings(yaml.safe_load(before))), dict(flat_settings(yaml.safe_load(now)))
-    keys = [key for key in {**old, **new} if not _is_no_matter(key)]
+    pairs = {key: [old.get(key, NOT_THERE), new.get(key, NOT_THERE)] for key in {**old, **new}}
     return {
-        key: [old.get(key, NOT_THERE), new.get(key, NOT_THERE)]
-        for key in keys
-        if old.get(key, NOT_THERE) != new.get(key, NOT_THERE)
+        key: [before, now]
+        for key, (before, now) in pairs.items()
+        if before != now
+        and not any(f"{key}.".startswith(f"{name}.") for name in NOT_THE_EXPERIMENT)
     }
 
 
@@ -44,10 +86,6 @@ def only_prolongs(changes: Changes) -> bool:
     return bool(changes) and all(
         key in LENGTHS and None not in pair and pair[0] < pair[1] for key, pair in changes.items()
     )
-
-
-def _is_no_matter(key: str) -> bool:
-    return any(f"{key}.".startswith(f"{name}.") for name in NOT_THE_EXPERIMENT)
 
 
 def flat_settings(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -64,24 +102,6 @@ def flat_settings(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat_settings(inner, f"{prefix}.{index}")
     else:
         yield prefix, value
-
-
-def content_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
-    """The data sets and the user's files whose content is another one than when the run began.
-
-    Args:
-        before: `run.json`.
-        now: `fingerprints` and `code`, as there.
-    """
-    return {
-        f"{kind}.{name}": change
-        for kind, key in CONTENTS.items()
-        for name, change in that_differ(before.get(key, {}), now[key]).items()
-    }
-
-
-CONTENTS = {"data": "fingerprints", "code": "code"}
-"""What a change is called -> its part of `run.json`."""
 
 
 def that_differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
@@ -109,20 +129,15 @@ def describe_changes(changes: Changes, limit: int = 8) -> str:
 
 
 def numbers_in_words(numbers: Sequence[int]) -> str:
-    """Rising numbers, with each stretch of them as one.
+    """Rising numbers, with each run of consecutive ones as a range.
 
     >>> numbers_in_words([1, 2, 3, 7, 9, 10])
     '1 to 3, 7, 9 to 10'
     """
-    stretches: list[list[int]] = []
-    for number in numbers:
-        if stretches and number == stretches[-1][-1] + 1:
-            stretches[-1].append(number)
-        else:
-            stretches.append([number])
-    return ", ".join(
-        str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in stretches
-    )
+    # Within a stretch, a number less its place is the same for all.
+    by_start = itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    stretches = [[number for _, number in pairs] for _, pairs in by_start]
+    return ", ".join(f"{s[0]} to {s[-1]}" if len(s) > 1 else str(s[0]) for s in stretches)
 
 
 def host(threads: int, processes: int) -> dict[str, str | int]:

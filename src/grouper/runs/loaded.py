@@ -1,4 +1,4 @@
-"""What a run has left behind, as tables."""
+"""The record of a run as tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LoadedRun:
     def __init__(self, path: Path | str) -> None:
         self._folder = RunFolder(Path(path).expanduser())
         self.path = self._folder.path
-        self.info = self._folder.read_info()
+        self.info = self._folder.read_info().model_dump()
         """The content of `run.json`."""
 
     @cached_property

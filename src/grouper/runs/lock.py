@@ -1,4 +1,4 @@
-"""One writer for a run folder: a second process is refused while the first one lives."""
+"""One writer per run folder: a second process is refused while the first one is running."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from grouper.files import refused
 
 LOCK_FILE = ".lock"
 
+# The errors of `flock` on file systems without locks, or without those of folders (EBADF: NFS).
 _UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL, errno.EBADF}
-"""What `flock` answers on file systems that know no locks, or none of folders (EBADF: NFS)."""
 
 
 class RunLock:
     """Holds a run folder until it is released, or the process ends, however it ends.
 
-    The operating system keeps the lock, so that a killed run leaves none behind. The file says who
-    holds it; the folder is locked as well, so that deleting the file lets nobody in. Where the
+    The operating system keeps the lock, so that a killed run leaves no lock. The file names the
+    holder; the folder is locked as well, so that deleting the file admits nobody. Where the
     file system knows no locks, the process named in the file is looked for instead.
 
     Args:
@@ -49,7 +49,7 @@ class RunLock:
         _HELD[self._path] = self
 
     def release(self) -> None:
-        """Let go, and leave no file behind."""
+        """Release the lock and remove its file."""
         if self._handle < 0:
             return
         os.close(self._folder)
@@ -77,7 +77,7 @@ class RunLock:
         except BlockingIOError:
             os.close(handle)
             self._refuse()
-        except BaseException:  # whatever it is, the file is closed before it goes on
+        except BaseException:  # close the file, whatever it is
             with contextlib.suppress(OSError):
                 os.close(handle)
             raise
@@ -87,8 +87,8 @@ class RunLock:
         """Raise, naming the holder.
 
         Args:
-            surely: the operating system says that it lives; else it may be a process of another
-                machine that is gone.
+            surely: the operating system says that it is running; otherwise it may be a process of
+                another machine that has ended.
         """
         holder = _holder(self._path)
         who = "another process" if holder is None else f"process {holder[0]} on {holder[1]}"
@@ -101,8 +101,8 @@ class RunLock:
         )
 
 
+# The locks of this process, by their files.
 _HELD: dict[Path, RunLock] = {}
-"""By this process."""
 
 
 def is_running(run: Path) -> bool:
@@ -134,14 +134,14 @@ def _locked_folder(run: Path) -> int:
     folder = os.open(run, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _flock(folder)
-    except BaseException:  # whatever it is, the folder is closed before it goes on
+    except BaseException:  # close the folder, whatever it is
         os.close(folder)
         raise
     return folder
 
 
 def _is_alive(holder: tuple[int, str] | None) -> bool:
-    """Whether that process may still write; on another machine nobody can tell, so it may."""
+    """Whether that process may still write; one of another machine cannot be checked, so it may."""
     if holder is None:
         return False
     pid, host = holder

@@ -24,12 +24,12 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from grouper.errors import hidden
-from grouper.files import refused
+from grouper.files import refusing
 from grouper.types import StepReport
 
 logger = logging.getLogger(__name__)
 
-# Without a terminal, a long part that prints nothing else says how far it is this often.
+# Without a terminal, the progress of a long part that prints nothing else is printed this often.
 PLAIN_SECONDS = 15.0
 # `time.*` metrics that add up to `time.step`, in the order in which they happen.
 TIME_PARTS = ("prefill", "decode", "grade", "update", "other")
@@ -37,7 +37,7 @@ TIME_PARTS = ("prefill", "decode", "grade", "update", "other")
 # Columns of the line of a step.
 WIDTH = 100
 
-# What it has: words, metric, and form of its mean.
+# Format of the mean, and metric.
 _SHORT = (
     ("reward {:.3f}", "reward/total"),
     ("solved {:.0%}", "solve_rate"),
@@ -61,19 +61,19 @@ _REST = (
 
 
 def format_step(report: StepReport, total: int | None = None, *, verbose: bool = False) -> str:
-    """One line that says how a step went; metrics that are missing are left out.
+    """One line about a step; metrics that are missing are left out.
 
     Args:
         report: what the step did.
         total: steps of the phase.
-        verbose: all there is to say; otherwise it fits 100 columns.
+        verbose: every metric; otherwise the line fits 100 columns.
 
     >>> from grouper.types import Tally
     >>> tallies = {"solve_rate": Tally.of([1, 0, 0, 1]), "grad_norm": Tally.of([0.25])}
     >>> format_step(StepReport(phase="grpo", step=3, tallies=tallies, status="learning"), 60)
     'grpo  3/60  solved 50%'
     """
-    # The loss of GRPO is near 0 by construction and says nothing.
+    # The loss of GRPO is near 0 by construction, so it is not shown.
     loss = () if "reward/total" in report.tallies else (("loss {:.4f}", "loss"),)
     count = f"{report.step:>{len(str(total))}}/{total}" if total else str(report.step)
     shown = [
@@ -108,7 +108,7 @@ class Progress:
 
     Args:
         quiet: show nothing; `training.log` is still written.
-        verbose: say all there is to say of a step.
+        verbose: show every metric of a step.
         log_every: steps between lines, here and in `training.log`.
         console: where to show it; standard error by default.
 
@@ -129,8 +129,15 @@ class Progress:
         self._quiet = quiet
         self._verbose = verbose
         self._log_every = log_every
-        self._bars: RichProgress | None = None
-        self._depth = 0
+        self._bars = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+        )
         self._last_shown = time.monotonic()
 
     @contextmanager
@@ -144,7 +151,7 @@ class Progress:
             yield task
         seconds = time.monotonic() - start
         logger.info("%s: done in %.1f s", description, seconds)
-        # A part that was over at once in a terminal is not worth a line.
+        # In a terminal, a part that took less than a second gets no line.
         if seconds >= 1 or not self._live:
             self._print(f"{description}: done in {seconds:.1f} s")
 
@@ -171,14 +178,14 @@ class Progress:
             logger.info("%s step %d: %s", report.phase, report.step, event)
 
     def say(self, renderable: RenderableType) -> None:
-        """Show something that stays, above the bars; text is written to `training.log`, too."""
+        """Print something above the bars; text is written to `training.log`, too."""
         if isinstance(renderable, str):
             logger.info("%s", renderable)
         if not self._quiet:
             self.console.print(renderable)
 
     def sample(self, text: str) -> None:
-        """Show what a model wrote, above the bars and nowhere else; no part of it is markup."""
+        """Print what a model wrote, above the bars and nowhere else; no part of it is markup."""
         if not self._quiet:
             self.console.print(Text(text), soft_wrap=True)
 
@@ -193,7 +200,7 @@ class Progress:
     def _print(self, line: str) -> None:
         self._last_shown = time.monotonic()
         if not self._quiet:
-            # A log line is one line, however narrow the log believes it is.
+            # A log line is one line, whatever width the log reports.
             self.console.print(Text(line), soft_wrap=not self._live)
 
     def _now_and_then(self, description: str, done: int, total: int | None) -> None:
@@ -202,27 +209,14 @@ class Progress:
 
     @contextmanager
     def _bar(self, description: str, total: int | None) -> Iterator[Task]:
-        if self._bars is None:
-            self._bars = RichProgress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                console=self.console,
-                transient=True,
-            )
-            self._bars.start()
         bars = self._bars
-        self._depth += 1
+        bars.start()
         row = bars.add_task(description, total=total)
         try:
             yield Task(lambda done, total: bars.update(row, completed=done, total=total), total)
         finally:
             bars.remove_task(row)
-            self._depth -= 1
-            if self._depth == 0:
-                self._bars = None
+            if not bars.tasks:
                 bars.stop()
 
 
@@ -248,7 +242,7 @@ class _OnConsole(logging.Handler):
 
 
 class _Hiding(logging.Filter):
-    """Puts secrets out of what libraries and a user's own code have said."""
+    """Removes secrets from the messages of libraries and of a user's own code."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = hidden(record.getMessage()), ()
@@ -269,22 +263,17 @@ def setup_logging(run_dir: Path | None, *, console: Console | None = None) -> No
         RunFolderError: the file cannot be opened.
     """
     root = logging.getLogger("grouper")
-    for handler in [h for h in root.handlers if isinstance(h, _LogFile | _OnConsole)]:
-        root.removeHandler(handler)
-        handler.close()
+    for earlier in [h for h in root.handlers if isinstance(h, _LogFile | _OnConsole)]:
+        root.removeHandler(earlier)
+        earlier.close()
     root.setLevel(logging.INFO)
-    if console is not None:
-        on_console = _OnConsole(console)
-        on_console.addFilter(_Hiding())
-        root.addHandler(on_console)
-    if run_dir is None:
-        return
-    path = run_dir / "training.log"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        refused(error, path)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
-    file.addFilter(_Hiding())
-    root.addHandler(file)
+    handlers: list[logging.Handler] = [] if console is None else [_OnConsole(console)]
+    if run_dir is not None:
+        path = run_dir / "training.log"
+        with refusing(path):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            handlers.append(_LogFile(path, encoding="utf-8", errors="backslashreplace"))
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
+        handler.addFilter(_Hiding())
+        root.addHandler(handler)

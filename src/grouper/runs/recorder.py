@@ -1,4 +1,4 @@
-"""The run folder as an open run uses it: rank 0 locks and writes it, and tells the trackers."""
+"""The run folder of an open run: rank 0 locks and writes it, and passes each record to trackers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from grouper.config.loading import recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.process_group import ProcessGroup
-from grouper.runs.folder import RunFolder
+from grouper.runs.folder import Intent, RunFolder
 from grouper.runs.lock import RunLock
-from grouper.runs.sinks import Sink, Step
-from grouper.runs.trackers import Background, close_all, find_trackers
+from grouper.runs.trackers import Background, Record, Sink, Step, close_all, find_trackers
 from grouper.types import RolloutGroup, StepReport
 
 Parameters = ParamSpec("Parameters")
@@ -24,7 +23,7 @@ Value = TypeVar("Value")
 def _on_rank0(
     method: Callable[Concatenate[Any, Parameters], Value],
 ) -> Callable[Concatenate[Any, Parameters], Value]:
-    """A method that every process calls, rank 0 runs, and whose answer all get."""
+    """A method that every process calls and rank 0 runs; all get its result."""
 
     @functools.wraps(method)
     def called(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Value:
@@ -39,7 +38,7 @@ class Recorder(RunFolder):
 
     Every process of the run has one. What is wrapped in `_on_rank0` is called by all of them, and
     never from work that rank 0 does alone. Trackers get each record once it is written. They are
-    opened by the first one: a run that is refused at its start leaves none behind.
+    opened by the first record: a run that is refused at its start opens none.
 
     Args:
         recipe: of the run; names the folder and the trackers.
@@ -56,7 +55,7 @@ class Recorder(RunFolder):
         self,
         recipe: Recipe,
         processes: ProcessGroup,
-        intent: Mapping[str, Any],
+        intent: Intent,
         **contents: Any,
     ) -> None:
         super().__init__(Path(recipe.output_dir).expanduser() / recipe.name)
@@ -72,16 +71,20 @@ class Recorder(RunFolder):
             self.close()
             raise
 
-    def _begin_record(
-        self, recipe: Recipe, intent: Mapping[str, Any], contents: Mapping[str, Any]
-    ) -> None:
+    def _begin_record(self, recipe: Recipe, intent: Intent, contents: Mapping[str, Any]) -> None:
         text, mark = resolved_yaml(recipe), recipe_hash(recipe)
-        named: dict[str, Any] = {"recipe_yaml": text, "recipe_hash": mark, **intent}
         # Before the lock, which makes the folder: one that is refused stays as it was.
-        self._is_new = not RunFolder.check(self.path, **named)
+        self._is_new = not self.check(mark, text, **intent)
         self._lock = RunLock(self.path)
-        RunFolder.create(self.path, **named, **contents, processes=self.processes.size)
-        started = str(self.read_info()["host"]["started"])
+        RunFolder.create(
+            self.path,
+            recipe_yaml=text,
+            recipe_hash=mark,
+            processes=self.processes.size,
+            **contents,
+            **intent,
+        )
+        started = str(self.read_info().host["started"])
         self._builders = find_trackers(recipe, self.path, started=started)
 
     recipe_hashes = _on_rank0(RunFolder.recipe_hashes)
@@ -95,7 +98,7 @@ class Recorder(RunFolder):
     def append_metrics(self, report: StepReport) -> None:
         super().append_metrics(report)
         step, rewards = self._rewards
-        self._tell(Step(report=report, rewards=rewards if step == report.step else {}))
+        self._send(Step(report=report, rewards=rewards if step == report.step else {}))
 
     @_on_rank0
     def write_rollouts(
@@ -114,7 +117,7 @@ class Recorder(RunFolder):
     @_on_rank0
     def write_evaluation(self, result: EvaluationResult) -> None:
         super().write_evaluation(result)
-        self._tell(result)
+        self._send(result)
 
     def discard(self) -> None:
         """As `RunFolder.discard`, where this process has made the folder."""
@@ -128,7 +131,7 @@ class Recorder(RunFolder):
         if self._lock is not None:
             self._lock.release()
 
-    def _tell(self, record: Step | EvaluationResult) -> None:
+    def _send(self, record: Record) -> None:
         if self._open is None:
             self._open = [Background(name, build) for name, build in self._builders.items()]
         for tracker in self._open:

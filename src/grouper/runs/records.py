@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
+from grouper.runs.identity import RunInfo
 from grouper.types import RolloutGroup, StepReport, Tally
 
 Row = TypeVar("Row")
 
-# Amounts of single completions, and gaps of single tokens of which one may be all there is to see.
-# These metrics have their smallest and largest value and how many there were beside their mean.
-# The others are shares, times, counts and settings, whose mean says it all.
+# Amounts per completion, and differences per token, of which a single large one may matter. Beside
+# the mean, these metrics have their minimum, maximum and count.
+# The others are shares, times, counts and settings, of which the mean is enough.
 SPREAD = re.compile(r"reward/.+|completion/tokens|policy/(kl|ratio)|sampler_logprob_diff")
 
 
@@ -71,22 +71,26 @@ class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
     logprobs: list[float] | None = None
 
 
-def _parsed(adapter: TypeAdapter[Row], line: str | bytes) -> Row:
-    try:
-        return adapter.validate_json(line)
-    except ValidationError as error:
-        raise ValueError(_first(error)) from error
+def _checked(read: Callable[[Any], Row]) -> Callable[[Any], Row]:
+    """As `read`, a function of pydantic's; the first thing that is wrong in one line."""
+
+    def parse(content: Any) -> Row:
+        try:
+            return read(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = "".join(f"{part}: " for part in first["loc"])
+            raise ValueError(place + first["msg"]) from error
+
+    return parse
 
 
-def _first(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return "".join(f"{part}: " for part in first["loc"]) + first["msg"]
-
-
-# Each takes a line and raises `ValueError` where it is damaged.
-parse_step = partial(_parsed, TypeAdapter(MetricsRow))
-parse_rollout = partial(_parsed, TypeAdapter(RolloutRow))
-parse_item = partial(_parsed, TypeAdapter(EvaluationItem))
+# Each takes a line, or what `read_json` gave, and raises `ValueError` where it is damaged.
+parse_step = _checked(MetricsRow.model_validate_json)
+parse_rollout = _checked(RolloutRow.model_validate_json)
+parse_item = _checked(TypeAdapter(EvaluationItem).validate_json)
+parse_info = _checked(RunInfo.model_validate)
+_parse_result = _checked(TypeAdapter(EvaluationResult).validate_python)
 
 
 def metrics_row(report: StepReport, *, elapsed: float = 0.0) -> dict[str, Any]:
@@ -186,7 +190,6 @@ def rollout_rows(
         yield row.model_dump(exclude_unset=True)
 
 
-_RESULT = TypeAdapter(EvaluationResult)
 # What an evaluation is made of beside its items.
 _SETTINGS = [field.name for field in fields(EvaluationResult) if field.name != "items"]
 
@@ -205,10 +208,7 @@ def evaluation_of(summary: Mapping[str, Any], items: Iterable[EvaluationItem]) -
         ValueError: the settings are damaged.
     """
     found = {name: value for name, value in summary.items() if name in _SETTINGS}
-    try:
-        return _RESULT.validate_python({**found, "items": tuple(items)})
-    except ValidationError as error:
-        raise ValueError(_first(error)) from error
+    return _parse_result({**found, "items": tuple(items)})
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A rollout as people read it, without anything in it that would steer their terminal."""
+"""A rollout for people to read, without characters that would control their terminal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from grouper.types import Reward, RolloutGroup
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-# Characters of a completion that are shown: its end, where the answer stands.
+# Characters of a completion that are shown: its end, where the answer is.
 END = 400
 
 
 def printable(text: str) -> str:
-    r"""Text that a model or a file wrote, with what would steer a terminal as escapes.
+    r"""Text that a model or a file wrote, with control characters as escapes.
 
     Line breaks and tabs stay; direction marks and lone surrogates are escaped, too.
 
@@ -31,7 +31,7 @@ def format_sample(group: RolloutGroup, step: int) -> str:
         step: the GRPO step, counted from 1.
 
     Returns:
-        Several lines, without anything that would steer a terminal.
+        Several lines, without control characters.
     """
     rollout = group.rollouts[0]
     text, grade = rollout.completion.text, rollout.grade

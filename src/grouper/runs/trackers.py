@@ -1,39 +1,316 @@
-"""Trackers at work: each in a thread of its own, so that the run neither waits nor fails."""
+"""Trackers: other places that receive the record of a run, which is the run folder in any case.
+
+Each tracker works in a thread of its own, so that the run neither waits for it nor fails with it.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
+import json
 import logging
 import os
 import queue
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeVar
+from types import MappingProxyType, ModuleType
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from grouper.config.credentials import expanded
 from grouper.config.schema import TRACKERS, Recipe, TrackerConfig, TrackingConfig
 from grouper.errors import ConfigError, did_you_mean, raise_all, require_extra
 from grouper.evaluation.result import EvaluationResult
 from grouper.rewards.calling import load_user_object
-from grouper.runs.sinks import (
-    CLOSING_SECONDS,
-    Sink,
-    Step,
-    TensorBoardSink,
-    TrackedRun,
-    TrackioSink,
-    UsersSink,
-    WandbSink,
-)
+from grouper.runs.records import flat
+from grouper.types import StepReport
 
 log = logging.getLogger(__name__)
 
-# Records that may wait for a tracker; what comes on top is not delivered.
+# Seconds that the end of a run waits for all its trackers together.
+CLOSING_SECONDS = 10.0
+# Seconds that a server may take to answer at the start; the run goes on meanwhile.
+INIT_SECONDS = 30.0
+# Seconds between flushes of TensorBoard's files.
+FLUSH_SECONDS = 10
+# Records that may wait for a tracker; later ones are not delivered to it.
 CAPACITY = 1000
+# Arguments of `trackio.init` that send something to another machine.
+ELSEWHERE = ("space_id", "server_url", "bucket_id", "dataset_id", "webhook_url")
+# Environment variables of a tracker's own, for settings that a recipe leaves out.
+ENVIRONMENT = {("wandb", "project"): "WANDB_PROJECT", ("wandb", "run_name"): "WANDB_NAME"}
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedRun:
+    """The run, as a tracker sees it."""
+
+    name: str
+    """How the tracker lists it."""
+    project: str
+    entity: str | None
+    tags: tuple[str, ...]
+    online: bool
+    """Whether to send while the run goes on."""
+    path: Path
+    """The run folder; a tracker keeps what it writes below `<path>/trackers/`."""
+    mark: str
+    """8 hex digits that are the same when the run is resumed, and of no other run."""
+    recipe: Mapping[str, Any]
+    """The resolved recipe, as it would be written in YAML."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One training step and, in GRPO, the rewards of its rollouts."""
+
+    report: StepReport
+    rewards: Mapping[str, tuple[float, ...]]
+    """`total` and each component: one value per rollout that took part. Empty in SFT."""
+
+
+Record = Step | EvaluationResult
+
+
+class Sink(Protocol):
+    """Where records go. All calls come from one thread, in the order of the run."""
+
+    def send(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A record as trackers of numbers take it."""
+
+    phase: str
+    step: int
+    values: Mapping[str, float]
+    histograms: Mapping[str, list[float]]
+    """Of rewards, one value per rollout."""
+
+    @classmethod
+    def of(cls, record: Record) -> Numbers:
+        """The mean of each metric of a step; of an evaluation each number, after its split."""
+        if isinstance(record, Step):
+            report = record.report
+            means = {name: tally.mean for name, tally in report.tallies.items() if tally.count}
+            rewards = {f"rewards/{name}": [*values] for name, values in record.rewards.items()}
+            return cls(report.phase, report.step, means, rewards)
+        numbers = {
+            f"{record.split}/{name}": float(value)
+            for name, value in flat(record.numbers).items()
+            if value is not None and not name.startswith(("by_", "rewards_by_"))
+        }
+        return cls(record.phase, record.step, numbers, {})
+
+
+class TensorBoardSink:
+    """One folder of events per phase: `tensorboard --logdir outputs` draws them in one chart.
+
+    They are in `<run>/trackers/tensorboard/<phase>/`. Needs no network. TensorFlow is not imported,
+    even where it is installed.
+
+    Args:
+        run: whose events they are.
+        params: further keywords of PyTorch's `SummaryWriter`.
+    """
+
+    def __init__(self, run: TrackedRun, **params: Any) -> None:
+        # TensorBoard takes TensorFlow for its file system where it finds one, unless this exists.
+        sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._open = SummaryWriter
+        self._run = run
+        self._params = {"flush_secs": FLUSH_SECONDS, **params}
+        self._writers: dict[str, Any] = {}
+
+    def send(self, record: Record) -> None:
+        numbers = Numbers.of(record)
+        phase, step = numbers.phase, numbers.step
+        if phase not in self._writers:
+            # Discards what an earlier process wrote about this step and later ones.
+            folder = self._run.path / "trackers" / "tensorboard" / phase
+            self._writers[phase] = self._open(str(folder), purge_step=step, **self._params)
+            # TensorBoard reads Markdown, in which text indented by four is code.
+            recipe = json.dumps(dict(self._run.recipe), indent=2).replace("\n", "\n    ")
+            self._writers[phase].add_text("recipe", f"    {recipe}")
+        for name, value in numbers.values.items():
+            self._writers[phase].add_scalar(name, value, step)
+        for name, values in numbers.histograms.items():
+            self._writers[phase].add_histogram(name, np.asarray(values), step)
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+
+class LoggedRun:
+    """A tracker that takes mappings: metrics as `<phase>/<metric>`, rewards as histograms.
+
+    Args:
+        run: of the tracker.
+        histogram: makes a value of that tracker from a list of numbers.
+    """
+
+    def __init__(self, run: Any, histogram: Callable[[list[float]], Any]) -> None:
+        self._run = run
+        self._histogram = histogram
+
+    def send(self, record: Record) -> None:
+        numbers = Numbers.of(record)
+        made = {name: self._histogram(values) for name, values in numbers.histograms.items()}
+        values = {"step": numbers.step, **numbers.values, **made}
+        self._run.log({f"{numbers.phase}/{name}": value for name, value in values.items()})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class WandbSink(LoggedRun):
+    """Weights & Biases: offline by default; a run that the caller has opened is used.
+
+    Offline runs are in `<run>/trackers/wandb` and are sent later with `wandb sync`. Unless the
+    recipe says `online`, `WANDB_MODE` of the environment decides.
+
+    Args:
+        run: becomes the run of that name, project and entity.
+        params: further keywords of `wandb.init`.
+    """
+
+    def __init__(self, run: TrackedRun, **params: Any) -> None:
+        import wandb
+
+        self._is_ours = wandb.run is None
+        opened = _open_wandb(wandb, run, params) if wandb.run is None else wandb.run
+        super().__init__(opened, wandb.Histogram)
+        if not self._is_ours:
+            opened.config.update({"grouper": dict(run.recipe)}, allow_val_change=True)
+        for phase in ("base", "sft", "grpo"):
+            opened.define_metric(f"{phase}/step", hidden=True)
+            opened.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
+
+    def close(self) -> None:
+        """End the run, but not one that the caller opened."""
+        if self._is_ours:
+            super().close()
+
+
+def _open_wandb(wandb: Any, run: TrackedRun, params: dict[str, Any]) -> Any:
+    folder = run.path / "trackers"
+    folder.mkdir(parents=True, exist_ok=True)  # else it would write to a temporary one
+    mode = "online" if run.online else os.environ.get("WANDB_MODE", "offline")
+    # A process that ends waits for W&B's own clean-up, which waits for these.
+    limits = {"init_timeout": INIT_SECONDS, "finish_timeout": CLOSING_SECONDS}
+    wanted = {"silent": True, "console": "off", **limits}
+    known = wandb.Settings.model_fields
+    settings = {name: value for name, value in wanted.items() if name in known}
+    if mode == "offline":
+        log.info("Weights & Biases writes to %s; send it with `wandb sync`.", folder / "wandb")
+    return wandb.init(
+        **{
+            "project": run.project,
+            "entity": run.entity,
+            "name": run.name,
+            "tags": run.tags,
+            "config": dict(run.recipe),
+            "dir": str(folder),
+            "mode": mode,
+            "id": run.mark,
+            "resume": "allow" if mode == "online" else None,
+            "settings": wandb.Settings(**settings),
+            **params,
+        }
+    )
+
+
+class TrackioSink(LoggedRun):
+    """Trackio: a local database, viewed with `trackio show`; a Space only on request.
+
+    Everything stays in Trackio's own folder on this machine (`TRACKIO_DIR`), unless `params` names
+    another place and the tracker's mode is online, or the environment does (`TRACKIO_SPACE_ID`,
+    ...).
+
+    Args:
+        run: becomes the run of that name and project; a resumed run goes on in the same one.
+        params: further keywords of `trackio.init`.
+
+    Raises:
+        ValueError: a place elsewhere while offline.
+    """
+
+    def __init__(self, run: TrackedRun, **params: Any) -> None:
+        import trackio
+
+        for name in ELSEWHERE:
+            if params.get(name) and not run.online:
+                raise ValueError(f"{name} sends to another machine: add mode: online")
+        # Trackio prints what it does, but the standard output of a run is for its result.
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] == "trackio":
+                vars(module).setdefault("print", _ignore)
+        opened = trackio.init(
+            **{
+                "project": run.project,
+                "name": f"{run.name}-{run.mark}",
+                "config": dict(run.recipe),
+                "resume": "allow",
+                "embed": False,
+                "auto_log_gpu": False,
+                "auto_log_cpu": False,
+                **params,
+            }
+        )
+        super().__init__(opened, trackio.Histogram)
+        log.info("Trackio shows this run with `trackio show --project %s`.", run.project)
+
+
+class UsersSink:
+    """Calls what the user named with each `StepReport` and `EvaluationResult`.
+
+    A function is called with the record and `params`. A class is made once with the `TrackedRun`
+    and `params`; of its methods `step`, `evaluation` and `close`, those that exist are called.
+
+    Args:
+        run: for the class.
+        function: what the user named.
+        params: of the recipe.
+    """
+
+    def __init__(
+        self, run: TrackedRun, *, function: Callable[..., Any], params: dict[str, Any]
+    ) -> None:
+        is_class = inspect.isclass(function)
+        self._made = function(run, **params) if is_class else None
+        self._otherwise = _ignore if is_class else partial(function, **params)
+
+    def send(self, record: Record) -> None:
+        # They get read-only views, since the run goes on with the record itself.
+        if isinstance(record, Step):
+            report = record.report
+            report = replace(report, tallies=MappingProxyType({**report.tallies}))
+            getattr(self._made, "step", self._otherwise)(report)
+        else:
+            result = replace(record, card=MappingProxyType({**record.card}))
+            getattr(self._made, "evaluation", self._otherwise)(result)
+
+    def close(self) -> None:
+        getattr(self._made, "close", _ignore)()
+
+
+def _ignore(*_: object, **__: object) -> None:
+    """Accepts everything and does nothing."""
+
 
 # Built-in trackers.
 SINKS: dict[str, Callable[..., Sink]] = {
@@ -41,10 +318,6 @@ SINKS: dict[str, Callable[..., Sink]] = {
     "wandb": WandbSink,
     "trackio": TrackioSink,
 }
-# Where a tracker's users say elsewhere what a recipe may say.
-ENVIRONMENT = {("wandb", "project"): "WANDB_PROJECT", ("wandb", "run_name"): "WANDB_NAME"}
-
-Result = TypeVar("Result")
 
 
 class Background:
@@ -62,15 +335,15 @@ class Background:
         self.name = name
         self._build = build
         self._capacity = capacity
-        self._waiting: queue.SimpleQueue[Step | EvaluationResult | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
         self._lost = 0
         self._failures = 0
-        self._left_behind = False
+        self._abandoned = False
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
-    def put(self, record: Step | EvaluationResult) -> None:
-        """Hand over a record; returns at once."""
+    def put(self, record: Record) -> None:
+        """Queue a record; returns at once."""
         if self._waiting.qsize() < self._capacity:
             self._waiting.put(record)
             return
@@ -91,7 +364,7 @@ class Background:
         """Wait for the end, but no longer than this; reports what was not delivered."""
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
-            self._left_behind = True
+            self._abandoned = True
             log.warning(
                 "The tracker %s has not finished in time and is left behind; %d records wait for "
                 "it. The run folder has everything.",
@@ -106,12 +379,8 @@ class Background:
     def _work(self) -> None:
         sink = self._safely(self._build)
         while (record := self._waiting.get()) is not None:
-            if sink is None:
-                continue
-            if isinstance(record, Step):
-                self._safely(partial(sink.step, record))
-            else:
-                self._safely(partial(sink.evaluation, record))
+            if sink is not None:
+                self._safely(partial(sink.send, record))
         if sink is not None:
             self._safely(sink.close)
 
@@ -120,7 +389,7 @@ class Background:
             return action()
         except BaseException as error:  # noqa: BLE001 - whatever a tracker raises ends here
             self._failures += 1
-            if self._failures == 1 and not self._left_behind:
+            if self._failures == 1 and not self._abandoned:
                 log.warning(
                     "The tracker %s failed, and the run goes on anyway (reported once): %s: %s",
                     self.name,
@@ -152,8 +421,7 @@ def check_trackers(tracking: TrackingConfig) -> None:
     problems: list[ConfigError] = []
     for tracker in tracking.trackers:
         try:
-            _params(tracker)
-            _function(tracker)
+            _maker(tracker)
             if tracker.name in TRACKERS:
                 without = "none (--no-trackers)"
                 require_extra(tracker.name, tracker.name, where=_WHERE, instead=without)
@@ -168,7 +436,7 @@ def find_trackers(recipe: Recipe, folder: Path, *, started: str) -> dict[str, Ca
     Args:
         recipe: names them.
         folder: of the run.
-        started: when the run began, which tells it from another one in the same place.
+        started: when the run began, which distinguishes it from another one in the same place.
 
     Raises:
         ConfigError: a tracker of the user's own that is not there.
@@ -176,8 +444,8 @@ def find_trackers(recipe: Recipe, folder: Path, *, started: str) -> dict[str, Ca
     mark = hashlib.sha256(f"{folder.resolve()} {started}".encode()).hexdigest()[:8]
     as_json = MappingProxyType(recipe.model_dump(mode="json"))
 
-    def builder(tracker: TrackerConfig) -> Callable[[], Sink]:
-        run = TrackedRun(
+    def run(tracker: TrackerConfig) -> TrackedRun:
+        return TrackedRun(
             name=_chosen(tracker, "run_name") or recipe.name,
             project=_chosen(tracker, "project") or "grouper",
             entity=tracker.entity,
@@ -187,40 +455,30 @@ def find_trackers(recipe: Recipe, folder: Path, *, started: str) -> dict[str, Ca
             mark=mark,
             recipe=as_json,
         )
-        function, params = _function(tracker), _params(tracker)
-        if function is None:
-            return partial(SINKS[tracker.name], run, **params)
-        return partial(UsersSink, run, function=function, params=params)
 
-    return {tracker.name: builder(tracker) for tracker in recipe.tracking.trackers}
+    return {one.name: partial(_maker(one), run(one)) for one in recipe.tracking.trackers}
 
 
 _WHERE = "tracking.trackers"
 
 
-def _params(tracker: TrackerConfig) -> dict[str, Any]:
-    """What a tracker is made with, secrets included."""
-    return dict(expanded(tracker.params, where=_WHERE, error=ConfigError))
-
-
-def _function(tracker: TrackerConfig) -> Callable[..., Any] | None:
-    """The user's own function or class; None for a built-in tracker."""
-    if ":" in tracker.name:
-        found: Callable[..., Any] = load_user_object(
-            tracker.name, kind="tracker", where=_WHERE, error=ConfigError
-        )
-        return found
-    if tracker.name not in TRACKERS:
+def _maker(tracker: TrackerConfig) -> Callable[[TrackedRun], Sink]:
+    """What makes a tracker, with its parameters, secrets included."""
+    params = dict(expanded(tracker.params, where=_WHERE, error=ConfigError))
+    if tracker.name in SINKS:
+        return partial(SINKS[tracker.name], **params)
+    if ":" not in tracker.name:
         raise ConfigError(
             f"there is no tracker {tracker.name!r}",
             where=_WHERE,
             fix=f"{did_you_mean(tracker.name, TRACKERS)} Your own is named "
             "`path/to/file.py:function`.",
         )
-    return None
+    function = load_user_object(tracker.name, kind="tracker", where=_WHERE, error=ConfigError)
+    return partial(UsersSink, function=function, params=params)
 
 
 def _chosen(tracker: TrackerConfig, key: str) -> str | None:
-    """What the recipe says, else the environment."""
+    """The recipe's setting, or else that of the environment."""
     variable = ENVIRONMENT.get((tracker.name, key), "")
     return getattr(tracker, key) or os.environ.get(variable)

@@ -114,7 +114,7 @@ class TrainState:
     """Whether the last step reached the end of an epoch."""
     difficulty: DifficultyBand | None = None
     best: BestScore = field(default_factory=BestScore)
-    alarms: dict[str, Any] = field(default_factory=dict)
+    checks: dict[str, Any] = field(default_factory=dict)
     """What the live checks remember of the last steps, as JSON values."""
     asked: dict[str, str] = field(default_factory=dict)
     """What hooks requested after the last step -> which hook."""
@@ -157,7 +157,7 @@ class TrainState:
 
 
 # What is saved of a state as it is.
-_COUNTERS = ("step", "total", "skipped", "position", "epoch_ended", "alarms", "asked")
+_COUNTERS = ("step", "total", "skipped", "position", "epoch_ended", "checks", "asked")
 # What every state file has.
 _KEYS = (
     *("phase", *_COUNTERS, "difficulty", "best_step", "best_accuracy"),

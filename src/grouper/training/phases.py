@@ -18,9 +18,8 @@ from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.allocator import prefer_expandable_segments
 from grouper.models.policy import Policy
-from grouper.report.curves import draw_curves
-from grouper.report.timing import draw_times
-from grouper.runs.identity import LENGTHS, Changes, describe_changes, that_differ
+from grouper.report.curves import draw_curves, draw_times
+from grouper.runs.identity import LENGTHS, Changes, RunInfo, describe_changes, that_differ
 from grouper.training.checkpoint import (
     OPTIMIZER_FOLDER,
     STATE_FILE,
@@ -294,7 +293,7 @@ def _warn_of_holes(run: Run, phase: str, step: int) -> None:
 
 
 def banner_lines(
-    info: Mapping[str, Any],
+    info: RunInfo,
     changes: Changes,
     *,
     versions: Mapping[str, str],
@@ -315,10 +314,10 @@ def banner_lines(
         if changes.keys() & {*LENGTHS}:
             yield "  schedule: the learning rate follows the new number of steps from here on"
     else:
-        yield f"  recipe: unchanged (hash {info['recipe_hash']})"
-    host = {"CPU threads": info["host"]["threads"], "processes": info["host"]["processes"]}
+        yield f"  recipe: unchanged (hash {info.recipe_hash})"
+    host = {"CPU threads": info.host["threads"], "processes": info.host["processes"]}
     now: dict[str, Any] = {**versions, "CPU threads": threads, "processes": processes}
-    if differ := that_differ({**info["versions"], **host}, now):
+    if differ := that_differ({**info.versions, **host}, now):
         log.warning(
             "The run began with other versions, kernels or threads (%s): results will not be the "
             "same bit for bit.",

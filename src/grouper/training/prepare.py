@@ -19,7 +19,7 @@ from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
 from grouper.errors import ConfigError, ModelError
-from grouper.evaluation.evaluate import Behaviour, evaluate
+from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.result import EvaluationResult
 from grouper.grading import Grader, require_symbolic
 from grouper.models.device import find_device
@@ -342,9 +342,8 @@ class Prepared:
             samples=recipe.evaluation.samples,
             seed=recipe.seed,
             card={"recipe_hash": recipe_hash(recipe), **(card or {})},
-            behaviour=Behaviour(self.format, self.rewards, name)
-            if recipe.evaluation.rewards
-            else None,
+            fmt=self.format,
+            rewards=self.rewards if recipe.evaluation.rewards else None,
             **others,
         )
 
