@@ -54,18 +54,13 @@ class WorkerPool:
     Args:
         settings: seconds per request.
         workers: how many.
-        module: what a worker runs; another one is another judge.
 
     `submit` may be called from any thread; `close` kills the workers at once.
     """
 
-    def __init__(
-        self, settings: GradingConfig, workers: int, module: str = "grouper.grading.symbolic"
-    ) -> None:
+    def __init__(self, settings: GradingConfig, workers: int) -> None:
         self._requests: _Requests = SimpleQueue()
-        self._workers = [
-            _Worker(self._requests, settings.timeout_seconds, module) for _ in range(workers)
-        ]
+        self._workers = [_Worker(self._requests, settings.timeout_seconds) for _ in range(workers)]
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -102,13 +97,12 @@ class WorkerPool:
 class _Worker(threading.Thread):
     """One process and its two pipes; replaced whenever it misses a deadline or ends."""
 
-    def __init__(self, requests: _Requests, seconds: float, module: str) -> None:
+    def __init__(self, requests: _Requests, seconds: float) -> None:
         super().__init__(name="grading", daemon=True)
         self.process: subprocess.Popen[bytes] | None = None
         self.closed = False
         self._requests = requests
         self._seconds = seconds
-        self._module = module
         self._lock = threading.Lock()
         self.start()
 
@@ -157,7 +151,8 @@ class _Worker(threading.Thread):
         if self.process is not None and self.process.poll() is None:
             return self.process
         self.kill()
-        command = [sys.executable, "-P", "-m", self._module, str(os.getpid()), str(MEMORY_MB)]
+        limits = str(os.getpid()), str(MEMORY_MB)
+        command = [sys.executable, "-P", "-m", "grouper.grading.symbolic", *limits]
         with self._lock:
             if self.closed:
                 return None

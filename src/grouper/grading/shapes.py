@@ -26,6 +26,7 @@ class Kind(Enum):
     ATOM = "atom"
     LIST = "list"  # 1, 2 (no brackets): any order
     SET = "set"  # {1, 2}: any order
+    QUANTITY = "quantity"  # 2 dollars and 3 cents: one value in several units, not a list of 2 and 3
     TUPLE = "tuple"  # (1, 2), and intervals: order and brackets count
     UNION = "union"  # parts joined by \cup: any order
     MATRIX = "matrix"  # its rows, each a tuple
@@ -207,7 +208,10 @@ def _listed(parts: Sequence[str]) -> Node:
         for item in node.items if node.kind is Kind.LIST else (node,):
             if item.kind not in (Kind.TUPLE, Kind.SET) or item not in items:
                 items.append(item)
-    return Node(Kind.LIST, "", tuple(items), label) if len(items) > 1 else items[0]
+    units = {number and number.unit for number in (read_number(item.text) for item in items)}
+    measured = {unit and unit.kind for unit in units}
+    kind = Kind.QUANTITY if len(units) > len(measured) == 1 else Kind.LIST
+    return Node(kind, "", tuple(items), label) if len(items) > 1 else items[0]
 
 
 def _enclosed(text: str) -> Node | None:
@@ -275,7 +279,7 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
         return same(prediction.text, reference.text)
     if _other_label(prediction.label, reference.label):
         return False
-    if kinds <= {Kind.LIST, Kind.SET} or kinds == {Kind.UNION}:
+    if kinds <= {Kind.LIST, Kind.SET} or kinds in ({Kind.UNION}, {Kind.QUANTITY}):
         if _named_apart(prediction) != _named_apart(reference):
             return _in_order(prediction.items, reference.items, same)
         return _any_order(prediction.items, reference.items, same)

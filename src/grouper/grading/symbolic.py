@@ -26,7 +26,7 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, TextIO
 
@@ -592,26 +592,23 @@ def _region(text: str) -> tuple[str, Any] | None:
 
 # --- the worker ----------------------------------------------------------------------------------
 
-Answer = Callable[[dict[str, Any]], Equivalence]
-"""From a request to its verdict."""
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(arguments: Sequence[str], answer: Answer) -> int:
-    """Answer requests until standard input closes; the exit status.
+def serve(parent: int, megabytes: int) -> int:
+    """Answer requests until standard input closes; returns the exit status.
 
     Args:
-        arguments: process id of the parent, megabytes of memory.
-        answer: the judge; whatever it raises is said of the pair, or kills this worker.
+        parent: process id of the trainer.
+        megabytes: memory that this process may take.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     if sys.platform == "linux":  # elsewhere the closed input and the CPU limit do it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(arguments[0]):  # it died before we asked
+        if os.getppid() != parent:  # it died before we asked
             return 1
-    memory = int(arguments[1]) << 20
     with contextlib.suppress(ValueError, OSError):  # macOS does not limit it; the deadline holds
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
     # Libraries print; the protocol must not hear it.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -620,7 +617,7 @@ def serve(arguments: Sequence[str], answer: Answer) -> int:
         request = json.loads(line)
         _limit_cpu(request["seconds"])
         try:
-            verdict, _, reason, _ = answer(request)
+            verdict, _, reason, _ = _answer(request)
         except (MemoryError, RecursionError) as error:
             _send(replies, {"verdict": "crash", "reason": type(error).__name__})
             return 1  # what ran out of memory may have left the libraries in any state
@@ -651,4 +648,4 @@ def _answer(request: dict[str, Any]) -> Equivalence:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(sys.argv[1:], _answer))
+    sys.exit(serve(*map(int, sys.argv[1:])))
