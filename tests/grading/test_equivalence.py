@@ -14,7 +14,8 @@ from equivalence_table_real import REAL_ROWS
 from equivalence_table_second import SECOND_ROWS
 
 from grouper.config.schema import GradingConfig
-from grouper.grading import Grader, check_reference, equivalent
+from grouper.data.references import check_references
+from grouper.grading import Grader, equivalent
 from grouper.grading.equivalence import exact
 from grouper.types import AnswerContract, AnswerKind, Verdict
 
@@ -110,7 +111,7 @@ def _references(shared_data: Path) -> dict[str, set[str]]:
 
 
 def _unreadable(references: set[str]) -> dict[str, str]:
-    found = {reference: check_reference(reference) for reference in sorted(references)}
+    found = check_references(sorted(references))
     return {reference: why for reference, why in found.items() if why is not None}
 
 

@@ -329,5 +329,3 @@ def test_lenient_grade_is_about_the_maths_alone() -> None:
         assert wrong.verdict is Verdict.INCORRECT
         root = grader.submit_lenient(r"we get \boxed{\sqrt{12}}", r"2\sqrt{3}").result()
         assert (root.verdict, root.stage) == (Verdict.CORRECT, "symbolic")
-        # Only what was strictly graded is counted.
-        assert grader.counts == {Verdict.NO_ANSWER: 1}

@@ -11,7 +11,6 @@ from grouper.grading.pool import (
     TEXT_ALONE,
     Grader,
     by_text_alone,
-    check_reference,
     grade,
     require_symbolic,
 )
@@ -22,7 +21,6 @@ __all__ = [
     "Extraction",
     "Grader",
     "by_text_alone",
-    "check_reference",
     "equivalent",
     "extract",
     "extract_lenient",

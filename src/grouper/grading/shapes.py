@@ -26,7 +26,7 @@ class Kind(Enum):
     ATOM = "atom"
     LIST = "list"  # 1, 2 (no brackets): any order
     SET = "set"  # {1, 2}: any order
-    QUANTITY = "quantity"  # 2 dollars and 3 cents: one value in several units, not a list of 2 and 3
+    QUANTITY = "quantity"  # 2 dollars and 3 cents: one amount, not the list 2, 3
     TUPLE = "tuple"  # (1, 2), and intervals: order and brackets count
     UNION = "union"  # parts joined by \cup: any order
     MATRIX = "matrix"  # its rows, each a tuple
