@@ -52,17 +52,13 @@ class Unit(NamedTuple):
         return f"{self.kind} per {self.per.kind}" if self.per else self.kind
 
 
-_OFFSETS = {
-    name: Fraction(offset) for offset, names in _DATA["offsets"].items() for name in names.split()
-}
 _UNITS = {
-    name: Unit(kind, Fraction(factor), _OFFSETS.get(name, Fraction(0)))
-    for kind, factors in _DATA["units"].items()
-    for factor, names in factors.items()
+    name: Unit(kind, Fraction(factor), Fraction(offset or 0))
+    for kind, scales in _DATA["units"].items()
+    for scale, names in scales.items()
+    for factor, _, offset in [scale.partition("+")]
     for name in names.split()
 }
-# `5 m` is metres and `5 M` is not.
-_SMALL_LETTERS = frozenset({"m", "g", "s", "h"})
 _RATES: dict[str, str] = _DATA["rates"]
 _POWERS: dict[str, int] = _DATA["powers"]
 _SCALES: dict[str, int] = _DATA["scales"]
@@ -87,7 +83,7 @@ def find_unit(phrase: str) -> Unit | None:
     if unit is None or not below:
         return unit
     per = _named(below[0]) or Unit(below[0].lower().removesuffix("s"), Fraction(1))
-    return None if unit.per else unit._replace(per=per)
+    return unit._replace(per=per)
 
 
 def _named(name: str) -> Unit | None:
@@ -97,11 +93,10 @@ def _named(name: str) -> Unit | None:
     for at in (0, -1):
         if len(words) > 1 and (said := _POWERS.get(words[at].lower().strip("."))):
             power = said
-            words = words[1:] if at == 0 else words[:-1]
+            del words[at]
     joined = "".join(words).strip(".")
-    if joined.lower() in _SMALL_LETTERS and not joined.islower():
-        return None
-    unit = _UNITS.get(joined.lower())
+    # `5 m` is metres and `5 M` is not.
+    unit = _UNITS.get(joined if len(joined) == 1 else joined.lower())
     if unit is None or power == 1:
         return unit
     return Unit(f"{unit.kind}^{power}", unit.factor**power)
@@ -120,8 +115,7 @@ def matched(prediction: Unit, reference: Unit) -> tuple[Unit, Unit] | None:
         return _UNITS["°"], _UNITS["°"]
     if prediction.kind == reference.kind == "money" and not (prediction.per and reference.per):
         return prediction._replace(per=None), reference._replace(per=None)
-    kinds = [(unit.kind, unit.per and unit.per.kind) for unit in (prediction, reference)]
-    return (prediction, reference) if kinds[0] == kinds[1] else None
+    return (prediction, reference) if str(prediction) == str(reference) else None
 
 
 def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
@@ -129,15 +123,12 @@ def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
     words = phrase.lower().replace("-", " ").replace("left over", "left").split()
     if find_unit(phrase) is not None and _NOT_UNITS.isdisjoint({*words} - {*_POWERS}):
         return spaced or len(phrase) > 1
-    if not words or len(words) > _MAX_WORDS or not _NOT_UNITS.isdisjoint(words):
+    if not spaced or not 0 < len(words) <= _MAX_WORDS or not _NOT_UNITS.isdisjoint(words):
         return False
     # Words and rates (`miles/hour`), at least one of which no product of variables looks like.
     letters = [re.sub(r"[/.']", "", word) for word in words]
-    return (
-        spaced
-        and all(len(word) > 1 and word.isalpha() and word.isascii() for word in letters)
-        and any(map(_is_noun, words))
-    )
+    are_words = all(len(word) > 1 and word.isalpha() and word.isascii() for word in letters)
+    return are_words and any(map(_is_noun, words))
 
 
 def _is_noun(word: str) -> bool:
@@ -165,16 +156,11 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     if match := _IN_PARENTHESES.fullmatch(said):
         said = f"{match[1]} {match[2]}"
     match = _WITH_WORDS.fullmatch(said)
-    if match is None or not _is_unit_phrase(
-        match[3].partition("^")[0].strip(), spaced=bool(match[2])
-    ):
+    phrase = match[3].partition("^")[0].strip() if match else ""
+    if match is None or not _is_unit_phrase(phrase, spaced=bool(match[2])):
         return text, None
     unit = find_unit(match[3])
-    if (
-        unit is not None
-        and unit.kind == "angle"
-        and re.search("[A-Za-z]", match[1].replace("frac", ""))
-    ):
+    if unit and unit.kind == "angle" and re.search("[A-Za-z]", match[1].replace("frac", "")):
         return text, None  # `\cos 58 degrees` is not `\cos 58`
     return match[1], unit
 
@@ -322,8 +308,6 @@ def _bare(text: str) -> Number | None:
 
 # A reference with this many decimals is read as rounded; with fewer it is exact.
 ROUNDED_FROM = 4
-# Right digits from which on a decimal is what a computer prints for a fraction.
-_COMPUTED = 12
 
 
 def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
@@ -359,26 +343,19 @@ def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
 
 
 def _same_value(prediction: Number, reference: Number) -> tuple[bool, str]:
-    if prediction.value == reference.value:
+    error, digits = abs(prediction.value - reference.value), reference.decimals
+    if error == 0:
         return True, "equal numbers"
-    if reference.decimals >= ROUNDED_FROM:
-        half = Fraction(1, 2 * 10**reference.decimals)
-        if abs(prediction.value - reference.value) <= half:
-            return True, f"equal to the {reference.decimals} decimals of the reference"
-    elif _is_computed(prediction, reference):
-        return True, f"equal to {_COMPUTED} digits or more"
+    if digits >= ROUNDED_FROM and error * 2 * 10**digits <= 1:
+        return True, f"equal to the {digits} decimals of the reference"
+    if digits < 0 < prediction.decimals and reference.value.denominator > 1:
+        # So a computer prints a fraction, rounded or cut; an integer it prints as one.
+        shown = len(str(abs(int(prediction.value * 10**prediction.decimals))))
+        last = Fraction(10) ** (shown - prediction.decimals - 12)
+        cut = abs(reference.value) - abs(prediction.value)
+        if shown >= 12 and error < last and cut >= -last / 2:
+            return True, "equal to 12 digits or more"
     return False, "different numbers"
-
-
-def _is_computed(prediction: Number, reference: Number) -> bool:
-    """Whether a decimal is what a computer prints for a fraction: 12 right digits or more."""
-    if prediction.decimals < 0 or reference.decimals >= 0 or reference.value.denominator == 1:
-        return False
-    digits = len(str(abs(int(prediction.value * 10**prediction.decimals))))
-    if digits < _COMPUTED or (prediction.value < 0) != (reference.value < 0):
-        return False
-    last = Fraction(10) ** (digits - prediction.decimals - _COMPUTED)
-    return -last / 2 <= abs(reference.value) - abs(prediction.value) < last
 
 
 # --- arithmetic ----------------------------------------------------------------------------------
@@ -404,10 +381,6 @@ class TooLargeError(Exception):
     """A power or factorial whose digits nobody could write down: `9^{9^{9^9}}`, `100000!`."""
 
 
-class _UnknownError(Exception):
-    """Something that exact arithmetic does not know; another stage may."""
-
-
 def _evaluated(text: str) -> Number | None:
     r"""The exact value of arithmetic on plain numbers, or None where there is anything else.
 
@@ -429,7 +402,7 @@ def _evaluated(text: str) -> Number | None:
     )
     try:
         value = _value(ast.parse(" ".join(names), mode="eval").body)
-    except (_UnknownError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         return None
     # `3*2^5` and `1.5*10^3` are ways to write a number; `6*7` is left to be done.
     product = _PRODUCT.search(text) and not _POWER.search(text)
@@ -453,7 +426,7 @@ def _value(node: ast.AST) -> Fraction:
         case ast.Subscript(value=inside, slice=ast.Constant(value=0)):
             value = _factorial(_value(inside))
         case _:
-            raise _UnknownError
+            raise ValueError("not arithmetic; another stage may know it")
     return value
 
 
@@ -472,7 +445,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     """`base ** exponent` where the result is rational and can be written down."""
     base, times = _root(base, Fraction(exponent.denominator)), exponent.numerator
     if base == 0 and times <= 0:
-        raise _UnknownError
+        raise ValueError("not a number")
     if base in (0, 1, -1):
         return base ** (times % 2 if base else 1)
     if _bits(base) * abs(times) > _MAX_BITS:
@@ -493,23 +466,22 @@ def _root(value: Fraction, degree: Fraction) -> Fraction:
     """The exact root, where there is one."""
     if degree == 1:
         return value
-    if degree.denominator != 1 or not 2 <= degree <= 64 or value < 0:
-        raise _UnknownError
-    if degree > 2 and _bits(value) > 900:
-        raise _UnknownError
+    known = degree.denominator == 1 and 2 <= degree <= 64 and value >= 0
+    if not known or (degree > 2 and _bits(value) > 900):
+        raise ValueError("not a root that is worked out here")
     parts = (
         math.isqrt(n) if degree == 2 else round(n ** (1 / int(degree)))
         for n in value.as_integer_ratio()
     )
     root = Fraction(*parts)
     if root ** int(degree) != value:
-        raise _UnknownError
+        raise ValueError("not a rational number")
     return root
 
 
 def _factorial(value: Fraction) -> Fraction:
     if value.denominator != 1 or value < 0:
-        raise _UnknownError
+        raise ValueError("not a factorial")
     if value > _MAX_FACTORIAL:
         raise TooLargeError
     return Fraction(math.factorial(int(value)))
