@@ -10,7 +10,7 @@ import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial, update_wrapper, wraps
+from functools import cached_property, partial, update_wrapper, wraps
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +18,11 @@ from pydantic import create_model
 
 from grouper.config.checks import validate_json
 from grouper.config.credentials import expanded
-from grouper.config.schema import GradingConfig, RewardConfig, Section
+from grouper.config.schema import RewardConfig, Section
 from grouper.errors import GrouperError, RewardError, did_you_mean, raise_all
 from grouper.files import refusing, write_atomic
-from grouper.grading import Grader, extract
+from grouper.grading import extract
+from grouper.grading.pool import shared_grader
 from grouper.rewards.calling import (
     Content,
     Notes,
@@ -101,7 +102,7 @@ class Completed:
     @cached_property
     def grading(self) -> Future[Grade]:
         """The grade that a grader of its own is working on."""
-        return _grader(self.format.contract).submit(self.text, self.reference)
+        return shared_grader(self.format.contract).submit(self.text, self.reference)
 
     @property
     def correct(self) -> bool | None:
@@ -122,11 +123,6 @@ def _final_answer(reference: str) -> str:
         return reference.rpartition("####")[2].strip()
     boxed = extract(reference, AnswerContract(kind=AnswerKind.BOXED)).answer
     return reference if boxed is None else boxed
-
-
-@cache
-def _grader(contract: AnswerContract) -> Grader:
-    return Grader(contract, GradingConfig())
 
 
 def texts_of(completions: Sequence[Content]) -> list[str]:
