@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from grouper.grading.normalise import CONSTANTS, GREEK, closing_brace
 from grouper.grading.numbers import read_number, split_unit
@@ -20,16 +19,17 @@ AtomTest = Callable[[str, str], bool | None]
 """(prediction, reference) -> equal, not equal, or not decided here."""
 
 
-class Kind(Enum):
-    """What an answer is made of, and whether order counts."""
+Kind = Literal["atom", "list", "set", "quantity", "tuple", "union", "matrix"]
+r"""What an answer is made of, and whether order counts.
 
-    ATOM = "atom"
-    LIST = "list"  # 1, 2 (no brackets): any order
-    SET = "set"  # {1, 2}: any order
-    QUANTITY = "quantity"  # 2 dollars and 3 cents: one amount, not the list 2, 3
-    TUPLE = "tuple"  # (1, 2), and intervals: order and brackets count
-    UNION = "union"  # parts joined by \cup: any order
-    MATRIX = "matrix"  # its rows, each a tuple
+    atom      one value, or an equation
+    list      1, 2 without brackets, in any order
+    set       {1, 2}, in any order
+    quantity  2 dollars and 3 cents: one amount, not the list 2, 3
+    tuple     (1, 2), and intervals; order and brackets count
+    union     parts joined by \cup, in any order
+    matrix    its rows, each a tuple
+"""
 
 
 class Node(NamedTuple):
@@ -44,7 +44,7 @@ class Node(NamedTuple):
 
 def atoms_of(node: Node) -> Iterator[str]:
     """The single values of a shape, in order."""
-    if node.kind is Kind.ATOM:
+    if node.kind == "atom":
         yield node.text
     for item in node.items:
         yield from atoms_of(item)
@@ -127,7 +127,7 @@ _BUILDER = re.compile(
 def candidates(text: str) -> tuple[Node, ...]:
     r"""The ways to read a tidy text, most likely first; more than one where commas are ambiguous.
 
-    >>> [node.kind.value for node in candidates("1,234")]
+    >>> [node.kind for node in candidates("1,234")]
     ['atom', 'list']
     >>> [item.text for item in candidates("x = 3, \\frac12")[0].items]
     ['3', '\\frac12']
@@ -136,14 +136,14 @@ def candidates(text: str) -> tuple[Node, ...]:
     """
     text = _PREAMBLE.sub("", text, count=1).strip()
     if depths(text)[1] > MAX_NESTING:
-        return (Node(Kind.ATOM, text),)
+        return (Node("atom", text),)
     if "," in text and _THOUSANDS.fullmatch(text):
-        return Node(Kind.ATOM, text), _listed(split(text, _CONJUNCTION))
+        return Node("atom", text), _listed(split(text, _CONJUNCTION))
     spaced = _SPACED.split(text)
     if 1 < len(spaced) == text.count("="):
         return _listed(spaced), _parse(text)
     decimal = _DECIMAL_COMMA.fullmatch(text)
-    return (_parse(text), *([Node(Kind.ATOM, ".".join(decimal.groups()))] if decimal else []))
+    return (_parse(text), *([Node("atom", ".".join(decimal.groups()))] if decimal else []))
 
 
 def paired(prediction: str, reference: str) -> Iterator[tuple[Node, Node]]:
@@ -165,8 +165,8 @@ def _parse(text: str) -> Node:
         for joint in (" or ", " and "):
             relations = [part.rstrip(",") for part in text.split(joint)]
             if len(relations) > 1 and all(map(_RELATION.search, relations)):
-                union = Node(Kind.UNION, "", tuple(map(_parse, relations)))
-                return union if joint == " or " else Node(Kind.ATOM, text)
+                union = Node("union", "", tuple(map(_parse, relations)))
+                return union if joint == " or " else Node("atom", text)
     # `1,000, 2,000` separates its items with a space; only then are bare commas thousands.
     spaced = ", " in text and text[:1] not in ("(", "[", "{") and text[:2] != r"\{"
     grouped = _GROUPED.sub(lambda m: m.group().replace(",", ""), text) if spaced else text
@@ -175,12 +175,12 @@ def _parse(text: str) -> Node:
         return _listed(parts)
     unions = split(text, _CUP)
     if len(unions) > 1:
-        return Node(Kind.UNION, "", tuple(map(_parse, unions)))
+        return Node("union", "", tuple(map(_parse, unions)))
     if matrix := _MATRIX.fullmatch(text):
         rows = re.split(r"\\\\(?:\[[^\]]*\])?", matrix[1] or matrix[2] or "")
         cells = (tuple(map(_parse, row.split("&"))) for row in rows if row.strip())
-        return Node(Kind.MATRIX, "", tuple(Node(Kind.TUPLE, "()", row) for row in cells))
-    return _enclosed(text) or _plus_minus(text) or Node(Kind.ATOM, text)
+        return Node("matrix", "", tuple(Node("tuple", "()", row) for row in cells))
+    return _enclosed(text) or _plus_minus(text) or Node("atom", text)
 
 
 def without_builder(text: str) -> str:
@@ -197,21 +197,21 @@ def without_builder(text: str) -> str:
 
 
 def _listed(parts: Sequence[str]) -> Node:
-    if len(parts) > _MAX_PARTS:
-        return Node(Kind.LIST, "", (Node(Kind.ATOM, ",".join(parts)),))
+    """Values without brackets around them; one of them is that value."""
     label, first = "", parts[0]
     if "=" in first and not any("=" in part for part in parts[1:]):
         label, first = _without_label(first)  # `x = 1, 2` names the list
     items: list[Node] = []
-    for node in map(_parse, (first, *parts[1:])):
+    for node in _collection("list", "", (first, *parts[1:])).items:
         # A part such as `2 \pm i` is two values; a tuple or set that is said twice is one member.
-        for item in node.items if node.kind is Kind.LIST else (node,):
-            if item.kind not in (Kind.TUPLE, Kind.SET) or item not in items:
+        for item in node.items if node.kind == "list" else (node,):
+            if item.kind not in ("tuple", "set") or item not in items:
                 items.append(item)
     units = {number and number.unit for number in (read_number(item.text) for item in items)}
     measured = {unit and unit.kind for unit in units}
-    kind = Kind.QUANTITY if len(units) > len(measured) == 1 else Kind.LIST
-    return Node(kind, "", tuple(items), label) if len(items) > 1 else items[0]
+    kind: Kind = "quantity" if len(units) > len(measured) == 1 else "list"
+    one = len(items) == 1 and len(parts) <= _MAX_PARTS
+    return items[0] if one else Node(kind, "", tuple(items), label)
 
 
 def _enclosed(text: str) -> Node | None:
@@ -219,7 +219,7 @@ def _enclosed(text: str) -> Node | None:
     label, said = _without_label(text)
     if len(said) < len(text):
         inner = _bracketed(said)
-        if inner is not None and inner.kind is not Kind.ATOM:
+        if inner is not None and inner.kind != "atom":
             return inner._replace(label=label)
     return _bracketed(text)
 
@@ -228,24 +228,22 @@ def _bracketed(text: str) -> Node | None:
     escaped = text.startswith(r"\{") and text.endswith(r"\}")
     inside = text[2:-2] if escaped else text[1:-1]
     brackets = "{}" if escaped else text[:1] + text[-1:]
-    if brackets[:1] not in ("(", "[", "{") or brackets[1:] not in (")", "]", "}"):
-        return None
-    if depths(inside)[0] < 0:
+    if not re.fullmatch(r"[(\[{][)\]}]", brackets) or depths(inside)[0] < 0:
         return None
     parts = split(inside, _CONJUNCTION)
     if brackets == "{}" and (escaped or len(parts) > 1):
         if not inside.strip() or re.search(r"\||\\mid(?![A-Za-z])|:", inside):
             return None  # empty, or set-builder notation
-        return _collection(Kind.SET, "", parts)
+        return _collection("set", "", parts)
     if len(parts) > 1:
-        return _collection(Kind.TUPLE, brackets, parts)
+        return _collection("tuple", brackets, parts)
     return _parse(inside) if brackets in ("()", "[]", "{}") else None
 
 
 def _collection(kind: Kind, brackets: str, parts: Sequence[str]) -> Node:
     """The parts; more than an answer can have are left in one piece, equal only to its like."""
     if len(parts) > _MAX_PARTS:
-        return Node(kind, brackets, (Node(Kind.ATOM, ",".join(parts)),))
+        return Node(kind, brackets, (Node("atom", ",".join(parts)),))
     return Node(kind, brackets, tuple(_parse(part) for part in parts if part.strip()))
 
 
@@ -254,7 +252,7 @@ def _plus_minus(text: str) -> Node | None:
         return None
     _, said = _without_label(text)
     sides = (re.sub(r"\\pm(?![A-Za-z]) ?", sign, said).strip().lstrip("+") for sign in "+-")
-    return Node(Kind.LIST, "", tuple(Node(Kind.ATOM, side) for side in sides))
+    return Node("list", "", tuple(Node("atom", side) for side in sides))
 
 
 # --- comparing -----------------------------------------------------------------------------------
@@ -275,23 +273,23 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
     False
     """
     kinds = {prediction.kind, reference.kind}
-    if kinds == {Kind.ATOM}:
+    if kinds == {"atom"}:
         return same(prediction.text, reference.text)
     if _other_label(prediction.label, reference.label):
         return False
-    if kinds <= {Kind.LIST, Kind.SET} or kinds in ({Kind.UNION}, {Kind.QUANTITY}):
+    if kinds <= {"list", "set"} or kinds in ({"union"}, {"quantity"}):
         if _named_apart(prediction) != _named_apart(reference):
             return _in_order(prediction.items, reference.items, same)
         return _any_order(prediction.items, reference.items, same)
-    if kinds & {Kind.ATOM, Kind.UNION}:
-        atoms = [node.text for node in (prediction, reference) if node.kind is Kind.ATOM]
+    if kinds & {"atom", "union"}:
+        atoms = [node.text for node in (prediction, reference) if node.kind == "atom"]
         return None if all(map(_SET_LIKE.search, atoms)) else False
-    if kinds == {Kind.MATRIX, Kind.TUPLE}:
+    if kinds == {"matrix", "tuple"}:
         prediction, reference = _as_tuple(prediction), _as_tuple(reference)
-    if prediction.kind is reference.kind:
+    if prediction.kind == reference.kind:
         same_brackets = prediction.text == reference.text
     else:  # a list may be a tuple without its parentheses, which an interval needs
-        same_brackets = {prediction.kind, reference.kind} == {Kind.LIST, Kind.TUPLE} and (
+        same_brackets = {prediction.kind, reference.kind} == {"list", "tuple"} and (
             prediction.text + reference.text == "()"
         )
     return same_brackets and _in_order(prediction.items, reference.items, same)
@@ -314,10 +312,10 @@ def _named_apart(node: Node) -> bool:
 
 def _as_tuple(node: Node) -> Node:
     """A matrix of one row or one column as a tuple."""
-    if node.kind is Kind.MATRIX and len(node.items) == 1:
+    if node.kind == "matrix" and len(node.items) == 1:
         return node.items[0]
-    if node.kind is Kind.MATRIX and all(len(row.items) == 1 for row in node.items):
-        return Node(Kind.TUPLE, "()", tuple(row.items[0] for row in node.items))
+    if node.kind == "matrix" and all(len(row.items) == 1 for row in node.items):
+        return Node("tuple", "()", tuple(row.items[0] for row in node.items))
     return node
 
 
