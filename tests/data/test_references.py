@@ -12,7 +12,8 @@ from grouper.data import references
 from grouper.data.references import check_references
 from grouper.errors import GradingError
 from grouper.files import cache_folder
-from grouper.grading import Equivalence, Grader
+from grouper.grading import Grader
+from grouper.grading.equivalence import Equivalence
 from grouper.types import Verdict
 
 ANSWERS = ["12", r"2\sqrt{3}", "x+1", r"\frac{1}{", "", "blue", "(1, 2)", r"\frac{x}{0}"]

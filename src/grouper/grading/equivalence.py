@@ -10,7 +10,7 @@ A stage answers yes, no, or passes on. What the first two can decide never reach
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from decimal import Decimal
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -58,28 +58,6 @@ class Equivalence(NamedTuple):
     """A worker's time on it; the exact stages do not measure theirs."""
 
 
-def equivalent(
-    prediction: str,
-    reference: str,
-    symbolic: Callable[[str, str], Equivalence] | None = None,
-) -> Equivalence:
-    r"""The verdict on one pair; `symbolic` is asked only where the exact stages pass on.
-
-    >>> verdict, stage, reason, _ = equivalent("18.00 dollars", "18")
-    >>> verdict.value, stage, reason
-    ('correct', 'number', 'equal numbers')
-    >>> equivalent("1/2^99", "1/2^98").verdict.value
-    'incorrect'
-    """
-    decided = exact(prediction, reference)
-    if decided is None:
-        decided = symbolic(prediction, reference) if symbolic else SYMBOLIC_OFF
-    return decided
-
-
-SYMBOLIC_OFF = Equivalence(
-    Verdict.INCORRECT, "number", "not equal as text or number; the symbolic stage is off"
-)
 _PLAIN = re.compile(
     r"(?:\\?\$)?(-?)(?:\\?\$)?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,300})(?:\.([0-9]{1,300}))?"
 )
@@ -90,7 +68,14 @@ _WORDS_FOR_A_NUMBER = "words where a number is expected"
 
 
 def exact(prediction: str, reference: str) -> Equivalence | None:
-    """The text and number stages; None where only the symbolic stage can tell."""
+    r"""The text and number stages; None where only the symbolic stage can tell.
+
+    >>> verdict, stage, reason, _ = exact("18.00 dollars", "18")
+    >>> verdict.value, stage, reason
+    ('correct', 'number', 'equal numbers')
+    >>> exact("1/2^99", "1/2^98").verdict.value, exact("x+x", "2x")
+    ('incorrect', None)
+    """
     if decided := _plainly(prediction, reference) or _by_spelling(prediction, reference):
         return decided
     comparison = Comparison()
@@ -126,16 +111,15 @@ def _plainly(prediction: str, reference: str) -> Equivalence | None:
         return None
     if prediction == reference:
         return _SAME_TEXT
-    if _digits(left) == _digits(right):
+    if _decimal(left) == _decimal(right):
         return _EQUAL
     # With four decimals or more a reference may be rounded.
     return _DIFFERENT if len(right[3] or "") < ROUNDED_FROM else None
 
 
-def _digits(number: re.Match[str]) -> tuple[str, str, str]:
+def _decimal(number: re.Match[str]) -> Decimal:
     sign, whole, part = number.groups("")
-    whole, part = whole.replace(",", "").lstrip("0"), part.rstrip("0")
-    return sign if whole or part else "", whole, part
+    return Decimal(f"{sign}{whole.replace(',', '')}.{part}")
 
 
 _CHOICE = re.compile(r"(?:\(([A-Ja-j])\)|([A-J])[.:)]) ?(.*)|([A-J])", re.ASCII | re.DOTALL)

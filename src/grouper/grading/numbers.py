@@ -220,9 +220,6 @@ def read_number(text: str) -> Number | None:
     >>> read_number("x+1") is None
     True
     """
-    plain = _plain(text)
-    if plain is not None:
-        return plain
     if sign := _SIGN.match(text):
         number = read_number(text[sign.end() :])
         return number and number._replace(value=-number.value)
@@ -416,22 +413,17 @@ def _value(node: ast.AST) -> Fraction:
         case ast.UnaryOp(op=sign, operand=operand):
             value = _value(operand) * (-1 if isinstance(sign, ast.USub) else 1)
         case ast.BinOp(left=left, op=sign, right=right):
-            value = _operated(type(sign), _value(left), _value(right))
+            value = _OPERATORS[type(sign)](_value(left), _value(right))
         case ast.Call(func=ast.Name(id="sqrt"), args=[inside]):
             value = _root(_value(inside), Fraction(2))
         case ast.Call(func=ast.Subscript(value=ast.Name(id="sqrt"), slice=degree), args=[inside]):
             value = _root(_value(inside), _value(degree))
         case ast.Call(func=ast.Call(func=ast.Name(id="frac"), args=[top]), args=[bottom]):
-            value = _operated(ast.Div, _value(top), _value(bottom))
+            value = _value(top) / _value(bottom)
         case ast.Subscript(value=inside, slice=ast.Constant(value=0)):
             value = _factorial(_value(inside))
         case _:
             raise ValueError("not arithmetic; another stage may know it")
-    return value
-
-
-def _operated(sign: type[ast.operator], left: Fraction, right: Fraction) -> Fraction:
-    value = _OPERATORS[sign](left, right)
     if _bits(value) > 2 * _MAX_BITS:
         raise TooLargeError
     return value

@@ -29,7 +29,7 @@ from typing import Self
 
 from grouper.config.schema import GradingConfig
 from grouper.errors import GradingError
-from grouper.grading.equivalence import SYMBOLIC_OFF, Equivalence, exact
+from grouper.grading.equivalence import Equivalence, exact
 from grouper.grading.extract import extract, extract_lenient
 from grouper.grading.normalise import canonical, tidy, tidy_reference
 from grouper.types import AnswerContract, Grade, Verdict
@@ -257,7 +257,8 @@ class Grader:
         else:
             decided = exact(answer, reference)
             if decided is None and not self.settings.symbolic:
-                decided = SYMBOLIC_OFF
+                off = "not equal as text or number; the symbolic stage is off"
+                decided = Equivalence(Verdict.INCORRECT, "number", off)
         seconds = time.perf_counter() - started
 
         def graded(decided: Equivalence) -> Grade:

@@ -64,12 +64,8 @@ def judge(prediction: str, reference: str) -> Equivalence:
     try:
         if comparison.answers(left, right):
             return Equivalence(Verdict.CORRECT, "symbolic", comparison.reason)
-    except TooLargeError:
-        return _unread(left, "a number too large to write down")
-    except RecursionError:
-        if (why := why_unreadable(reference)) is None:
-            return _unread(left, "nested too deeply")
-        return Equivalence(Verdict.NOT_SCORED, "symbolic", f"the reference cannot be read: {why}")
+    except (TooLargeError, RecursionError):
+        return _unread(left, "a number too large to write down, or nested too deeply")
     return _refusal(comparison, left, right)
 
 
