@@ -7,12 +7,12 @@ where one of them earns more than a well-formed wrong answer of usual length, or
 
 from __future__ import annotations
 
-import importlib.resources
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -41,8 +41,7 @@ class Attack:
 
 @cache
 def _table() -> dict[str, Any]:
-    file = importlib.resources.files("grouper.rewards") / "attacks.yaml"
-    table: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    table: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("attacks.yaml").read_bytes())
     return table
 
 

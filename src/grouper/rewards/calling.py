@@ -210,9 +210,6 @@ def line_of_users(raised: BaseException) -> str:
 
 # --- what it is given ----------------------------------------------------------------------------
 
-WHOLE = ("trainer_state", "log_metric", "log_extra")
-"""Arguments that are one for the whole batch, where all others have an entry per completion."""
-
 
 def arguments_of(
     problem: Problem, prompt: Prompt, completions: Sequence[Completion], grades: Sequence[Grade]
@@ -237,7 +234,7 @@ def arguments_of(
         "finish_reasons": [c.finish_reason for c in completions],
         "completion_ids": [list(c.token_ids) for c in completions],
     }
-    taken, columns = {*ours, *WHOLE, "self"}, problem.columns
+    taken, columns = {*ours, *Notes().arguments(), "self"}, problem.columns
     given = {f"source_{name}": columns[name] for name in columns if name in taken}
     given |= {name: value for name, value in columns.items() if name not in taken}
     return {**{name: [value] * n for name, value in given.items()}, **ours}
@@ -281,10 +278,13 @@ class Notes:
     """Function -> what it failed with, and the arguments it was given."""
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `WHOLE`, by name, as TRL passes them."""
+        """What TRL passes once for the whole batch, where all else has an entry per completion."""
         state = SimpleNamespace(global_step=self.global_step, max_steps=self.max_steps)
-        values = (state, self._log_metric, lambda *_: None)  # records have no columns of the user's
-        return dict(zip(WHOLE, values, strict=True))
+        return {
+            "trainer_state": state,
+            "log_metric": self._log_metric,
+            "log_extra": lambda *_: None,  # records have no columns of the user's
+        }
 
     def tallies(self) -> dict[str, Tally]:
         """What functions have logged, as the metrics `rewards/<name>`."""
@@ -327,9 +327,8 @@ def call(
     timer = threading.Timer(seconds, logger.warning, (_SLOW, name, seconds))
     timer.daemon = True
     try:
-        if getattr(
-            function, "ours", False
-        ):  # it waits for nothing, logs nothing and changes nothing
+        if getattr(function, "ours", False):
+            # It waits for nothing, logs nothing and changes nothing.
             returned: Any = function(**arguments)
         else:
             timer.start()

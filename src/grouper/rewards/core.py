@@ -10,7 +10,7 @@ import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property, partial, update_wrapper, wraps
+from functools import cached_property, update_wrapper, wraps
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,18 +125,15 @@ def _final_answer(reference: str) -> str:
     return reference if boxed is None else boxed
 
 
-def texts_of(completions: Sequence[Content]) -> list[str]:
-    """The assistant's text of each completion, in either shape.
+def text_of(completion: Content) -> str:
+    """The assistant's text, in either shape.
 
-    >>> texts_of(["4", [{"role": "assistant", "content": "5"}]])
-    ['4', '5']
+    >>> text_of("4"), text_of([{"role": "assistant", "content": "5"}])
+    ('4', '5')
     """
-    return [
-        completion
-        if isinstance(completion, str)
-        else "".join(str(message["content"] or "") for message in completion)
-        for completion in completions
-    ]
+    if isinstance(completion, str):
+        return completion
+    return "".join(str(message["content"] or "") for message in completion)
 
 
 # --- one reward ----------------------------------------------------------------------------------
@@ -218,8 +215,7 @@ class Rule:
             )
         ends = [values[end] if isinstance(end, str) else end for end in self.ends]
         known = [self.times * end for end in ends if end is not None]
-        bounds = (min(known), max(known)) if known else None
-        return _InFormat(self, partial(self._batch, fmt, values), bounds)
+        return _InFormat(self, fmt, values, (min(known), max(known)) if known else None)
 
     @cached_property
     def _parameters(self) -> type[Section]:
@@ -232,44 +228,38 @@ class Rule:
         }
         return create_model(self.__name__, __base__=Section, **fields)
 
-    def _batch(
-        self,
-        fmt: AnswerFormat,
-        params: Mapping[str, Any],
-        /,
-        *,
-        completions: Sequence[Content],
-        **columns: Any,
-    ) -> Any:
-        """One value per completion, or an awaitable of all where the function is async."""
-        groups: dict[str, list[Completed]] = {}
-        batch = []
-        for row, text in enumerate(texts_of(completions)):
-            own = {
-                name: entry[row] if isinstance(entry, (list, tuple)) else entry
-                for name, entry in columns.items()
-            }
-            group = groups.setdefault(str(own["prompts"]), [])
-            batch.append(Completed(text=text, format=fmt, columns=own, group=group))
-            group.append(batch[-1])
-        values = [self.score(done, **params) for done in batch]
-        return _together(values) if any(map(inspect.isawaitable, values)) else values
-
     def __reduce__(self) -> str:
         return self.score.__qualname__
 
 
 class _InFormat:
-    """A reward in a prompt format; it has a name, which a `partial` has not for TRL."""
+    """A reward in a prompt format, with its parameters: what a recipe or TRL calls."""
 
     def __init__(
-        self, rule: Rule, batch: Callable[..., Any], bounds: tuple[float, float] | None
+        self,
+        rule: Rule,
+        fmt: AnswerFormat,
+        params: Mapping[str, Any],
+        bounds: tuple[float, float] | None,
     ) -> None:
         self.__name__, self.ours, self.bounds = rule.__name__, rule.ours, bounds
-        self._batch = batch
+        self._rule, self._format, self._params = rule, fmt, params
 
     def __call__(self, *, completions: Sequence[Content], **columns: Any) -> Any:
-        return self._batch(completions=completions, **columns)
+        """One value per completion, or an awaitable of all where the function is async."""
+        groups: dict[str, list[Completed]] = {}
+        batch = []
+        for row, completion in enumerate(completions):
+            own = {
+                name: entry[row] if isinstance(entry, (list, tuple)) else entry
+                for name, entry in columns.items()
+            }
+            group = groups.setdefault(str(own["prompts"]), [])
+            text = text_of(completion)
+            batch.append(Completed(text=text, format=self._format, columns=own, group=group))
+            group.append(batch[-1])
+        values = [self._rule.score(done, **self._params) for done in batch]
+        return _together(values) if any(map(inspect.isawaitable, values)) else values
 
 
 async def _together(values: Sequence[Awaitable[Any]]) -> list[Any]:
