@@ -92,10 +92,7 @@ def split(text: str, separator: re.Pattern[str]) -> list[str]:
 
 # --- reading -------------------------------------------------------------------------------------
 
-_THOUSANDS = re.compile(
-    r"\\?\$?[-+]?\\?\$?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|[1-9]\d{0,2}(?:\.\d{3})+,\d+)(?: ?[a-z% ]*)",
-    re.ASCII,
-)
+_OPENERS = ("(", "[", "{", r"\{")
 _GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!,?\d)", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
 _PREAMBLE = re.compile(
@@ -137,7 +134,7 @@ def candidates(text: str) -> tuple[Node, ...]:
     text = _PREAMBLE.sub("", text, count=1).strip()
     if depths(text)[1] > MAX_NESTING:
         return (Node("atom", text),)
-    if "," in text and _THOUSANDS.fullmatch(text):
+    if "," in text and not text.startswith(_OPENERS) and read_number(text) is not None:
         return Node("atom", text), _listed(split(text, _CONJUNCTION))
     spaced = _SPACED.split(text)
     if 1 < len(spaced) == text.count("="):
@@ -168,7 +165,7 @@ def _parse(text: str) -> Node:
                 union = Node("union", "", tuple(map(_parse, relations)))
                 return union if joint == " or " else Node("atom", text)
     # `1,000, 2,000` separates its items with a space; only then are bare commas thousands.
-    spaced = ", " in text and text[:1] not in ("(", "[", "{") and text[:2] != r"\{"
+    spaced = ", " in text and not text.startswith(_OPENERS)
     grouped = _GROUPED.sub(lambda m: m.group().replace(",", ""), text) if spaced else text
     parts = [part for part in split(grouped, _CONJUNCTION) if part.strip()]
     if len(parts) > 1:

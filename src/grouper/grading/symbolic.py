@@ -28,7 +28,7 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, TextIO
+from typing import Any
 
 import sympy
 from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no types
@@ -606,26 +606,21 @@ def serve(parent: int, megabytes: int) -> int:
     with contextlib.suppress(ValueError, OSError):  # macOS does not limit it; the deadline holds
         resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
     # Libraries print; the protocol must not hear it.
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    replies = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")  # line by line
     os.dup2(2, 1)
-    _send(replies, {"ready": True})
+    print(json.dumps({"ready": True}), file=replies)
     for line in sys.stdin.buffer:
         request = json.loads(line)
         _limit_cpu(request["seconds"])
         try:
             verdict, _, reason, _ = _answer(request)
         except (MemoryError, RecursionError) as error:
-            _send(replies, {"verdict": "crash", "reason": type(error).__name__})
+            print(json.dumps({"verdict": "crash", "reason": type(error).__name__}), file=replies)
             return 1  # what ran out of memory may have left the libraries in any state
         except Exception as error:  # noqa: BLE001 - sympy raises anything on odd input; data, not a bug
             verdict, reason = Verdict.UNPARSEABLE, f"{type(error).__name__}: {error}"[:200]
-        _send(replies, {"verdict": verdict.value, "reason": reason})
+        print(json.dumps({"verdict": verdict.value, "reason": reason}), file=replies)
     return 0
-
-
-def _send(replies: TextIO, reply: dict[str, Any]) -> None:
-    replies.write(json.dumps(reply) + "\n")
-    replies.flush()
 
 
 def _limit_cpu(seconds: float) -> None:
