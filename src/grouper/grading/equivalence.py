@@ -1,10 +1,10 @@
-r"""Stage two of grading: does the answer equal the reference? Three stages, the cheapest first.
+r"""Does the answer equal the reference? Three stages decide, the cheapest first.
 
     text      the same normalised string
     number    the same exact numbers, part by part; `Fraction` arithmetic, no sympy
     symbolic  the same expression, through Math-Verify in a worker, judged by numbers
 
-A stage answers yes, no, or passes on. What the first two can decide never reaches a worker.
+Each stage says yes or no, or passes the pair on. What the first two decide never reaches a worker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from grouper.grading.shapes import (
 )
 from grouper.types import Verdict
 
-# Characters; a longer answer is no answer to a maths problem and is not worth parsing.
+# Characters; a longer text is not the answer to a maths problem and not worth parsing.
 MAX_ANSWER = 2_000
 _MAX_BRACKETS = 200
 
@@ -55,7 +55,7 @@ class Equivalence(NamedTuple):
     stage: str
     reason: str
     seconds: float = 0.0
-    """A worker's time on it; the exact stages do not measure theirs."""
+    """Time in a worker; 0 for the exact stages, which are not timed here."""
 
 
 _PLAIN = re.compile(
@@ -94,7 +94,7 @@ def exact(prediction: str, reference: str) -> Equivalence | None:
 
 
 def _by_spelling(prediction: str, reference: str) -> Equivalence | None:
-    """What shows before either is read."""
+    """What can be decided before either text is read."""
     if why := unreadable(reference):
         return Equivalence(Verdict.NOT_SCORED, "text", f"the reference cannot be read: {why}")
     if prediction == reference:
@@ -104,7 +104,7 @@ def _by_spelling(prediction: str, reference: str) -> Equivalence | None:
 
 
 def _plainly(prediction: str, reference: str) -> Equivalence | None:
-    """Two plain numbers, compared digit by digit: most of all grading, and no arithmetic."""
+    """Two plain numbers, compared as decimals: most pairs in practice, and the fast path."""
     right = _PLAIN.fullmatch(reference)
     left = right and _PLAIN.fullmatch(prediction)
     if left is None or right is None:
@@ -131,7 +131,7 @@ _ANOTHER_CHOICE = re.compile(
 
 
 def choice_of(text: str) -> tuple[str, str]:
-    """(letter, value) of a choice, either of which may be empty: a bare `b` is a variable.
+    """(letter, value) of a multiple-choice answer; either may be empty. A bare `b` is a variable.
 
     >>> choice_of("B. 5"), choice_of("(b)"), choice_of("(A) 3, (B) 4"), choice_of("b")
     (('B', '5'), ('B', ''), ('', '(A) 3, (B) 4'), ('', 'b'))
@@ -143,7 +143,7 @@ def choice_of(text: str) -> tuple[str, str]:
 
 
 def asked_value(reference: str) -> str:
-    """A reference without typesetting, and without the letter of a choice beside its value."""
+    """A tidy reference, without the choice letter before its value."""
     text = tidy_reference(reference)
     return choice_of(text)[1] or text
 
@@ -172,7 +172,7 @@ class Comparison:
         """Why it is not."""
 
     def answers(self, prediction: str, reference: str) -> bool | None:
-        """Every reading of one against every reading of the other."""
+        """Whether any reading of the answer equals any reading of the reference."""
         if canonical(prediction) == canonical(reference):
             self.reason = "same text"
             return True
@@ -204,7 +204,7 @@ class Comparison:
         return outcome
 
     def _chains(self, prediction: Chain, reference: Chain) -> Outcome:
-        """Whether an answer states what the reference does."""
+        """Whether two chains of equal sides state the same."""
         if [*map(canonical, prediction.sides)] == [*map(canonical, reference.sides)]:
             return True, "same text"
         if why := _misstated(prediction, reference):
@@ -279,16 +279,16 @@ class Comparison:
         return True if canonical(prediction) == canonical(reference) else None
 
     def equations(self, prediction: Chain, reference: Chain) -> Outcome:  # noqa: ARG002 - for workers
-        """Two equations that cannot be compared value by value."""
+        """Two equations that cannot be compared value by value; left to the worker."""
         return None, ""
 
     def regions(self, prediction: str, reference: str) -> bool | None:  # noqa: ARG002 - as above
-        """Shapes that differ on paper: `x > 3` against `(3, oo)`."""
+        """Sets written in different shapes, `x > 3` and `(3, oo)`; left to the worker."""
         return None
 
 
 def _misstated(prediction: Chain, reference: Chain) -> str | None:
-    """Why an answer says something else than what is asked, whatever its value; or None."""
+    """Why an answer cannot state what the reference does, whatever its value; or None."""
     if reference.is_equation and len(prediction.sides) == 1:
         return "the reference is an equation, the answer is not"
     if len(reference.sides) == 1 < len(prediction.sides):
@@ -318,7 +318,7 @@ _CLOCK = re.compile(
 
 
 def _same_time(prediction: str, reference: str) -> Outcome | None:
-    """`9:00 AM` for `9 a.m.`; a half of the day that one side leaves out says nothing."""
+    """`9:00 AM` for `9 a.m.`; `a.m.` or `p.m.` on one side only is ignored."""
     clocks = [_CLOCK.fullmatch(text) for text in (prediction, reference)]
     times = [(int(c[1]), c[2] or "00", (c[3] or "").lower()) for c in clocks if c]
     if len(times) < 2:

@@ -2,7 +2,7 @@ r"""The number stage's reader: a text that is one exact number, with its unit, o
 
 Integers, fractions, mixed numbers, decimals, repeating decimals, scientific notation, arithmetic,
 percent, money, units, degrees, thousands separators, bases (`52_8`), number words up to 99.
-Everything is `Fraction` arithmetic, with no sympy. The words and units are data: `units.json`.
+All arithmetic is on `Fraction`, without sympy. The words and units are data: `units.json`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ for _tens, _word in enumerate(_DATA["tens"].split(), start=2):
 
 
 class Unit(NamedTuple):
-    """What is measured, and how a value becomes one in that kind's base unit.
+    """What is measured, and how a value converts to the base unit of that kind.
 
     Two answers that both carry a known unit must measure the same and are compared in the base
-    unit: 50 cents is 0.50 dollars, not 50 dollars. A unit on one side only says nothing.
+    unit: 50 cents is 0.50 dollars, not 50 dollars. A unit on one side only is ignored.
     """
 
     kind: str
     factor: Fraction
     offset: Fraction = Fraction(0)
-    """Added after the factor: only temperatures start elsewhere."""
+    """Added after the factor; only temperatures have one."""
     per: Unit | None = None
-    """What the unit is a rate over; a word that is no known unit stands for itself."""
+    """The denominator of a rate; a word that is not a known unit is its own kind."""
 
     def in_base(self, value: Fraction) -> Fraction:
         """The value in base units."""
@@ -87,7 +87,7 @@ def find_unit(phrase: str) -> Unit | None:
 
 
 def _named(name: str) -> Unit | None:
-    """A unit that is no rate, with the power that is said with it."""
+    """A unit that is not a rate, with its power (`m^2`, `square m`)."""
     raised = _RAISED.fullmatch(name)
     power, words = (int(raised[2]), raised[1].split()) if raised else (1, name.split())
     for at in (0, -1):
@@ -177,11 +177,11 @@ class Number(NamedTuple):
     decimals: int = -1
     """Digits after the point of a plain decimal; -1 for everything else."""
     base: int = 0
-    """As written, as in `52_8`; 0 where none is."""
+    """8 in `52_8`; 0 if none is written."""
     digits: Fraction | None = None
-    """What its digits would be in base ten, where a base is written."""
+    """With a base: its digits read in base ten, or None if some are letters."""
     unevaluated: bool = False
-    """Arithmetic was left to be done: `12+7`."""
+    """It is unevaluated arithmetic: `12+7`."""
 
 
 _MAX_DIGITS = 1_000
@@ -229,7 +229,7 @@ def read_number(text: str) -> Number | None:
     if match := _CURRENCY.fullmatch(text):
         before, symbol, rest = match.groups()
         number = read_number(rest if rest.startswith("-") else before + rest.lstrip("+"))
-        # "$5 dollars" and "-$-5" say no more than once what they say.
+        # "$5 dollars" is as good as "$5".
         money = number is not None and not number.percent
         return number._replace(unit=find_unit(symbol)) if number and money else None
     if match := _PERCENT.fullmatch(text):
@@ -310,8 +310,8 @@ ROUNDED_FROM = 4
 def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
     """Whether two numbers are the same answer, and why.
 
-    Units are compared where both sides have a known one; a percent sign on one side only may have
-    been left out or spelled as a fraction; a base on one side only compares the digits.
+    Units are compared if both sides have a known one. A percent sign on one side only may have been
+    left out or written as a fraction. A base on one side only: the digits are compared.
 
     >>> same_number(read_number("1/3"), read_number("0.3333"))
     (True, 'equal to the 4 decimals of the reference')
@@ -375,7 +375,7 @@ _POWER = re.compile(r"[\^!]|\*\*")
 
 
 class TooLargeError(Exception):
-    """A power or factorial whose digits nobody could write down: `9^{9^{9^9}}`, `100000!`."""
+    """A power or factorial with too many digits to write down: `9^{9^{9^9}}`, `100000!`."""
 
 
 def _evaluated(text: str) -> Number | None:

@@ -35,11 +35,11 @@ from grouper.grading.normalise import canonical, tidy, tidy_reference
 from grouper.types import AnswerContract, Grade, Verdict
 
 _START_SECONDS = 120.0
-# For reading a reference, which is a matter of milliseconds, on any machine however busy.
+# For reading a reference, which takes milliseconds, on however busy a machine.
 _READ_SECONDS = 120.0
 # Memory that one worker may take.
 MEMORY_MB = 2048
-# Exit statuses of a worker that was killed; the limits it has end it in other ways.
+# Exit statuses of a worker killed from outside; its own limits end it in other ways.
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT)
 _NEEDED = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
@@ -69,8 +69,8 @@ class _Worker(threading.Thread):
     def run(self) -> None:
         """Answer requests; none of them raises.
 
-        A worker that somebody else killed has said nothing about the answer, so another one is
-        asked, once. A missed deadline and what a worker did to itself are final.
+        A worker killed from outside says nothing about the answer, so the pair goes to another one,
+        once. A missed deadline is final, and so is a worker that ended by its own limits.
         """
         killed = _crash("the worker was killed, and so was the one asked after it")
         while (request := self._requests.get()) is not None:
@@ -79,7 +79,7 @@ class _Worker(threading.Thread):
         self.kill()
 
     def _judged(self, prediction: str | None, reference: str) -> Equivalence | None:
-        """The verdict, a timeout or a crash; None where somebody else killed the worker.
+        """The verdict, a timeout or a crash; None if the worker was killed from outside.
 
         Its seconds are those of the request: not the wait for a worker, nor a worker's start.
         """
@@ -104,7 +104,7 @@ class _Worker(threading.Thread):
         return _crash("the worker ended (memory or CPU limit)")
 
     def _living(self) -> subprocess.Popen[bytes] | None:
-        """The process, started where there is none; None where it does not come up."""
+        """The process, started if there is none; None if it does not come up."""
         if self.process is not None and self.process.poll() is None:
             return self.process
         self.kill()
@@ -126,7 +126,7 @@ class _Worker(threading.Thread):
         return process
 
     def close(self) -> None:
-        """Kill the process and start no other: what this worker is asked from now on is a crash."""
+        """Kill the process and start no other; later requests end as crashes."""
         self.closed = True
         self.kill()
         self._requests.put(None)
@@ -198,7 +198,7 @@ class Grader:
     r"""Grades completions by one answer contract.
 
     Args:
-        contract: where the answer stands.
+        contract: where the answer is found.
         settings: deadline, and whether the symbolic stage is on.
         workers: processes that compare at the same time; 0: one for every four processors.
 
@@ -238,7 +238,7 @@ class Grader:
         return [outcome if isinstance(outcome, Grade) else outcome.result() for outcome in outcomes]
 
     def submit(self, text: str, reference: str) -> Future[Grade]:
-        """The grade to come: there at once unless a worker is needed. Never raises."""
+        """The future grade, done at once unless a worker is needed. Never raises."""
         return _to_come(self._decide(text, reference))
 
     def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
@@ -249,7 +249,7 @@ class Grader:
         return _to_come(self._decide(text, reference, lenient=True))
 
     def _decide(self, text: str, reference: str, *, lenient: bool = False) -> Grade | Future[Grade]:
-        """The grade where the exact stages can tell, else the one to come."""
+        """The grade if the exact stages decide, else a future."""
         started = time.perf_counter()
         answer, how = (extract_lenient if lenient else extract)(text, self.contract)
         if answer is None:
@@ -277,11 +277,11 @@ class Grader:
                 result: Future[Grade] = Future()
                 asked.add_done_callback(lambda future: result.set_result(graded(future.result())))
                 return result
-            decided = asked.result()._replace(seconds=0.0)  # what is known is free
+            decided = asked.result()._replace(seconds=0.0)  # judged before: it cost nothing
         return graded(decided)
 
     def read_reference(self, reference: str) -> str | None:
-        """Why the symbolic stage cannot read a reference, or None: a matter of its spelling alone.
+        """Why the symbolic stage cannot read a reference, or None. Only its spelling counts.
 
         Raises:
             GradingError: a worker died over it, or this machine took minutes to parse it. Neither
@@ -334,7 +334,7 @@ class Grader:
         return tuple(worker.process.pid for worker in self._workers if worker.process)
 
     def _ask(self, answer: str | None, reference: str) -> Future[Equivalence]:
-        """The verdict to come; each pair is handed to a worker once."""
+        """The verdict to come; each pair goes to a worker once."""
         pair = answer, reference
         with self._lock:
             if pair in self._asked:

@@ -39,7 +39,7 @@ class Node(NamedTuple):
     text: str
     items: tuple[Node, ...] = ()
     label: str = ""
-    """What a list, set or tuple is said of: the `x` of `x = 1, 2`."""
+    """The name before a list, set or tuple: the `x` of `x = 1, 2`."""
 
 
 def atoms_of(node: Node) -> Iterator[str]:
@@ -57,7 +57,7 @@ _BRACKETS = r"[()\[\]{}]"
 
 
 def depths(text: str) -> tuple[int, int]:
-    """How far brackets close before they open, as a negative number, and how deep they nest."""
+    """(lowest, deepest) nesting of brackets; lowest is negative if one closes before it opens."""
     depth = lowest = deepest = 0
     for match in re.finditer(_BRACKETS, text):
         depth += 1 if match.group() in "([{" else -1
@@ -76,7 +76,7 @@ COLON = _outside_brackets(":")
 
 
 def split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """The parts between separators that stand in no brackets: not the comma of `f(x, y)`."""
+    """The parts between separators outside brackets: not the comma of `f(x, y)`."""
     parts = []
     depth = start = 0
     for match in separator.finditer(text):
@@ -146,8 +146,8 @@ def candidates(text: str) -> tuple[Node, ...]:
 def paired(prediction: str, reference: str) -> Iterator[tuple[Node, Node]]:
     """Every reading of one with every reading of the other, but not two unlikely ones.
 
-    `2,6` may be meant as 2.6, and so may `2,60`; that both are is no reason to call them equal.
-    Of `A = 2 h = 6` either reading may be meant, by both.
+    `2,6` may mean 2.6, and so may `2,60`, but that does not make them equal. Of `A = 2 h = 6` both
+    readings are likely.
     """
     for i, right in enumerate(candidates(reference)):
         for j, left in enumerate(candidates(prediction)):
@@ -181,7 +181,7 @@ def _parse(text: str) -> Node:
 
 
 def without_builder(text: str) -> str:
-    r"""What a set of real numbers asks of its members, said of `x`; any other text as it is.
+    r"""The condition in a set of real numbers, in terms of `x`; any other text unchanged.
 
     >>> without_builder(r"\{t \mid t > 0\}")
     'x > 0'
@@ -200,7 +200,7 @@ def _listed(parts: Sequence[str]) -> Node:
         label, first = _without_label(first)  # `x = 1, 2` names the list
     items: list[Node] = []
     for node in _collection("list", "", (first, *parts[1:])).items:
-        # A part such as `2 \pm i` is two values; a tuple or set that is said twice is one member.
+        # A part such as `2 \pm i` is two values; a repeated tuple or set is one member.
         for item in node.items if node.kind == "list" else (node,):
             if item.kind not in ("tuple", "set") or item not in items:
                 items.append(item)
@@ -238,7 +238,7 @@ def _bracketed(text: str) -> Node | None:
 
 
 def _collection(kind: Kind, brackets: str, parts: Sequence[str]) -> Node:
-    """The parts; more than an answer can have are left in one piece, equal only to its like."""
+    """The parts as one node; too many parts to be an answer are kept as one text."""
     if len(parts) > _MAX_PARTS:
         return Node(kind, brackets, (Node("atom", ",".join(parts)),))
     return Node(kind, brackets, tuple(_parse(part) for part in parts if part.strip()))
@@ -293,7 +293,7 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
 
 
 def _other_label(prediction: str, reference: str) -> bool:
-    """`A = (1, 2)` where `B` is asked; a point may be said of `P` and of `(x, y)`."""
+    """`A = (1, 2)` for `B = (1, 2)`; but `P` and `(x, y)` may name the same point."""
     alike = prediction.startswith("(") == reference.startswith("(")
     return bool(prediction and reference and alike) and not same_label(prediction, reference)
 
@@ -369,7 +369,7 @@ _MAX_LABEL = 120
 
 
 def is_label(text: str) -> bool:
-    r"""Whether a side names something and is no value itself.
+    r"""Whether a side is a name rather than a value.
 
     >>> [is_label(t) for t in ("x", "f^{-1}(x)", r"\sin A", "AB:CD", r"\frac{V_1}{V_2}", "a_n")]
     [True, True, True, True, True, True]
@@ -395,7 +395,7 @@ _SEGMENT = re.compile(r"(?:\\overline|\|)?([A-Z]{2})\|?")
 
 
 def same_label(prediction: str, reference: str) -> bool:
-    r"""Whether two labels are one: neither spaces, braces nor the `m` of `m\angle A` count."""
+    r"""Whether two labels are the same, but for spaces, braces and the `m` of `m\angle A`."""
     return _key(prediction) == _key(reference)
 
 
@@ -410,17 +410,17 @@ _WORD = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{4,}")
 
 
 def _without_label(text: str) -> tuple[str, str]:
-    """The label that a text begins with, as far as labels can differ, and what is said of it."""
+    """The label at the start of a text, if it can contradict another one, and the rest."""
     match = _NAMED.fullmatch(text)
     if match is None or not is_label(match[1].strip()):
         return "", text
-    # A colon stands after any words, and of words there are many.
+    # A colon may follow any words, and different words may mean the same.
     counts = match[2] != ":" and not _WORD.search(match[1])
     return match[1] if counts else "", match[3]
 
 
 def variables(text: str) -> set[str]:
-    r"""The letters of a tidy text that stand for something: not those of a unit or a function.
+    r"""The variables in a tidy text: not the letters of a unit or a function.
 
     >>> sorted(variables(r"2x\theta")), variables(r"2\sqrt{3} cm"), variables("e")
     (['\\theta', 'x'], set(), set())
@@ -442,7 +442,7 @@ class Chain(NamedTuple):
     """The sides of one answer, `label = value = ... = value`."""
 
     label: str
-    """What the values are said of; empty where nothing is."""
+    """What the values are equal to by name; may be empty."""
     values: tuple[str, ...]
     """At least one; the last is the answer."""
 
@@ -459,9 +459,9 @@ class Chain(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def chain_of(text: str) -> Chain:
-    r"""The sides of a tidy text, turned round where the label stands last.
+    r"""The sides of a tidy text, reversed if the label comes last.
 
-    What follows `\approx` is left out, unless only a label stands before it.
+    What follows `\approx` is dropped, unless only a label comes before it.
 
     >>> chain_of(r"k = \frac12 = 0.5")
     Chain(label='k', values=('\\frac12', '0.5'))

@@ -1,9 +1,8 @@
 r"""The symbolic stage and the worker that runs it: Math-Verify reads, high-precision numbers judge.
 
-Symbolic equality tests say yes too easily (`1-1/e` and `1+1/e`, two unrelated equations) and no
-too easily (`\sqrt{1/n}` and `1/\sqrt{n}`). So expressions are evaluated at several points, and a
-difference or agreement there is final. Math-Verify's own verdict is asked only where numbers
-cannot be had.
+Symbolic equality tests accept too much (`1-1/e` for `1+1/e`, two unrelated equations) and too
+little (`\sqrt{1/n}` for `1/\sqrt{n}`). So expressions are evaluated at several points, and the
+values decide; Math-Verify only parses.
 
 `python -P -m grouper.grading.symbolic PARENT_PID MEMORY_MB` is one worker: it reads one JSON
 request per line from standard input and writes one JSON reply per line, within its limits of
@@ -86,7 +85,7 @@ def _unread(text: str, why: str) -> Equivalence:
 
 
 class _Symbolic(Comparison):
-    """A comparison that parses what text and numbers leave open; always decided."""
+    """A comparison that also parses and evaluates, and therefore always decides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,8 +110,8 @@ class _Symbolic(Comparison):
     def sides(self, prediction: str, reference: str) -> bool | None:
         r"""Where a constant may be rounded, too: `25\pi = 78.5`.
 
-        A constant is false only beyond doubt: what cannot be read is not, nor `\sin 30 = 0.5`,
-        which leaves its degrees unsaid.
+        A constant side is false only if that is certain: not if it cannot be read, nor in
+        `\sin 30 = 0.5`, which omits its degrees.
         """
         same = super().sides(prediction, reference)
         if same is not None:
@@ -166,12 +165,12 @@ _NAMES = re.compile(
     r"|\\(?:angle|triangle|odot|parallel|perp|cong|sim)(?![A-Za-z])"
     r"|(?<![A-Za-z_\\\d{])\d+ ?_|\\(?:vec|overrightarrow).*\\(?:times|cdot)(?![A-Za-z])"
 )
-# What problems ask to be worked out; giving it back is no answer.
+# What problems ask for; repeating it is not an answer.
 _QUESTION = re.compile(
     r"\\(?:sum|prod|i*int|oint|lim|gcd|lcm|max|min|lfloor|lceil|floor|ceil|b?mod|pmod|det)"
     r"(?![A-Za-z])|(?<![A-Za-z\\])(?:gcd|lcm|max|min|floor|ceil|mod|det)(?![A-Za-z])|\\frac ?\{d\}"
 )
-# Functions, variables and arithmetic, which have no place where a number is asked.
+# Functions, variables and arithmetic, which do not belong in an answer that is a number.
 _UNEVALUATED = re.compile(
     r"(?<![A-Za-z])(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?![A-Za-z])"
     r"|(?<![A-Za-z\\])[a-df-hj-zA-Z](?![A-Za-z])"
@@ -195,7 +194,7 @@ def _refused(prediction: str, reference: str) -> str | None:
 
 
 def why_unreadable(reference: str) -> str | None:
-    """Why a reference cannot be read; None if it can. A matter of its spelling, never of time."""
+    """Why a reference cannot be read; None if it can. Only its spelling counts, never the time."""
     nodes = candidates(asked_value(reference))
     reasons = [next(filter(None, map(_problem, atoms_of(node))), None) for node in nodes]
     return reasons[0] if all(reasons) else None
@@ -265,10 +264,10 @@ def expression_of(text: str) -> Any:
 
 
 def _require_grammar(text: str) -> None:
-    """See that a tidy expression follows the parser's grammar, and work nothing out.
+    """Check a tidy expression against the parser's grammar, without evaluating it.
 
-    What it takes grows with the text and with nothing that the text means, so the outcome is the
-    same on every machine: a tower of powers or a sum of a million terms is read like any other.
+    The cost depends on the length of the text and not on its meaning, so the outcome is the same on
+    every machine: a tower of powers or a sum of a million terms is read like any other.
 
     Raises:
         UnreadError: it does not.
@@ -415,7 +414,7 @@ _POINTS: tuple[tuple[str, ...], ...] = (
 
 
 def _agree(prediction: Any, reference: Any, decimals: int = -1) -> bool | None:
-    r"""Whether two expressions have the same values; None where they have none to compare.
+    r"""Whether two expressions have the same values; None if there are none to compare.
 
     With variables they are evaluated at several points to 30 digits; without, once, to 110 or
     more: `\sqrt{10^{40}+1}` and `10^{20}` agree to forty.
@@ -470,7 +469,7 @@ def _value_at(expression: Any, point: dict[Any, Any], digits: int = _DIGITS) -> 
 
 
 def _close(left: Any, right: Any, decimals: int, digits: int, *, real: bool) -> bool | None:
-    """Whether two values agree; with symbols, points where neither side is real say nothing."""
+    """Whether two values agree; with symbols, None where neither side is real."""
     if left is None or right is None:
         return None
     ten = sympy.Float(10, digits)
@@ -486,7 +485,7 @@ def _close(left: Any, right: Any, decimals: int, digits: int, *, real: bool) -> 
 def _on_branches(point: dict[Any, Any], *expressions: Any) -> bool:
     r"""Whether a root or logarithm of a negative number is taken at a point.
 
-    There `\sqrt{x}\sqrt{y}` and `\sqrt{xy}` may differ, which are the same where both are real.
+    There `\sqrt{x}\sqrt{y}` and `\sqrt{xy}` may differ, although they agree where both are real.
     """
     arguments = {
         power.base
@@ -499,7 +498,7 @@ def _on_branches(point: dict[Any, Any], *expressions: Any) -> bool:
 
 
 def _written_digits(*expressions: Any) -> int:
-    """Digits beyond the usual that the numbers in both have: what they say must be seen."""
+    """Extra digits of precision for the numbers written in both, so that every digit counts."""
     sizes = [_bits(n) for side in expressions for n in side.atoms(sympy.Rational)]
     sizes += [
         min(_bits(power.base) * abs(int(power.exp)), 10 * _MAX_DIGITS)
@@ -549,7 +548,7 @@ def _is_region(expression: Any) -> bool:
 
 
 def _same_regions(prediction: str, reference: str) -> tuple[bool, str]:
-    """Whether two tidy texts say the same set of numbers of one variable; and why.
+    """Whether two tidy texts describe the same set of numbers of one variable; and why.
 
     Raises:
         UnreadError: one of them cannot be read.
@@ -605,7 +604,7 @@ def serve(parent: int, megabytes: int) -> int:
             return 1
     with contextlib.suppress(ValueError, OSError):  # macOS does not limit it; the deadline holds
         resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
-    # Libraries print; the protocol must not hear it.
+    # Libraries print; keep it out of the protocol.
     replies = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")  # line by line
     os.dup2(2, 1)
     print(json.dumps({"ready": True}), file=replies)

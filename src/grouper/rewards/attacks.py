@@ -1,8 +1,8 @@
 """Does cheating pay? What a reward stack pays for attacks, beside an honest wrong answer.
 
-Each attack of `attacks.yaml` is completions that deserve nothing: no answer, several, or one that
-is hidden, repeated or padded. They go through extraction, grading and the stack. An attack pays
-where one of them earns more than a well-formed wrong answer of usual length, or is graded correct.
+Each attack of `attacks.yaml` is a set of completions that deserve nothing: no answer, several, or
+one that is hidden, repeated or padded. They go through extraction, grading and the stack. An attack
+pays if one of them is graded correct, or earns more than a well-formed wrong answer of usual length.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def correctness(
     worker, earns `timeout`: like any wrong answer unless the recipe says otherwise, and
     `timeout: null` takes the rollout out of its group.
 
-    Uses the grades it is handed. Without them (inside TRL) it grades by itself, taking the
-    references from `reference_answer`, `answer` or `solution`, whichever comes first.
+    Uses the grades from the stack. Without them (inside TRL) it grades by itself, against
+    `reference_answer`, `answer` or `solution`, whichever is there first.
     """
     if done.grade.verdict in (Verdict.TIMEOUT, Verdict.CRASH):
         return timeout
@@ -158,7 +158,7 @@ def boxed_format(done: Completed, *, value: float = 1.0) -> float:
 def think_format(done: Completed, *, value: float = 1.0) -> float:
     """`value` where the text is `<think>`, thoughts, `</think>` and then the answer; else 0.
 
-    For models that answer freely after their thoughts: no answer tag is asked for, and both tags
+    For models that answer freely after their thoughts: no answer tag is needed, and both tags
     occur once, the first at the start (written by the model or opened by the prompt). Range 0 to
     `value`.
     """

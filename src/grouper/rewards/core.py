@@ -47,7 +47,7 @@ from grouper.types import (
     Verdict,
 )
 
-# A share of fewer groups says nothing: until then they are counted as this many.
+# A share of fewer groups means little: a step with fewer counts as this many.
 FEWEST = 20
 
 
@@ -67,23 +67,23 @@ class Completed:
     """What was sampled."""
     format: AnswerFormat
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """What else a reward function is given (see `calling.RewardFunction`), of this completion."""
+    """This completion's entry of every other argument (see `calling.RewardFunction`)."""
     group: Sequence[Completed] = field(default=(), repr=False)
     """All completions of the same prompt, this one among them."""
 
     @property
     def whole(self) -> str:
-        """The text with what the prompt has opened of it."""
+        """The text after what the prompt has already opened (`<think>`)."""
         return self.format.prefix + self.text
 
     @property
     def answer(self) -> str | None:
-        """The answer that stands where the prompt's format wants it."""
+        """The answer in the place where the prompt's format wants it, or None."""
         return extract(self.text, self.format.contract).answer
 
     @cached_property
     def reference(self) -> str:
-        r"""The reference answer alone, also where the column is a worked solution."""
+        r"""The reference answer alone, even if the column is a worked solution."""
         for name in ("reference_answer", "answer", "solution"):
             if self.columns.get(name) is not None:
                 return _final_answer(str(self.columns[name]))
@@ -91,7 +91,7 @@ class Completed:
 
     @property
     def grade(self) -> Grade:
-        """The grade the stack passes; without it (inside TRL) the reward grades by itself."""
+        """The grade from the stack; without one (inside TRL) the reward grades by itself."""
         given: Grade | None = self.columns.get("grades")
         if given is not None:
             return given
@@ -101,7 +101,7 @@ class Completed:
 
     @cached_property
     def grading(self) -> Future[Grade]:
-        """The grade that a grader of its own is working on."""
+        """The future grade of the shared grader."""
         return shared_grader(self.format.contract).submit(self.text, self.reference)
 
     @property
@@ -171,14 +171,14 @@ def reward(*ends: float | str, **options: Any) -> Callable[[Score], Rule]:
 
 @dataclass(eq=False)
 class Rule:
-    """A decorated function; called with a prompt format and parameters it is what TRL takes.
+    """A decorated function; given a prompt format and parameters, it returns what TRL takes.
 
     Args:
         score: scores one completion.
         ends: as `reward` has them.
-        name: how it is called in recipes and records; left out: as the function.
-        times: what is paid is a sum of so many of the values in `ends`.
-        tags: it is only for prompt formats with tags.
+        name: the name in recipes and records; by default that of the function.
+        times: the reward is a sum of this many of the values in `ends`.
+        tags: whether it needs a prompt format with tags.
         original: with `variant: original`, the defaults that differ.
     """
 
@@ -200,7 +200,7 @@ class Rule:
         """The reward in a prompt format, with parameters.
 
         Raises:
-            ConfigError: a parameter that there is not, is missing, or cannot be.
+            ConfigError: an unknown or missing parameter, or an impossible value.
             RewardError: the reward needs tags and the format has none.
         """
         name, originally = self.__name__, params.get("variant") == "original"
@@ -349,7 +349,7 @@ class RewardStack:
         self.weights = {name: config.weight for name, (config, _) in self._functions.items()}
         self._file: Path | None = None
         self._answers: dict[str, dict[str, Any]] = {}
-        # What their answers depend on beside the question.
+        # What their values depend on besides the question.
         self._varying = {
             reward_label(c.name): [c.params, code_fingerprints([c.name])]
             for c, _ in functions
@@ -357,10 +357,10 @@ class RewardStack:
         }
 
     def remember(self, path: Path) -> None:
-        """Keep what functions that vary answer in a file, and ask nothing that it answers.
+        """Record the values of functions that vary in a file, and do not call them for those again.
 
-        A line is written as soon as an answer is there. A run that is resumed draws the completions
-        of an unfinished step again, which are the same, and finds the answers here.
+        A line is written as soon as the values arrive. A resumed run draws the completions of an
+        unfinished step again, which are the same, and finds their values here.
         """
         self._file = path
         text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -426,7 +426,7 @@ class RewardStack:
         ]
 
     def raise_if_failing(self, notes: Notes) -> None:
-        """Refuse to go on where a function fails too often.
+        """Stop the run if a function fails too often.
 
         Raises:
             RewardError: it failed on more than its `max_failure_rate` of a step's groups, of
@@ -443,7 +443,7 @@ class RewardStack:
                 ) from error
 
     def _culprit(self, name: str, arguments: Mapping[str, Any], error: RewardError) -> str:
-        """The first completion that fails when it is tried alone."""
+        """A sentence that shows the first completion that fails when it is tried alone."""
         first = f"the first is {shown(arguments['completions'][0])}."
         if isinstance(error.__cause__, TimeoutError):  # each try could take as long again
             return f"It fails on this group, of whose completions {first}"
@@ -461,7 +461,7 @@ class RewardStack:
     def _answer(
         self, name: str, arguments: Mapping[str, Any], notes: Notes | None
     ) -> list[float | None]:
-        """The values of one function; one that varies is asked a question once in a run."""
+        """The values of one function; one that varies is called once per question and run."""
         if self._file is None or notes is None or name not in self._varying:
             return call(*self._functions[name], arguments, notes)
         asked = [arguments[part] for part in ("prompts", "completions", "answer")]
@@ -543,7 +543,7 @@ class RewardStack:
         return warnings
 
     def _pays_least(self, name: str, values: Sequence[float | None]) -> bool:
-        """Whether a user's function pays the first of some values, and none below it."""
+        """Whether a user's function pays the right completion no more than the others."""
         (config, function), (right, *others) = self._functions[name], values
         known = [value for value in others if value is not None]
         if getattr(function, "ours", False) or right is None or not known:
@@ -568,7 +568,7 @@ def _examples(right: str) -> tuple[list[Completion], list[Grade]]:
 
 
 def completed(text: str) -> Completion:
-    """A made-up completion of about four characters a token, ended by itself."""
+    """A made-up completion of about four characters per token, finished by a stop token."""
     size = len(text) // 4 + 1
     return Completion(
         token_ids=(0,) * size,
