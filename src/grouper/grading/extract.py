@@ -1,9 +1,9 @@
 r"""Find the answer that a completion commits to.
 
-`extract` is strict: the answer is where the prompt format's `AnswerContract` says, or there is none.
-`extract_lenient` accepts an answer in any known notation, so that a report can separate what a
-model knows from how well it follows the format; it never decides a reward. Neither looks at what an
-answer means. Every miss has a reason, and all scans are linear: a megabyte takes milliseconds.
+`extract` is strict: the answer is where the prompt format's `AnswerContract` says, or there is
+none. `extract_lenient` accepts an answer in any known notation, so that a report can separate what
+a model knows from how well it follows the format; it never decides a reward. Neither looks at what
+an answer means. Every miss has a reason, and all scans are linear: a megabyte takes milliseconds.
 """
 
 from __future__ import annotations

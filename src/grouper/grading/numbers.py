@@ -176,10 +176,8 @@ class Number(NamedTuple):
     percent: bool = False
     decimals: int = -1
     """Digits after the point of a plain decimal; -1 for everything else."""
-    base: int = 0
-    """8 in `52_8`; 0 if none is written."""
-    digits: Fraction | None = None
-    """With a base: its digits read in base ten, or None if some are letters."""
+    digits: Fraction | str | None = None
+    """With a base, as in `52_8`: its digits read in base ten, or as written if some are letters."""
     unevaluated: bool = False
     """It is unevaluated arithmetic: `12+7`."""
 
@@ -277,7 +275,7 @@ def _based(text: str) -> Number | None:
     except ValueError:  # a digit the base does not have
         return None
     plain = _plain(f"{sign}{whole}.{part}")
-    return Number(value, base=base, digits=plain and plain.value)
+    return Number(value, digits=plain.value if plain else whole)
 
 
 def _bare(text: str) -> Number | None:
@@ -318,8 +316,8 @@ def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
     >>> same_number(read_number("50 cents"), read_number("0.50 dollars"))[0]
     True
     """
-    if bool(prediction.base) != bool(reference.base):
-        left, right = (n.digits if n.base else n.value for n in (prediction, reference))
+    if (prediction.digits is None) != (reference.digits is None):
+        left, right = (n.digits or n.value for n in (prediction, reference))
         return left == right, "bases compared by their digits"
     if prediction.unit and reference.unit and prediction.unit != reference.unit:
         units = matched(prediction.unit, reference.unit)

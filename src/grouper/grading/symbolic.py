@@ -458,8 +458,6 @@ def _value_at(expression: Any, point: dict[Any, Any], digits: int = _DIGITS) -> 
             value = sympy.N(expression.subs(point).doit(), digits, maxn=4 * digits)
         else:  # fractions put in exactly would be factored wherever they are exponents
             value = sympy.N(expression, digits, subs=point, maxn=4 * digits)
-        if not value.is_number:
-            value = sympy.N(expression.subs(point).doit(), digits)
         real, imaginary = value.as_real_imag()
         if not (real.is_Number and imaginary.is_Number and real.is_finite and imaginary.is_finite):
             return None

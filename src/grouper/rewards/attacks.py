@@ -2,7 +2,8 @@
 
 Each attack of `attacks.yaml` is a set of completions that deserve nothing: no answer, several, or
 one that is hidden, repeated or padded. They go through extraction, grading and the stack. An attack
-pays if one of them is graded correct, or earns more than a well-formed wrong answer of usual length.
+pays if one of them is graded correct, or earns more than a well-formed wrong answer of usual
+length.
 """
 
 from __future__ import annotations
