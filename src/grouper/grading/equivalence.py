@@ -142,7 +142,7 @@ def choice_of(text: str) -> tuple[str, str]:
     return (match[1] or match[2] or match[4]).upper(), match[3] or ""
 
 
-def asked_value(reference: str) -> str:
+def bare_value(reference: str) -> str:
     """A tidy reference, without the choice letter before its value."""
     text = tidy_reference(reference)
     return choice_of(text)[1] or text
@@ -176,12 +176,12 @@ class Comparison:
         if canonical(prediction) == canonical(reference):
             self.reason = "same text"
             return True
-        (given, said), (asked, value) = choice_of(prediction), choice_of(reference)
-        if asked and given and (given != asked or not (value and said)):
+        (given, given_value), (letter, value) = choice_of(prediction), choice_of(reference)
+        if letter and given and (given != letter or not (value and given_value)):
             self.reason = self.refusal = "the letter of the choice"
-            return given == asked and (bool(value) or not _ANOTHER_CHOICE.search(said))
-        if asked and value:
-            prediction, reference = said if given else prediction, value
+            return given == letter and (bool(value) or not _ANOTHER_CHOICE.search(given_value))
+        if letter and value:
+            prediction, reference = given_value if given else prediction, value
         decided: bool | None = False
         for left, right in paired(prediction, reference):
             outcome = compare(left, right, self.atoms)
@@ -249,25 +249,26 @@ class Comparison:
         )
         if decided:
             return decided
-        (core, unit), (asked_core, asked_unit) = split_unit(prediction), split_unit(reference)
-        if unit and asked_unit and matched(unit, asked_unit) is None:
+        (core, unit), (expected_core, expected_unit) = split_unit(prediction), split_unit(reference)
+        if unit and expected_unit and matched(unit, expected_unit) is None:
             return False, "another unit"
-        if not (unit and asked_unit and unit != asked_unit) and canonical(core) == canonical(
-            asked_core
+        if not (unit and expected_unit and unit != expected_unit) and canonical(core) == canonical(
+            expected_core
         ):
             return True, "same text but for the unit"
         return self._ratios(prediction, reference)
 
     def _ratios(self, prediction: str, reference: str) -> Outcome:
         r"""`1:\sqrt2` against another ratio, or a ratio of two against its quotient."""
-        asked, given = split(reference, COLON), split(prediction, COLON)
-        if len(given) == 1 and len(asked) <= 2:
-            return self.values(prediction, _quotient(*asked)) if len(asked) == 2 else (None, "")
-        if len(given) != len(asked) or not all(part.strip("0 ") for part in (*given, *asked)):
+        given, expected = split(prediction, COLON), split(reference, COLON)
+        if len(given) == 1 and len(expected) <= 2:
+            return self.values(prediction, _quotient(*expected)) if expected[1:] else (None, "")
+        parts = (*given, *expected)
+        if len(given) != len(expected) or not all(part.strip("0 ") for part in parts):
             return False, "a ratio of other parts"
         outcomes = [
-            self.values(_quotient(p, given[0]), _quotient(r, asked[0]))[0]
-            for p, r in zip(given[1:], asked[1:], strict=True)
+            self.values(_quotient(p, given[0]), _quotient(r, expected[0]))[0]
+            for p, r in zip(given[1:], expected[1:], strict=True)
         ]
         return False if False in outcomes else None if None in outcomes else True, "ratios"
 
@@ -295,12 +296,12 @@ def _misstated(prediction: Chain, reference: Chain) -> str | None:
         if _SENTENCE_END.search(prediction.sides[0]):
             return "a sentence that ends in an equation"
         if prediction.is_equation and prediction.values[-1] == "0":
-            return "an equation where a value is asked"
+            return "an equation instead of a value"
     labels = prediction.label, reference.label
     if all(labels) and not same_label(*labels):
         # `y = 2x` may be `x = y/2`; `y = 2` is not `x = 2`, nor `f(x) = 2x` the same of `g(x)`.
         turned = all(map(_UNKNOWN.fullmatch, labels)) and not read_number(reference.values[-1])
-        return None if turned else f"{labels[0]} is given, {labels[1]} is asked"
+        return None if turned else f"{labels[0]} instead of {labels[1]}"
     return None
 
 
@@ -372,7 +373,7 @@ def unreadable(reference: str) -> str | None:
     if len(reference.split()) > 40 and len(re.findall(r"[A-Za-z]{3,}", reference)) > 20:
         return "it is an explanation, not an answer"
     try:
-        for node in candidates(asked_value(reference)):
+        for node in candidates(bare_value(reference)):
             for atom in atoms_of(node):
                 chain_of(atom)
                 read_number(atom)

@@ -211,18 +211,18 @@ def extract_lenient(text: str, contract: AnswerContract) -> Extraction:
 
     >>> xml = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
     >>> extract_lenient("<answer>7</answer>", xml)
-    Extraction(answer='7', reason='as asked: last <answer>')
+    Extraction(answer='7', reason='in the format: last <answer>')
     >>> extract_lenient(r"so \boxed{7}. Check: 14/2 = 7", xml)
-    Extraction(answer='7', reason='not as asked: last \\boxed{}')
+    Extraction(answer='7', reason='not in the format: last \\boxed{}')
     >>> extract_lenient("The answer is 18. Check: 18/2 = 9", xml)
-    Extraction(answer='18', reason='not as asked: "the answer is"')
+    Extraction(answer='18', reason='not in the format: "the answer is"')
     >>> extract_lenient("no idea", xml)
     Extraction(answer=None, reason='no <answer>, and no other answer either')
     """
     strict = extract(text, contract)
     if strict.answer is not None:
         inside = _inside_a_sentence(strict.answer)
-        return inside or Extraction(strict.answer, f"as asked: {strict.reason}")
+        return inside or Extraction(strict.answer, f"in the format: {strict.reason}")
     begin = len(text) - len(text.lstrip())
     turn = _first_turn(_first_turn(text, contract.turn_markers), _NEXT_PROBLEM, begin)
     found = _in_answer_tag(turn, contract)
@@ -230,7 +230,7 @@ def extract_lenient(text: str, contract: AnswerContract) -> Extraction:
         found = found if found.answer else find(turn)
     if not found.answer:
         return Extraction(None, f"{strict.reason}, and no other answer either")
-    return Extraction(found.answer, f"not as asked: {found.reason}")
+    return Extraction(found.answer, f"not in the format: {found.reason}")
 
 
 # Where a model moves on to another problem. Strictly, these may be words of the first.
@@ -277,11 +277,11 @@ def _sentence(text: str) -> Extraction:
     text = text[-_CONCLUSION:]
     last = deque(_SAYS.finditer(text), maxlen=1)
     clause = _CLAUSE.match(text, last[0].end()) if last else None
-    said = clause.group().strip(" *_") if clause is not None else ""
-    if not said or len(said) > 200:
+    stated = clause.group().strip(" *_") if clause is not None else ""
+    if not stated or len(stated) > 200:
         return _NONE
-    inside = _inside_a_sentence(said)
-    return Extraction(inside.answer if inside else said, '"the answer is"')
+    inside = _inside_a_sentence(stated)
+    return Extraction(inside.answer if inside else stated, '"the answer is"')
 
 
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z({])", re.ASCII)

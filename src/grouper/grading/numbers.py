@@ -91,8 +91,8 @@ def _named(name: str) -> Unit | None:
     raised = _RAISED.fullmatch(name)
     power, words = (int(raised[2]), raised[1].split()) if raised else (1, name.split())
     for at in (0, -1):
-        if len(words) > 1 and (said := _POWERS.get(words[at].lower().strip("."))):
-            power = said
+        if len(words) > 1 and (named := _POWERS.get(words[at].lower().strip("."))):
+            power = named
             del words[at]
     joined = "".join(words).strip(".")
     # `5 m` is metres and `5 M` is not.
@@ -152,10 +152,10 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     >>> split_unit(r"12\sqrt{13} feet")[0], split_unit(r"2 \sin x")
     ('12\\sqrt{13}', ('2 \\sin x', None))
     """
-    said = _DEGREES.sub(" degrees ", text).strip()
-    if match := _IN_PARENTHESES.fullmatch(said):
-        said = f"{match[1]} {match[2]}"
-    match = _WITH_WORDS.fullmatch(said)
+    spelled = _DEGREES.sub(" degrees ", text).strip()
+    if match := _IN_PARENTHESES.fullmatch(spelled):
+        spelled = f"{match[1]} {match[2]}"
+    match = _WITH_WORDS.fullmatch(spelled)
     phrase = match[3].partition("^")[0].strip() if match else ""
     if match is None or not _is_unit_phrase(phrase, spaced=bool(match[2])):
         return text, None
@@ -326,11 +326,13 @@ def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
         # A converted decimal is no longer rounded to the decimals it was written with.
         prediction = prediction._replace(value=units[0].in_base(prediction.value), decimals=-1)
         reference = reference._replace(value=units[1].in_base(reference.value), decimals=-1)
-    value, asked = prediction.value, reference.value
+    given, expected = prediction.value, reference.value
     if prediction.percent != reference.percent:
         # "40%" for 40 answers "what percent?"; "0.5%" for 0.5 is another number.
-        as_written = value == asked and (reference.percent or abs(asked) >= 1)
-        same = as_written or (value * 100 == asked if reference.percent else value / 100 == asked)
+        as_written = given == expected and (reference.percent or abs(expected) >= 1)
+        same = as_written or (
+            given * 100 == expected if reference.percent else given / 100 == expected
+        )
         return same, "a percent sign on one side"
     if prediction.unevaluated and not reference.unevaluated:
         return False, "the arithmetic is left to be done"
@@ -345,10 +347,10 @@ def _same_value(prediction: Number, reference: Number) -> tuple[bool, str]:
         return True, f"equal to the {digits} decimals of the reference"
     if digits < 0 < prediction.decimals and reference.value.denominator > 1:
         # So a computer prints a fraction, rounded or cut; an integer it prints as one.
-        shown = len(str(abs(int(prediction.value * 10**prediction.decimals))))
-        last = Fraction(10) ** (shown - prediction.decimals - 12)
+        count = len(str(abs(int(prediction.value * 10**prediction.decimals))))
+        last = Fraction(10) ** (count - prediction.decimals - 12)
         cut = abs(reference.value) - abs(prediction.value)
-        if shown >= 12 and error < last and cut >= -last / 2:
+        if count >= 12 and error < last and cut >= -last / 2:
             return True, "equal to 12 digits or more"
     return False, "different numbers"
 

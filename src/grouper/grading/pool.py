@@ -72,7 +72,7 @@ class _Worker(threading.Thread):
         A worker killed from outside says nothing about the answer, so the pair goes to another one,
         once. A missed deadline is final, and so is a worker that ended by its own limits.
         """
-        killed = _crash("the worker was killed, and so was the one asked after it")
+        killed = _crash("two workers were killed over this answer")
         while (request := self._requests.get()) is not None:
             pair, result = request
             result.set_result(self._judged(*pair) or self._judged(*pair) or killed)
@@ -272,12 +272,12 @@ class Grader:
             )
 
         if decided is None:
-            asked = self._ask(answer, reference)
-            if not asked.done():
+            judged = self._ask(answer, reference)
+            if not judged.done():
                 result: Future[Grade] = Future()
-                asked.add_done_callback(lambda future: result.set_result(graded(future.result())))
+                judged.add_done_callback(lambda future: result.set_result(graded(future.result())))
                 return result
-            decided = asked.result()._replace(seconds=0.0)  # judged before: it cost nothing
+            decided = judged.result()._replace(seconds=0.0)  # judged before: it cost nothing
         return graded(decided)
 
     def read_reference(self, reference: str) -> str | None:

@@ -213,9 +213,9 @@ def _listed(parts: Sequence[str]) -> Node:
 
 def _enclosed(text: str) -> Node | None:
     """A set, tuple or interval whose brackets hold the whole text, or a value in parentheses."""
-    label, said = _without_label(text)
-    if len(said) < len(text):
-        inner = _bracketed(said)
+    label, value = _without_label(text)
+    if len(value) < len(text):
+        inner = _bracketed(value)
         if inner is not None and inner.kind != "atom":
             return inner._replace(label=label)
     return _bracketed(text)
@@ -247,8 +247,8 @@ def _collection(kind: Kind, brackets: str, parts: Sequence[str]) -> Node:
 def _plus_minus(text: str) -> Node | None:
     if text.count(r"\pm") != 1:
         return None
-    _, said = _without_label(text)
-    sides = (re.sub(r"\\pm(?![A-Za-z]) ?", sign, said).strip().lstrip("+") for sign in "+-")
+    _, value = _without_label(text)
+    sides = (re.sub(r"\\pm(?![A-Za-z]) ?", sign, value).strip().lstrip("+") for sign in "+-")
     return Node("list", "", tuple(Node("atom", side) for side in sides))
 
 

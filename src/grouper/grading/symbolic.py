@@ -35,7 +35,7 @@ from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no t
 )
 from math_verify.grader import should_treat_as_complex
 
-from grouper.grading.equivalence import Comparison, Equivalence, Outcome, asked_value
+from grouper.grading.equivalence import Comparison, Equivalence, Outcome, bare_value
 from grouper.grading.normalise import braced, tidy, tidy_reference
 from grouper.grading.numbers import ROUNDED_FROM, TooLargeError, matched, read_number, split_unit
 from grouper.grading.shapes import Chain, atoms_of, candidates, chain_of, variables, without_builder
@@ -182,9 +182,9 @@ def _refused(prediction: str, reference: str) -> str | None:
     r"""Why an answer is wrong whatever its value: `\sum_{k=1}^{10} k` for 55, `19+0\pi` for 19."""
     if _QUESTION.search(prediction) and not _QUESTION.search(reference):
         return "a sum, integral, limit or the like is left to be worked out"
-    asked = read_number(reference)
-    if asked is not None and asked.decimals < ROUNDED_FROM and _UNEVALUATED.search(prediction):
-        return "a number is asked; a variable, a function or arithmetic is given"
+    number = read_number(reference)
+    if number is not None and number.decimals < ROUNDED_FROM and _UNEVALUATED.search(prediction):
+        return "the reference is a number; the answer has a variable, a function or arithmetic"
     if _NAMES.search(prediction) or _NAMES.search(reference):
         return "names and bases are compared as text"
     return None
@@ -195,7 +195,7 @@ def _refused(prediction: str, reference: str) -> str | None:
 
 def why_unreadable(reference: str) -> str | None:
     """Why a reference cannot be read; None if it can. Only its spelling counts, never the time."""
-    nodes = candidates(asked_value(reference))
+    nodes = candidates(bare_value(reference))
     reasons = [next(filter(None, map(_problem, atoms_of(node))), None) for node in nodes]
     return reasons[0] if all(reasons) else None
 
@@ -364,12 +364,12 @@ def _same_expressions(
     prediction: str, reference: str, rounded_from: int = ROUNDED_FROM
 ) -> tuple[bool, str]:
     """Two texts without labels; a decimal reference may be rounded from so many decimals on."""
-    (left, given_unit), (right, asked_unit) = split_unit(prediction), split_unit(reference)
+    (left, given_unit), (right, expected_unit) = split_unit(prediction), split_unit(reference)
     number = read_number(right)
     given, expected = expression_of(left), expression_of(right)
     if _is_region(expected) or _is_region(given):
         return _same_regions(left, right)
-    if given_unit and asked_unit and (units := matched(given_unit, asked_unit)):
+    if given_unit and expected_unit and (units := matched(given_unit, expected_unit)):
         given *= sympy.Rational(units[0].factor / units[1].factor)
     decimals = number.decimals if number and number.decimals >= rounded_from else -1
     agreed = _agree(given, expected, decimals)
@@ -555,7 +555,7 @@ def _same_regions(prediction: str, reference: str) -> tuple[bool, str]:
     if given is None or expected is None:
         return False, "a set that is not made of intervals"
     if given[0] and expected[0] and given[0] != expected[0]:
-        return False, f"a region of {given[0]}, of {expected[0]} is asked"
+        return False, f"a region of {given[0]} instead of {expected[0]}"
     same = bool(given[1].doit() == expected[1].doit())
     return same, "the same set" if same else "different sets"
 
@@ -598,7 +598,7 @@ def serve(parent: int, megabytes: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     if sys.platform == "linux":  # elsewhere the closed input and the CPU limit do it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # it is dead already
             return 1
     with contextlib.suppress(ValueError, OSError):  # macOS does not limit it; the deadline holds
         resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))

@@ -50,9 +50,9 @@ def attacks(fmt: AnswerFormat) -> Iterator[Attack]:
     """Every attack in this format."""
     table, kind = _table(), "with_tags" if fmt.tags else "without_tags"
     for name, row in table["attacks"].items():
-        asked = dict(table["problems"][row.get("problem", "number")])
-        wrong = asked.pop("wrong")
-        problem = Problem(id=f"probe/{name}", source="probe", **asked)
+        fields = dict(table["problems"][row.get("problem", "number")])
+        wrong = fields.pop("wrong")
+        problem = Problem(id=f"probe/{name}", source="probe", **fields)
         words = _words(fmt, problem, wrong, table["reasoning"])
         texts = [text for part in (row, row.get(kind, {})) for text in _written(fmt, part, words)]
         yield Attack(name, row["what"], problem, words["honest"], tuple(texts))

@@ -220,7 +220,7 @@ def arguments_of(
     name of one of them, or of another argument of the call, is passed as `source_<name>`.
     """
     n, chat = len(completions), prompt.messages is not None
-    asked: Content = prompt.text if prompt.messages is None else list(prompt.messages)
+    text_or_messages: Content = prompt.text if prompt.messages is None else list(prompt.messages)
     texts = [c.text for c in completions]
     ours: dict[str, list[Any]] = {
         "answer": [problem.answer] * n,
@@ -228,7 +228,7 @@ def arguments_of(
         "reference_answer": [problem.answer] * n,
         "reference_solution": [problem.solution] * n,
         "question": [problem.question] * n,
-        "prompts": [asked] * n,
+        "prompts": [text_or_messages] * n,
         "completions": [[Message(role="assistant", content=t)] if chat else t for t in texts],
         "grades": list(grades),
         "finish_reasons": [c.finish_reason for c in completions],

@@ -464,8 +464,8 @@ class RewardStack:
         """The values of one function; one that varies is called once per question and run."""
         if self._file is None or notes is None or name not in self._varying:
             return call(*self._functions[name], arguments, notes)
-        asked = [arguments[part] for part in ("prompts", "completions", "answer")]
-        question = json.dumps([notes.place, name, self._varying[name], asked])
+        group = [arguments[part] for part in ("prompts", "completions", "answer")]
+        question = json.dumps([notes.place, name, self._varying[name], group])
         key = hashlib.sha256(question.encode()).hexdigest()
         row = self._answers.get(key)
         if row is None:
