@@ -330,10 +330,8 @@ def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
     if prediction.percent != reference.percent:
         # "40%" for 40 answers "what percent?"; "0.5%" for 0.5 is another number.
         as_written = given == expected and (reference.percent or abs(expected) >= 1)
-        same = as_written or (
-            given * 100 == expected if reference.percent else given / 100 == expected
-        )
-        return same, "a percent sign on one side"
+        converted = given * 100 if reference.percent else given / 100
+        return as_written or converted == expected, "a percent sign on one side"
     if prediction.unevaluated and not reference.unevaluated:
         return False, "the arithmetic is left to be done"
     return _same_value(prediction, reference)
