@@ -159,14 +159,12 @@ def main() -> None:
         grader.start()
         steps.take(0, NoGrader())
         pairs = [(steps.take(n, grader), steps.take(n, NoGrader())) for n in range(1, STEPS + 1)]
-        counts = {verdict.value: count for verdict, count in grader.counts.items()}
     record = {
         "machine": machine(),
         "step_seconds": [round(graded[0], 3) for graded, _ in pairs],
         "step_seconds_without_grading": [round(plain[0], 3) for _, plain in pairs],
         "waited_for_grades_seconds": [round(graded[1], 4) for graded, _ in pairs],
         "share_waited": sum(g[1] for g, _ in pairs) / sum(g[0] for g, _ in pairs),
-        "verdicts": counts,
     }
     target = Path(__file__).parent / "results" / "grading_step.json"
     target.write_text(json.dumps(record, indent=2) + "\n")

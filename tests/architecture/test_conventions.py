@@ -25,6 +25,7 @@ FOLDERS_OF_THEIR_OWN = (
 OTHER_NAMES = {
     "test_importing_systems.py": "importing.py",
     "test_step_metrics.py": "metrics.py",
+    "test_published.py": "builtin.py",
     "test_objectives.py": "update.py",
     "test_watchdog.py": "run.py",
     "test_beginning.py": "phases.py",

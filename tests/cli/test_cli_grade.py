@@ -18,7 +18,7 @@ def test_every_stage_is_shown(grouper):
     assert line(called.out, "format").startswith("boxed  (by the look of the text")
     assert line(called.out, "reference") == r"\frac12  (readable, equals itself)"
     assert line(called.out, "strict") == r"0.5  (last \boxed{})"
-    assert line(called.out, "lenient") == r"0.5  (as asked: last \boxed{})"
+    assert line(called.out, "lenient") == r"0.5  (in the format: last \boxed{})"
     assert re.fullmatch(
         r"correct  stage number, \d+\.\d\d ms: equal numbers", line(called.out, "verdict")
     )
@@ -30,7 +30,7 @@ def test_format_and_maths_are_told_apart(grouper):
     )
     assert line(called.out, "strict") == "none  (no <answer>)"
     assert line(called.out, "verdict").startswith("no_answer  stage extract")
-    assert line(called.out, "lenient") == '18  (not as asked: "the answer is")'
+    assert line(called.out, "lenient") == '18  (not in the format: "the answer is")'
     assert line(called.out, "leniently").startswith("correct")
 
 

@@ -12,8 +12,8 @@ from grouper.data import references
 from grouper.data.references import check_references
 from grouper.errors import GradingError
 from grouper.files import cache_folder
-from grouper.grading import Equivalence, Grader, check_reference
-from grouper.grading.pool import WorkerPool
+from grouper.grading import Grader
+from grouper.grading.equivalence import Equivalence
 from grouper.types import Verdict
 
 ANSWERS = ["12", r"2\sqrt{3}", "x+1", r"\frac{1}{", "", "blue", "(1, 2)", r"\frac{x}{0}"]
@@ -37,8 +37,12 @@ def asked(monkeypatch):
     return seen
 
 
-def test_whole_sets_are_judged_as_single_answers_are():
-    assert check_references([*ANSWERS, *ANSWERS]) == {a: check_reference(a) for a in ANSWERS}
+def test_each_answer_is_readable_or_has_a_reason():
+    reasons = check_references([*ANSWERS, *ANSWERS, "because " * 60, r"\foo{1}{2}^^+"])
+    assert {answer for answer, why in reasons.items() if why is None} == {
+        *("12", r"2\sqrt{3}", "x+1", "blue", "(1, 2)", r"\frac{x}{0}")
+    }
+    assert (reasons[""], reasons[r"\frac{1}{"]) == ("empty", "unbalanced braces")
 
 
 def test_only_what_the_exact_rungs_cannot_read_goes_to_a_worker(asked):
@@ -86,7 +90,7 @@ def test_what_depends_on_the_moment_is_no_reason_to_drop_a_problem(monkeypatch, 
         future.set_result(Equivalence(verdict, "symbolic", "no verdict within 120 s"))
         return future
 
-    monkeypatch.setattr(WorkerPool, "submit", late)
+    monkeypatch.setattr(Grader, "_ask", late)
     with pytest.raises(GradingError, match="could not be checked: no verdict within 120 s"):
         check_references(["x+1"])
     assert not cache_folder().exists()

@@ -232,8 +232,8 @@ def test_signs_and_exponents_belong_to_the_last_number(text: str, answer: str) -
 @pytest.mark.parametrize(
     ("text", "answer", "how"),
     [
-        ("<answer>42</answer>", "42", "as asked"),
-        ("<answer>1</answer> then 7", "1", "as asked"),
+        ("<answer>42</answer>", "42", "in the format"),
+        ("<answer>1</answer> then 7", "1", "in the format"),
         ("<answer>42", "42", "not closed"),
         ("<answer>42</ans", "42", "not closed"),
         ("<Answer>42</ANSWER>", "42", "last <answer>"),
@@ -252,9 +252,9 @@ def test_signs_and_exponents_belong_to_the_last_number(text: str, answer: str) -
         ("it makes 42 apples", "42", "last number"),
         ("<answer>so he has 42 apples in all</answer>", "42", "last number of a sentence"),
         (r"<answer>we find that it is \boxed{7} of 9</answer>", "7", "of a sentence"),
-        ("<answer>two parallel lines</answer>", "two parallel lines", "as asked"),
-        (r"<answer>\text{two lines}</answer>", r"\text{two lines}", "as asked"),
-        (r"<answer>\sin(x) + \cos(x) + \tan(x) + \log(x)</answer>", None, "as asked"),
+        ("<answer>two parallel lines</answer>", "two parallel lines", "in the format"),
+        (r"<answer>\text{two lines}</answer>", r"\text{two lines}", "in the format"),
+        (r"<answer>\sin(x) + \cos(x) + \tan(x) + \log(x)</answer>", None, "in the format"),
     ],
 )
 def test_any_way_of_answering(text: str, answer: str | None, how: str) -> None:
@@ -329,5 +329,3 @@ def test_lenient_grade_is_about_the_maths_alone() -> None:
         assert wrong.verdict is Verdict.INCORRECT
         root = grader.submit_lenient(r"we get \boxed{\sqrt{12}}", r"2\sqrt{3}").result()
         assert (root.verdict, root.stage) == (Verdict.CORRECT, "symbolic")
-        # Only what was strictly graded is counted.
-        assert grader.counts == {Verdict.NO_ANSWER: 1}

@@ -20,7 +20,7 @@ import pytest
 
 from grouper.config.schema import GradingConfig
 from grouper.errors import GradingError
-from grouper.grading import Grader, check_reference, grade, pool, require_symbolic
+from grouper.grading import Grader, grade, pool, require_symbolic
 from grouper.types import AnswerContract, AnswerKind, Grade, Verdict
 
 BOXED = AnswerContract(kind=AnswerKind.BOXED)
@@ -62,7 +62,6 @@ def test_batch_verdicts_in_order() -> None:
             Verdict.CORRECT,
         ]
         assert [g.stage for g in grades] == ["text", "extract", "number", "symbolic"]
-        assert grader.counts == {Verdict.CORRECT: 2, Verdict.NO_ANSWER: 1, Verdict.INCORRECT: 1}
 
 
 def test_lengths_must_agree() -> None:
@@ -91,12 +90,10 @@ def test_hang_is_killed_and_the_batch_completes() -> None:
         ]
         assert time.monotonic() - started < 15
         assert not _alive(pid)
-        assert list(grader.offenders) == [(HANGS, "5", Verdict.TIMEOUT)]
-        # The same string again costs nothing and is counted again.
+        # The same string again costs nothing.
         started = time.monotonic()
         assert grader.grade([rf"\boxed{{{HANGS}}}"], ["5"])[0].verdict is Verdict.TIMEOUT
         assert time.monotonic() - started < 0.2
-        assert grader.counts[Verdict.TIMEOUT] == 2
 
 
 def test_every_grade_says_how_long_it_took_and_equal_grades_stay_equal() -> None:
@@ -144,7 +141,6 @@ def test_identical_pairs_are_judged_once() -> None:
         texts = [f"try {n}: \\boxed{{{HANGS}}}" for n in range(20)]
         grades = grader.grade(texts, ["5"] * 20)
         assert {g.verdict for g in grades} == {Verdict.TIMEOUT}
-        assert len(grader.offenders) == 1
         assert time.monotonic() - started < 8
 
 
@@ -379,14 +375,8 @@ def test_fuzzed_answers_never_pass_the_deadline() -> None:
         assert sum(g.correct for g in grades) == 0
 
 
-def test_convenience_and_references() -> None:
+def test_a_shared_grader_grades() -> None:
     assert grade(*SYMBOLIC, BOXED).correct
-    assert check_reference("72") is None
-    assert check_reference(r"2\sqrt{3}") is None
-    assert check_reference("") == "empty"
-    assert "balanced" in str(check_reference(r"\frac{1}{2"))
-    assert check_reference(r"\foo{1}{2}^^+") is not None
-    assert check_reference("because " * 60) is not None
 
 
 def test_reading_a_reference_does_not_depend_on_the_deadline() -> None:
@@ -396,29 +386,17 @@ def test_reading_a_reference_does_not_depend_on_the_deadline() -> None:
         assert grader.read_reference(r"\foo{1}{2}^^+") is not None
 
 
-def test_plain_references_never_reach_the_symbolic_rung() -> None:
-    """A data set of numbers is looked through in no time: a tenth of what one root takes."""
-
-    def seconds_each(references: list[str]) -> float:
-        started = time.perf_counter()
-        assert all(check_reference(reference) is None for reference in references)
-        return (time.perf_counter() - started) / len(references)
-
-    roots = [rf"\sqrt{{{n}}} + 1" for n in range(2, 52)]
-    seconds_each(roots[:1])  # the first one loads what it needs
-    assert seconds_each([str(n) for n in range(5000)]) < seconds_each(roots) / 10
-
-
 def test_unreadable_reference_is_not_scored() -> None:
     with Grader(BOXED, GradingConfig()) as grader:
         grades = grader.grade([r"\boxed{1}", r"\boxed{x}"], [r"\frac{1}{2", r"\foo{1}{2}^^+"])
         assert [g.verdict for g in grades] == [Verdict.NOT_SCORED] * 2
 
 
-def test_symbolic_rung_is_never_off_in_silence() -> None:
+def test_symbolic_stage_is_never_off_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(GradingError, match=r"grading.symbolic: false"):
-        require_symbolic(GradingConfig(), find=lambda name: None)
-    require_symbolic(GradingConfig(symbolic=False), find=lambda name: None)
+        require_symbolic(GradingConfig())
+    require_symbolic(GradingConfig(symbolic=False))
     with Grader(BOXED, GradingConfig(symbolic=False)) as grader:
         (off,) = grader.grade([SYMBOLIC[0]], [SYMBOLIC[1]])
         assert off.verdict is Verdict.INCORRECT
@@ -509,7 +487,6 @@ def test_a_worker_killed_from_outside_is_replaced_and_asked_again() -> None:
         assert not future.done()
         os.kill(pid, signal.SIGKILL)
         assert future.result(timeout=20).correct
-        assert list(grader.offenders) == []
 
 
 def test_two_workers_killed_over_one_answer_are_a_crash() -> None:

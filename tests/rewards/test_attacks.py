@@ -18,15 +18,8 @@ from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig, sta
 from grouper.errors import RewardError
 from grouper.grading import Grader
 from grouper.prompts import FORMATS, make_format
-from grouper.rewards import (
-    Completed,
-    ProbeResult,
-    RewardStack,
-    build_rewards,
-    probe,
-    reward,
-)
-from grouper.rewards.attacks import attacks
+from grouper.rewards import Completed, RewardStack, build_rewards, probe, reward
+from grouper.rewards.attacks import ProbeResult, attacks
 from grouper.types import AnswerFormat, Verdict
 
 NAMES = {

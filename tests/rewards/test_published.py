@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference_functions import count_xml
 from reward_calls import DAPO, R1_ZERO, RIGHT, UNREADABLE, WRONG, XML, score, score_grade
 
-from grouper.rewards.published import plain_number
+from grouper.rewards.builtin import plain_number
 
 
 @pytest.mark.parametrize(

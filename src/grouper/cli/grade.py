@@ -17,9 +17,10 @@ from grouper.cli.opening import open_recipe, require_new, run_folder_of
 from grouper.cli.text import counted, short, some, warn
 from grouper.config.schema import GradingConfig, Recipe
 from grouper.data.reading import read_files
+from grouper.data.references import check_references
 from grouper.errors import ConfigError, DataError, GrouperError, did_you_mean
 from grouper.files import read_lines, write_atomic
-from grouper.grading import Grader, by_text_alone, check_reference, extract, extract_lenient
+from grouper.grading import Grader, by_text_alone, extract, extract_lenient
 from grouper.prompts.formats import FORMATS, TURN_MARKERS, make_format
 from grouper.rewards import RewardStack, build_rewards
 from grouper.rewards.attacks import example_prompt
@@ -108,9 +109,10 @@ def _grade_text(
         lenient = grader.submit_lenient(text, answer).result()
     found, loosely = extract(text, contract), extract_lenient(text, contract)
     chosen = "" if format_name else "  (by the look of the text; --format names another)"
+    unreadable = check_references([answer])[answer]
     lines = {
         "format": f"{name}{chosen}",
-        "reference": f"{short(answer)}  ({check_reference(answer) or 'readable, equals itself'})",
+        "reference": f"{short(answer)}  ({unreadable or 'readable, equals itself'})",
         "strict": f"{short(found.answer)}  ({found.reason})",
         "lenient": f"{short(loosely.answer)}  ({loosely.reason})",
         "verdict": _verdict(strict),

@@ -18,7 +18,7 @@ from grouper.data.problems import ProblemSet
 from grouper.grading import grade
 from grouper.grading.normalise import tidy
 from grouper.grading.numbers import read_number
-from grouper.grading.shapes import Kind, candidates
+from grouper.grading.shapes import candidates
 from grouper.types import AnswerContract, AnswerKind, Problem
 
 _TAG = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
@@ -104,12 +104,6 @@ def _same(answer: str, known: str) -> bool:
 
 
 _WORDS = re.compile(r"[A-Za-z]{3,}", re.ASCII)
-_SHAPES = {
-    Kind.LIST: "list",
-    Kind.SET: "set",
-    Kind.UNION: "interval",
-    Kind.MATRIX: "matrix",
-}
 
 
 def answer_type(answer: str) -> str:
@@ -122,10 +116,10 @@ def answer_type(answer: str) -> str:
     """
     tidied = tidy(answer)
     node = candidates(tidied)[0]
-    if node.kind is Kind.TUPLE:
+    if node.kind == "tuple":
         return "tuple" if node.text == "()" else "interval"
-    if node.kind is not Kind.ATOM:
-        return _SHAPES[node.kind]
+    if node.kind != "atom":
+        return "interval" if node.kind == "union" else node.kind
     _, equals, value = node.text.rpartition("=")
     number = read_number(value.strip())
     if number is None:

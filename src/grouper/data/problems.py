@@ -19,8 +19,7 @@ from grouper.errors import DataError, RunFolderError
 from grouper.files import write_atomic
 from grouper.grading import grade
 from grouper.prompts import FORMATS
-from grouper.rewards.builtin import format_holds
-from grouper.rewards.published import plain_number
+from grouper.rewards.builtin import format_holds, plain_number
 from grouper.types import AnswerContract, AnswerFormat, AnswerKind, Problem
 
 Problems = Sequence[Problem]

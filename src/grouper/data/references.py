@@ -40,8 +40,8 @@ Verdicts = dict[str, str | None]
 def check_references(answers: Iterable[str]) -> Verdicts:
     r"""Why each answer cannot be graded against; None for those that are readable.
 
-    The same as `grading.check_reference` of each, for whole sets at a time. What is said of an
-    answer depends on its spelling and on nothing else, so a set is the same on every machine.
+    Only the spelling counts, never the time that reading takes, so a set of problems is the same on
+    every machine. Where Math-Verify is not installed, the parser's grammar is not asked.
 
     Raises:
         GradingError: see `Grader.read_reference`.

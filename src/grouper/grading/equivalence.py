@@ -1,16 +1,16 @@
-r"""Stage two of grading: does the answer equal the reference? Three stages, the cheapest first.
+r"""Does the answer equal the reference? Three stages decide, the cheapest first.
 
     text      the same normalised string
     number    the same exact numbers, part by part; `Fraction` arithmetic, no sympy
     symbolic  the same expression, through Math-Verify in a worker, judged by numbers
 
-A stage answers yes, no, or passes on. What the first two can decide never reaches a worker.
+Each stage says yes or no, or passes the pair on. What the first two decide never reaches a worker.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from decimal import Decimal
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ from grouper.grading.shapes import (
 )
 from grouper.types import Verdict
 
-# Characters; a longer answer is no answer to a maths problem and is not worth parsing.
+# Characters; a longer text is not the answer to a maths problem and not worth parsing.
 MAX_ANSWER = 2_000
 _MAX_BRACKETS = 200
 
@@ -55,31 +55,9 @@ class Equivalence(NamedTuple):
     stage: str
     reason: str
     seconds: float = 0.0
-    """A worker's time on it; the exact stages do not measure theirs."""
+    """Time in a worker; 0 for the exact stages, which are not timed here."""
 
 
-def equivalent(
-    prediction: str,
-    reference: str,
-    symbolic: Callable[[str, str], Equivalence] | None = None,
-) -> Equivalence:
-    r"""The verdict on one pair; `symbolic` is asked only where the exact stages pass on.
-
-    >>> verdict, stage, reason, _ = equivalent("18.00 dollars", "18")
-    >>> verdict.value, stage, reason
-    ('correct', 'number', 'equal numbers')
-    >>> equivalent("1/2^99", "1/2^98").verdict.value
-    'incorrect'
-    """
-    decided = exact(prediction, reference)
-    if decided is None:
-        decided = symbolic(prediction, reference) if symbolic else SYMBOLIC_OFF
-    return decided
-
-
-SYMBOLIC_OFF = Equivalence(
-    Verdict.INCORRECT, "number", "not equal as text or number; the symbolic stage is off"
-)
 _PLAIN = re.compile(
     r"(?:\\?\$)?(-?)(?:\\?\$)?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,300})(?:\.([0-9]{1,300}))?"
 )
@@ -90,7 +68,14 @@ _WORDS_FOR_A_NUMBER = "words where a number is expected"
 
 
 def exact(prediction: str, reference: str) -> Equivalence | None:
-    """The text and number stages; None where only the symbolic stage can tell."""
+    r"""The text and number stages; None where only the symbolic stage can tell.
+
+    >>> verdict, stage, reason, _ = exact("18.00 dollars", "18")
+    >>> verdict.value, stage, reason
+    ('correct', 'number', 'equal numbers')
+    >>> exact("1/2^99", "1/2^98").verdict.value, exact("x+x", "2x")
+    ('incorrect', None)
+    """
     if decided := _plainly(prediction, reference) or _by_spelling(prediction, reference):
         return decided
     comparison = Comparison()
@@ -109,7 +94,7 @@ def exact(prediction: str, reference: str) -> Equivalence | None:
 
 
 def _by_spelling(prediction: str, reference: str) -> Equivalence | None:
-    """What shows before either is read."""
+    """What can be decided before either text is read."""
     if why := unreadable(reference):
         return Equivalence(Verdict.NOT_SCORED, "text", f"the reference cannot be read: {why}")
     if prediction == reference:
@@ -119,23 +104,22 @@ def _by_spelling(prediction: str, reference: str) -> Equivalence | None:
 
 
 def _plainly(prediction: str, reference: str) -> Equivalence | None:
-    """Two plain numbers, compared digit by digit: most of all grading, and no arithmetic."""
+    """Two plain numbers, compared as decimals: most pairs in practice, and the fast path."""
     right = _PLAIN.fullmatch(reference)
     left = right and _PLAIN.fullmatch(prediction)
     if left is None or right is None:
         return None
     if prediction == reference:
         return _SAME_TEXT
-    if _digits(left) == _digits(right):
+    if _decimal(left) == _decimal(right):
         return _EQUAL
     # With four decimals or more a reference may be rounded.
     return _DIFFERENT if len(right[3] or "") < ROUNDED_FROM else None
 
 
-def _digits(number: re.Match[str]) -> tuple[str, str, str]:
+def _decimal(number: re.Match[str]) -> Decimal:
     sign, whole, part = number.groups("")
-    whole, part = whole.replace(",", "").lstrip("0"), part.rstrip("0")
-    return sign if whole or part else "", whole, part
+    return Decimal(f"{sign}{whole.replace(',', '')}.{part}")
 
 
 _CHOICE = re.compile(r"(?:\(([A-Ja-j])\)|([A-J])[.:)]) ?(.*)|([A-J])", re.ASCII | re.DOTALL)
@@ -147,7 +131,7 @@ _ANOTHER_CHOICE = re.compile(
 
 
 def choice_of(text: str) -> tuple[str, str]:
-    """(letter, value) of a choice, either of which may be empty: a bare `b` is a variable.
+    """(letter, value) of a multiple-choice answer; either may be empty. A bare `b` is a variable.
 
     >>> choice_of("B. 5"), choice_of("(b)"), choice_of("(A) 3, (B) 4"), choice_of("b")
     (('B', '5'), ('B', ''), ('', '(A) 3, (B) 4'), ('', 'b'))
@@ -158,8 +142,8 @@ def choice_of(text: str) -> tuple[str, str]:
     return (match[1] or match[2] or match[4]).upper(), match[3] or ""
 
 
-def asked_value(reference: str) -> str:
-    """A reference without typesetting, and without the letter of a choice beside its value."""
+def bare_value(reference: str) -> str:
+    """A tidy reference, without the choice letter before its value."""
     text = tidy_reference(reference)
     return choice_of(text)[1] or text
 
@@ -188,16 +172,16 @@ class Comparison:
         """Why it is not."""
 
     def answers(self, prediction: str, reference: str) -> bool | None:
-        """Every reading of one against every reading of the other."""
+        """Whether any reading of the answer equals any reading of the reference."""
         if canonical(prediction) == canonical(reference):
             self.reason = "same text"
             return True
-        (given, said), (asked, value) = choice_of(prediction), choice_of(reference)
-        if asked and given and (given != asked or not (value and said)):
+        (given, given_value), (letter, value) = choice_of(prediction), choice_of(reference)
+        if letter and given and (given != letter or not (value and given_value)):
             self.reason = self.refusal = "the letter of the choice"
-            return given == asked and (bool(value) or not _ANOTHER_CHOICE.search(said))
-        if asked and value:
-            prediction, reference = said if given else prediction, value
+            return given == letter and (bool(value) or not _ANOTHER_CHOICE.search(given_value))
+        if letter and value:
+            prediction, reference = given_value if given else prediction, value
         decided: bool | None = False
         for left, right in paired(prediction, reference):
             outcome = compare(left, right, self.atoms)
@@ -220,7 +204,7 @@ class Comparison:
         return outcome
 
     def _chains(self, prediction: Chain, reference: Chain) -> Outcome:
-        """Whether an answer states what the reference does."""
+        """Whether two chains of equal sides state the same."""
         if [*map(canonical, prediction.sides)] == [*map(canonical, reference.sides)]:
             return True, "same text"
         if why := _misstated(prediction, reference):
@@ -265,25 +249,26 @@ class Comparison:
         )
         if decided:
             return decided
-        (core, unit), (asked_core, asked_unit) = split_unit(prediction), split_unit(reference)
-        if unit and asked_unit and matched(unit, asked_unit) is None:
+        (core, unit), (expected_core, expected_unit) = split_unit(prediction), split_unit(reference)
+        if unit and expected_unit and matched(unit, expected_unit) is None:
             return False, "another unit"
-        if not (unit and asked_unit and unit != asked_unit) and canonical(core) == canonical(
-            asked_core
+        if not (unit and expected_unit and unit != expected_unit) and canonical(core) == canonical(
+            expected_core
         ):
             return True, "same text but for the unit"
         return self._ratios(prediction, reference)
 
     def _ratios(self, prediction: str, reference: str) -> Outcome:
         r"""`1:\sqrt2` against another ratio, or a ratio of two against its quotient."""
-        asked, given = split(reference, COLON), split(prediction, COLON)
-        if len(given) == 1 and len(asked) <= 2:
-            return self.values(prediction, _quotient(*asked)) if len(asked) == 2 else (None, "")
-        if len(given) != len(asked) or not all(part.strip("0 ") for part in (*given, *asked)):
+        given, expected = split(prediction, COLON), split(reference, COLON)
+        if len(given) == 1 and len(expected) <= 2:
+            return self.values(prediction, _quotient(*expected)) if expected[1:] else (None, "")
+        parts = (*given, *expected)
+        if len(given) != len(expected) or not all(part.strip("0 ") for part in parts):
             return False, "a ratio of other parts"
         outcomes = [
-            self.values(_quotient(p, given[0]), _quotient(r, asked[0]))[0]
-            for p, r in zip(given[1:], asked[1:], strict=True)
+            self.values(_quotient(p, given[0]), _quotient(r, expected[0]))[0]
+            for p, r in zip(given[1:], expected[1:], strict=True)
         ]
         return False if False in outcomes else None if None in outcomes else True, "ratios"
 
@@ -295,28 +280,28 @@ class Comparison:
         return True if canonical(prediction) == canonical(reference) else None
 
     def equations(self, prediction: Chain, reference: Chain) -> Outcome:  # noqa: ARG002 - for workers
-        """Two equations that cannot be compared value by value."""
+        """Two equations that cannot be compared value by value; left to the worker."""
         return None, ""
 
     def regions(self, prediction: str, reference: str) -> bool | None:  # noqa: ARG002 - as above
-        """Shapes that differ on paper: `x > 3` against `(3, oo)`."""
+        """Sets written in different shapes, `x > 3` and `(3, oo)`; left to the worker."""
         return None
 
 
 def _misstated(prediction: Chain, reference: Chain) -> str | None:
-    """Why an answer says something else than what is asked, whatever its value; or None."""
+    """Why an answer cannot state what the reference does, whatever its value; or None."""
     if reference.is_equation and len(prediction.sides) == 1:
         return "the reference is an equation, the answer is not"
     if len(reference.sides) == 1 < len(prediction.sides):
         if _SENTENCE_END.search(prediction.sides[0]):
             return "a sentence that ends in an equation"
         if prediction.is_equation and prediction.values[-1] == "0":
-            return "an equation where a value is asked"
+            return "an equation instead of a value"
     labels = prediction.label, reference.label
     if all(labels) and not same_label(*labels):
         # `y = 2x` may be `x = y/2`; `y = 2` is not `x = 2`, nor `f(x) = 2x` the same of `g(x)`.
         turned = all(map(_UNKNOWN.fullmatch, labels)) and not read_number(reference.values[-1])
-        return None if turned else f"{labels[0]} is given, {labels[1]} is asked"
+        return None if turned else f"{labels[0]} instead of {labels[1]}"
     return None
 
 
@@ -334,7 +319,7 @@ _CLOCK = re.compile(
 
 
 def _same_time(prediction: str, reference: str) -> Outcome | None:
-    """`9:00 AM` for `9 a.m.`; a half of the day that one side leaves out says nothing."""
+    """`9:00 AM` for `9 a.m.`; `a.m.` or `p.m.` on one side only is ignored."""
     clocks = [_CLOCK.fullmatch(text) for text in (prediction, reference)]
     times = [(int(c[1]), c[2] or "00", (c[3] or "").lower()) for c in clocks if c]
     if len(times) < 2:
@@ -388,7 +373,7 @@ def unreadable(reference: str) -> str | None:
     if len(reference.split()) > 40 and len(re.findall(r"[A-Za-z]{3,}", reference)) > 20:
         return "it is an explanation, not an answer"
     try:
-        for node in candidates(asked_value(reference)):
+        for node in candidates(bare_value(reference)):
             for atom in atoms_of(node):
                 chain_of(atom)
                 read_number(atom)

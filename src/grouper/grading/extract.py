@@ -1,10 +1,9 @@
-r"""Stage one of grading: find the answer that a completion commits to.
+r"""Find the answer that a completion commits to.
 
-`extract` is strict: the answer stands where the prompt format's `AnswerContract` says, or there
-is none. `extract_lenient` takes an answer in any known notation, so that a report can tell what a
-model knows from how well it keeps to the format; it never decides a reward. Neither knows what an
-answer means. Every miss has a named reason, and all scans are linear: a megabyte costs
-milliseconds.
+`extract` is strict: the answer is where the prompt format's `AnswerContract` says, or there is
+none. `extract_lenient` accepts an answer in any known notation, so that a report can separate what
+a model knows from how well it follows the format; it never decides a reward. Neither looks at what
+an answer means. Every miss has a reason, and all scans are linear: a megabyte takes milliseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def extract(text: str, contract: AnswerContract) -> Extraction:
     r"""The last answer before the first turn marker, where the contract says.
 
     Reasoning may quote a marker: with tags only those after a complete answer count, and in the
-    boxed format those outside `<think>` and `</think>`, whose inside is no answer either.
+    boxed format those outside `<think>...</think>`, inside which there is no answer either.
 
     >>> tag = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
     >>> extract("<answer>1</answer> no, <answer> 2 </answer>", tag)
@@ -54,7 +53,7 @@ def extract(text: str, contract: AnswerContract) -> Extraction:
 
 
 def _first_turn(text: str, markers: tuple[str, ...], start: int = 0) -> str:
-    """The text before the earliest marker from `start` on: then comes an invented conversation."""
+    """The text before the earliest marker from `start` on, where an invented turn begins."""
     found = (text.find(marker, start) for marker in markers)
     return text[: min((at for at in found if at >= 0), default=len(text))]
 
@@ -63,7 +62,7 @@ _THINK = ("<think>", "</think>")
 
 
 def _before_markers(text: str, contract: AnswerContract) -> int:
-    """How far a text holds no turn marker that counts."""
+    """The index before which turn markers do not count."""
     if contract.kind is AnswerKind.TAG:
         start = 0
         if contract.reasoning:
@@ -81,7 +80,7 @@ def _before_markers(text: str, contract: AnswerContract) -> int:
 
 
 def _reasoned(text: str, tags: tuple[str, str], answered: str) -> int:
-    """Where the first reasoning ends; 0 without one, or where `answered` stands before it."""
+    """Index after the first reasoning; 0 without one, or if `answered` occurs before it."""
     closed = text.find(tags[1])
     if closed < 0:
         return 0
@@ -104,7 +103,7 @@ def _in_tags(text: str, contract: AnswerContract) -> Extraction:
 
 
 def _between(text: str, start: int, end: int, tags: tuple[str, str]) -> bool:
-    """Whether text[start:end] stands between the tags; the prompt may have written the first."""
+    """Whether text[start:end] is between the tags; the prompt may have written the first."""
     open_, close = tags
     closed = text.find(close, end)
     if closed < 0 or text.find(open_, end, closed) >= 0:
@@ -167,7 +166,7 @@ def _after_hashes(text: str) -> Extraction:
 
 
 def _last_number(text: str) -> Extraction:
-    # Only the last stretch can hold the last number; a longer literal is no answer anyway.
+    # Only the end can hold the last number; a longer literal is not an answer anyway.
     tail = text.rstrip()
     last = max(tail.rfind(digit) for digit in _DIGITS)
     numbers = _NUMBER.findall(tail[max(0, last - 200) : last + 5]) if last >= 0 else []
@@ -183,7 +182,7 @@ _FRACTION = (
 )
 _GAP = r"(?:\\,|\\ |[\u00a0\u2009\u202f ])"
 # A sign counts only where it cannot be a minus between two things ("7-5" ends in 5), and an
-# exponent or index is no number of its own ("18 cm^2" ends in 18).
+# exponent or index is not a number by itself ("18 cm^2" ends in 18).
 _NUMBER = re.compile(
     r"(?<![\^_])(?<![\^_]\{)(?<![\d.])(?:(?<![\w.)\]}\\$])[-+−–])?(?:\\?[$€£](?=[-−–]?[\d.]))?"
     r"(?:(?<=[$€£])[-−–])?(?:"
@@ -206,24 +205,24 @@ _NOTATIONS: dict[AnswerKind, Callable[[str], Extraction]] = {
 
 
 def extract_lenient(text: str, contract: AnswerContract) -> Extraction:
-    r"""The answer as asked; or else in a tag, `\boxed{}`, `####`, a sentence, or the last number.
+    r"""The answer by the contract, or in a tag, `\boxed{}`, `####`, a sentence, or the last number.
 
-    The first of these that is there gives the one answer, and it may be wrong.
+    The first of these that is found is the answer, right or wrong.
 
     >>> xml = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
     >>> extract_lenient("<answer>7</answer>", xml)
-    Extraction(answer='7', reason='as asked: last <answer>')
+    Extraction(answer='7', reason='in the format: last <answer>')
     >>> extract_lenient(r"so \boxed{7}. Check: 14/2 = 7", xml)
-    Extraction(answer='7', reason='not as asked: last \\boxed{}')
+    Extraction(answer='7', reason='not in the format: last \\boxed{}')
     >>> extract_lenient("The answer is 18. Check: 18/2 = 9", xml)
-    Extraction(answer='18', reason='not as asked: "the answer is"')
+    Extraction(answer='18', reason='not in the format: "the answer is"')
     >>> extract_lenient("no idea", xml)
     Extraction(answer=None, reason='no <answer>, and no other answer either')
     """
     strict = extract(text, contract)
     if strict.answer is not None:
         inside = _inside_a_sentence(strict.answer)
-        return inside or Extraction(strict.answer, f"as asked: {strict.reason}")
+        return inside or Extraction(strict.answer, f"in the format: {strict.reason}")
     begin = len(text) - len(text.lstrip())
     turn = _first_turn(_first_turn(text, contract.turn_markers), _NEXT_PROBLEM, begin)
     found = _in_answer_tag(turn, contract)
@@ -231,10 +230,10 @@ def extract_lenient(text: str, contract: AnswerContract) -> Extraction:
         found = found if found.answer else find(turn)
     if not found.answer:
         return Extraction(None, f"{strict.reason}, and no other answer either")
-    return Extraction(found.answer, f"not as asked: {found.reason}")
+    return Extraction(found.answer, f"not in the format: {found.reason}")
 
 
-# Where a model goes on to another problem. In a strict reading these may be words of the first.
+# Where a model moves on to another problem. Strictly, these may be words of the first.
 _NEXT_PROBLEM = ("\nProblem:", "\nQ:")
 _NONE = Extraction(None, "")
 _ANSWER_TAGS = ("answer", "final_answer", "solution", "result")
@@ -245,7 +244,7 @@ _LONG_TAIL = 4_000
 
 
 def _in_answer_tag(text: str, contract: AnswerContract) -> Extraction:
-    """The last closed answer tag, in any letters; the contract's own may have lost its end."""
+    """The last closed answer tag, in any case; the contract's own may be left open."""
     own = [name for _, name in _TAG.findall(contract.open.lower())][-1:]
     found, name, start = _NONE, "", -1
     for match in _TAG.finditer(text):
@@ -278,11 +277,11 @@ def _sentence(text: str) -> Extraction:
     text = text[-_CONCLUSION:]
     last = deque(_SAYS.finditer(text), maxlen=1)
     clause = _CLAUSE.match(text, last[0].end()) if last else None
-    said = clause.group().strip(" *_") if clause is not None else ""
-    if not said or len(said) > 200:
+    stated = clause.group().strip(" *_") if clause is not None else ""
+    if not stated or len(stated) > 200:
         return _NONE
-    inside = _inside_a_sentence(said)
-    return Extraction(inside.answer if inside else said, '"the answer is"')
+    inside = _inside_a_sentence(stated)
+    return Extraction(inside.answer if inside else stated, '"the answer is"')
 
 
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z({])", re.ASCII)
@@ -290,7 +289,7 @@ _MANY_WORDS = 4
 
 
 def _inside_a_sentence(answer: str) -> Extraction | None:
-    """The answer that a sentence gives, where a whole sentence stands in the answer's place."""
+    """The answer in a sentence, if the text is a whole sentence rather than an answer."""
     if len(_WORD.findall(answer)) < _MANY_WORDS:
         return None
     found = next((way for find in (_in_box, _last_number) if (way := find(answer)).answer), None)

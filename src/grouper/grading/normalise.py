@@ -1,4 +1,4 @@
-r"""Spelling: one way to write what can be written in many, without touching what it means.
+r"""Normalisation: one spelling for what can be written in many ways, with the same meaning.
 
 `tidy` removes typesetting and keeps words apart, `canonical` is what the text stage compares.
 Both are idempotent enough for grading (a canonical text canonicalises to itself) and linear.
@@ -15,7 +15,7 @@ _TABLE = str.maketrans(
     {
         **{chr(0xFEE0 + i): chr(i) for i in range(0x21, 0x7F)},  # full-width forms
         **_DATA["characters"],
-        # Zero-width and direction marks say nothing; left in, they make equal answers differ.
+        # Zero-width and direction marks mean nothing, but would make equal answers differ.
         **dict.fromkeys(_DATA["invisible"], ""),
         **dict.fromkeys(_DATA["spaces"], " "),
     }
@@ -32,10 +32,10 @@ _COMMAND = re.compile(r"\\([A-Za-z]+)((?<=left)\.|(?<=right)\.)?")
 _RULES = tuple(
     (re.compile(pattern, re.ASCII), replacement)
     for pattern, replacement in (
-        # Thousands marked beyond doubt: 1,\!000 and 1{,}000.
+        # Unmistakable thousands: 1,\!000 and 1{,}000.
         (r"(?<=\d)(?:,\s*\\!|\{,\}\s*(?:\\!)?)\s*(?=\d{3}(?!\d))", ""),
         (r"\\!|\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\})?", ""),
-        # Asked for or not, a box says nothing; its braces stay, as they are no brackets.
+        # A box means nothing; its braces stay, as they group.
         (r"\\f?box(?:ed)?\s*(?=\{)", ""),
         (r"(?<!\\)\\[,;:> ]|~|\s+", " "),
         (r"\\(?:text(?:rm|bf|it|normal)?|mbox|math(?:rm|bf|it|sf|tt))\s*\{([^{}]*)\}", r" \1 "),
@@ -78,7 +78,7 @@ def tidy(text: str) -> str:
 
 
 def tidy_reference(text: str) -> str:
-    r"""A reference without typesetting; that it is an approximation is its author's to say.
+    r"""A reference without typesetting; its author may mark it as an approximation.
 
     >>> tidy_reference(r"\approx 8.24 \text{ mph}")
     '8.24 mph'
@@ -86,7 +86,7 @@ def tidy_reference(text: str) -> str:
     return tidy(text).removeprefix(r"\approx").lstrip()
 
 
-# Where a line ends, or a gap is left as wide as between two equations.
+# The end of a line, or a gap as wide as between two equations.
 _BREAK = re.compile(r"(?:\n|\\\\(?:\[[^\]]*\])?|\\newline(?![A-Za-z])|\\q?quad(?![A-Za-z]))[\s&]*")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|leq|geq|neq|lt|gt)(?![A-Za-z])")
 _JOINT = re.compile(
@@ -99,12 +99,12 @@ _SYSTEM = re.compile(
     r"(?:\s*\\right\s*\.)?",
     re.DOTALL,
 )
-# Characters; a longer text is no system of equations but a solution.
+# Characters; a longer text is a solution, not a system of equations.
 _MAX_SYSTEM = 2_000
 
 
 def _separated(text: str) -> str:
-    r"""Equations on lines of their own, or with a gap between them, with commas between them.
+    r"""Equations on separate lines, or with a gap between them, joined by commas.
 
     >>> _separated("x = 1\ny = 2"), _separated(r"a=1 \quad b=2"), _separated("5\napples")
     ('x = 1, y = 2', 'a=1, b=2', '5\napples')
@@ -122,7 +122,7 @@ def _separated(text: str) -> str:
 
 
 def _is_statement(text: str) -> bool:
-    """Whether a relation stands in a text, and not at either end of it."""
+    """Whether a text holds a relation with something on both sides."""
     first, *rest = _RELATION.split(text)
     return bool(rest and first.strip() and rest[-1].strip())
 
@@ -135,7 +135,7 @@ _BACKSLASHES = re.compile(r"\\+")
 
 
 def _halved(text: str) -> str:
-    r"""A text whose backslashes were all doubled, for JSON or Python, as it was before.
+    r"""A text whose backslashes were all doubled, for JSON or Python, with single ones.
 
     >>> _halved(r"\\frac{1}{2}"), _halved(r"x=7\\y=2"), _halved(r"\pi \\sqrt{2}")
     ('\\frac{1}{2}', 'x=7\\\\y=2', '\\pi \\\\sqrt{2}')

@@ -2,7 +2,7 @@ r"""The number stage's reader: a text that is one exact number, with its unit, o
 
 Integers, fractions, mixed numbers, decimals, repeating decimals, scientific notation, arithmetic,
 percent, money, units, degrees, thousands separators, bases (`52_8`), number words up to 99.
-Everything is `Fraction` arithmetic, with no sympy. The words and units are data: `units.json`.
+All arithmetic is on `Fraction`, without sympy. The words and units are data: `units.json`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ for _tens, _word in enumerate(_DATA["tens"].split(), start=2):
 
 
 class Unit(NamedTuple):
-    """What is measured, and how a value becomes one in that kind's base unit.
+    """What is measured, and how a value converts to the base unit of that kind.
 
     Two answers that both carry a known unit must measure the same and are compared in the base
-    unit: 50 cents is 0.50 dollars, not 50 dollars. A unit on one side only says nothing.
+    unit: 50 cents is 0.50 dollars, not 50 dollars. A unit on one side only is ignored.
     """
 
     kind: str
     factor: Fraction
     offset: Fraction = Fraction(0)
-    """Added after the factor: only temperatures start elsewhere."""
+    """Added after the factor; only temperatures have one."""
     per: Unit | None = None
-    """What the unit is a rate over; a word that is no known unit stands for itself."""
+    """The denominator of a rate; a word that is not a known unit is its own kind."""
 
     def in_base(self, value: Fraction) -> Fraction:
         """The value in base units."""
@@ -52,17 +52,13 @@ class Unit(NamedTuple):
         return f"{self.kind} per {self.per.kind}" if self.per else self.kind
 
 
-_OFFSETS = {
-    name: Fraction(offset) for offset, names in _DATA["offsets"].items() for name in names.split()
-}
 _UNITS = {
-    name: Unit(kind, Fraction(factor), _OFFSETS.get(name, Fraction(0)))
-    for kind, factors in _DATA["units"].items()
-    for factor, names in factors.items()
+    name: Unit(kind, Fraction(factor), Fraction(offset or 0))
+    for kind, scales in _DATA["units"].items()
+    for scale, names in scales.items()
+    for factor, _, offset in [scale.partition("+")]
     for name in names.split()
 }
-# `5 m` is metres and `5 M` is not.
-_SMALL_LETTERS = frozenset({"m", "g", "s", "h"})
 _RATES: dict[str, str] = _DATA["rates"]
 _POWERS: dict[str, int] = _DATA["powers"]
 _SCALES: dict[str, int] = _DATA["scales"]
@@ -87,21 +83,20 @@ def find_unit(phrase: str) -> Unit | None:
     if unit is None or not below:
         return unit
     per = _named(below[0]) or Unit(below[0].lower().removesuffix("s"), Fraction(1))
-    return None if unit.per else unit._replace(per=per)
+    return unit._replace(per=per)
 
 
 def _named(name: str) -> Unit | None:
-    """A unit that is no rate, with the power that is said with it."""
+    """A unit that is not a rate, with its power (`m^2`, `square m`)."""
     raised = _RAISED.fullmatch(name)
     power, words = (int(raised[2]), raised[1].split()) if raised else (1, name.split())
     for at in (0, -1):
-        if len(words) > 1 and (said := _POWERS.get(words[at].lower().strip("."))):
-            power = said
-            words = words[1:] if at == 0 else words[:-1]
+        if len(words) > 1 and (named := _POWERS.get(words[at].lower().strip("."))):
+            power = named
+            del words[at]
     joined = "".join(words).strip(".")
-    if joined.lower() in _SMALL_LETTERS and not joined.islower():
-        return None
-    unit = _UNITS.get(joined.lower())
+    # `5 m` is metres and `5 M` is not.
+    unit = _UNITS.get(joined if len(joined) == 1 else joined.lower())
     if unit is None or power == 1:
         return unit
     return Unit(f"{unit.kind}^{power}", unit.factor**power)
@@ -120,8 +115,7 @@ def matched(prediction: Unit, reference: Unit) -> tuple[Unit, Unit] | None:
         return _UNITS["°"], _UNITS["°"]
     if prediction.kind == reference.kind == "money" and not (prediction.per and reference.per):
         return prediction._replace(per=None), reference._replace(per=None)
-    kinds = [(unit.kind, unit.per and unit.per.kind) for unit in (prediction, reference)]
-    return (prediction, reference) if kinds[0] == kinds[1] else None
+    return (prediction, reference) if str(prediction) == str(reference) else None
 
 
 def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
@@ -129,15 +123,12 @@ def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
     words = phrase.lower().replace("-", " ").replace("left over", "left").split()
     if find_unit(phrase) is not None and _NOT_UNITS.isdisjoint({*words} - {*_POWERS}):
         return spaced or len(phrase) > 1
-    if not words or len(words) > _MAX_WORDS or not _NOT_UNITS.isdisjoint(words):
+    if not spaced or not 0 < len(words) <= _MAX_WORDS or not _NOT_UNITS.isdisjoint(words):
         return False
     # Words and rates (`miles/hour`), at least one of which no product of variables looks like.
     letters = [re.sub(r"[/.']", "", word) for word in words]
-    return (
-        spaced
-        and all(len(word) > 1 and word.isalpha() and word.isascii() for word in letters)
-        and any(map(_is_noun, words))
-    )
+    are_words = all(len(word) > 1 and word.isalpha() and word.isascii() for word in letters)
+    return are_words and any(map(_is_noun, words))
 
 
 def _is_noun(word: str) -> bool:
@@ -161,20 +152,15 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     >>> split_unit(r"12\sqrt{13} feet")[0], split_unit(r"2 \sin x")
     ('12\\sqrt{13}', ('2 \\sin x', None))
     """
-    said = _DEGREES.sub(" degrees ", text).strip()
-    if match := _IN_PARENTHESES.fullmatch(said):
-        said = f"{match[1]} {match[2]}"
-    match = _WITH_WORDS.fullmatch(said)
-    if match is None or not _is_unit_phrase(
-        match[3].partition("^")[0].strip(), spaced=bool(match[2])
-    ):
+    spelled = _DEGREES.sub(" degrees ", text).strip()
+    if match := _IN_PARENTHESES.fullmatch(spelled):
+        spelled = f"{match[1]} {match[2]}"
+    match = _WITH_WORDS.fullmatch(spelled)
+    phrase = match[3].partition("^")[0].strip() if match else ""
+    if match is None or not _is_unit_phrase(phrase, spaced=bool(match[2])):
         return text, None
     unit = find_unit(match[3])
-    if (
-        unit is not None
-        and unit.kind == "angle"
-        and re.search("[A-Za-z]", match[1].replace("frac", ""))
-    ):
+    if unit and unit.kind == "angle" and re.search("[A-Za-z]", match[1].replace("frac", "")):
         return text, None  # `\cos 58 degrees` is not `\cos 58`
     return match[1], unit
 
@@ -190,12 +176,10 @@ class Number(NamedTuple):
     percent: bool = False
     decimals: int = -1
     """Digits after the point of a plain decimal; -1 for everything else."""
-    base: int = 0
-    """As written, as in `52_8`; 0 where none is."""
-    digits: Fraction | None = None
-    """What its digits would be in base ten, where a base is written."""
+    digits: Fraction | str | None = None
+    """With a base, as in `52_8`: its digits read in base ten, or as written if some are letters."""
     unevaluated: bool = False
-    """Arithmetic was left to be done: `12+7`."""
+    """It is unevaluated arithmetic: `12+7`."""
 
 
 _MAX_DIGITS = 1_000
@@ -234,9 +218,6 @@ def read_number(text: str) -> Number | None:
     >>> read_number("x+1") is None
     True
     """
-    plain = _plain(text)
-    if plain is not None:
-        return plain
     if sign := _SIGN.match(text):
         number = read_number(text[sign.end() :])
         return number and number._replace(value=-number.value)
@@ -246,7 +227,7 @@ def read_number(text: str) -> Number | None:
     if match := _CURRENCY.fullmatch(text):
         before, symbol, rest = match.groups()
         number = read_number(rest if rest.startswith("-") else before + rest.lstrip("+"))
-        # "$5 dollars" and "-$-5" say no more than once what they say.
+        # "$5 dollars" is as good as "$5".
         money = number is not None and not number.percent
         return number._replace(unit=find_unit(symbol)) if number and money else None
     if match := _PERCENT.fullmatch(text):
@@ -294,7 +275,7 @@ def _based(text: str) -> Number | None:
     except ValueError:  # a digit the base does not have
         return None
     plain = _plain(f"{sign}{whole}.{part}")
-    return Number(value, base=base, digits=plain and plain.value)
+    return Number(value, digits=plain.value if plain else whole)
 
 
 def _bare(text: str) -> Number | None:
@@ -322,23 +303,21 @@ def _bare(text: str) -> Number | None:
 
 # A reference with this many decimals is read as rounded; with fewer it is exact.
 ROUNDED_FROM = 4
-# Right digits from which on a decimal is what a computer prints for a fraction.
-_COMPUTED = 12
 
 
 def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
     """Whether two numbers are the same answer, and why.
 
-    Units are compared where both sides have a known one; a percent sign on one side only may have
-    been left out or spelled as a fraction; a base on one side only compares the digits.
+    Units are compared if both sides have a known one. A percent sign on one side only may have been
+    left out or written as a fraction. A base on one side only: the digits are compared.
 
     >>> same_number(read_number("1/3"), read_number("0.3333"))
     (True, 'equal to the 4 decimals of the reference')
     >>> same_number(read_number("50 cents"), read_number("0.50 dollars"))[0]
     True
     """
-    if bool(prediction.base) != bool(reference.base):
-        left, right = (n.digits if n.base else n.value for n in (prediction, reference))
+    if (prediction.digits is None) != (reference.digits is None):
+        left, right = (n.digits or n.value for n in (prediction, reference))
         return left == right, "bases compared by their digits"
     if prediction.unit and reference.unit and prediction.unit != reference.unit:
         units = matched(prediction.unit, reference.unit)
@@ -347,38 +326,31 @@ def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
         # A converted decimal is no longer rounded to the decimals it was written with.
         prediction = prediction._replace(value=units[0].in_base(prediction.value), decimals=-1)
         reference = reference._replace(value=units[1].in_base(reference.value), decimals=-1)
-    value, asked = prediction.value, reference.value
+    given, expected = prediction.value, reference.value
     if prediction.percent != reference.percent:
         # "40%" for 40 answers "what percent?"; "0.5%" for 0.5 is another number.
-        as_written = value == asked and (reference.percent or abs(asked) >= 1)
-        same = as_written or (value * 100 == asked if reference.percent else value / 100 == asked)
-        return same, "a percent sign on one side"
+        as_written = given == expected and (reference.percent or abs(expected) >= 1)
+        converted = given * 100 if reference.percent else given / 100
+        return as_written or converted == expected, "a percent sign on one side"
     if prediction.unevaluated and not reference.unevaluated:
         return False, "the arithmetic is left to be done"
     return _same_value(prediction, reference)
 
 
 def _same_value(prediction: Number, reference: Number) -> tuple[bool, str]:
-    if prediction.value == reference.value:
+    error, digits = abs(prediction.value - reference.value), reference.decimals
+    if error == 0:
         return True, "equal numbers"
-    if reference.decimals >= ROUNDED_FROM:
-        half = Fraction(1, 2 * 10**reference.decimals)
-        if abs(prediction.value - reference.value) <= half:
-            return True, f"equal to the {reference.decimals} decimals of the reference"
-    elif _is_computed(prediction, reference):
-        return True, f"equal to {_COMPUTED} digits or more"
+    if digits >= ROUNDED_FROM and error * 2 * 10**digits <= 1:
+        return True, f"equal to the {digits} decimals of the reference"
+    if digits < 0 < prediction.decimals and reference.value.denominator > 1:
+        # So a computer prints a fraction, rounded or cut; an integer it prints as one.
+        count = len(str(abs(int(prediction.value * 10**prediction.decimals))))
+        last = Fraction(10) ** (count - prediction.decimals - 12)
+        cut = abs(reference.value) - abs(prediction.value)
+        if count >= 12 and error < last and cut >= -last / 2:
+            return True, "equal to 12 digits or more"
     return False, "different numbers"
-
-
-def _is_computed(prediction: Number, reference: Number) -> bool:
-    """Whether a decimal is what a computer prints for a fraction: 12 right digits or more."""
-    if prediction.decimals < 0 or reference.decimals >= 0 or reference.value.denominator == 1:
-        return False
-    digits = len(str(abs(int(prediction.value * 10**prediction.decimals))))
-    if digits < _COMPUTED or (prediction.value < 0) != (reference.value < 0):
-        return False
-    last = Fraction(10) ** (digits - prediction.decimals - _COMPUTED)
-    return -last / 2 <= abs(reference.value) - abs(prediction.value) < last
 
 
 # --- arithmetic ----------------------------------------------------------------------------------
@@ -401,11 +373,7 @@ _POWER = re.compile(r"[\^!]|\*\*")
 
 
 class TooLargeError(Exception):
-    """A power or factorial whose digits nobody could write down: `9^{9^{9^9}}`, `100000!`."""
-
-
-class _UnknownError(Exception):
-    """Something that exact arithmetic does not know; another stage may."""
+    """A power or factorial with too many digits to write down: `9^{9^{9^9}}`, `100000!`."""
 
 
 def _evaluated(text: str) -> Number | None:
@@ -429,7 +397,7 @@ def _evaluated(text: str) -> Number | None:
     )
     try:
         value = _value(ast.parse(" ".join(names), mode="eval").body)
-    except (_UnknownError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         return None
     # `3*2^5` and `1.5*10^3` are ways to write a number; `6*7` is left to be done.
     product = _PRODUCT.search(text) and not _POWER.search(text)
@@ -443,22 +411,17 @@ def _value(node: ast.AST) -> Fraction:
         case ast.UnaryOp(op=sign, operand=operand):
             value = _value(operand) * (-1 if isinstance(sign, ast.USub) else 1)
         case ast.BinOp(left=left, op=sign, right=right):
-            value = _operated(type(sign), _value(left), _value(right))
+            value = _OPERATORS[type(sign)](_value(left), _value(right))
         case ast.Call(func=ast.Name(id="sqrt"), args=[inside]):
             value = _root(_value(inside), Fraction(2))
         case ast.Call(func=ast.Subscript(value=ast.Name(id="sqrt"), slice=degree), args=[inside]):
             value = _root(_value(inside), _value(degree))
         case ast.Call(func=ast.Call(func=ast.Name(id="frac"), args=[top]), args=[bottom]):
-            value = _operated(ast.Div, _value(top), _value(bottom))
+            value = _value(top) / _value(bottom)
         case ast.Subscript(value=inside, slice=ast.Constant(value=0)):
             value = _factorial(_value(inside))
         case _:
-            raise _UnknownError
-    return value
-
-
-def _operated(sign: type[ast.operator], left: Fraction, right: Fraction) -> Fraction:
-    value = _OPERATORS[sign](left, right)
+            raise ValueError("not arithmetic; another stage may know it")
     if _bits(value) > 2 * _MAX_BITS:
         raise TooLargeError
     return value
@@ -472,7 +435,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     """`base ** exponent` where the result is rational and can be written down."""
     base, times = _root(base, Fraction(exponent.denominator)), exponent.numerator
     if base == 0 and times <= 0:
-        raise _UnknownError
+        raise ValueError("not a number")
     if base in (0, 1, -1):
         return base ** (times % 2 if base else 1)
     if _bits(base) * abs(times) > _MAX_BITS:
@@ -493,23 +456,22 @@ def _root(value: Fraction, degree: Fraction) -> Fraction:
     """The exact root, where there is one."""
     if degree == 1:
         return value
-    if degree.denominator != 1 or not 2 <= degree <= 64 or value < 0:
-        raise _UnknownError
-    if degree > 2 and _bits(value) > 900:
-        raise _UnknownError
+    known = degree.denominator == 1 and 2 <= degree <= 64 and value >= 0
+    if not known or (degree > 2 and _bits(value) > 900):
+        raise ValueError("not a root that is worked out here")
     parts = (
         math.isqrt(n) if degree == 2 else round(n ** (1 / int(degree)))
         for n in value.as_integer_ratio()
     )
     root = Fraction(*parts)
     if root ** int(degree) != value:
-        raise _UnknownError
+        raise ValueError("not a rational number")
     return root
 
 
 def _factorial(value: Fraction) -> Fraction:
     if value.denominator != 1 or value < 0:
-        raise _UnknownError
+        raise ValueError("not a factorial")
     if value > _MAX_FACTORIAL:
         raise TooLargeError
     return Fraction(math.factorial(int(value)))

@@ -19,116 +19,67 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Self
 
 from grouper.config.schema import GradingConfig
 from grouper.errors import GradingError
-from grouper.grading.equivalence import SYMBOLIC_OFF, Equivalence, exact, unreadable
+from grouper.grading.equivalence import Equivalence, exact
 from grouper.grading.extract import extract, extract_lenient
 from grouper.grading.normalise import canonical, tidy, tidy_reference
-from grouper.grading.numbers import read_number
-from grouper.types import AnswerContract, AnswerKind, Grade, Verdict
+from grouper.types import AnswerContract, Grade, Verdict
 
 _START_SECONDS = 120.0
-# For reading a reference, which is a matter of milliseconds, on any machine however busy.
+# For reading a reference, which takes milliseconds, on however busy a machine.
 _READ_SECONDS = 120.0
 # Memory that one worker may take.
 MEMORY_MB = 2048
-# Exit statuses of a worker that was killed; the limits it has end it in other ways.
+# Exit statuses of a worker killed from outside; its own limits end it in other ways.
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT)
 _NEEDED = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
-_Requests = SimpleQueue[tuple[str | None, str, Future[Equivalence]] | None]
-
-
-class WorkerPool:
-    """Threads that share a queue, each with a worker process started at its first request.
-
-    Args:
-        settings: seconds per request.
-        workers: how many.
-        module: what a worker runs; another one is another judge.
-
-    `submit` may be called from any thread; `close` kills the workers at once.
-    """
-
-    def __init__(
-        self, settings: GradingConfig, workers: int, module: str = "grouper.grading.symbolic"
-    ) -> None:
-        self._requests: _Requests = SimpleQueue()
-        self._workers = [
-            _Worker(self._requests, settings.timeout_seconds, module) for _ in range(workers)
-        ]
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the workers alive now."""
-        return tuple(worker.process.pid for worker in self._workers if worker.process)
-
-    def submit(self, prediction: str | None, reference: str) -> Future[Equivalence]:
-        """The verdict to come; the deadline starts when a worker takes the request up.
-
-        Without a prediction: whether the reference can be read.
-        """
-        result: Future[Equivalence] = Future()
-        result.set_running_or_notify_cancel()  # a verdict on its way cannot be called back
-        self._requests.put((prediction, reference, result))
-        return result
-
-    def close(self) -> None:
-        """Kill the workers and end the threads; waiting requests end as crashes."""
-        for worker in self._workers:
-            worker.closed = True
-            worker.kill()
-            self._requests.put(None)
-        for worker in self._workers:
-            worker.join(timeout=10)
-
-    def abandon(self) -> None:
-        """After a fork, in the child: let go of the parent's workers without touching them."""
-        for worker in self._workers:
-            if worker.process is not None:
-                _close_pipes(worker.process)
-                worker.process.returncode = 0  # not our child: nothing to reap or warn about
+_Pair = tuple[str | None, str]
+"""(answer, reference); without an answer: whether the reference can be read."""
+_Requests = SimpleQueue[tuple[_Pair, Future[Equivalence]] | None]
 
 
 class _Worker(threading.Thread):
-    """One process and its two pipes; replaced whenever it misses a deadline or ends."""
+    """One process and its two pipes; replaced whenever it misses a deadline or ends.
 
-    def __init__(self, requests: _Requests, seconds: float, module: str) -> None:
+    Args:
+        requests: shared by all workers of a grader; None ends one of them.
+        seconds: per request, from when the worker takes it up.
+    """
+
+    def __init__(self, requests: _Requests, seconds: float) -> None:
         super().__init__(name="grading", daemon=True)
         self.process: subprocess.Popen[bytes] | None = None
         self.closed = False
         self._requests = requests
         self._seconds = seconds
-        self._module = module
         self._lock = threading.Lock()
         self.start()
 
     def run(self) -> None:
+        """Answer requests; none of them raises.
+
+        A worker killed from outside says nothing about the answer, so the pair goes to another one,
+        once. A missed deadline is final, and so is a worker that ended by its own limits.
+        """
+        killed = _crash("two workers were killed over this answer")
         while (request := self._requests.get()) is not None:
-            prediction, reference, result = request
-            result.set_result(self.ask(prediction, reference))
+            pair, result = request
+            result.set_result(self._judged(*pair) or self._judged(*pair) or killed)
         self.kill()
 
-    def ask(self, prediction: str | None, reference: str) -> Equivalence:
-        """One request, answered, timed out or crashed; never raises.
-
-        A worker that somebody else killed has said nothing about the answer, so another one is
-        asked, once. A missed deadline and what a worker did to itself are final.
-        """
-        killed = _crash("the worker was killed, and so was the one asked after it")
-        return self._ask(prediction, reference) or self._ask(prediction, reference) or killed
-
-    def _ask(self, prediction: str | None, reference: str) -> Equivalence | None:
-        """The same of one worker; None where somebody else killed it.
+    def _judged(self, prediction: str | None, reference: str) -> Equivalence | None:
+        """The verdict, a timeout or a crash; None if the worker was killed from outside.
 
         Its seconds are those of the request: not the wait for a worker, nor a worker's start.
         """
@@ -153,11 +104,12 @@ class _Worker(threading.Thread):
         return _crash("the worker ended (memory or CPU limit)")
 
     def _living(self) -> subprocess.Popen[bytes] | None:
-        """The process, started where there is none; None where it does not come up."""
+        """The process, started if there is none; None if it does not come up."""
         if self.process is not None and self.process.poll() is None:
             return self.process
         self.kill()
-        command = [sys.executable, "-P", "-m", self._module, str(os.getpid()), str(MEMORY_MB)]
+        limits = str(os.getpid()), str(MEMORY_MB)
+        command = [sys.executable, "-P", "-m", "grouper.grading.symbolic", *limits]
         with self._lock:
             if self.closed:
                 return None
@@ -173,6 +125,12 @@ class _Worker(threading.Thread):
             return None
         return process
 
+    def close(self) -> None:
+        """Kill the process and start no other; later requests end as crashes."""
+        self.closed = True
+        self.kill()
+        self._requests.put(None)
+
     def kill(self) -> None:
         """End the process now, and wait until it is gone."""
         with self._lock:
@@ -181,6 +139,12 @@ class _Worker(threading.Thread):
             process.kill()
             process.wait()
             _close_pipes(process)
+
+    def abandon(self) -> None:
+        """After a fork, in the child: let go of the parent's process without touching it."""
+        if self.process is not None:
+            _close_pipes(self.process)
+            self.process.returncode = 0  # not our child: nothing to reap or warn about
 
 
 def _exchange(
@@ -226,15 +190,15 @@ def _crash(reason: str) -> Equivalence:
 
 # --- the grader ----------------------------------------------------------------------------------
 
+# Judged pairs that a grader keeps; the oldest goes first.
 _REMEMBERED = 65_536
-_OFFENDERS = 50
 
 
 class Grader:
     r"""Grades completions by one answer contract.
 
     Args:
-        contract: where the answer stands.
+        contract: where the answer is found.
         settings: deadline, and whether the symbolic stage is on.
         workers: processes that compare at the same time; 0: one for every four processors.
 
@@ -244,6 +208,7 @@ class Grader:
     Workers start at the first pair that needs one and live until `close`. Pairs already judged
     are remembered, timeouts among them, so a string that hangs costs its deadline once.
 
+    >>> from grouper.types import AnswerKind
     >>> contract = AnswerContract(kind=AnswerKind.BOXED)
     >>> with Grader(contract, GradingConfig()) as grader:
     ...     [g.verdict.value for g in grader.grade([r"\boxed{4}", "4?"], ["4.0", "4"])]
@@ -256,14 +221,11 @@ class Grader:
         require_symbolic(settings)
         self.contract = contract
         self.settings = settings
-        self._workers = workers or max(1, (os.cpu_count() or 1) // 4)
-        self.counts: Counter[Verdict] = Counter()
-        """Verdicts handed out so far."""
-        self.offenders: deque[tuple[str, str, Verdict]] = deque(maxlen=_OFFENDERS)
-        """(answer, reference, verdict) of the last timeouts and crashes."""
-        self._asked: OrderedDict[_Pair, Future[Equivalence]] = OrderedDict()
+        self._count = workers or max(1, (os.cpu_count() or 1) // 4)
+        self._workers: list[_Worker] = []
+        self._requests: _Requests = SimpleQueue()
+        self._asked: dict[_Pair, Future[Equivalence]] = {}
         self._lock = threading.RLock()
-        self._pool: WorkerPool | None = None
         _graders.add(self)
 
     def grade(self, texts: Sequence[str], references: Sequence[str]) -> list[Grade]:
@@ -276,18 +238,18 @@ class Grader:
         return [outcome if isinstance(outcome, Grade) else outcome.result() for outcome in outcomes]
 
     def submit(self, text: str, reference: str) -> Future[Grade]:
-        """The grade to come: there at once unless a worker is needed. Never raises."""
+        """The future grade, done at once unless a worker is needed. Never raises."""
         return _to_come(self._decide(text, reference))
 
     def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
-        """The grade of the answer found in any known way (`extract_lenient`); not in `counts`.
+        """The grade of the answer found in any known way (`extract_lenient`).
 
         Its `reason` begins with how the answer was found.
         """
         return _to_come(self._decide(text, reference, lenient=True))
 
     def _decide(self, text: str, reference: str, *, lenient: bool = False) -> Grade | Future[Grade]:
-        """The grade where the exact stages can tell, else the one to come."""
+        """The grade if the exact stages decide, else a future."""
         started = time.perf_counter()
         answer, how = (extract_lenient if lenient else extract)(text, self.contract)
         if answer is None:
@@ -295,35 +257,31 @@ class Grader:
         else:
             decided = exact(answer, reference)
             if decided is None and not self.settings.symbolic:
-                decided = SYMBOLIC_OFF
+                off = "not equal as text or number; the symbolic stage is off"
+                decided = Equivalence(Verdict.INCORRECT, "number", off)
         seconds = time.perf_counter() - started
 
         def graded(decided: Equivalence) -> Grade:
             verdict, stage, reason, waited = decided
-            if not lenient:
-                with self._lock:
-                    self.counts[verdict] += 1
-            elif answer is not None:
-                reason = f"{how}; {reason}"
             return Grade(
                 verdict=verdict,
                 extracted=answer,
                 stage=stage,
-                reason=reason,
+                reason=f"{how}; {reason}" if lenient and answer is not None else reason,
                 seconds=seconds + waited,
             )
 
-        if decided is not None:
-            return graded(decided)
-        asked = self._ask(answer, reference)
-        if asked.done():  # what is known is free
-            return graded(asked.result()._replace(seconds=0.0))
-        result: Future[Grade] = Future()
-        asked.add_done_callback(lambda future: result.set_result(graded(future.result())))
-        return result
+        if decided is None:
+            judged = self._ask(answer, reference)
+            if not judged.done():
+                result: Future[Grade] = Future()
+                judged.add_done_callback(lambda future: result.set_result(graded(future.result())))
+                return result
+            decided = judged.result()._replace(seconds=0.0)  # judged before: it cost nothing
+        return graded(decided)
 
     def read_reference(self, reference: str) -> str | None:
-        """Why the symbolic stage cannot read a reference, or None: a matter of its spelling alone.
+        """Why the symbolic stage cannot read a reference, or None. Only its spelling counts.
 
         Raises:
             GradingError: a worker died over it, or this machine took minutes to parse it. Neither
@@ -356,11 +314,13 @@ class Grader:
             )
 
     def close(self) -> None:
-        """Kill the workers; a later `grade` starts new ones."""
+        """Kill the workers: what waits for them is a crash. A later `grade` starts new ones."""
         with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
+            workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.close()
+        for worker in workers:
+            worker.join(timeout=10)
 
     def __enter__(self) -> Self:
         return self
@@ -371,38 +331,33 @@ class Grader:
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the workers alive now."""
-        pool = self._pool
-        return pool.pids if pool is not None else ()
+        return tuple(worker.process.pid for worker in self._workers if worker.process)
 
     def _ask(self, answer: str | None, reference: str) -> Future[Equivalence]:
-        """Judged before, being judged, or handed to a worker: each pair once."""
-        pair = (answer, reference)
+        """The verdict to come; each pair goes to a worker once."""
+        pair = answer, reference
         with self._lock:
             if pair in self._asked:
-                self._asked.move_to_end(pair)
                 return self._asked[pair]
-            if self._pool is None:
-                self._pool = WorkerPool(self.settings, self._workers)
-            future = self._asked[pair] = self._pool.submit(answer, reference)
+            if not self._workers:
+                self._requests, seconds = SimpleQueue(), self.settings.timeout_seconds
+                self._workers = [_Worker(self._requests, seconds) for _ in range(self._count)]
+            future = self._asked[pair] = Future()
+            future.set_running_or_notify_cancel()  # a verdict on its way cannot be called back
+            self._requests.put((pair, future))
             if len(self._asked) > _REMEMBERED:
-                self._asked.popitem(last=False)
-        future.add_done_callback(lambda done: self._note(pair, done.result().verdict))
+                del self._asked[next(iter(self._asked))]
         return future
 
-    def _note(self, pair: _Pair, verdict: Verdict) -> None:
-        if verdict in (Verdict.TIMEOUT, Verdict.CRASH):
-            self.offenders.append((pair[0] or "", pair[1], verdict))
-
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child: our threads are gone and the workers are the parent's."""
         self._lock = threading.RLock()
-        self._asked = OrderedDict((p, f) for p, f in self._asked.items() if f.done())
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.abandon()
+        self._asked = {pair: future for pair, future in self._asked.items() if future.done()}
+        for worker in self._workers:
+            worker.abandon()
+        self._workers = []
 
 
-_Pair = tuple[str | None, str]
 _graders: weakref.WeakSet[Grader] = weakref.WeakSet()
 
 
@@ -414,36 +369,24 @@ def _to_come(outcome: Grade | Future[Grade]) -> Future[Grade]:
     return done
 
 
-def _close_all() -> None:
+def _for_all(do: Callable[[Grader], None]) -> None:
     for grader in list(_graders):
-        grader.close()
+        do(grader)
 
 
-def _after_fork_in_child() -> None:
-    for grader in list(_graders):
-        grader._after_fork()  # noqa: SLF001 - same module, one class
-
-
-atexit.register(_close_all)
+atexit.register(_for_all, Grader.close)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(after_in_child=partial(_for_all, Grader.after_fork))
 
 
-def require_symbolic(
-    settings: GradingConfig,
-    find: Callable[[str], object | None] = importlib.util.find_spec,
-) -> None:
-    """Refuse to start with the symbolic stage on and no Math-Verify.
-
-    Args:
-        settings: the recipe's grading section.
-        find: how a module is looked for; never imports it.
+def require_symbolic(settings: GradingConfig) -> None:
+    """Refuse to start with the symbolic stage on and no Math-Verify; nothing is imported.
 
     Raises:
         GradingError: it is on and cannot be imported.
     """
     needed = ("math_verify", "latex2sympy2_extended", "sympy") if settings.symbolic else ()
-    missing = [name for name in needed if not find(name)]
+    missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
         raise GradingError(
             f"the symbolic stage of the grader needs {', '.join(missing)}, not installed here",
@@ -458,9 +401,6 @@ def require_symbolic(
 
 TEXT_ALONE = "text alone"
 """The stage of a grade whose reference cannot be read."""
-
-_shared: dict[AnswerContract, Grader] = {}
-_BOXED = AnswerContract(kind=AnswerKind.BOXED)
 
 
 def by_text_alone(grade: Grade, reference: str) -> Grade:
@@ -480,41 +420,17 @@ def by_text_alone(grade: Grade, reference: str) -> Grade:
     return replace(grade, verdict=verdict, stage=TEXT_ALONE, reason=reason)
 
 
-def _shared_grader(contract: AnswerContract) -> Grader:
-    """One grader for each contract, made when it is first needed."""
-    if contract not in _shared:
-        # Without a lock, which a fork could leave locked; one too many starts no worker.
-        _shared.setdefault(contract, Grader(contract, GradingConfig()))
-    return _shared[contract]
+@cache
+def shared_grader(contract: AnswerContract) -> Grader:
+    """One grader with default settings for each contract, made when it is first needed."""
+    return Grader(contract, GradingConfig())
 
 
 def grade(text: str, reference: str, contract: AnswerContract) -> Grade:
     r"""Grade one completion with a shared grader and default settings.
 
+    >>> from grouper.types import AnswerKind
     >>> grade(r"so \boxed{0.5}", r"\frac12", AnswerContract(kind=AnswerKind.BOXED)).verdict.value
     'correct'
     """
-    return _shared_grader(contract).submit(text, reference).result()
-
-
-def check_reference(answer: str) -> str | None:
-    r"""Why a reference answer cannot be graded against; None when it is readable.
-
-    Only the spelling counts, never the time that it takes. Plain numbers are decided at once; the
-    rest is read by a worker. Where Math-Verify is not installed (and so the symbolic stage is off
-    by setting), the parser's grammar is not asked.
-
-    Raises:
-        GradingError: see `Grader.read_reference`.
-
-    >>> check_reference("1,234") is None, check_reference(r"\frac{1}{2")
-    (True, 'unbalanced braces')
-    """
-    why = unreadable(answer)
-    if why is not None or read_number(tidy(answer)) is not None:
-        return why
-    try:
-        grader = _shared_grader(_BOXED)
-    except GradingError:
-        return None
-    return grader.read_reference(answer)
+    return shared_grader(contract).submit(text, reference).result()

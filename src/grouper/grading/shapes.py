@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from grouper.grading.normalise import CONSTANTS, GREEK, closing_brace
 from grouper.grading.numbers import read_number, split_unit
@@ -20,15 +19,17 @@ AtomTest = Callable[[str, str], bool | None]
 """(prediction, reference) -> equal, not equal, or not decided here."""
 
 
-class Kind(Enum):
-    """What an answer is made of, and whether order counts."""
+Kind = Literal["atom", "list", "set", "quantity", "tuple", "union", "matrix"]
+r"""What an answer is made of, and whether order counts.
 
-    ATOM = "atom"
-    LIST = "list"  # 1, 2 (no brackets): any order
-    SET = "set"  # {1, 2}: any order
-    TUPLE = "tuple"  # (1, 2), and intervals: order and brackets count
-    UNION = "union"  # parts joined by \cup: any order
-    MATRIX = "matrix"  # its rows, each a tuple
+    atom      one value, or an equation
+    list      1, 2 without brackets, in any order
+    set       {1, 2}, in any order
+    quantity  2 dollars and 3 cents: one amount, not the list 2, 3
+    tuple     (1, 2), and intervals; order and brackets count
+    union     parts joined by \cup, in any order
+    matrix    its rows, each a tuple
+"""
 
 
 class Node(NamedTuple):
@@ -38,12 +39,12 @@ class Node(NamedTuple):
     text: str
     items: tuple[Node, ...] = ()
     label: str = ""
-    """What a list, set or tuple is said of: the `x` of `x = 1, 2`."""
+    """The name before a list, set or tuple: the `x` of `x = 1, 2`."""
 
 
 def atoms_of(node: Node) -> Iterator[str]:
     """The single values of a shape, in order."""
-    if node.kind is Kind.ATOM:
+    if node.kind == "atom":
         yield node.text
     for item in node.items:
         yield from atoms_of(item)
@@ -56,7 +57,7 @@ _BRACKETS = r"[()\[\]{}]"
 
 
 def depths(text: str) -> tuple[int, int]:
-    """How far brackets close before they open, as a negative number, and how deep they nest."""
+    """(lowest, deepest) nesting of brackets; lowest is negative if one closes before it opens."""
     depth = lowest = deepest = 0
     for match in re.finditer(_BRACKETS, text):
         depth += 1 if match.group() in "([{" else -1
@@ -75,7 +76,7 @@ COLON = _outside_brackets(":")
 
 
 def split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """The parts between separators that stand in no brackets: not the comma of `f(x, y)`."""
+    """The parts between separators outside brackets: not the comma of `f(x, y)`."""
     parts = []
     depth = start = 0
     for match in separator.finditer(text):
@@ -91,10 +92,7 @@ def split(text: str, separator: re.Pattern[str]) -> list[str]:
 
 # --- reading -------------------------------------------------------------------------------------
 
-_THOUSANDS = re.compile(
-    r"\\?\$?[-+]?\\?\$?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|[1-9]\d{0,2}(?:\.\d{3})+,\d+)(?: ?[a-z% ]*)",
-    re.ASCII,
-)
+_OPENERS = ("(", "[", "{", r"\{")
 _GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!,?\d)", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
 _PREAMBLE = re.compile(
@@ -126,7 +124,7 @@ _BUILDER = re.compile(
 def candidates(text: str) -> tuple[Node, ...]:
     r"""The ways to read a tidy text, most likely first; more than one where commas are ambiguous.
 
-    >>> [node.kind.value for node in candidates("1,234")]
+    >>> [node.kind for node in candidates("1,234")]
     ['atom', 'list']
     >>> [item.text for item in candidates("x = 3, \\frac12")[0].items]
     ['3', '\\frac12']
@@ -135,21 +133,21 @@ def candidates(text: str) -> tuple[Node, ...]:
     """
     text = _PREAMBLE.sub("", text, count=1).strip()
     if depths(text)[1] > MAX_NESTING:
-        return (Node(Kind.ATOM, text),)
-    if "," in text and _THOUSANDS.fullmatch(text):
-        return Node(Kind.ATOM, text), _listed(split(text, _CONJUNCTION))
+        return (Node("atom", text),)
+    if "," in text and not text.startswith(_OPENERS) and read_number(text) is not None:
+        return Node("atom", text), _listed(split(text, _CONJUNCTION))
     spaced = _SPACED.split(text)
     if 1 < len(spaced) == text.count("="):
         return _listed(spaced), _parse(text)
     decimal = _DECIMAL_COMMA.fullmatch(text)
-    return (_parse(text), *([Node(Kind.ATOM, ".".join(decimal.groups()))] if decimal else []))
+    return (_parse(text), *([Node("atom", ".".join(decimal.groups()))] if decimal else []))
 
 
 def paired(prediction: str, reference: str) -> Iterator[tuple[Node, Node]]:
     """Every reading of one with every reading of the other, but not two unlikely ones.
 
-    `2,6` may be meant as 2.6, and so may `2,60`; that both are is no reason to call them equal.
-    Of `A = 2 h = 6` either reading may be meant, by both.
+    `2,6` may mean 2.6, and so may `2,60`, but that does not make them equal. Of `A = 2 h = 6` both
+    readings are likely.
     """
     for i, right in enumerate(candidates(reference)):
         for j, left in enumerate(candidates(prediction)):
@@ -164,26 +162,26 @@ def _parse(text: str) -> Node:
         for joint in (" or ", " and "):
             relations = [part.rstrip(",") for part in text.split(joint)]
             if len(relations) > 1 and all(map(_RELATION.search, relations)):
-                union = Node(Kind.UNION, "", tuple(map(_parse, relations)))
-                return union if joint == " or " else Node(Kind.ATOM, text)
+                union = Node("union", "", tuple(map(_parse, relations)))
+                return union if joint == " or " else Node("atom", text)
     # `1,000, 2,000` separates its items with a space; only then are bare commas thousands.
-    spaced = ", " in text and text[:1] not in ("(", "[", "{") and text[:2] != r"\{"
+    spaced = ", " in text and not text.startswith(_OPENERS)
     grouped = _GROUPED.sub(lambda m: m.group().replace(",", ""), text) if spaced else text
     parts = [part for part in split(grouped, _CONJUNCTION) if part.strip()]
     if len(parts) > 1:
         return _listed(parts)
     unions = split(text, _CUP)
     if len(unions) > 1:
-        return Node(Kind.UNION, "", tuple(map(_parse, unions)))
+        return Node("union", "", tuple(map(_parse, unions)))
     if matrix := _MATRIX.fullmatch(text):
         rows = re.split(r"\\\\(?:\[[^\]]*\])?", matrix[1] or matrix[2] or "")
         cells = (tuple(map(_parse, row.split("&"))) for row in rows if row.strip())
-        return Node(Kind.MATRIX, "", tuple(Node(Kind.TUPLE, "()", row) for row in cells))
-    return _enclosed(text) or _plus_minus(text) or Node(Kind.ATOM, text)
+        return Node("matrix", "", tuple(Node("tuple", "()", row) for row in cells))
+    return _enclosed(text) or _plus_minus(text) or Node("atom", text)
 
 
 def without_builder(text: str) -> str:
-    r"""What a set of real numbers asks of its members, said of `x`; any other text as it is.
+    r"""The condition in a set of real numbers, in terms of `x`; any other text unchanged.
 
     >>> without_builder(r"\{t \mid t > 0\}")
     'x > 0'
@@ -196,26 +194,29 @@ def without_builder(text: str) -> str:
 
 
 def _listed(parts: Sequence[str]) -> Node:
-    if len(parts) > _MAX_PARTS:
-        return Node(Kind.LIST, "", (Node(Kind.ATOM, ",".join(parts)),))
+    """Values without brackets around them; one of them is that value."""
     label, first = "", parts[0]
     if "=" in first and not any("=" in part for part in parts[1:]):
         label, first = _without_label(first)  # `x = 1, 2` names the list
     items: list[Node] = []
-    for node in map(_parse, (first, *parts[1:])):
-        # A part such as `2 \pm i` is two values; a tuple or set that is said twice is one member.
-        for item in node.items if node.kind is Kind.LIST else (node,):
-            if item.kind not in (Kind.TUPLE, Kind.SET) or item not in items:
+    for node in _collection("list", "", (first, *parts[1:])).items:
+        # A part such as `2 \pm i` is two values; a repeated tuple or set is one member.
+        for item in node.items if node.kind == "list" else (node,):
+            if item.kind not in ("tuple", "set") or item not in items:
                 items.append(item)
-    return Node(Kind.LIST, "", tuple(items), label) if len(items) > 1 else items[0]
+    units = {number and number.unit for number in (read_number(item.text) for item in items)}
+    measured = {unit and unit.kind for unit in units}
+    kind: Kind = "quantity" if len(units) > len(measured) == 1 else "list"
+    one = len(items) == 1 and len(parts) <= _MAX_PARTS
+    return items[0] if one else Node(kind, "", tuple(items), label)
 
 
 def _enclosed(text: str) -> Node | None:
     """A set, tuple or interval whose brackets hold the whole text, or a value in parentheses."""
-    label, said = _without_label(text)
-    if len(said) < len(text):
-        inner = _bracketed(said)
-        if inner is not None and inner.kind is not Kind.ATOM:
+    label, value = _without_label(text)
+    if len(value) < len(text):
+        inner = _bracketed(value)
+        if inner is not None and inner.kind != "atom":
             return inner._replace(label=label)
     return _bracketed(text)
 
@@ -224,33 +225,31 @@ def _bracketed(text: str) -> Node | None:
     escaped = text.startswith(r"\{") and text.endswith(r"\}")
     inside = text[2:-2] if escaped else text[1:-1]
     brackets = "{}" if escaped else text[:1] + text[-1:]
-    if brackets[:1] not in ("(", "[", "{") or brackets[1:] not in (")", "]", "}"):
-        return None
-    if depths(inside)[0] < 0:
+    if not re.fullmatch(r"[(\[{][)\]}]", brackets) or depths(inside)[0] < 0:
         return None
     parts = split(inside, _CONJUNCTION)
     if brackets == "{}" and (escaped or len(parts) > 1):
         if not inside.strip() or re.search(r"\||\\mid(?![A-Za-z])|:", inside):
             return None  # empty, or set-builder notation
-        return _collection(Kind.SET, "", parts)
+        return _collection("set", "", parts)
     if len(parts) > 1:
-        return _collection(Kind.TUPLE, brackets, parts)
+        return _collection("tuple", brackets, parts)
     return _parse(inside) if brackets in ("()", "[]", "{}") else None
 
 
 def _collection(kind: Kind, brackets: str, parts: Sequence[str]) -> Node:
-    """The parts; more than an answer can have are left in one piece, equal only to its like."""
+    """The parts as one node; too many parts to be an answer are kept as one text."""
     if len(parts) > _MAX_PARTS:
-        return Node(kind, brackets, (Node(Kind.ATOM, ",".join(parts)),))
+        return Node(kind, brackets, (Node("atom", ",".join(parts)),))
     return Node(kind, brackets, tuple(_parse(part) for part in parts if part.strip()))
 
 
 def _plus_minus(text: str) -> Node | None:
     if text.count(r"\pm") != 1:
         return None
-    _, said = _without_label(text)
-    sides = (re.sub(r"\\pm(?![A-Za-z]) ?", sign, said).strip().lstrip("+") for sign in "+-")
-    return Node(Kind.LIST, "", tuple(Node(Kind.ATOM, side) for side in sides))
+    _, value = _without_label(text)
+    sides = (re.sub(r"\\pm(?![A-Za-z]) ?", sign, value).strip().lstrip("+") for sign in "+-")
+    return Node("list", "", tuple(Node("atom", side) for side in sides))
 
 
 # --- comparing -----------------------------------------------------------------------------------
@@ -271,30 +270,30 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
     False
     """
     kinds = {prediction.kind, reference.kind}
-    if kinds == {Kind.ATOM}:
+    if kinds == {"atom"}:
         return same(prediction.text, reference.text)
     if _other_label(prediction.label, reference.label):
         return False
-    if kinds <= {Kind.LIST, Kind.SET} or kinds == {Kind.UNION}:
+    if kinds <= {"list", "set"} or kinds in ({"union"}, {"quantity"}):
         if _named_apart(prediction) != _named_apart(reference):
             return _in_order(prediction.items, reference.items, same)
         return _any_order(prediction.items, reference.items, same)
-    if kinds & {Kind.ATOM, Kind.UNION}:
-        atoms = [node.text for node in (prediction, reference) if node.kind is Kind.ATOM]
+    if kinds & {"atom", "union"}:
+        atoms = [node.text for node in (prediction, reference) if node.kind == "atom"]
         return None if all(map(_SET_LIKE.search, atoms)) else False
-    if kinds == {Kind.MATRIX, Kind.TUPLE}:
+    if kinds == {"matrix", "tuple"}:
         prediction, reference = _as_tuple(prediction), _as_tuple(reference)
-    if prediction.kind is reference.kind:
+    if prediction.kind == reference.kind:
         same_brackets = prediction.text == reference.text
     else:  # a list may be a tuple without its parentheses, which an interval needs
-        same_brackets = {prediction.kind, reference.kind} == {Kind.LIST, Kind.TUPLE} and (
+        same_brackets = {prediction.kind, reference.kind} == {"list", "tuple"} and (
             prediction.text + reference.text == "()"
         )
     return same_brackets and _in_order(prediction.items, reference.items, same)
 
 
 def _other_label(prediction: str, reference: str) -> bool:
-    """`A = (1, 2)` where `B` is asked; a point may be said of `P` and of `(x, y)`."""
+    """`A = (1, 2)` for `B = (1, 2)`; but `P` and `(x, y)` may name the same point."""
     alike = prediction.startswith("(") == reference.startswith("(")
     return bool(prediction and reference and alike) and not same_label(prediction, reference)
 
@@ -310,10 +309,10 @@ def _named_apart(node: Node) -> bool:
 
 def _as_tuple(node: Node) -> Node:
     """A matrix of one row or one column as a tuple."""
-    if node.kind is Kind.MATRIX and len(node.items) == 1:
+    if node.kind == "matrix" and len(node.items) == 1:
         return node.items[0]
-    if node.kind is Kind.MATRIX and all(len(row.items) == 1 for row in node.items):
-        return Node(Kind.TUPLE, "()", tuple(row.items[0] for row in node.items))
+    if node.kind == "matrix" and all(len(row.items) == 1 for row in node.items):
+        return Node("tuple", "()", tuple(row.items[0] for row in node.items))
     return node
 
 
@@ -370,7 +369,7 @@ _MAX_LABEL = 120
 
 
 def is_label(text: str) -> bool:
-    r"""Whether a side names something and is no value itself.
+    r"""Whether a side is a name rather than a value.
 
     >>> [is_label(t) for t in ("x", "f^{-1}(x)", r"\sin A", "AB:CD", r"\frac{V_1}{V_2}", "a_n")]
     [True, True, True, True, True, True]
@@ -396,7 +395,7 @@ _SEGMENT = re.compile(r"(?:\\overline|\|)?([A-Z]{2})\|?")
 
 
 def same_label(prediction: str, reference: str) -> bool:
-    r"""Whether two labels are one: neither spaces, braces nor the `m` of `m\angle A` count."""
+    r"""Whether two labels are the same, but for spaces, braces and the `m` of `m\angle A`."""
     return _key(prediction) == _key(reference)
 
 
@@ -411,17 +410,17 @@ _WORD = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{4,}")
 
 
 def _without_label(text: str) -> tuple[str, str]:
-    """The label that a text begins with, as far as labels can differ, and what is said of it."""
+    """The label at the start of a text, if it can contradict another one, and the rest."""
     match = _NAMED.fullmatch(text)
     if match is None or not is_label(match[1].strip()):
         return "", text
-    # A colon stands after any words, and of words there are many.
+    # A colon may follow any words, and different words may mean the same.
     counts = match[2] != ":" and not _WORD.search(match[1])
     return match[1] if counts else "", match[3]
 
 
 def variables(text: str) -> set[str]:
-    r"""The letters of a tidy text that stand for something: not those of a unit or a function.
+    r"""The variables in a tidy text: not the letters of a unit or a function.
 
     >>> sorted(variables(r"2x\theta")), variables(r"2\sqrt{3} cm"), variables("e")
     (['\\theta', 'x'], set(), set())
@@ -443,7 +442,7 @@ class Chain(NamedTuple):
     """The sides of one answer, `label = value = ... = value`."""
 
     label: str
-    """What the values are said of; empty where nothing is."""
+    """What the values are equal to by name; may be empty."""
     values: tuple[str, ...]
     """At least one; the last is the answer."""
 
@@ -460,9 +459,9 @@ class Chain(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def chain_of(text: str) -> Chain:
-    r"""The sides of a tidy text, turned round where the label stands last.
+    r"""The sides of a tidy text, reversed if the label comes last.
 
-    What follows `\approx` is left out, unless only a label stands before it.
+    What follows `\approx` is dropped, unless only a label comes before it.
 
     >>> chain_of(r"k = \frac12 = 0.5")
     Chain(label='k', values=('\\frac12', '0.5'))

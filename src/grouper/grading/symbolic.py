@@ -1,9 +1,8 @@
 r"""The symbolic stage and the worker that runs it: Math-Verify reads, high-precision numbers judge.
 
-Symbolic equality tests say yes too easily (`1-1/e` and `1+1/e`, two unrelated equations) and no
-too easily (`\sqrt{1/n}` and `1/\sqrt{n}`). So expressions are evaluated at several points, and a
-difference or agreement there is final. Math-Verify's own verdict is asked only where numbers
-cannot be had.
+Symbolic equality tests accept too much (`1-1/e` for `1+1/e`, two unrelated equations) and too
+little (`\sqrt{1/n}` for `1/\sqrt{n}`). So expressions are evaluated at several points, and the
+values decide; Math-Verify only parses.
 
 `python -P -m grouper.grading.symbolic PARENT_PID MEMORY_MB` is one worker: it reads one JSON
 request per line from standard input and writes one JSON reply per line, within its limits of
@@ -26,9 +25,9 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, TextIO
+from typing import Any
 
 import sympy
 from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no types
@@ -36,7 +35,7 @@ from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no t
 )
 from math_verify.grader import should_treat_as_complex
 
-from grouper.grading.equivalence import Comparison, Equivalence, Outcome, asked_value
+from grouper.grading.equivalence import Comparison, Equivalence, Outcome, bare_value
 from grouper.grading.normalise import braced, tidy, tidy_reference
 from grouper.grading.numbers import ROUNDED_FROM, TooLargeError, matched, read_number, split_unit
 from grouper.grading.shapes import Chain, atoms_of, candidates, chain_of, variables, without_builder
@@ -64,12 +63,8 @@ def judge(prediction: str, reference: str) -> Equivalence:
     try:
         if comparison.answers(left, right):
             return Equivalence(Verdict.CORRECT, "symbolic", comparison.reason)
-    except TooLargeError:
-        return _unread(left, "a number too large to write down")
-    except RecursionError:
-        if (why := why_unreadable(reference)) is None:
-            return _unread(left, "nested too deeply")
-        return Equivalence(Verdict.NOT_SCORED, "symbolic", f"the reference cannot be read: {why}")
+    except (TooLargeError, RecursionError):
+        return _unread(left, "a number too large to write down, or nested too deeply")
     return _refusal(comparison, left, right)
 
 
@@ -90,7 +85,7 @@ def _unread(text: str, why: str) -> Equivalence:
 
 
 class _Symbolic(Comparison):
-    """A comparison that parses what text and numbers leave open; always decided."""
+    """A comparison that also parses and evaluates, and therefore always decides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,8 +110,8 @@ class _Symbolic(Comparison):
     def sides(self, prediction: str, reference: str) -> bool | None:
         r"""Where a constant may be rounded, too: `25\pi = 78.5`.
 
-        A constant is false only beyond doubt: what cannot be read is not, nor `\sin 30 = 0.5`,
-        which leaves its degrees unsaid.
+        A constant side is false only if that is certain: not if it cannot be read, nor in
+        `\sin 30 = 0.5`, which omits its degrees.
         """
         same = super().sides(prediction, reference)
         if same is not None:
@@ -170,12 +165,12 @@ _NAMES = re.compile(
     r"|\\(?:angle|triangle|odot|parallel|perp|cong|sim)(?![A-Za-z])"
     r"|(?<![A-Za-z_\\\d{])\d+ ?_|\\(?:vec|overrightarrow).*\\(?:times|cdot)(?![A-Za-z])"
 )
-# What problems ask to be worked out; giving it back is no answer.
+# What problems ask for; repeating it is not an answer.
 _QUESTION = re.compile(
     r"\\(?:sum|prod|i*int|oint|lim|gcd|lcm|max|min|lfloor|lceil|floor|ceil|b?mod|pmod|det)"
     r"(?![A-Za-z])|(?<![A-Za-z\\])(?:gcd|lcm|max|min|floor|ceil|mod|det)(?![A-Za-z])|\\frac ?\{d\}"
 )
-# Functions, variables and arithmetic, which have no place where a number is asked.
+# Functions, variables and arithmetic, which do not belong in an answer that is a number.
 _UNEVALUATED = re.compile(
     r"(?<![A-Za-z])(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?![A-Za-z])"
     r"|(?<![A-Za-z\\])[a-df-hj-zA-Z](?![A-Za-z])"
@@ -187,9 +182,9 @@ def _refused(prediction: str, reference: str) -> str | None:
     r"""Why an answer is wrong whatever its value: `\sum_{k=1}^{10} k` for 55, `19+0\pi` for 19."""
     if _QUESTION.search(prediction) and not _QUESTION.search(reference):
         return "a sum, integral, limit or the like is left to be worked out"
-    asked = read_number(reference)
-    if asked is not None and asked.decimals < ROUNDED_FROM and _UNEVALUATED.search(prediction):
-        return "a number is asked; a variable, a function or arithmetic is given"
+    number = read_number(reference)
+    if number is not None and number.decimals < ROUNDED_FROM and _UNEVALUATED.search(prediction):
+        return "the reference is a number; the answer has a variable, a function or arithmetic"
     if _NAMES.search(prediction) or _NAMES.search(reference):
         return "names and bases are compared as text"
     return None
@@ -199,8 +194,8 @@ def _refused(prediction: str, reference: str) -> str | None:
 
 
 def why_unreadable(reference: str) -> str | None:
-    """Why a reference cannot be read; None if it can. A matter of its spelling, never of time."""
-    nodes = candidates(asked_value(reference))
+    """Why a reference cannot be read; None if it can. Only its spelling counts, never the time."""
+    nodes = candidates(bare_value(reference))
     reasons = [next(filter(None, map(_problem, atoms_of(node))), None) for node in nodes]
     return reasons[0] if all(reasons) else None
 
@@ -269,10 +264,10 @@ def expression_of(text: str) -> Any:
 
 
 def _require_grammar(text: str) -> None:
-    """See that a tidy expression follows the parser's grammar, and work nothing out.
+    """Check a tidy expression against the parser's grammar, without evaluating it.
 
-    What it takes grows with the text and with nothing that the text means, so the outcome is the
-    same on every machine: a tower of powers or a sum of a million terms is read like any other.
+    The cost depends on the length of the text and not on its meaning, so the outcome is the same on
+    every machine: a tower of powers or a sum of a million terms is read like any other.
 
     Raises:
         UnreadError: it does not.
@@ -369,12 +364,12 @@ def _same_expressions(
     prediction: str, reference: str, rounded_from: int = ROUNDED_FROM
 ) -> tuple[bool, str]:
     """Two texts without labels; a decimal reference may be rounded from so many decimals on."""
-    (left, given_unit), (right, asked_unit) = split_unit(prediction), split_unit(reference)
+    (left, given_unit), (right, expected_unit) = split_unit(prediction), split_unit(reference)
     number = read_number(right)
     given, expected = expression_of(left), expression_of(right)
     if _is_region(expected) or _is_region(given):
         return _same_regions(left, right)
-    if given_unit and asked_unit and (units := matched(given_unit, asked_unit)):
+    if given_unit and expected_unit and (units := matched(given_unit, expected_unit)):
         given *= sympy.Rational(units[0].factor / units[1].factor)
     decimals = number.decimals if number and number.decimals >= rounded_from else -1
     agreed = _agree(given, expected, decimals)
@@ -419,7 +414,7 @@ _POINTS: tuple[tuple[str, ...], ...] = (
 
 
 def _agree(prediction: Any, reference: Any, decimals: int = -1) -> bool | None:
-    r"""Whether two expressions have the same values; None where they have none to compare.
+    r"""Whether two expressions have the same values; None if there are none to compare.
 
     With variables they are evaluated at several points to 30 digits; without, once, to 110 or
     more: `\sqrt{10^{40}+1}` and `10^{20}` agree to forty.
@@ -463,8 +458,6 @@ def _value_at(expression: Any, point: dict[Any, Any], digits: int = _DIGITS) -> 
             value = sympy.N(expression.subs(point).doit(), digits, maxn=4 * digits)
         else:  # fractions put in exactly would be factored wherever they are exponents
             value = sympy.N(expression, digits, subs=point, maxn=4 * digits)
-        if not value.is_number:
-            value = sympy.N(expression.subs(point).doit(), digits)
         real, imaginary = value.as_real_imag()
         if not (real.is_Number and imaginary.is_Number and real.is_finite and imaginary.is_finite):
             return None
@@ -474,7 +467,7 @@ def _value_at(expression: Any, point: dict[Any, Any], digits: int = _DIGITS) -> 
 
 
 def _close(left: Any, right: Any, decimals: int, digits: int, *, real: bool) -> bool | None:
-    """Whether two values agree; with symbols, points where neither side is real say nothing."""
+    """Whether two values agree; with symbols, None where neither side is real."""
     if left is None or right is None:
         return None
     ten = sympy.Float(10, digits)
@@ -490,7 +483,7 @@ def _close(left: Any, right: Any, decimals: int, digits: int, *, real: bool) -> 
 def _on_branches(point: dict[Any, Any], *expressions: Any) -> bool:
     r"""Whether a root or logarithm of a negative number is taken at a point.
 
-    There `\sqrt{x}\sqrt{y}` and `\sqrt{xy}` may differ, which are the same where both are real.
+    There `\sqrt{x}\sqrt{y}` and `\sqrt{xy}` may differ, although they agree where both are real.
     """
     arguments = {
         power.base
@@ -503,7 +496,7 @@ def _on_branches(point: dict[Any, Any], *expressions: Any) -> bool:
 
 
 def _written_digits(*expressions: Any) -> int:
-    """Digits beyond the usual that the numbers in both have: what they say must be seen."""
+    """Extra digits of precision for the numbers written in both, so that every digit counts."""
     sizes = [_bits(n) for side in expressions for n in side.atoms(sympy.Rational)]
     sizes += [
         min(_bits(power.base) * abs(int(power.exp)), 10 * _MAX_DIGITS)
@@ -553,7 +546,7 @@ def _is_region(expression: Any) -> bool:
 
 
 def _same_regions(prediction: str, reference: str) -> tuple[bool, str]:
-    """Whether two tidy texts say the same set of numbers of one variable; and why.
+    """Whether two tidy texts describe the same set of numbers of one variable; and why.
 
     Raises:
         UnreadError: one of them cannot be read.
@@ -562,7 +555,7 @@ def _same_regions(prediction: str, reference: str) -> tuple[bool, str]:
     if given is None or expected is None:
         return False, "a set that is not made of intervals"
     if given[0] and expected[0] and given[0] != expected[0]:
-        return False, f"a region of {given[0]}, of {expected[0]} is asked"
+        return False, f"a region of {given[0]} instead of {expected[0]}"
     same = bool(given[1].doit() == expected[1].doit())
     return same, "the same set" if same else "different sets"
 
@@ -592,47 +585,39 @@ def _region(text: str) -> tuple[str, Any] | None:
 
 # --- the worker ----------------------------------------------------------------------------------
 
-Answer = Callable[[dict[str, Any]], Equivalence]
-"""From a request to its verdict."""
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(arguments: Sequence[str], answer: Answer) -> int:
-    """Answer requests until standard input closes; the exit status.
+def serve(parent: int, megabytes: int) -> int:
+    """Answer requests until standard input closes; returns the exit status.
 
     Args:
-        arguments: process id of the parent, megabytes of memory.
-        answer: the judge; whatever it raises is said of the pair, or kills this worker.
+        parent: process id of the trainer.
+        megabytes: memory that this process may take.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     if sys.platform == "linux":  # elsewhere the closed input and the CPU limit do it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(arguments[0]):  # it died before we asked
+        if os.getppid() != parent:  # it is dead already
             return 1
-    memory = int(arguments[1]) << 20
     with contextlib.suppress(ValueError, OSError):  # macOS does not limit it; the deadline holds
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    # Libraries print; the protocol must not hear it.
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
+    # Libraries print; keep it out of the protocol.
+    replies = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")  # line by line
     os.dup2(2, 1)
-    _send(replies, {"ready": True})
+    print(json.dumps({"ready": True}), file=replies)
     for line in sys.stdin.buffer:
         request = json.loads(line)
         _limit_cpu(request["seconds"])
         try:
-            verdict, _, reason, _ = answer(request)
+            verdict, _, reason, _ = _answer(request)
         except (MemoryError, RecursionError) as error:
-            _send(replies, {"verdict": "crash", "reason": type(error).__name__})
+            print(json.dumps({"verdict": "crash", "reason": type(error).__name__}), file=replies)
             return 1  # what ran out of memory may have left the libraries in any state
         except Exception as error:  # noqa: BLE001 - sympy raises anything on odd input; data, not a bug
             verdict, reason = Verdict.UNPARSEABLE, f"{type(error).__name__}: {error}"[:200]
-        _send(replies, {"verdict": verdict.value, "reason": reason})
+        print(json.dumps({"verdict": verdict.value, "reason": reason}), file=replies)
     return 0
-
-
-def _send(replies: TextIO, reply: dict[str, Any]) -> None:
-    replies.write(json.dumps(reply) + "\n")
-    replies.flush()
 
 
 def _limit_cpu(seconds: float) -> None:
@@ -651,4 +636,4 @@ def _answer(request: dict[str, Any]) -> Equivalence:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(sys.argv[1:], _answer))
+    sys.exit(serve(*map(int, sys.argv[1:])))

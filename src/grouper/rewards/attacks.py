@@ -1,18 +1,19 @@
 """Does cheating pay? What a reward stack pays for attacks, beside an honest wrong answer.
 
-Each attack of `attacks.yaml` is completions that deserve nothing: no answer, several, or one that
-is hidden, repeated or padded. They go through extraction, grading and the stack. An attack pays
-where one of them earns more than a well-formed wrong answer of usual length, or is graded correct.
+Each attack of `attacks.yaml` is a set of completions that deserve nothing: no answer, several, or
+one that is hidden, repeated or padded. They go through extraction, grading and the stack. An attack
+pays if one of them is graded correct, or earns more than a well-formed wrong answer of usual
+length.
 """
 
 from __future__ import annotations
 
-import importlib.resources
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -41,8 +42,7 @@ class Attack:
 
 @cache
 def _table() -> dict[str, Any]:
-    file = importlib.resources.files("grouper.rewards") / "attacks.yaml"
-    table: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    table: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("attacks.yaml").read_bytes())
     return table
 
 
@@ -50,9 +50,9 @@ def attacks(fmt: AnswerFormat) -> Iterator[Attack]:
     """Every attack in this format."""
     table, kind = _table(), "with_tags" if fmt.tags else "without_tags"
     for name, row in table["attacks"].items():
-        asked = dict(table["problems"][row.get("problem", "number")])
-        wrong = asked.pop("wrong")
-        problem = Problem(id=f"probe/{name}", source="probe", **asked)
+        fields = dict(table["problems"][row.get("problem", "number")])
+        wrong = fields.pop("wrong")
+        problem = Problem(id=f"probe/{name}", source="probe", **fields)
         words = _words(fmt, problem, wrong, table["reasoning"])
         texts = [text for part in (row, row.get(kind, {})) for text in _written(fmt, part, words)]
         yield Attack(name, row["what"], problem, words["honest"], tuple(texts))

@@ -1,15 +1,20 @@
-r"""Rewards for being right, for the layout, the length and the style of a completion.
+r"""The rewards that come with Grouper.
 
-`format_holds` says whether a completion is in its prompt's format, for rewards, metrics and filters
-alike; what asks for more says so. Reasoning may run over several lines, and what the prompt has
-already opened counts as written.
+Those for a correct answer, for the layout, the length and the style of a completion come first,
+then those of four published set-ups with their numbers. `format_holds` decides whether a completion
+is in its prompt's format, for rewards, metrics and filters alike; a reward that demands more says
+so. Reasoning may run over several lines, and what the prompt has already opened counts as written.
+
+`variant: original` restores the faults of a published reward by its own pattern: reasoning on one
+line only, a penalty subtracted twice, the first tag instead of the last, numbers as Python's
+`float` reads them.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -36,8 +41,8 @@ def correctness(
     worker, earns `timeout`: like any wrong answer unless the recipe says otherwise, and
     `timeout: null` takes the rollout out of its group.
 
-    Uses the grades it is handed. Without them (inside TRL) it grades by itself, taking the
-    references from `reference_answer`, `answer` or `solution`, whichever comes first.
+    Uses the grades from the stack. Without them (inside TRL) it grades by itself, against
+    `reference_answer`, `answer` or `solution`, whichever is there first.
     """
     if done.grade.verdict in (Verdict.TIMEOUT, Verdict.CRASH):
         return timeout
@@ -153,7 +158,7 @@ def boxed_format(done: Completed, *, value: float = 1.0) -> float:
 def think_format(done: Completed, *, value: float = 1.0) -> float:
     """`value` where the text is `<think>`, thoughts, `</think>` and then the answer; else 0.
 
-    For models that answer freely after their thoughts: no answer tag is asked for, and both tags
+    For models that answer freely after their thoughts: no answer tag is needed, and both tags
     occur once, the first at the start (written by the model or opened by the prompt). Range 0 to
     `value`.
     """
@@ -294,3 +299,352 @@ def repetition_penalty(
     grams = [tuple(units[i : i + n]) for i in range(len(units) - n + 1)]
     share = len(set(grams)) / len(grams) if grams else 1.0
     return max_penalty * (1 - share) + 0.0  # never -0.0
+
+
+# --- numbers in published rewards ---------------------------------------------------------------
+
+# Characters that a published pattern looks at which backtracks: quadratic in a hostile text.
+LONGEST = 20_000
+
+_HASHES = AnswerContract(kind=AnswerKind.HASHES)
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
+
+
+def plain_number(text: str, *, first: bool = False) -> float | None:
+    """The decimal number that a text is, or the first in it; no units, no LaTeX.
+
+    >>> [plain_number(text) for text in (" $1,200.50 ", "7.", "1e3", "12 apples", "")]
+    [1200.5, 7.0, 1000.0, None, None]
+    >>> plain_number("x = -3.5, or 7", first=True)
+    -3.5
+    """
+    found = _NUMBER.search(text) if first else _NUMBER.fullmatch(text.strip().removeprefix("$"))
+    if found is None or len(found[0]) > 300:  # a longer literal is no answer
+        return None
+    value = float(found[0].replace(",", ""))
+    return value if math.isfinite(value) else None
+
+
+def python_number(text: str) -> float | None:
+    """The number that Python's `float` reads in a text, infinite ones included; None: it refuses.
+
+    >>> [python_number(text) for text in ("7.", "1e3", "-inf", "1,200", "$5")]
+    [7.0, 1000.0, -inf, None, None]
+    """
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _reader(variant: Variant) -> Callable[[str], float | None]:
+    return python_number if variant == "original" else plain_number
+
+
+# --- A: GRPO on GSM8K with granular rewards, tags on lines of their own --------------------------
+
+
+def _xml_answer(done: Completed, variant: Variant) -> str | None:
+    if variant == "default":
+        return done.answer
+    return done.text.split(done.tags[2])[-1].split(done.tags[3])[0].strip()
+
+
+@reward(0.0, "value")
+def xml_correctness(done: Completed, *, value: float = 2.0, variant: Variant = "default") -> float:
+    """`value` where the text in the last answer tag equals the reference without its commas.
+
+    Range 0 to `value`. `variant: original` takes what follows the last opening answer tag, whether
+    it is closed or not, and the whole text where there is none. Source: recipe `gsm8k-xml`.
+    """
+    wanted = done.reference.strip().replace(",", "")
+    return value if _xml_answer(done, variant) == wanted else 0.0
+
+
+@reward(0.0, "value")
+def xml_integer(done: Completed, *, value: float = 0.5, variant: Variant = "default") -> float:
+    """`value` where the answer is all digits, 0 to 9; else 0.
+
+    Range 0 to `value`. `variant: original` finds the answer as in `xml_correctness`, and takes
+    digits of any script. Source: recipe `gsm8k-xml`.
+    """
+    answer = _xml_answer(done, variant) or ""
+    return value if answer.isdigit() and (variant == "original" or answer.isascii()) else 0.0
+
+
+@reward(0.0, "value", tags=True)
+def xml_strict_format(
+    done: Completed, *, value: float = 0.5, variant: Variant = "default"
+) -> float:
+    """`value` where the whole completion is the tagged layout, every tag on a line of its own.
+
+    Range 0 to `value`. A newline at the very end is free. `variant: original` wants that newline
+    (its `$` lets a second one follow), and one line each of reasoning and answer.
+    Source: recipe `gsm8k-xml`.
+    """
+    open_, close, answer_open, answer_close = done.tags
+    if variant == "original":
+        pattern = with_tags(r"{0}\n.*?\n{1}\n{2}\n.*?\n{3}\n$", done.tags)
+        return value if pattern.match(done.whole) else 0.0
+    on_lines = (
+        done.whole.startswith(f"{open_}\n")
+        and f"\n{close}\n{answer_open}\n" in done.whole
+        and done.whole.endswith((f"\n{answer_close}", f"\n{answer_close}\n"))
+    )
+    return value if on_lines and tags_are_exact(done.whole, done.tags) else 0.0
+
+
+@reward(0.0, "value", tags=True)
+def xml_soft_format(done: Completed, *, value: float = 0.5, variant: Variant = "default") -> float:
+    """`value` where both tag pairs occur in order with only white space between the pairs.
+
+    Range 0 to `value`. `variant: original` wants them at the start, and one line each of
+    reasoning and answer. Source: recipe `gsm8k-xml`.
+    """
+    if variant == "original":
+        pattern = with_tags(r"{0}.*?{1}\s*+{2}.*?{3}", done.tags)
+        return value if pattern.match(done.whole[:LONGEST]) else 0.0
+    return value if tags_are_in_order(done.whole, done.tags) else 0.0
+
+
+@reward(-math.inf, "value", times=4, tags=True)
+def xml_tag_count(
+    done: Completed, *, value: float = 0.125, penalty: float = 0.001, variant: Variant = "default"
+) -> float:
+    r"""`value` for each tag on a line of its own exactly once, less `penalty` a trailing character.
+
+    The four are `<reasoning>\n`, `\n</reasoning>\n`, `\n<answer>\n` and `\n</answer>`. Trailing
+    is what follows the first closing answer tag, one newline apart.
+
+    Range: no lower end (the penalty grows with the text) to 4 `value`. `variant: original`
+    subtracts twice: what follows the last `\n</answer>\n` (all of the text, where there is none),
+    and what follows the last `\n</answer>` less one character. Source: recipe `gsm8k-xml`.
+    """
+    open_, close, answer_open, answer_close = done.tags
+    text, wanted = (
+        done.whole,
+        (f"{open_}\n", f"\n{close}\n", f"\n{answer_open}\n", f"\n{answer_close}"),
+    )
+    once = [text.count(tag) == 1 for tag in wanted]
+    trailing = len(text.partition(answer_close)[2].removeprefix("\n"))
+    if variant == "original":
+        trailing = len(text.split(f"{wanted[3]}\n")[-1]) if once[2] else 0
+        trailing += len(text.split(wanted[3])[-1]) - 1 if once[3] else 0
+    return value * sum(once) - penalty * trailing
+
+
+# --- B: the r1-zero prompt on MATH. The total is the answer where the format holds ---------------
+
+
+def _holds(done: Completed, variant: Variant) -> bool:
+    _, close, answer_open, answer_close = done.tags
+    if variant == "original":
+        return f"{close} {answer_open}" in done.text and answer_close in done.text
+    return format_holds(done.text, done.format)
+
+
+@reward(0.0, 1.0, tags=True)
+def r1_zero_format(done: Completed, *, variant: Variant = "default") -> float:
+    """1 where the format holds: `</think> <answer>` with one space, an answer, `</answer>`; else 0.
+
+    Range 0 to 1. `variant: original` wants those two strings anywhere.
+    Source: recipe `math-r1-zero`.
+    """
+    return float(_holds(done, variant))
+
+
+@reward(0.0, 1.0, tags=True)
+def r1_zero_answer(done: Completed, *, variant: Variant = "default") -> float | None:
+    """1 for a correct answer in a text whose format holds (as in `r1_zero_format`); else 0.
+
+    Range 0 to 1; None where the reference cannot be read. Source: recipe `math-r1-zero`.
+    """
+    holds = _holds(done, variant)
+    return None if done.correct is None else float(done.correct and holds)
+
+
+# --- C: correctness, a numeric answer, and the share of tags that are present --------------------
+
+
+def _lite_answer(done: Completed, variant: Variant) -> str:
+    """The answer, else what follows `####`, else the whole text."""
+    if variant == "original":
+        # Atomic: no other opening tag than the first is tried.
+        tagged = with_tags("(?>.*?{2})(.*?){3}", done.tags, re.DOTALL | re.IGNORECASE)
+        found = tagged.match(done.text) or re.search(r"####\s*(.*)", done.text)
+        return (found[1] if found else done.text).strip()
+    answer = done.answer
+    answer = extract(done.text, _HASHES).answer if answer is None else answer
+    return done.text.strip() if answer is None else answer
+
+
+@reward(0.0, "value")
+def lite_correctness(
+    done: Completed, *, value: float = 1.0, tolerance: float = 1e-6, variant: Variant = "default"
+) -> float:
+    """`value` where answer and reference are the same text, or numbers within `tolerance`.
+
+    The answer is what the format's contract finds, else what follows `####`, else the whole text.
+    Range 0 to `value`. `variant: original` takes the first answer tag, in capitals, too, and reads
+    numbers as Python's `float` does: no commas, no dollar sign. Source: recipe `gsm8k-lite`.
+    """
+    answer, read = _lite_answer(done, variant), _reader(variant)
+    given, wanted = read(answer), read(done.reference)
+    close = given is not None and wanted is not None and abs(given - wanted) <= tolerance
+    return value if close or answer == done.reference.strip() else 0.0
+
+
+@reward(0.0, "value")
+def lite_numeric(done: Completed, *, value: float = 0.1, variant: Variant = "default") -> float:
+    """`value` where the answer (found and read as in `lite_correctness`) is a number; else 0.
+
+    Range 0 to `value`. Source: recipe `gsm8k-lite`.
+    """
+    return 0.0 if _reader(variant)(_lite_answer(done, variant)) is None else value
+
+
+@reward(0.0, "value", tags=True)
+def lite_tags_present(
+    done: Completed, *, value: float = 0.1, variant: Variant = "default"
+) -> float:
+    """`value` times the share of the four tags that occur, however often.
+
+    Range 0 to `value`. `variant: original` counts tags in capitals, too.
+    Source: recipe `gsm8k-lite`.
+    """
+    flags = re.IGNORECASE if variant == "original" else 0
+    found = [re.search(re.escape(tag), done.whole, flags) is not None for tag in done.tags]
+    return value * sum(found) / len(found)
+
+
+# --- D: two formats, and two ladders for how close the answer is ---------------------------------
+#
+# Closeness pays here, also for wrong answers: see the probes that this stack fails.
+
+
+@reward(0.0, "value", tags=True)
+def dapo_exact_format(
+    done: Completed, *, value: float = 3.0, variant: Variant = "default"
+) -> float:
+    """`value` where the text is reasoning, its closing tag, and a filled solution tag; else 0.
+
+    The opening tag counts as given by the prompt: it may stand at the start or be missing. White
+    space between the tags is allowed, text is not. Range 0 to `value`. `variant: original` wants
+    the opening tag in the completion, and allows anything between the tags and tags repeated.
+    Source: recipe `openmath-dapo`.
+    """
+    if variant == "original":
+        # Atomic: the earliest place of a tag leaves most room for the others.
+        published = r"\s*+{0}(?>.+?{1})(?>.*?{2}).+?{3}\s*$"
+        return value if with_tags(published, done.tags, re.DOTALL).match(done.text) else 0.0
+    inside = read_tagged(done.text.lstrip().removeprefix(done.tags[0]), done.tags)
+    return value if inside and inside[1] else 0.0
+
+
+@reward("once", "otherwise", times=3, tags=True)
+def dapo_approximate_format(
+    done: Completed, *, once: float = 0.5, otherwise: float = -1.0, variant: Variant = "default"
+) -> float:
+    """For each tag but the opening one: `once` where it occurs exactly once, else `otherwise`.
+
+    Range 3 `otherwise` to 3 `once`: -3 to 1.5. `variant: original` is the same.
+    Source: recipe `openmath-dapo`.
+    """
+    del variant
+    return sum(once if done.text.count(tag) == 1 else otherwise for tag in done.tags[1:])
+
+
+def _solution(done: Completed, variant: Variant) -> str | None:
+    """What the last solution tag holds, the first in the original; None where it is not closed."""
+    cut = done.text.partition if variant == "original" else done.text.rpartition
+    _, found, rest = cut(done.tags[2])
+    solution, closed, _ = rest.partition(done.tags[3])
+    return solution if found and closed else None
+
+
+def _by_closeness(
+    given: float | None,
+    wanted: float | None,
+    values: tuple[float, float, float, float],
+    slack: float,
+) -> float:
+    """Of `values`: zero for zero, a number within 10 %, within 20 %, anything else."""
+    zero, near, far, otherwise = values
+    if given is None or wanted is None:
+        return otherwise
+    if wanted == 0:
+        return zero if given == 0 else otherwise
+    if 0.9 - slack <= given / wanted <= 1.1 + slack:
+        return near
+    return far if 0.8 - slack <= given / wanted <= 1.2 + slack else otherwise
+
+
+@reward(
+    *("equal", "equal_but_for_space", "within_10", "within_20", "wrong", "missing"),
+    tags=True,
+    original={"wrong": -2.5, "missing": -2.0},
+)
+def dapo_answer(
+    done: Completed,
+    *,
+    equal: float = 5.0,
+    equal_but_for_space: float = 3.5,
+    within_10: float = 2.0,
+    within_20: float = 1.5,
+    wrong: float = -2.0,
+    missing: float | None = None,
+    variant: Variant = "default",
+) -> float:
+    """The first of: equal text, equal but for space inside, a number within 10 %, 20 %; `wrong`.
+
+    White space around the answer is free. `missing` is paid without a solution tag; left out: as
+    `wrong`. Range `wrong` to `equal`: -2 to 5. `variant: original` pays -2.5 for a wrong answer, -2
+    without a solution tag, and `equal` for any zero where the reference is one.
+    Source: recipe `openmath-dapo`.
+    """
+    solution = _solution(done, variant)
+    if solution is None:
+        return wrong if missing is None else missing
+    answer, reference = solution.strip(), done.reference.strip()
+    if answer == reference:
+        return equal
+    original, read = variant == "original", _reader(variant)
+    spaces = " " if original else None
+    if "".join(answer.split(spaces)) == "".join(reference.split(spaces)):
+        return equal_but_for_space
+    values = (equal if original else within_10, within_10, within_20, wrong)
+    return _by_closeness(read(answer), read(reference), values, 0.0 if original else 1e-12)
+
+
+@reward(
+    *("equal", "within_10", "within_20", "wrong", "missing"),
+    tags=True,
+    original={"equal": 4.0, "wrong": -2.0, "missing": -1.5},
+)
+def dapo_number(
+    done: Completed,
+    *,
+    equal: float = 3.0,
+    within_10: float = 2.5,
+    within_20: float = 1.5,
+    wrong: float = -1.5,
+    missing: float | None = None,
+    variant: Variant = "default",
+) -> float:
+    """The first number in the solution tag: equal within 1e-6, within 10 %, 20 %; else `wrong`.
+
+    `missing` is paid where there is no tag or no number; left out: as `wrong`. Range `wrong` to
+    `equal`: -1.5 to 3. `variant: original` pays 4 for an equal number, -2 for a wrong one, and -1.5
+    where there is no tag or no number. Source: recipe `openmath-dapo`.
+    """
+    original, solution = variant == "original", _solution(done, variant) or ""
+    given, wanted = plain_number(solution, first=True), _reader(variant)(done.reference)
+    if original:
+        found = re.search(r"[-+]?\d*\.?\d+", solution)
+        given = python_number(found[0]) if found else None
+    if given is None or wanted is None:
+        return wrong if missing is None else missing
+    if abs(given - wanted) <= 1e-6:
+        return equal
+    values = (wrong, within_10, within_20, wrong)
+    return _by_closeness(given, wanted, values, 0.0 if original else 1e-12)

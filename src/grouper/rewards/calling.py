@@ -1,4 +1,4 @@
-"""Code of the user's: found by name, called with a time limit, and what it may return."""
+"""The user's own code: found by name, called with a time limit, its results checked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 Content = str | Sequence[Message]
 """A prompt or completion: messages in chat recipes, a string in plain-text ones."""
 
-# What a function that is being stopped has for its `finally` blocks.
+# Time that a cancelled function has for its `finally` blocks.
 GRACE_SECONDS = 1.0
 
 
@@ -58,11 +58,11 @@ _INSTALLED = tuple(
 def load_user_object(
     full_name: str, *, kind: str, where: str, error: type[GrouperError] = GrouperError
 ) -> Any:
-    """What the user named, which can be called.
+    """The callable that the user named.
 
     Args:
         full_name: `path/to/file.py:name` or `package.module:name`.
-        kind: what it is meant to be (`reward`, `tracker`), for messages.
+        kind: what it should be (`reward`, `tracker`), for messages.
         where: the recipe key, for messages.
         error: the class of what is raised.
 
@@ -133,10 +133,10 @@ def _module(place: str) -> ModuleType:
 
 
 def load_hook(full_name: str) -> Callable[[Any], Any]:
-    """A function of the user's that is called with the report of each step.
+    """The user's function that is called with the report of each step.
 
     Raises:
-        ConfigError: there is none of that name, or it cannot be called so.
+        ConfigError: there is none of that name, or it cannot be called with one argument.
     """
     function: Callable[[Any], Any] = load_user_object(
         full_name, kind="hook", where="hooks", error=ConfigError
@@ -155,10 +155,10 @@ def load_hook(full_name: str) -> Callable[[Any], Any]:
 
 
 def code_fingerprints(full_names: Iterable[str]) -> dict[str, str]:
-    """File of the user's -> hash of its source, for all that the named objects run.
+    """The user's file -> hash of its source, for everything that the named objects run.
 
-    Counted are the file or module that a name leads to, and what that imports from its own folder
-    or below; installed packages have versions instead.
+    That is the file or module of each name, and what it imports from its own folder or below;
+    installed packages have versions instead.
 
     Args:
         full_names: as `load_user_object` takes them; one without a colon is built in, and one
@@ -197,7 +197,7 @@ def line_of_users(raised: BaseException) -> str:
     """` (my_rewards.py, line 12, in brevity)`: where code of the user's raised an exception.
 
     The innermost line that is neither Grouper's nor of Python or an installed package, or else
-    the innermost that is not Grouper's; empty where there is none.
+    the innermost that is not Grouper's; empty if there is none.
     """
     frames = [(f.f_code, line) for f, line in traceback.walk_tb(raised.__traceback__)]
     others = [(c, line) for c, line in frames if not c.co_filename.startswith((_OURS, "<"))]
@@ -208,10 +208,7 @@ def line_of_users(raised: BaseException) -> str:
     return f" ({Path(code.co_filename).name}, line {line}, in {code.co_name})"
 
 
-# --- what it is given ----------------------------------------------------------------------------
-
-WHOLE = ("trainer_state", "log_metric", "log_extra")
-"""Arguments that are one for the whole batch, where all others have an entry per completion."""
+# --- its arguments -------------------------------------------------------------------------------
 
 
 def arguments_of(
@@ -223,7 +220,7 @@ def arguments_of(
     name of one of them, or of another argument of the call, is passed as `source_<name>`.
     """
     n, chat = len(completions), prompt.messages is not None
-    asked: Content = prompt.text if prompt.messages is None else list(prompt.messages)
+    text_or_messages: Content = prompt.text if prompt.messages is None else list(prompt.messages)
     texts = [c.text for c in completions]
     ours: dict[str, list[Any]] = {
         "answer": [problem.answer] * n,
@@ -231,20 +228,20 @@ def arguments_of(
         "reference_answer": [problem.answer] * n,
         "reference_solution": [problem.solution] * n,
         "question": [problem.question] * n,
-        "prompts": [asked] * n,
+        "prompts": [text_or_messages] * n,
         "completions": [[Message(role="assistant", content=t)] if chat else t for t in texts],
         "grades": list(grades),
         "finish_reasons": [c.finish_reason for c in completions],
         "completion_ids": [list(c.token_ids) for c in completions],
     }
-    taken, columns = {*ours, *WHOLE, "self"}, problem.columns
+    taken, columns = {*ours, *Notes().arguments(), "self"}, problem.columns
     given = {f"source_{name}": columns[name] for name in columns if name in taken}
     given |= {name: value for name, value in columns.items() if name not in taken}
     return {**{name: [value] * n for name, value in given.items()}, **ours}
 
 
 def _own_copy(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists and messages of the function's own: what it changes in them, no other reward sees."""
+    """Copies of lists and messages, so that no other reward sees what the function changes."""
 
     def fresh(value: Any) -> Any:
         if not isinstance(value, list):
@@ -256,7 +253,7 @@ def _own_copy(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True, kw_only=True)
 class Notes:
-    """What is noted while the groups of one step, or of an evaluation, are scored.
+    """What is recorded while the groups of one step, or of an evaluation, are scored.
 
     >>> notes = Notes()
     >>> notes.arguments()["log_metric"]("words", 3)
@@ -266,9 +263,9 @@ class Notes:
     """
 
     place: str = ""
-    """The step or evaluation; its name is part of what a function that varies is asked."""
+    """The step or evaluation; part of the key of a recorded value."""
     global_step: int = 0
-    """Finished steps of GRPO; as at its start where functions are tried before a run."""
+    """Finished steps of GRPO; 0 if functions are tried before a run."""
     max_steps: int = 1
     """Steps of the phase; 1 where that is not known."""
     logged: list[tuple[str, float]] = field(default_factory=list)
@@ -281,10 +278,13 @@ class Notes:
     """Function -> what it failed with, and the arguments it was given."""
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `WHOLE`, by name, as TRL passes them."""
+        """What TRL passes once per batch; everything else has an entry per completion."""
         state = SimpleNamespace(global_step=self.global_step, max_steps=self.max_steps)
-        values = (state, self._log_metric, lambda *_: None)  # records have no columns of the user's
-        return dict(zip(WHOLE, values, strict=True))
+        return {
+            "trainer_state": state,
+            "log_metric": self._log_metric,
+            "log_extra": lambda *_: None,  # records have no columns of the user's
+        }
 
     def tallies(self) -> dict[str, Tally]:
         """What functions have logged, as the metrics `rewards/<name>`."""
@@ -313,10 +313,10 @@ def call(
 
     Args:
         config: the reward in the recipe.
-        function: sync or async. A sync one runs in the caller's thread; it cannot be stopped when
-            its time is over, and is warned of in the log.
+        function: sync or async. A sync one runs in the caller's thread and cannot be stopped when
+            its time is over; the log then warns of it.
         arguments: what `arguments_of` makes.
-        notes: keeps what a user's function logs; left out: it is lost.
+        notes: keeps what a user's function logs; without them it is lost.
 
     Raises:
         RewardError: the function raised (`SystemExit` and the like included, Ctrl-C not), was
@@ -327,9 +327,8 @@ def call(
     timer = threading.Timer(seconds, logger.warning, (_SLOW, name, seconds))
     timer.daemon = True
     try:
-        if getattr(
-            function, "ours", False
-        ):  # it waits for nothing, logs nothing and changes nothing
+        if getattr(function, "ours", False):
+            # It waits for nothing, logs nothing and changes nothing.
             returned: Any = function(**arguments)
         else:
             timer.start()
@@ -433,8 +432,8 @@ def awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
     (an HTTP session) can be kept from one group to the next, as it can in TRL.
 
     Raises:
-        StoppedError: there was none within `seconds`. What blocks the loop, or cannot be
-            cancelled, is left behind with it, and the next call starts another.
+        StoppedError: it took longer than `seconds`. A function that blocks the loop, or cannot be
+            cancelled, is left behind with its loop, and the next call starts another.
         BaseException: what the function itself raised.
     """
 
@@ -470,7 +469,7 @@ def _loop_of(pid: int) -> asyncio.AbstractEventLoop:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run until the loop is stopped, whatever a task of it raises."""
+    """Run until the loop is stopped, whatever its tasks raise."""
     while True:
         try:
             loop.run_forever()

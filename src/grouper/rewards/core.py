@@ -10,7 +10,7 @@ import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial, update_wrapper, wraps
+from functools import cached_property, update_wrapper, wraps
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +18,11 @@ from pydantic import create_model
 
 from grouper.config.checks import validate_json
 from grouper.config.credentials import expanded
-from grouper.config.schema import GradingConfig, RewardConfig, Section
+from grouper.config.schema import RewardConfig, Section
 from grouper.errors import GrouperError, RewardError, did_you_mean, raise_all
 from grouper.files import refusing, write_atomic
-from grouper.grading import Grader, extract
+from grouper.grading import extract
+from grouper.grading.pool import shared_grader
 from grouper.rewards.calling import (
     Content,
     Notes,
@@ -46,7 +47,7 @@ from grouper.types import (
     Verdict,
 )
 
-# A share of fewer groups says nothing: until then they are counted as this many.
+# A share of fewer groups means little: a step with fewer counts as this many.
 FEWEST = 20
 
 
@@ -66,23 +67,23 @@ class Completed:
     """What was sampled."""
     format: AnswerFormat
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """What else a reward function is given (see `calling.RewardFunction`), of this completion."""
+    """This completion's entry of every other argument (see `calling.RewardFunction`)."""
     group: Sequence[Completed] = field(default=(), repr=False)
     """All completions of the same prompt, this one among them."""
 
     @property
     def whole(self) -> str:
-        """The text with what the prompt has opened of it."""
+        """The text after what the prompt has already opened (`<think>`)."""
         return self.format.prefix + self.text
 
     @property
     def answer(self) -> str | None:
-        """The answer that stands where the prompt's format wants it."""
+        """The answer in the place where the prompt's format wants it, or None."""
         return extract(self.text, self.format.contract).answer
 
     @cached_property
     def reference(self) -> str:
-        r"""The reference answer alone, also where the column is a worked solution."""
+        r"""The reference answer alone, even if the column is a worked solution."""
         for name in ("reference_answer", "answer", "solution"):
             if self.columns.get(name) is not None:
                 return _final_answer(str(self.columns[name]))
@@ -90,7 +91,7 @@ class Completed:
 
     @property
     def grade(self) -> Grade:
-        """The grade the stack passes; without it (inside TRL) the reward grades by itself."""
+        """The grade from the stack; without one (inside TRL) the reward grades by itself."""
         given: Grade | None = self.columns.get("grades")
         if given is not None:
             return given
@@ -100,8 +101,8 @@ class Completed:
 
     @cached_property
     def grading(self) -> Future[Grade]:
-        """The grade that a grader of its own is working on."""
-        return _grader(self.format.contract).submit(self.text, self.reference)
+        """The future grade of the shared grader."""
+        return shared_grader(self.format.contract).submit(self.text, self.reference)
 
     @property
     def correct(self) -> bool | None:
@@ -124,23 +125,15 @@ def _final_answer(reference: str) -> str:
     return reference if boxed is None else boxed
 
 
-@cache
-def _grader(contract: AnswerContract) -> Grader:
-    return Grader(contract, GradingConfig())
+def text_of(completion: Content) -> str:
+    """The assistant's text, in either shape.
 
-
-def texts_of(completions: Sequence[Content]) -> list[str]:
-    """The assistant's text of each completion, in either shape.
-
-    >>> texts_of(["4", [{"role": "assistant", "content": "5"}]])
-    ['4', '5']
+    >>> text_of("4"), text_of([{"role": "assistant", "content": "5"}])
+    ('4', '5')
     """
-    return [
-        completion
-        if isinstance(completion, str)
-        else "".join(str(message["content"] or "") for message in completion)
-        for completion in completions
-    ]
+    if isinstance(completion, str):
+        return completion
+    return "".join(str(message["content"] or "") for message in completion)
 
 
 # --- one reward ----------------------------------------------------------------------------------
@@ -178,14 +171,14 @@ def reward(*ends: float | str, **options: Any) -> Callable[[Score], Rule]:
 
 @dataclass(eq=False)
 class Rule:
-    """A decorated function; called with a prompt format and parameters it is what TRL takes.
+    """A decorated function; given a prompt format and parameters, it returns what TRL takes.
 
     Args:
         score: scores one completion.
         ends: as `reward` has them.
-        name: how it is called in recipes and records; left out: as the function.
-        times: what is paid is a sum of so many of the values in `ends`.
-        tags: it is only for prompt formats with tags.
+        name: the name in recipes and records; by default that of the function.
+        times: the reward is a sum of this many of the values in `ends`.
+        tags: whether it needs a prompt format with tags.
         original: with `variant: original`, the defaults that differ.
     """
 
@@ -207,7 +200,7 @@ class Rule:
         """The reward in a prompt format, with parameters.
 
         Raises:
-            ConfigError: a parameter that there is not, is missing, or cannot be.
+            ConfigError: an unknown or missing parameter, or an impossible value.
             RewardError: the reward needs tags and the format has none.
         """
         name, originally = self.__name__, params.get("variant") == "original"
@@ -222,8 +215,7 @@ class Rule:
             )
         ends = [values[end] if isinstance(end, str) else end for end in self.ends]
         known = [self.times * end for end in ends if end is not None]
-        bounds = (min(known), max(known)) if known else None
-        return _InFormat(self, partial(self._batch, fmt, values), bounds)
+        return _InFormat(self, fmt, values, (min(known), max(known)) if known else None)
 
     @cached_property
     def _parameters(self) -> type[Section]:
@@ -236,44 +228,38 @@ class Rule:
         }
         return create_model(self.__name__, __base__=Section, **fields)
 
-    def _batch(
-        self,
-        fmt: AnswerFormat,
-        params: Mapping[str, Any],
-        /,
-        *,
-        completions: Sequence[Content],
-        **columns: Any,
-    ) -> Any:
-        """One value per completion, or an awaitable of all where the function is async."""
-        groups: dict[str, list[Completed]] = {}
-        batch = []
-        for row, text in enumerate(texts_of(completions)):
-            own = {
-                name: entry[row] if isinstance(entry, (list, tuple)) else entry
-                for name, entry in columns.items()
-            }
-            group = groups.setdefault(str(own["prompts"]), [])
-            batch.append(Completed(text=text, format=fmt, columns=own, group=group))
-            group.append(batch[-1])
-        values = [self.score(done, **params) for done in batch]
-        return _together(values) if any(map(inspect.isawaitable, values)) else values
-
     def __reduce__(self) -> str:
         return self.score.__qualname__
 
 
 class _InFormat:
-    """A reward in a prompt format; it has a name, which a `partial` has not for TRL."""
+    """A reward in a prompt format, with its parameters: what a recipe or TRL calls."""
 
     def __init__(
-        self, rule: Rule, batch: Callable[..., Any], bounds: tuple[float, float] | None
+        self,
+        rule: Rule,
+        fmt: AnswerFormat,
+        params: Mapping[str, Any],
+        bounds: tuple[float, float] | None,
     ) -> None:
         self.__name__, self.ours, self.bounds = rule.__name__, rule.ours, bounds
-        self._batch = batch
+        self._rule, self._format, self._params = rule, fmt, params
 
     def __call__(self, *, completions: Sequence[Content], **columns: Any) -> Any:
-        return self._batch(completions=completions, **columns)
+        """One value per completion, or an awaitable of all where the function is async."""
+        groups: dict[str, list[Completed]] = {}
+        batch = []
+        for row, completion in enumerate(completions):
+            own = {
+                name: entry[row] if isinstance(entry, (list, tuple)) else entry
+                for name, entry in columns.items()
+            }
+            group = groups.setdefault(str(own["prompts"]), [])
+            text = text_of(completion)
+            batch.append(Completed(text=text, format=self._format, columns=own, group=group))
+            group.append(batch[-1])
+        values = [self._rule.score(done, **self._params) for done in batch]
+        return _together(values) if any(map(inspect.isawaitable, values)) else values
 
 
 async def _together(values: Sequence[Awaitable[Any]]) -> list[Any]:
@@ -363,7 +349,7 @@ class RewardStack:
         self.weights = {name: config.weight for name, (config, _) in self._functions.items()}
         self._file: Path | None = None
         self._answers: dict[str, dict[str, Any]] = {}
-        # What their answers depend on beside the question.
+        # What their values depend on besides the question.
         self._varying = {
             reward_label(c.name): [c.params, code_fingerprints([c.name])]
             for c, _ in functions
@@ -371,10 +357,10 @@ class RewardStack:
         }
 
     def remember(self, path: Path) -> None:
-        """Keep what functions that vary answer in a file, and ask nothing that it answers.
+        """Record the values of functions that vary in a file, and do not call them for those again.
 
-        A line is written as soon as an answer is there. A run that is resumed draws the completions
-        of an unfinished step again, which are the same, and finds the answers here.
+        A line is written as soon as the values arrive. A resumed run draws the completions of an
+        unfinished step again, which are the same, and finds their values here.
         """
         self._file = path
         text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -440,7 +426,7 @@ class RewardStack:
         ]
 
     def raise_if_failing(self, notes: Notes) -> None:
-        """Refuse to go on where a function fails too often.
+        """Stop the run if a function fails too often.
 
         Raises:
             RewardError: it failed on more than its `max_failure_rate` of a step's groups, of
@@ -457,7 +443,7 @@ class RewardStack:
                 ) from error
 
     def _culprit(self, name: str, arguments: Mapping[str, Any], error: RewardError) -> str:
-        """The first completion that fails when it is tried alone."""
+        """A sentence that shows the first completion that fails when it is tried alone."""
         first = f"the first is {shown(arguments['completions'][0])}."
         if isinstance(error.__cause__, TimeoutError):  # each try could take as long again
             return f"It fails on this group, of whose completions {first}"
@@ -475,11 +461,11 @@ class RewardStack:
     def _answer(
         self, name: str, arguments: Mapping[str, Any], notes: Notes | None
     ) -> list[float | None]:
-        """The values of one function; one that varies is asked a question once in a run."""
+        """The values of one function; one that varies is called once per question and run."""
         if self._file is None or notes is None or name not in self._varying:
             return call(*self._functions[name], arguments, notes)
-        asked = [arguments[part] for part in ("prompts", "completions", "answer")]
-        question = json.dumps([notes.place, name, self._varying[name], asked])
+        group = [arguments[part] for part in ("prompts", "completions", "answer")]
+        question = json.dumps([notes.place, name, self._varying[name], group])
         key = hashlib.sha256(question.encode()).hexdigest()
         row = self._answers.get(key)
         if row is None:
@@ -557,7 +543,7 @@ class RewardStack:
         return warnings
 
     def _pays_least(self, name: str, values: Sequence[float | None]) -> bool:
-        """Whether a user's function pays the first of some values, and none below it."""
+        """Whether a user's function pays the right completion no more than the others."""
         (config, function), (right, *others) = self._functions[name], values
         known = [value for value in others if value is not None]
         if getattr(function, "ours", False) or right is None or not known:
@@ -582,7 +568,7 @@ def _examples(right: str) -> tuple[list[Completion], list[Grade]]:
 
 
 def completed(text: str) -> Completion:
-    """A made-up completion of about four characters a token, ended by itself."""
+    """A made-up completion of about four characters per token, finished by a stop token."""
     size = len(text) // 4 + 1
     return Completion(
         token_ids=(0,) * size,
