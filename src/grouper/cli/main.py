@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.resources
 import logging
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -185,12 +180,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """The exit code of a command, its errors told.
+    """The exit code of a command, after its errors were printed.
 
-    Click's own `main` is gone around, since it ends with code 1 where the reader has left.
+    Not click's own `main`, which ends with code 1 where the reader of a pipe has left.
     """
     try:
-        with _interrupts(), cli.make_context("grouper", list(arguments), obj=arguments) as context:
+        with cli.make_context("grouper", list(arguments), obj=arguments) as context:
             result = cli.invoke(context)
             sys.stdout.flush()
             code = result if isinstance(result, int) else 0
@@ -198,57 +193,39 @@ def _run(arguments: list[str]) -> int:
         code = _tell(error)
     except click.exceptions.Exit as end:
         code = end.exit_code
-    except (click.exceptions.Abort, KeyboardInterrupt, EOFError):
-        click.echo("Stopped.", err=True)
-        code = 130
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except (BrokenPipeError, SystemExit) as end:
-        # What reads our output (`head`) has left; rich makes an exit of it.
-        if not any(isinstance(error, BrokenPipeError) for error in (end, end.__context__)):
+    except BaseException as error:
+        if _comes_from(error, BrokenPipeError):  # what reads our output (`head`) has left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+            code = SIGPIPE_EXIT
+        elif _comes_from(error, click.exceptions.Abort, KeyboardInterrupt, EOFError):
+            click.echo("Stopped.", err=True)
+            code = 130
+        elif is_out_of_memory(error):
+            shortage = ModelError(
+                f"memory ran out ({first_line(error).rstrip('.')})",
+                fix="`grouper plan RECIPE` says what every part of a run takes, and what would "
+                "fit: the model's size decides about weights and optimizer, sampling.max_slots "
+                "and sampling.max_new_tokens about sampling, tokens_per_micro_batch about the "
+                "update.",
+            )
+            code = _tell(shortage)
+        else:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        code = SIGPIPE_EXIT
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        shortage = ModelError(
-            f"memory ran out ({first_line(error).rstrip('.')})",
-            fix="`grouper plan RECIPE` says what every part of a run takes, and what would fit: "
-            "the model's size decides about weights and optimizer, sampling.max_slots and "
-            "sampling.max_new_tokens about sampling, tokens_per_micro_batch about the update.",
-        )
-        code = _tell(shortage)
     return code
 
 
-@contextlib.contextmanager
-def _interrupts() -> Iterator[None]:
-    """Ctrl-C ends the block even where what it interrupts makes another error of it.
+def _comes_from(error: BaseException | None, *kinds: type[BaseException]) -> bool:
+    """Whether an exception, or one that it was raised from, is one of `kinds`.
 
-    Libraries that are being imported do: transformers says that a module could not be found.
+    Libraries turn one into another: rich a closed pipe into an exit, transformers Ctrl-C during an
+    import into a module that could not be found.
     """
-    came = threading.Event()
-
-    def on_interrupt(number: int, frame: FrameType | None) -> None:
-        came.set()
-        signal.default_int_handler(number, frame)
-
-    # Handlers can only be set in the main thread; a caller's own handler stays.
-    in_main = threading.current_thread() is threading.main_thread()
-    ours = in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ours:
-        signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield
-    except Exception as error:  # whatever the interrupt has become
-        if came.is_set():
-            raise click.exceptions.Abort from error
-        raise
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+    while error is not None and not isinstance(error, kinds):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _tell(error: GrouperError) -> int:
