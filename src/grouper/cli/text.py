@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
+from grouper.files import dumps, write_atomic
 from grouper.runs.samples import printable
 
 
@@ -68,12 +70,22 @@ def short(text: str | None, length: int = 200) -> str:
     return shown if len(shown) <= length else f"{shown[: length - 1]}..."
 
 
-def some(findings: Sequence[str], count: int, indent: str = "  ") -> None:
-    """Print the first few lines, and how many more there are."""
+def some(what: str, findings: Sequence[str], count: int) -> None:
+    """Print how many findings there are of a kind, and the first `count`."""
+    click.echo(f"  {len(findings):,} {what}")
     for finding in findings[:count]:
-        click.echo(f"{indent}{finding}")
+        click.echo(f"    {short(finding, 300)}")
     if len(findings) > count > 0:
-        click.echo(f"{indent}and {len(findings) - count:,} more")
+        click.echo(f"    and {len(findings) - count:,} more")
+
+
+def write_rows(rows: Iterable[Mapping[str, Any]], output: Path | None) -> None:
+    """Write rows as JSON lines to a file, whole or not at all; None: to standard output."""
+    text = "".join(dumps(row) + "\n" for row in rows)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_atomic(output, text.encode())
 
 
 def counted(number: int, what: str) -> str:
