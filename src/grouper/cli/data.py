@@ -69,14 +69,14 @@ def audited(limit: int | None, show: int, output: Path | None, **source: Any) ->
             if counts:
                 text = ", ".join(f"{kind}: {count:,}" for kind, count in counts.items())
                 click.echo(f"  {what:<17} {text}")
+        unusable = [f"row {row.row}: {row.reason}" for row in problems.quarantined]
         twice = [", ".join(r.problem_ids) for r in found.repeated if not r.contradicts]
         apart = [
             f"{', '.join(r.problem_ids)}: {' | '.join(r.answers)}" for r in found.contradictions
         ]
-        unusable = [f"row {row.row}: {row.reason}" for row in problems.quarantined]
-        some("rows that cannot be used", unusable, show)
-        some("questions asked more than once", twice, show)
-        some("questions with different answers", apart, show)
+        _list("rows that cannot be used", unusable, show)
+        _list("questions asked more than once", twice, show)
+        _list("questions with different answers", apart, show)
         click.echo()
     held_out = [name for name in sets if name in MEASURED] or list(sets)[1:]
     trained = [p for name, s in sets.items() if name not in held_out for p in s.problems]
@@ -85,11 +85,16 @@ def audited(limit: int | None, show: int, output: Path | None, **source: Any) ->
         click.echo(click.style("overlap between trained and held-out problems", bold=True))
         for what, same in (("held-out questions are trained on", True), ("share 13 words", False)):
             pairs = [f"{o.held_out_id} in {o.trained_id}" for o in leaks if o.same_question is same]
-            some(what, pairs, show)
+            _list(what, pairs, show)
     if output is not None:
         rows = list(quarantine_rows(list(audits.values()), leaks))
         write_rows(rows, output)
         click.echo(f"{len(rows):,} findings written to {output}")
+
+
+def _list(what: str, findings: Sequence[str], show: int) -> None:
+    click.echo(f"  {len(findings):,} {what}")
+    some([short(finding, 300) for finding in findings], show, "    ")
 
 
 def prepared(source: str, output: Path | None, overwrite: bool, **named: Any) -> None:

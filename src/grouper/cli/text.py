@@ -70,13 +70,12 @@ def short(text: str | None, length: int = 200) -> str:
     return shown if len(shown) <= length else f"{shown[: length - 1]}..."
 
 
-def some(what: str, findings: Sequence[str], count: int) -> None:
-    """Print how many findings there are of a kind, and the first `count`."""
-    click.echo(f"  {len(findings):,} {what}")
+def some(findings: Sequence[str], count: int, indent: str = "  ") -> None:
+    """Print the first `count` lines, and how many more there are."""
     for finding in findings[:count]:
-        click.echo(f"    {short(finding, 300)}")
+        click.echo(f"{indent}{finding}")
     if len(findings) > count > 0:
-        click.echo(f"    and {len(findings) - count:,} more")
+        click.echo(f"{indent}and {len(findings) - count:,} more")
 
 
 def write_rows(rows: Iterable[Mapping[str, Any]], output: Path | None) -> None:
