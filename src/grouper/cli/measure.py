@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,12 +22,12 @@ from grouper.cli.opening import (
 )
 from grouper.cli.text import show, warn
 from grouper.config.loading import load_recipe
-from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 from grouper.evaluation.result import EvaluationResult
-from grouper.models.folders import is_model, require_model_folder, trained_model
+from grouper.models.folders import RECIPE_FILE, is_model, require_model_folder, trained_model
 from grouper.runs.folder import RunFolder
 from grouper.runs.samples import in_words, printable
+from grouper.types import SamplingParams
 
 if TYPE_CHECKING:
     from grouper.advice.checks import Finding, Samples
@@ -63,14 +64,20 @@ def evaluate(
     # Never in a folder that was handed over, which a later run replaces.
     home = Path(opened.output_dir).expanduser() / opened.name if is_model(run) else run
     target = (output_dir or home / "eval_runs").expanduser()
-    recorded = [result for path in others for result in _recorded(Path(path), split)]
-    measured = [path for path in others if not _has_evaluations(Path(path))]
+    folders = [Path(path).expanduser() for path in others]
+    stored = [folder for folder in folders if (folder / "evaluations").is_dir()]
+    recorded = [_recorded(folder, split) for folder in stored]
+    measured = [str(folder) for folder in folders if folder not in stored]
     subjects = _labelled([*measured, *(models or [trained_model(opened, run)])])
     for model in subjects.values():
         require_model_folder(model, where="--model")
     require_writable(target)
-    if not models:
-        _warn_of_another_prompt(opened, run)
+    made_with = run / RECIPE_FILE
+    if not models and made_with.is_file() and load_recipe(made_with).prompt != opened.prompt:
+        warn(
+            f"the run in {run} was trained with other `prompt` settings than these; measure it by "
+            f"its own recipe with `grouper eval {run}`."
+        )
 
     from grouper.training.problem_sets import require_part
 
@@ -97,69 +104,41 @@ def evaluate(
         )
         for label, model in subjects.items()
     ]
-    shown = [dataclasses.replace(r, name=n) for r, n in zip(fresh, subjects, strict=True)]
-    _show_results([*recorded, *shown])
+    labelled = [dataclasses.replace(r, name=n) for r, n in zip(fresh, subjects, strict=True)]
+    _show_results([*recorded, *labelled])
     for label, result in zip(subjects, fresh, strict=True):
         click.echo(f"Items of {label}: {target / label / 'evaluations' / result.name}.jsonl.gz")
 
 
-def _labelled(models: Sequence[str]) -> dict[str, str]:
-    """Label -> model; the labels are file names that tell the models apart."""
+def _labelled(models: Iterable[str]) -> dict[str, str]:
+    """Label -> model; the labels are file names: `demo-grpo-final`, `Qwen-Qwen3-0.6B`."""
     subjects: dict[str, str] = {}
     for model in dict.fromkeys(models):
-        label = name = _label(model)
-        number = 2
-        while label in subjects:
-            label, number = f"{name}-{number}", number + 1
-        subjects[label] = model
+        path = Path(model).expanduser()
+        parts = path.parts[-2:]
+        if path.exists():  # from the run it lies in
+            path = path.resolve()
+            runs = [folder for folder in path.parents[:2] if (folder / RECIPE_FILE).is_file()]
+            parts = path.relative_to([*runs, path][0].parent).parts
+        label = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).lstrip("._-") or "model"
+        subjects[f"{label}-{len(subjects) + 1}" if label in subjects else label] = model
     return subjects
 
 
-def _label(model: str) -> str:
-    """A file name that tells models apart: `demo-grpo-final`, `Qwen-Qwen3-0.6B`."""
-    path = Path(model).expanduser()
-    parts = path.resolve().parts if path.exists() else path.parts
-    keep = 1
-    if path.exists() and len(parts) > 3:
-        keep = 3 if parts[-2] in ("sft", "grpo") else 2 if parts[-1] == "base" else 1
-    elif not path.exists():
-        keep = 2
-    text = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts[-keep:]))
-    return text.lstrip("._-") or "model"
-
-
-def _has_evaluations(path: Path) -> bool:
-    return (path.expanduser() / "evaluations").is_dir()
-
-
-def _recorded(path: Path, split: str) -> list[EvaluationResult]:
+def _recorded(folder: Path, split: str) -> EvaluationResult:
     """The evaluation of a run's last phase, or the latest one in a folder of eval_runs."""
-    folder = path.expanduser()
-    if not _has_evaluations(folder):
-        return []
     found = [r for r in RunFolder(folder).read_evaluations() if r.split == split]
     if not found:
         raise ConfigError(
             f"there is no evaluation on {split} problems in it",
-            where=f"--compare {path}",
+            where=f"--compare {folder}",
             fix="Measure it first with `grouper eval`, or name its model folder instead.",
         )
     name = folder.resolve().name
     if (folder / "run.json").exists():  # several runs all call theirs `grpo`
-        return [dataclasses.replace(found[-1], name=f"{name}-{found[-1].name}")]
-    files = {result.name: folder / "evaluations" / f"{result.name}.json" for result in found}
-    latest = max(found, key=lambda result: files[result.name].stat().st_mtime)
-    return [dataclasses.replace(latest, name=name)]
-
-
-def _warn_of_another_prompt(recipe: Recipe, run: Path) -> None:
-    """The run may have been made with overrides that this command line does not repeat."""
-    made_with = run / "recipe.yaml"
-    if made_with.is_file() and load_recipe(made_with).prompt != recipe.prompt:
-        warn(
-            f"the run in {run} was trained with other `prompt` settings than these; measure it by "
-            f"its own recipe with `grouper eval {run}`."
-        )
+        return dataclasses.replace(found[-1], name=f"{name}-{found[-1].name}")
+    written = {r.name: (folder / f"evaluations/{r.name}.json").stat().st_mtime for r in found}
+    return dataclasses.replace(max(found, key=lambda result: written[result.name]), name=name)
 
 
 def _show_results(results: Sequence[EvaluationResult]) -> None:
@@ -221,14 +200,10 @@ def preview(
     return 1 if causes else 0
 
 
-_OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "min_new_tokens": 0, "stop": (), "include_stop": 1}
-
-
 def _show_samples(seen: Samples) -> None:
-    params = asdict(seen.groups[0].params)
-    stop = params.pop("stop")
-    shown = [f"{name} {value:g}" for name, value in params.items() if _OFF.get(name) != value]
-    shown += [f"stop {', '.join(map(repr, stop))}"] if stop else []
+    params, usual = asdict(seen.groups[0].params), asdict(SamplingParams())
+    usual = {k: v for k, v in usual.items() if k not in ("temperature", "max_new_tokens")}
+    shown = [f"{name} {value}" for name, value in params.items() if usual.get(name) != value]
     click.echo(f"Sampling:  {', '.join(shown)}")
     for group in seen.groups:
         click.echo(click.style(f"\nProblem {group.problem.id}", bold=True))
@@ -297,20 +272,8 @@ def difficulty(
     from grouper import api
 
     found = api.pass_rates(opened, subject, path, samples=samples, display=progress(quiet=quiet))
-    click.echo(_histogram([correct / total for correct, total in found.values()]))
-    click.echo(f"\n{len(found):,} problems, {samples} samples each: {path}")
-
-
-def _histogram(rates: Sequence[float], width: int = 40) -> str:
-    """Bars of the problems by pass rate; never and always stand apart."""
-    names = ("never solved", "up to 20%", "up to 40%", "up to 60%", "up to 80%", "below 100%")
-    counts = dict.fromkeys((*names, "always solved"), 0)
-    edges = (0.0, 0.2, 0.4, 0.6, 0.8)
-    for rate in rates:
-        name = "always solved" if rate == 1 else names[sum(rate > edge for edge in edges)]
-        counts[name] += 1
-    most = max(*counts.values(), 1)
-    return "\n".join(
-        f"{name:>13}  {count:>6,}  {'#' * round(width * count / most)}".rstrip()
-        for name, count in counts.items()
-    )
+    solved = Counter(correct for correct, _ in found.values())
+    for correct in range(samples + 1):
+        bar = "#" * round(40 * solved[correct] / max(solved.values()))
+        click.echo(f"solved {correct:>3} of {samples}  {solved[correct]:>6,}  {bar}".rstrip())
+    click.echo(f"\n{len(found):,} problems: {path}")
