@@ -25,8 +25,6 @@ from grouper.config.aliases import aliases
 from grouper.config.checks import meant, nearest, renamed, settings, validate_json
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
 from grouper.config.schema import (
-    ModelConfig,
-    OptimizerConfig,
     PromptConfig,
     Recipe,
     SourceConfig,
@@ -147,11 +145,8 @@ def _kind(annotation: Any) -> str:
 LOOKED_AT = 100
 HELD_OUT = 0.05
 ENOUGH = 40
-# Tokens of a completion at most, and of the prompt that an update is planned with.
+# Tokens of a completion at most.
 COMPLETION = 512
-PROMPT = 256
-# (gradient checkpointing, tokens of a micro-batch), the fastest first.
-UPDATES = ((False, 8192), (True, 8192), (True, 2048))
 # GB of a common card, and the share of a card that an update may take.
 CARD = 24.0
 SHARE = 0.9
@@ -182,16 +177,55 @@ def init(
         lora = not asks or click.confirm("Train an adapter (LoRA), not all weights?", default=True)
     if memory is None:
         memory = click.prompt("Memory of the card in GB", CARD, type=float) if asks else CARD
-    found |= _look_at_model(model, memory, lora=lora)
-    found["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", target.stem).strip("-._") or "mine"
-    found["prompts"] = 16 if memory >= 16 else 8
-    found["slots"] = 128 if memory >= 40 else 64
+    weights: dict[str, Any] = {"compute_dtype": "auto"}
+    if lora:
+        weights = {"dtype": "bfloat16", "lora": {"rank": 32, "alpha": 64.0}}
+    place, completion = local_model(model), COMPLETION
+    here = on_this_machine(place)
+    if here:
+        from grouper.models.loading import context_length, shape_of
+
+        context = context_length(shape_of(place, cached=True)) or 2 * COMPLETION
+        completion = min(COMPLETION, context // 2)
+    found |= {
+        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", target.stem).strip("-._") or "mine",
+        "path": _flow(model),
+        "weights": "\n  ".join(f"{key}: {_flow(value)}" for key, value in weights.items()),
+        "trained": "Trains an adapter; without `lora`, all weights."
+        if lora
+        else "Trains all weights.",
+        "checkpointing": str(memory < 40).lower(),
+        "prompts": 16 if memory >= 16 else 8,
+        "tokens": 8192 if memory >= 16 else 2048,
+        "slots": 128 if memory >= 40 else 64,
+        "rate": _flow(1e-5 if lora else 1e-6),
+        "completion": completion,
+    }
     template = importlib.resources.files("grouper.config") / "new_recipe.yaml"
     text = Template(template.read_text(encoding="utf-8")).substitute(found)
     write_atomic(target, text.encode())
+    if here:
+        _say_what_it_takes(target, memory)
+    else:
+        click.echo(f"Model: {model} is not on this machine, so it was not checked.")
     name = shlex.quote(str(target) if "/" in str(target) else f"./{target}")
     click.echo(f"Written to {target}. Next:\n  grouper run {name} --dry-run")
     click.echo(f"  grouper preview {name}\n  grouper run {name}")
+
+
+def _say_what_it_takes(file: Path, memory: float) -> None:
+    """Plan the new recipe by its first problems, and print what an update takes."""
+    from grouper.advice.run_plan import GIB, plan_run
+
+    recipe = load_recipe(file, [f"data.train.limit={LOOKED_AT}"])
+    plan = plan_run(recipe, device="cuda")
+    update = plan.memory[0].peak / GIB
+    click.echo(
+        f"Model: {recipe.model.path}, {plan.parameters:,} parameters, {plan.trainable:,} of them "
+        f"trained. An update takes {update:.1f} GB of {memory:g}."
+    )
+    if update > SHARE * memory:
+        warn(f"an update does not fit in {memory:g} GB: use a smaller model, or --lora.")
 
 
 def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
@@ -246,53 +280,6 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
         "format": "xml" if numeric else "boxed",
         "reward": "format" if numeric else "boxed_format",
         "every": 50 if "validation_share" in parts else 0,
-    }
-
-
-def _look_at_model(path: str, memory: float, *, lora: bool) -> dict[str, Any]:
-    """What the recipe says of the model, and of what fits; prints what was found.
-
-    Raises:
-        ModelError: its configuration cannot be read.
-    """
-    weights: dict[str, Any] = {"compute_dtype": "auto"}
-    if lora:
-        weights = {"dtype": "bfloat16", "lora": {"rank": 32, "alpha": 64.0}}
-    place, completion, (checkpointing, tokens) = local_model(path), COMPLETION, UPDATES[1]
-    if on_this_machine(place):
-        from grouper.advice.run_plan import GIB, ModelMemory
-        from grouper.algorithms.rows import Rows
-        from grouper.models.loading import context_length, shape_of, weightless_policy
-
-        shape = shape_of(place, cached=True)
-        context = context_length(shape) or 2 * COMPLETION
-        completion = min(COMPLETION, context // 2)
-        row = Rows(prompt=min(PROMPT, completion), completion=completion, count=1)
-        for checkpointing, tokens in UPDATES:
-            config = ModelConfig(path=place, gradient_checkpointing=checkpointing, **weights)
-            model = ModelMemory(config, weightless_policy(config, shape, "cuda"), "cuda")
-            rows = row.times(max(1, tokens // row.tokens))
-            update = model.update("grpo", rows, OptimizerConfig(), accumulated=True)
-            if update.peak <= SHARE * memory * GIB:
-                break
-        else:
-            warn(f"an update does not fit in {memory:g} GB: use a smaller model, or --lora.")
-        click.echo(
-            f"Model: {place}, {model.parameters - (model.trainable if lora else 0):,} parameters, "
-            f"{context:,} tokens at most. An update takes {update.peak / GIB:.1f} GB of {memory:g}."
-        )
-    else:
-        click.echo(f"Model: {path} is not on this machine, so it was not checked.")
-    return {
-        "path": _flow(path),
-        "weights": "\n  ".join(f"{key}: {_flow(value)}" for key, value in weights.items()),
-        "trained": "Trains an adapter; without `lora`, all weights."
-        if lora
-        else "Trains all weights.",
-        "checkpointing": str(checkpointing).lower(),
-        "tokens": tokens,
-        "rate": _flow(1e-5 if lora else 1e-6),
-        "completion": completion,
     }
 
 
