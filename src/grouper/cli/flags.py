@@ -62,21 +62,22 @@ def as_click_wants(args: Sequence[str]) -> Iterator[str]:
         # The switch that a flag turns on, or off where it has `no-` in front.
         either = (flag, flag_named(flag.removeprefix("no-")))
         switch = next((f for f in either if flags().get(f, {}).get("switch")), None)
+        values = [value] if equals else []
         if word == "--":
             yield from (word, *rest)
             return
         if switch:
-            if not equals:
-                value = rest.popleft() if rest and rest[0].lower() in TRUTHS else "true"
-            if value.lower() not in TRUTHS:
+            if not values and rest and rest[0].lower() in TRUTHS:
+                values = [rest.popleft()]
+            truth = TRUTHS.get((values or ["true"])[0].lower())
+            if truth is None:
                 raise click.UsageError(f"{name} is true or false, not {value!r}.")
-            on = TRUTHS[value.lower()] == (switch == flag)
-            yield f"--{switch}={json.dumps(on)}"
-        elif flags().get(flag, {}).get("list") and (equals or rest):
-            names = [value if equals else rest.popleft()]
+            yield f"--{switch}={json.dumps(truth == (switch == flag))}"
+        elif flags().get(flag, {}).get("list") and (values or rest):
+            values = values or [rest.popleft()]
             while rest and not _ends_a_list(rest[0]):
-                names.append(rest.popleft())
-            yield f"--{flag}={','.join(names)}"
+                values.append(rest.popleft())
+            yield f"--{flag}={','.join(values)}"
         else:
             yield word
 
@@ -94,21 +95,20 @@ def hint(option: str, args: Sequence[str]) -> str | None:
     from grouper.config.checks import nearest
     from grouper.config.loading import load_recipe
 
-    if not option.startswith("--"):
-        return None
+    flag = flag_named(option.removeprefix("--"))
     names = [flag_named(word.partition("=")[0].removeprefix("--")) for word in args]
-    place = names.index(flag_named(option.removeprefix("--")))
-    typed, _, value = args[place].partition("=")
-    if alias(typed) is None and nearest(names[place], flags(), _NEARLY):
+    known = alias(option) is not None
+    if not option.startswith("--") or (not known and nearest(flag, flags(), _NEARLY)):
         return None
-    key = typed.removeprefix("--").replace("-", "_")
-    after = [word for word in args[place + 1 : place + 2] if not word.startswith("--")]
-    setting = f"{key}={value or ''.join(after) or 'VALUE'}"
+    typed, _, value = args[names.index(flag)].partition("=")
+    after = "".join(word for word in args[names.index(flag) + 1 :][:1] if word[:2] != "--")
+    setting = f"{typed.removeprefix('--').replace('-', '_')}={value or after or 'VALUE'}"
+    instead = f"Write {setting}."
     try:
         load_recipe("demo", [setting])  # any recipe says what a wrong key should be
     except ConfigError as error:
-        return f"There is no option {typed}. {error.fix}"
-    return f"There is no option {typed}. Write {setting}."
+        instead = error.fix
+    return f"There is no option {typed}. {instead}"
 
 
 # --- what they stand for -------------------------------------------------------------------------
@@ -206,17 +206,14 @@ def _refuse_contradictions(
     spelled: Sequence[tuple[str, Settings]], overrides: Sequence[str]
 ) -> None:
     """Two flags, or a flag and an override, that set the same differently."""
-    known: dict[str, tuple[str, Any]] = {}
-    for override in overrides:
-        key, _, text = override.partition("=")
-        if key != TRACKERS:
-            known[key] = (override, _parsed(text, override))
+    pairs = [(text.partition("=")[0], text) for text in overrides]
+    known = {key: (text, _parsed(text.partition("=")[2], text)) for key, text in pairs}
+    known.pop(TRACKERS, None)
     for flag, settings in spelled:
         for key, setting in settings.items():
-            before, other = known.setdefault(key, (f"--{flag}", setting))
-            inside = [inner for inner in known if inner.startswith(f"{key}.")]
-            if isinstance(setting, dict) and inside:
-                before, other = known[inside[0]]
+            known.setdefault(key, (f"--{flag}", setting))
+            inside = [k for k in known if isinstance(setting, dict) and k.startswith(f"{key}.")]
+            before, other = known[inside[0] if inside else key]
             if other != setting:
                 raise click.UsageError(
                     f"{before} and --{flag} contradict each other: {key} would be {setting}. "
@@ -322,21 +319,23 @@ def _trackers(line: CommandLine) -> Settings:
     about = {key: _setting(flag, values[flag]) for flag, key in of_all.items() if flag in values}
     asked, wandb = _names(values.get("tracker", "")), values.get("use-wandb")
     off = "none" in asked or values.get("no-trackers") == "true"
-    if off and (set(asked) - {"none"} or wandb == "true"):
-        raise click.UsageError("--no-trackers and --tracker contradict each other: give one.")
-    if wandb == "false" and "wandb" in asked:
-        raise click.UsageError("--no-wandb and --tracker wandb contradict each other: give one.")
+    if (wandb == "false" and "wandb" in asked) or (
+        off and ({*asked} - {"none"} or wandb == "true")
+    ):
+        no, yes = ("no-trackers", "tracker") if off else ("no-wandb", "tracker wandb")
+        raise click.UsageError(f"--{no} and --{yes} contradict each other: give one.")
     if off or not (about or asked or wandb):
         return {TRACKERS: []} if off else {}
     rows = line.recipe.tracking.trackers
     known = {row.name: row.model_dump(mode="json", exclude_defaults=True) for row in rows}
-    names = dict.fromkeys([*(asked or known), *(["wandb"] if wandb == "true" else [])])
-    if wandb == "false":
-        names.pop("wandb", None)
-    if about and not names:
+    names = [*(asked or known), *(["wandb"] if wandb == "true" else [])]
+    found = [
+        known.get(n, {"name": n}) for n in dict.fromkeys(names) if (n, wandb) != ("wandb", "false")
+    ]
+    if about and not found:
         typed = ", ".join(f"--{flag}" for flag in values if flag in of_all)
         raise click.UsageError(f"{typed}: the recipe has no trackers; add --tracker NAME.")
-    return {TRACKERS: [{**known.get(name, {"name": name}), **about} for name in names]}
+    return {TRACKERS: [{**row, **about} for row in found]}
 
 
 def _batch(line: CommandLine) -> tuple[Settings, str]:

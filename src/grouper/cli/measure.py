@@ -31,6 +31,7 @@ from grouper.types import SamplingParams
 
 if TYPE_CHECKING:
     from grouper.advice.checks import Finding, Samples
+    from grouper.evaluation.compare import Comparison
     from grouper.runs.progress import Progress
     from grouper.types import AnswerFormat, Rollout
 
@@ -105,7 +106,7 @@ def evaluate(
         for label, model in subjects.items()
     ]
     labelled = [dataclasses.replace(r, name=n) for r, n in zip(fresh, subjects, strict=True)]
-    _show_results([*recorded, *labelled])
+    show_results([*recorded, *labelled])
     for label, result in zip(subjects, fresh, strict=True):
         click.echo(f"Items of {label}: {target / label / 'evaluations' / result.name}.jsonl.gz")
 
@@ -141,25 +142,21 @@ def _recorded(folder: Path, split: str) -> EvaluationResult:
     return dataclasses.replace(max(found, key=lambda result: written[result.name]), name=name)
 
 
-def _show_results(results: Sequence[EvaluationResult]) -> None:
-    from grouper.evaluation.compare import (
-        compare,
-        render_metrics,
-        render_parts,
-        render_rewards_by_subject,
-        render_table,
-    )
+def show_results(results: Sequence[EvaluationResult], comparison: Comparison | None = None) -> None:
+    """Print results side by side: accuracy and differences, pass@k, rewards, and by part."""
+    from grouper.evaluation import compare
 
     settings = [result.card.get("sampling") for result in results]
     if any(setting != settings[0] for setting in settings):
         warn("these models were not measured with the same sampling settings.")
-    show(render_table(compare(results)))
+    show(compare.render_table(comparison or compare.compare(results)))
     for result in results:
         if result.samples > 1:
             shown = ", ".join(f"{k}: {100 * value:.1f}" for k, value in result.pass_at_k.items())
             show(f"pass@k % of {result.name}: {shown}")
-    parts = [render_parts(results, by=by) for by in ("subject", "level")]
-    for table in (render_metrics(results), *parts, *map(render_rewards_by_subject, results)):
+    parts = [compare.render_parts(results, by=by) for by in ("subject", "level")]
+    rewards = map(compare.render_rewards_by_subject, results)
+    for table in (compare.render_metrics(results), *parts, *rewards):
         if table is not None:
             show("", table)
     show("")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +12,8 @@ import click
 from grouper.cli.text import warn
 from grouper.config.loading import is_shipped, load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, GradingError
+from grouper.grading import require_symbolic
 from grouper.models.folders import RECIPE_FILE, is_model, local_model, require_model_folder
 
 # Lines of a dry run before the recipe.
@@ -178,24 +176,8 @@ def fallbacks(name: str, recipe: Recipe, overrides: Sequence[str]) -> Iterator[t
         if wanted and not theirs and not getattr(recipe, f"skip_{phase}"):
             why = f"bitsandbytes is not installed: {key} is adamw instead of adamw_8bit, the same "
             yield f"{key}=adamw", f"{why}update with more memory."
-    if "symbolic" not in recipe.grading.model_fields_set and (problem := symbolic_problem()):
-        why = (
-            f"Math-Verify does not work here ({problem}): grading.symbolic is off, and answers are "
-            "compared by text and exact numbers only. 2\\sqrt{3} is then correct only as the "
-            "reference writes it. Remedy: `pip install 'math-verify[antlr4_13_2]'`."
-        )
-        yield "grading.symbolic=false", why
-
-
-@cache
-def symbolic_problem() -> str | None:
-    """Why the symbolic stage cannot be imported, tried in a process of its own; None: it can."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import grouper.grading.symbolic"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 0:
-        return None
-    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    try:
+        require_symbolic(recipe.grading)
+    except GradingError as error:
+        if "symbolic" not in recipe.grading.model_fields_set:
+            yield "grading.symbolic=false", f"{error.what}: it is off. {error.fix}"
