@@ -12,12 +12,10 @@ from typing import Any
 
 import click
 
-from grouper.cli.opening import open_recipe, require_new, run_folder_of
+from grouper.cli.opening import open_recipe, read_rows, require_new, run_folder_of
 from grouper.cli.text import counted, short, some, warn, write_rows
 from grouper.config.schema import GradingConfig, Recipe
-from grouper.data.reading import read_files
 from grouper.errors import ConfigError, DataError, GrouperError, did_you_mean
-from grouper.files import read_lines
 from grouper.grading import Grader, by_text_alone, check_reference, extract, extract_lenient
 from grouper.prompts.formats import FORMATS, TURN_MARKERS, make_format
 from grouper.rewards import build_rewards
@@ -131,9 +129,7 @@ def _contract(name: str) -> AnswerContract:
 
 def _rows(file: Path, text: str | None = None, answer: str | None = None) -> list[Row]:
     """The rows of a file, with texts as `completion` and references as `answer`."""
-    rows = [dict(r) for r in (read_lines(file) if file.suffix == ".gz" else read_files((file,)))]
-    if not rows:
-        raise DataError("there are no rows in it", where=str(file))
+    rows = read_rows(file)
     present = {name for row in rows for name in row}
     for named, usual in ((text, TEXTS), (answer, ANSWERS)):
         found = next((name for name in ((named,) if named else usual) if name in present), None)

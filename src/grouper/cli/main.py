@@ -53,8 +53,9 @@ def _option(flag: str, row: Row) -> click.Option:
     switch = not {"metavar", "choices"} & row.keys()
     if "choices" in row:
         named["type"] = click.Choice(row["choices"])
-    elif row.get("type") == "path":
-        named["type"] = click.Path(path_type=Path)
+    elif row.get("type") in ("path", "file"):
+        there = row["type"] == "file"
+        named["type"] = click.Path(exists=there, dir_okay=not there, path_type=Path)
     elif "type" in row:
         named["type"] = RANGES[row["type"]](min=row.get("least"))
     if switch and "opposite" not in row:

@@ -6,13 +6,16 @@ import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
 from grouper.cli.text import warn
 from grouper.config.loading import is_shipped, load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, GradingError
+from grouper.data.reading import find_file, read_files
+from grouper.errors import ConfigError, DataError, GradingError
+from grouper.files import read_lines
 from grouper.grading import require_symbolic
 from grouper.models.folders import RECIPE_FILE, is_model, local_model, require_model_folder
 
@@ -110,6 +113,20 @@ def require_writable(path: Path, fix: str = "Name another folder.") -> None:
     folder = next(folder for folder in path.parents if folder.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ConfigError("cannot write here", where=str(folder), fix=fix)
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file: JSONL, CSV, Parquet, or what a run has stored.
+
+    Raises:
+        DataError: it cannot be read, or holds no rows.
+    """
+    stored = file.suffix == ".gz"
+    files = () if stored else find_file(file, split="", subset=None)
+    rows = [dict(row) for row in (read_lines(file) if stored else read_files(files))]
+    if not rows:
+        raise DataError("there are no rows in it", where=str(file), fix="Check the file.")
+    return rows
 
 
 # --- dry runs ------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ from pydantic.fields import FieldInfo
 
 from grouper.cli.opening import require_new
 from grouper.cli.text import definitions, short, warn
-from grouper.config.aliases import aliases
-from grouper.config.checks import meant, nearest, renamed, settings, validate_json
+from grouper.config.checks import advice, meant, settings, validate_json
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
 from grouper.config.schema import (
     PromptConfig,
@@ -92,7 +91,7 @@ def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
     Raises:
         ConfigError: there is none.
     """
-    row, counterparts = meant("_".join(words), fields)
+    _, counterparts = meant("_".join(words), fields)
     found = [
         key
         for key, field in fields.items()
@@ -100,14 +99,9 @@ def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
         or all(word.lower() in f"{key} {field.description}".lower() for word in words)
     ]
     if not found:
-        name = words[-1].rpartition(".")[2]
-        gone = next((v for k, v in renamed().items() if k.rpartition(".")[2] == name), "")
-        foreign = f"It is another trainer's, without a counterpart: {row['why']}." if row else ""
-        parts = {part for key in fields for part in key.replace("[]", "").split(".")}
-        near = nearest(name, {*parts, *aliases()})
         raise ConfigError(
             f"no setting has {' '.join(words)!r} in its name or meaning",
-            fix=gone or foreign or (f"Did you mean {near!r}?" if near else ""),
+            fix=advice((words[-1].rpartition(".")[2],), "...", fields),
         )
     return found
 

@@ -144,7 +144,7 @@ def _raise_as_config_error(
             noun = "section" if isinstance(value, dict) else "setting"
             what = f"there is no {noun} {location[-1]!r} here"
             opened = _opened(location, value, fields)
-            rows = [(inner, (what, _advice(inner, v, fields))) for inner, v in opened]
+            rows = [(inner, (what, advice(inner, v, fields))) for inner, v in opened]
         else:
             rows = [(location, _explain(detail["type"], detail["msg"], value, location))]
         for inner, complaint in rows:
@@ -211,7 +211,7 @@ def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Lo
         yield location, value
 
 
-def _advice(location: Location, value: Any, fields: Fields) -> str:
+def advice(location: Location, value: Any, fields: Fields) -> str:
     """What to write instead of a key that is not there."""
     name, above = str(location[-1]), _dotted(location[:-1])
     if sentence := _new_name(_dotted(location), value) or _new_name(name, value):
