@@ -175,7 +175,9 @@ def examples():
 
 
 @pytest.mark.parametrize("words", examples(), ids=" ".join)
-def test_every_example_of_the_help_parses(words):
+def test_every_example_of_the_help_parses(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").touch()
     command = cli.commands[words[0]]
     inner = getattr(command, "commands", {}).get(words[1] if len(words) > 1 else "")
     command, rest = (inner, words[2:]) if inner else (command, words[1:])

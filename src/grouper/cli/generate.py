@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grouper.cli.measure import progress
-from grouper.cli.opening import models_not_here, open_recipe, read_rows, require_new, show_plan
+from grouper.cli.opening import open_recipe, read_rows, require_new
 from grouper.cli.text import write_rows
 from grouper.errors import DataError
 from grouper.models.folders import model_in, recipe_for, require_model_folder, with_sampling
@@ -34,7 +34,6 @@ def generate(
     output_file: Path | None,
     recipe: str | None,
     format_name: str | None,
-    dry_run: bool,
     quiet: bool,
     **sampling: Any,
 ) -> None:
@@ -52,13 +51,6 @@ def generate(
     if output_file is not None:
         require_new(output_file, f"--output {output_file}")
     require_model_folder(model, where="MODEL")
-    if dry_run:
-        questions = "questions as they come" if rows is None else f"{len(rows):,} questions"
-        k, fmt = opened.evaluation.samples, opened.prompt.format
-        sizes = [f"{model}: {questions} x {k} samples, format {fmt}"]
-        show_plan(opened, sizes, unchecked=models_not_here(opened, model))
-        return
-
     from grouper.api import Generator
 
     display = progress(quiet=quiet)

@@ -170,9 +170,8 @@ def preview(
     overrides: tuple[str, ...],
     *,
     model: str | None,
-    samples: int,
-    problems: int,
     quiet: bool,
+    **drawn: int,
 ) -> int:
     """Draw and show samples; 1 where they give nothing to learn from."""
     opened = open_recipe(recipe, overrides)
@@ -188,8 +187,7 @@ def preview(
     from grouper import api
     from grouper.advice.checks import find
 
-    display = progress(quiet=quiet)
-    seen = api.preview(opened, subject, samples=samples, problems=problems, display=display)
+    seen = api.preview(opened, subject, display=progress(quiet=quiet), **drawn)
     causes = find(seen)
     click.echo(f"Model:     {subject}")
     _show_samples(seen)

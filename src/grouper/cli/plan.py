@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import fields
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from grouper.cli.measure import progress
 from grouper.cli.opening import chosen_model, open_recipe, run_of
 from grouper.cli.text import counted, duration, show, table
-from grouper.errors import ConfigError, RunFolderError
-from grouper.runs.folder import RunFolder
+from grouper.errors import ConfigError
 
 if TYPE_CHECKING:
     from grouper.advice.measuring import Bench
@@ -27,43 +25,20 @@ def plan(
     *,
     device: str | None,
     tokens_per_second: float | None,
-    like: str | None,
     as_json: bool,
 ) -> None:
     """Print memory, cards and times of a run."""
     # Read by the libraries when they are imported.
     os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
     opened = open_recipe(recipe, overrides, runs_here=False)
-    seconds = None if like is None else _measured(like)
 
     from grouper.advice.run_plan import plan_run
 
-    speed = tokens_per_second if like is None else None
-    found = plan_run(opened, device=device, tokens_per_second=speed, seconds_per_step=seconds)
+    found = plan_run(opened, device=device, tokens_per_second=tokens_per_second)
     if as_json:
         click.echo(json.dumps(found.as_dict(), indent=2))
     else:
         _show_plan(found)
-
-
-def _measured(run: str) -> dict[str, float]:
-    """Seconds of one step of each phase of a run.
-
-    Raises:
-        RunFolderError: it is none, or has not finished a step.
-    """
-    folder = RunFolder(Path(run).expanduser())
-    folder.read_info()
-    seconds: dict[str, list[float]] = {}
-    for report in folder.read_metrics():
-        seconds.setdefault(report.phase, []).append(report.mean("time.step"))
-    if not seconds:
-        raise RunFolderError(
-            "there is nothing to take times from: the run has not finished a step",
-            where=run,
-            fix="Name another run, or give --tokens-per-second.",
-        )
-    return {phase: sum(values) / len(values) for phase, values in seconds.items()}
 
 
 def _show_plan(found: RunPlan) -> None:
@@ -112,12 +87,9 @@ def bench(
     overrides: tuple[str, ...],
     *,
     model: str | None,
-    completion_tokens: int | None,
-    steps: int,
-    warmup: int,
-    plain: bool,
     as_json: bool,
     quiet: bool,
+    **measured: Any,
 ) -> None:
     """Take steps, and print where their seconds went."""
     opened = open_recipe(recipe, overrides)
@@ -132,15 +104,7 @@ def bench(
 
     from grouper.advice import measuring
 
-    seen = measuring.bench(
-        opened,
-        model=subject,
-        warmup=warmup,
-        steps=steps,
-        completion_tokens=completion_tokens,
-        plain=plain,
-        progress=progress(quiet=quiet),
-    )
+    seen = measuring.bench(opened, model=subject, progress=progress(quiet=quiet), **measured)
     if as_json:
         click.echo(json.dumps(seen.as_dict(), indent=2))
     else:
