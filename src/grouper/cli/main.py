@@ -131,7 +131,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Commands of the table; a mistyped one is told the nearest, one that is gone what to type."""
+    """Commands of the table; a mistyped name gets the nearest one."""
 
     def __init__(self, name: str, row: Row) -> None:
         rows = row["commands"].items()
@@ -158,7 +158,7 @@ class Group(click.Group):
 
             if typed.endswith((".yaml", ".yml")) or is_shipped(typed):
                 instead = f"{typed} is a recipe. Give the command, too: grouper run {typed}"
-            ctx.fail(TABLE["gone"].get(place, instead))
+            ctx.fail(TABLE["elsewhere"].get(place, instead))
         return super().resolve_command(ctx, args)
 
 

@@ -1,18 +1,16 @@
 """Turn pydantic's complaints into ours: the key, what is wrong, and what to write instead.
 
-A key that is not there is looked for in this order: settings of older versions (`renamed.json`),
-settings of that name elsewhere, names of other trainers (`aliases`), and names spelt alike.
+A key that is not there is looked for in this order: settings of that name elsewhere, names of other
+trainers (`aliases`), and names spelt alike.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib.resources
 import json
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -95,7 +93,6 @@ def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]
     if not found:
         _, row = alias(name) or (name, row)
         keys = {key: None for phase in ("grpo", "sft") for key in keys_of(row, phase)}
-        keys |= {new: None for old, new in renamed().items() if old.rpartition(".")[2] == name}
         found = [key for key in keys if any(_overlap(key, known) for known in fields)]
     closeness = {key: _closeness(key, section) for key in found}
     closest = [key for key in found if closeness[key] == max(closeness.values())]
@@ -119,18 +116,6 @@ def _closeness(key: str, section: str) -> int:
     return sum(nearest(word, sections) is not None for word in words)
 
 
-@cache
-def renamed() -> dict[str, str]:
-    """`key` or `key=value` of an older version -> what to write now.
-
-    A key without a dot stands for that name in any section. A new key keeps the value that the old
-    one was given; a sentence says why a setting is gone, and what to do.
-    """
-    file = importlib.resources.files("grouper.config") / "renamed.json"
-    table: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
-    return table
-
-
 def _raise_as_config_error(
     error: ValidationError, model: type[BaseModel], *, where: str, place: Sequence[str]
 ) -> NoReturn:
@@ -146,7 +131,7 @@ def _raise_as_config_error(
             opened = _opened(location, value, fields)
             rows = [(inner, (what, advice(inner, v, fields))) for inner, v in opened]
         else:
-            rows = [(location, _explain(detail["type"], detail["msg"], value, location))]
+            rows = [(location, _explain(detail["type"], detail["msg"], value))]
         for inner, complaint in rows:
             complaints.setdefault(_dotted((*place, *inner)), []).append(complaint)
     raise_all(
@@ -173,14 +158,13 @@ def _as_one(complaints: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
     return [(f"should be {', or '.join(dict.fromkeys(wishes))} (got {cut[0][2]}", cut[0][3])]
 
 
-def _explain(kind: str, message: str, value: Any, location: Location) -> tuple[str, str]:
+def _explain(kind: str, message: str, value: Any) -> tuple[str, str]:
     if kind == "missing":
         return "this setting is required", "Add it to the recipe."
     if kind == "value_error":
         return message.removeprefix("Value error, "), ""
     text = repr(value) if not isinstance(value, dict | list) else type(value).__name__
-    fix = _new_name(f"{_dotted(location)}{_equals(value)}", value)
-    return f"{message.removeprefix('Input ').strip()} (got {text})", fix
+    return f"{message.removeprefix('Input ').strip()} (got {text})", ""
 
 
 def _is_union_tag(part: int | str) -> bool:
@@ -203,8 +187,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Location, Any]]:
     """Every setting in a section that was never there, each with its own location and value."""
     name = str(location[-1])
-    known = name in renamed() or meant(name, fields) != ({}, [])
-    if isinstance(value, dict) and value and not known:
+    if isinstance(value, dict) and value and meant(name, fields) == ({}, []):
         for name, inner in value.items():
             yield from _opened((*location, name), inner, fields)
     else:
@@ -214,8 +197,6 @@ def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Lo
 def advice(location: Location, value: Any, fields: Fields) -> str:
     """What to write instead of a key that is not there."""
     name, above = str(location[-1]), _dotted(location[:-1])
-    if sentence := _new_name(_dotted(location), value) or _new_name(name, value):
-        return sentence
     section = re.sub(r"\.\d+", "[]", above)
     start = f"{section}." if section else ""
     inside = [key.removeprefix(start) for key in fields if key.startswith(start)]
@@ -237,14 +218,6 @@ def advice(location: Location, value: Any, fields: Fields) -> str:
     if 0 < len(own) <= _FEW_NAMES or alike in own:
         return did_you_mean(name, own)
     return "`grouper recipes fields WORD` finds settings by name and meaning."
-
-
-def _new_name(old: str, value: Any) -> str:
-    """What to write instead of a setting, or `key=value`, of an older version; empty for others."""
-    new = renamed().get(old, "")
-    if not new or " " in new:
-        return new
-    return f"It has another name now: write {new if '=' in new else new + _equals(value)}."
 
 
 def _translated(value: Any, name: str, row: Row, field: FieldInfo | None) -> str:

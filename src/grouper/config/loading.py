@@ -12,7 +12,6 @@ import importlib.resources
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -100,14 +99,10 @@ def recipe_hash(recipe: Recipe) -> str:
 
     What `NOT_THE_EXPERIMENT` lists does not count: texts, the machine, which phases are skipped.
     """
-    exclude: dict[str, Any] = {}
+    data = recipe.model_dump(mode="json")
     for name in NOT_THE_EXPERIMENT:
-        section, _, field = name.partition(".")
-        if field:
-            exclude.setdefault(section, set()).add(field)
-        else:
-            exclude[section] = True
-    data = recipe.model_dump(mode="json", exclude=exclude)
+        section, _, key = name.rpartition(".")
+        del (data[section] if section else data)[key]
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
