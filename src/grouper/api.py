@@ -18,6 +18,7 @@ A trained model is asked exactly as in training: same prompt, stop tokens, and e
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -284,7 +285,7 @@ class Generator:
         self.params = self.prepared.evaluation_params()
         limit = context_length(policy.model.config)
         self.room = None if limit is None else limit - self.params.max_new_tokens
-        """Tokens that a prompt may have."""
+        """Tokens that a prompt may have; None: any number."""
 
     def prompt(self, question: str) -> Prompt:
         """The prompt of a question."""
@@ -308,32 +309,26 @@ class Generator:
         """
         k = self.recipe.evaluation.samples if samples is None else samples
         prompts = [self.prompt(question) for question in questions]
-        asked = [
-            (number, prompt)
-            for number, prompt in enumerate(prompts)
-            if self.room is None or len(prompt.token_ids) <= self.room
-            for _ in range(k)
-        ]
-        if left_out := len(questions) - len({number for number, _ in asked}):
+        room = math.inf if self.room is None else self.room
+        fitting = [n for n, prompt in enumerate(prompts) if len(prompt.token_ids) <= room]
+        if left_out := len(questions) - len(fitting):
             log.warning("%d questions are too long for the model; they get no answer.", left_out)
         # Addressed by the text: the answer to a question does not depend on its neighbours.
+        seed, params = self.recipe.seed, self.params
         requests = [
-            SampleRequest(
-                prompt=prompt,
-                params=self.params,
-                key=draw_seed(self.recipe.seed, "generate", prompt.text, place % k),
-            )
-            for place, (_, prompt) in enumerate(asked)
+            SampleRequest(prompt=p, params=params, key=draw_seed(seed, "generate", p.text, sample))
+            for p in (prompts[n] for n in fitting)
+            for sample in range(k)
         ]
-        drawn: dict[int, Solution] = {}
+        drawn: dict[int, Completion] = {}
         with (display or Progress(quiet=True)).track("answering", len(requests)) as task:
             for index, completion in self.sampler.sample(requests):
-                number, prompt = asked[index]
-                drawn[index] = self._solution(questions[number], prompt, completion)
+                drawn[index] = completion
                 task.advance()
         found: list[list[Solution]] = [[] for _ in questions]
-        for index, (number, _) in enumerate(asked):
-            found[number].append(drawn[index])
+        for index in range(len(requests)):
+            n = fitting[index // k]
+            found[n].append(self._solution(questions[n], prompts[n], drawn[index]))
         return found
 
     def answer(self, question: str, samples: int | None = None) -> list[Solution]:
