@@ -59,17 +59,17 @@ def test_an_unknown_algorithm_is_told() -> None:
         ({"surrogate": "cispo", "dual_clip": 3.0}, "a bound of surrogate: ppo_clip"),
         ({"dual_clip": 1.2}, "above 1 \\+ clip_high"),
         ({"surrogate": "policy_gradient", "ratio": "sequence"}, "has no ratio"),
-        ({"updates_per_batch": 129}, "more than the 128 completions"),
+        ({"updates_per_batch": 129}, "at most 128, the completions of a step"),
         (
             {"group_size": 1, "advantage": "none", "dynamic_sampling_rounds": 1},
-            "a group of one has none",
+            "a group_size of 2 or more",
         ),
         (
             {"beta": 0.1, "kl_in_reward": True, "decouple_rewards": True},
             "use one of them",
         ),
         ({"weighting_constant": 3.0}, "only for weighting: constant"),
-        ({"advantage": "mean", "advantage_eps": 1e-6}, "mean divides by none"),
+        ({"advantage": "mean", "advantage_eps": 1e-6}, "advantage: mean divides by nothing"),
         ({"top_entropy": 0.0}, "greater than 0"),
     ],
 )
