@@ -1,12 +1,12 @@
-"""What Python code calls: a run in two calls, and answers from a trained model.
+"""The Python interface: a run in two calls, measurements, and answers from a trained model.
 
     run = load_recipe("demo").override("grpo.steps=20", name="short")
     setup = prepare(run)
     print(setup)
     result = train(setup)
 
-Nothing is written before `train`, so `prepare` can be called again as often as a notebook likes.
-A trained model is asked exactly as in training: same prompt, stop tokens, and extraction.
+Nothing is written before `train`, so a notebook can call `prepare` as often as it likes. A trained
+model is prompted exactly as in training: the same prompt, stop tokens and extraction.
 
     generator = load_generator("outputs/demo")
     solution = solve("What is 3 + 4?", generator)
@@ -63,13 +63,13 @@ log = logging.getLogger(__name__)
 
 
 def prepare(recipe: Recipe | str | Path) -> Prepared:
-    """Prepare everything that a run needs, and hand it over to be looked at.
+    """Prepare everything that a run needs, for inspection or for `train`.
 
     Args:
         recipe: a recipe, or the name or file of one.
 
     Raises:
-        GrouperError: everything that can be said against the recipe or its data.
+        GrouperError: every problem of the recipe or its data.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     for hook in recipe.hooks:
@@ -158,7 +158,7 @@ def evaluate(
         display: where progress goes; nowhere by default.
 
     Raises:
-        GrouperError: the model or the problems cannot be had.
+        GrouperError: the model or the problems cannot be loaded.
     """
     problems = problems or require_part(recipe, split)
     state: dict[str, Any] = {"phase": "base", "step": 0}
@@ -239,7 +239,7 @@ def preview(
             return draw_samples(prepared, policy, met, samples=samples, progress=task)
 
 
-# --- asking a trained model ----------------------------------------------------------------------
+# --- answers of a trained model ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +273,7 @@ class Generator:
         model: a model folder, an adapter folder (its base is found), or a Hub name.
 
     Raises:
-        GrouperError: the model, its tokenizer or the prompt format cannot be had.
+        GrouperError: the model, its tokenizer or the prompt format cannot be loaded.
     """
 
     def __init__(self, recipe: Recipe, model: str) -> None:
@@ -363,7 +363,7 @@ class Generator:
         )
 
     def close(self) -> None:
-        """End what was started for it."""
+        """Release the sampler and end the grader."""
         self.sampler.release()
         self.prepared.close()
 
@@ -394,7 +394,7 @@ def load_generator(
         seed: of the draws; left out: the recipe's.
 
     Raises:
-        GrouperError: it cannot be loaded, or it is not known how it is asked.
+        GrouperError: it cannot be loaded, or its prompt format is not known.
     """
     model = model_in(str(path))
     given = load_recipe(recipe) if isinstance(recipe, str | Path) else recipe
@@ -406,7 +406,7 @@ def load_generator(
 
 
 def solve(question: str, generator: Generator) -> Solution:
-    """The model's answer to one question; the same question gets the same answer.
+    """The model's answer to one question; the same question always gets the same answer.
 
     Raises:
         DataError: see `Generator.answer`.

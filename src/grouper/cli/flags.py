@@ -29,10 +29,10 @@ TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 DEVICE_BATCH, ACCUMULATION = "per-device-train-batch-size", "gradient-accumulation-steps"
 
-# Likeness of a name to a flag that is meant, in place of a setting.
+# Similarity from which a mistyped name is a flag, not a setting.
 _NEARLY = 0.85
 
-# Its flags change what the recipe and the overrides say about it, and so contradict neither.
+# Flags about trackers change the recipe's and the overrides', so they contradict neither.
 TRACKERS = "tracking.trackers"
 
 
@@ -52,7 +52,7 @@ def options() -> dict[str, Settings]:
     }
 
 
-def as_click_wants(args: Sequence[str]) -> Iterator[str]:
+def normalised(args: Sequence[str]) -> Iterator[str]:
     """`--rewards a b` as `--rewards=a,b`, `--bf16` and `--bf16 True` as `--bf16=true`."""
     rest = deque(args)
     while rest:
@@ -91,7 +91,7 @@ def _ends_a_list(word: str) -> bool:
 
 
 def hint(option: str, args: Sequence[str]) -> str | None:
-    """What to write for an option that there is not; None where it is nearly a flag."""
+    """What to write instead of an unknown option; None if it is nearly a flag."""
     from grouper.config.checks import nearest
     from grouper.config.loading import load_recipe
 
@@ -105,7 +105,7 @@ def hint(option: str, args: Sequence[str]) -> str | None:
     setting = f"{typed.removeprefix('--').replace('-', '_')}={value or after or 'VALUE'}"
     instead = f"Write {setting}."
     try:
-        load_recipe("demo", [setting])  # any recipe says what a wrong key should be
+        load_recipe("demo", [setting])  # the error of any recipe says what to write
     except ConfigError as error:
         instead = error.fix
     return f"There is no option {typed}. {instead}"
@@ -177,8 +177,8 @@ def spelled_out(line: CommandLine) -> tuple[list[str], list[str]]:
         The overrides, and notes of what the command line itself does not show.
 
     Raises:
-        click.UsageError: flags that contradict each other or an override, or cannot be meant.
-        ConfigError: a value that is no YAML, or a recipe that cannot be read.
+        click.UsageError: flags that contradict each other or an override, or have wrong values.
+        ConfigError: a value that is not YAML, or a recipe that cannot be read.
     """
     gives_way: Settings = {}
     spelled: list[tuple[str, Settings]] = []
@@ -205,7 +205,7 @@ def _as_overrides(settings: Settings) -> list[str]:
 def _refuse_contradictions(
     spelled: Sequence[tuple[str, Settings]], overrides: Sequence[str]
 ) -> None:
-    """Two flags, or a flag and an override, that set the same differently."""
+    """Refuse two flags, or a flag and an override, that set one key to different values."""
     pairs = [(text.partition("=")[0], text) for text in overrides]
     known = {key: (text, _parsed(text.partition("=")[2], text)) for key, text in pairs}
     known.pop(TRACKERS, None)
@@ -238,7 +238,7 @@ def _by_the_table(flag: str, value: str, line: CommandLine) -> Settings:
 
 
 def _setting(flag: str, value: str) -> Any:
-    """What a value stands for, or reads as."""
+    """The setting that a flag's value stands for."""
     row = flags()[flag]
     if value.lower() in row.get("values", {}):
         return row["values"][value.lower()]
@@ -252,7 +252,7 @@ def _names(value: str) -> list[str]:
 
 
 def _phase_note(line: CommandLine) -> str | None:
-    """What flags that set one phase leave to the other; None where only one phase runs."""
+    """A note on flags that set GRPO alone; None if only one phase runs."""
     to = {flag: str(flags()[flag].get("to")) for flag in line.values}
     to = {flag: key for flag, key in to.items() if "{phase}" in key}
     if not to or len(line.running) < 2:
@@ -278,7 +278,7 @@ def _learning_rate(flag: str, value: str, line: CommandLine) -> Settings:
 
 
 def _unique(flag: str, value: str, line: CommandLine) -> Settings:
-    """Of what SFT reads, where it runs; that is data.train where the recipe names nothing else."""
+    """For the data of SFT if it runs: data.train, unless the recipe has data.sft."""
     part = "sft" if "sft" in line.phases and line.recipe.data.sft is not None else "train"
     return {f"data.{part}.unique": _setting(flag, value)}
 
@@ -297,7 +297,7 @@ def _system_prompt(_flag: str, value: str, _line: CommandLine) -> Settings:
 
 
 def _rewards(_flag: str, value: str, line: CommandLine) -> Settings:
-    """In this order; weight and parameters as in the recipe, where it has one of that name."""
+    """Rewards in the order given, with the weight and parameters that the recipe has for them."""
     rows = [row.model_dump(mode="json", exclude_defaults=True) for row in line.recipe.rewards]
     known = {row["name"]: row for row in rows}
     return {"rewards": [known.get(name, {"name": name}) for name in _names(value)]}
@@ -339,13 +339,13 @@ def _trackers(line: CommandLine) -> Settings:
 
 
 def _batch(line: CommandLine) -> tuple[Settings, str]:
-    """What batch sizes as other trainers count them come to, and that in words."""
+    """The recipe's batch size from those of other trainers, and a note about it."""
     from grouper.config.loading import is_shipped
 
     if not {DEVICE_BATCH, ACCUMULATION} & line.values.keys():
         return {}, ""
     phase, grpo = line.running[-1], line.recipe.grpo
-    # A shipped recipe keeps its batch when the run has another name.
+    # A shipped recipe keeps its batch under another run name.
     system = line.name if is_shipped(line.name) else line.recipe.name
     device, accumulation = batch_of(system, phase)
     device = _count(line, DEVICE_BATCH, device)

@@ -45,7 +45,7 @@ def grade(
     text_column: str | None,
     show: int,
 ) -> None:
-    """Find out whether it is a text, a file or a run, and grade it."""
+    """Grade a text, a file or a run, whichever `what` is."""
     if output is not None:
         require_new(output, "--output")
     try:
@@ -156,8 +156,8 @@ def _grade_rows(
         rows: as `_rows` has them.
         grader: of their format.
         show: how many to print.
-        score: what each is paid; None for evaluations, of which nothing is learned, so that a
-            reference may be compared as text alone.
+        score: their total rewards; None for evaluations, where a reference that cannot be read is
+            compared as text.
     """
     grades = grader.grade([row["completion"] for row in rows], [row["answer"] for row in rows])
     if score is None:
@@ -230,7 +230,7 @@ def _grade_run(run: Path, chosen: Recipe, only: str | None, show: int) -> list[R
 
 
 def _scoring(own: Recipe, chosen: Recipe) -> Score:
-    """What pays stored rollouts of the recipe `own` by the rewards of `chosen`, as in training."""
+    """A function that scores stored rollouts of the recipe `own` with the rewards of `chosen`."""
     from grouper.training.problem_sets import require_part
 
     fmt = make_format(own.prompt)

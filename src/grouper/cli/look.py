@@ -1,4 +1,4 @@
-"""`grouper runs`, `diagnose`, `export` and `env`: what is there, and what became of it."""
+"""`grouper runs`, `diagnose`, `export` and `env`: commands about what is there already."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def runs(folder: str | None, *, as_json: bool) -> None:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    """What there is to say of one run."""
+    """One row of the list of runs."""
     recipe, run = load_recipe(path / RECIPE_FILE), RunFolder(path)
     reports = run.read_metrics()
     wanted = [phase for phase in ("sft", "grpo") if not getattr(recipe, f"skip_{phase}")]
@@ -62,7 +62,7 @@ def _run(path: Path) -> dict[str, Any]:
 
 
 def diagnose(run: str, *, as_json: bool) -> int:
-    """Print what was found; 1 where that is anything."""
+    """Print the findings; 1 if there are any."""
     from grouper.advice.checks import find, read_record
 
     record = read_record(Path(run).expanduser())
@@ -85,7 +85,7 @@ def diagnose(run: str, *, as_json: bool) -> int:
 
 
 def export(source: str, target: str, *, dtype: str) -> None:
-    """Write a whole model, and print how well it agrees."""
+    """Write a whole model, and print how closely it matches its source."""
     model, place = model_in(source), Path(target).expanduser()
     require_model_folder(model, where="SOURCE")
     require_new(place, "TARGET")

@@ -15,7 +15,7 @@ from typing import Any
 import click
 import yaml
 
-from grouper.cli.flags import as_click_wants, hint
+from grouper.cli.flags import hint, normalised
 from grouper.cli.flags import options as flag_options
 from grouper.cli.text import is_follower
 from grouper.config.aliases import flag_named
@@ -38,9 +38,9 @@ TABLE: Row = yaml.load(
 
 # Options of a command that stand first in its help.
 FIRST = 5
-# As the shell has it for any program: not 0, since a run may have been cut short.
+# What a shell reports for a closed pipe: not 0, since a run may have been cut short.
 SIGPIPE_EXIT = 141
-# Seconds a follower waits with its error: when rank 0 has the same one, it ends the others.
+# Seconds that a follower waits before it reports an error: rank 0 with the same one ends them all.
 HEAD_START = 3.0
 
 RANGES: dict[str, Any] = {"int": click.IntRange, "float": click.FloatRange}
@@ -89,7 +89,7 @@ def _texts(row: Row) -> Row:
 
 
 def _call(place: str, /, **given: Any) -> Any:
-    """Import what a command does, and do it; a group's is done where no command of it is typed."""
+    """Import a command's function and call it; a group's own one only without a subcommand."""
     if click.get_current_context().invoked_subcommand is not None:
         return None
     module, _, function = place.partition(".")
@@ -112,7 +112,7 @@ class Command(click.Command):
         if not self.trains:
             return super().parse_args(ctx, args)
         try:
-            return super().parse_args(ctx, [*as_click_wants(args)])
+            return super().parse_args(ctx, [*normalised(args)])
         except click.NoSuchOption as error:
             instead = hint(error.option_name, args)
             if instead is None:
@@ -230,10 +230,9 @@ def _comes_from(error: BaseException | None, *kinds: type[BaseException]) -> boo
 
 
 def _tell(error: GrouperError) -> int:
-    """Print every problem; returns the exit code.
+    """Print every problem and return the exit code.
 
-    A mistake in a recipe is found by every process at once, and one paragraph is enough. One that
-    only a follower has comes a little later.
+    Every process finds a mistake in the recipe, and one paragraph is enough: followers wait.
     """
     who = ""
     if is_follower():

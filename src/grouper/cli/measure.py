@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def progress(*, quiet: bool) -> Progress:
-    """Where progress and warnings go."""
+    """A progress display, which log messages go to as well."""
     from grouper.runs.progress import Progress, setup_logging
 
     display = Progress(quiet=quiet)
@@ -59,10 +59,10 @@ def evaluate(
     dry_run: bool,
     quiet: bool,
 ) -> None:
-    """Measure models, and print them beside what was measured before."""
+    """Measure models, and print the results beside earlier ones."""
     opened = open_recipe(recipe, overrides)
     run = run_of(recipe, opened)
-    # Never in a folder that was handed over, which a later run replaces.
+    # Never in an exported folder, which a later run replaces.
     home = Path(opened.output_dir).expanduser() / opened.name if is_model(run) else run
     target = (output_dir or home / "eval_runs").expanduser()
     folders = [Path(path).expanduser() for path in others]
@@ -173,7 +173,7 @@ def preview(
     quiet: bool,
     **drawn: int,
 ) -> int:
-    """Draw and show samples; 1 where they give nothing to learn from."""
+    """Draw and print samples; 1 if there is nothing to learn from them."""
     opened = open_recipe(recipe, overrides)
     run = run_of(recipe, opened)
     subject = chosen_model(model, opened, run)
@@ -256,7 +256,7 @@ def difficulty(
     output: Path | None,
     quiet: bool,
 ) -> None:
-    """Measure pass rates, and print how they are distributed."""
+    """Measure pass rates, and print a histogram."""
     opened = open_recipe(recipe, overrides)
     run = run_of(recipe, opened)
     subject = model or trained_model(opened, run)

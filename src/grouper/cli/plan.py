@@ -1,4 +1,4 @@
-"""`grouper plan` and `grouper bench`: what a run takes, worked out and measured."""
+"""`grouper plan` and `grouper bench`: the cost of a run, estimated and measured."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plan(
 
 def _show_plan(found: RunPlan) -> None:
     size, unit = (2**30, "GiB") if found.peak >= 2**30 else (2**20, "MiB")
-    # A column without anything in it says nothing.
+    # Columns of zeros are left out.
     names = [field.name for field in fields(found.memory[0]) if field.name != "name"]
     shown = [name for name in names if any(getattr(part, name) for part in found.memory)]
     rows = [

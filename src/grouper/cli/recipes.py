@@ -1,4 +1,4 @@
-"""`grouper recipes`: what can be run, every setting by name, and other trainers' files."""
+"""`grouper recipes` and `init`: shipped recipes, settings by name, import, and a new recipe."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def imported(
 
 
 def _lies_in(key: str, section: str) -> bool:
-    """Whether a key is a setting or one of a section; all are in the empty one."""
+    """Whether a key is `section` itself or below it; every key is below the empty one."""
     return not section or f"{key}.".replace("[]", "").startswith(f"{section.replace('[]', '')}.")
 
 
 def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
-    """The keys of the settings that have every word in name or meaning, or that they stand for.
+    """The keys of settings that have every word in name or meaning, or that the words stand for.
 
     Raises:
         ConfigError: there is none.

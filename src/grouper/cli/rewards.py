@@ -1,4 +1,4 @@
-"""`grouper rewards`: what pays what, tried on a text, and attacked."""
+"""`grouper rewards`: list rewards, try them on a text, attack them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def tried(
 
 
 def probed(recipe: str, overrides: tuple[str, ...], *, texts: bool) -> int:
-    """Print what each attack earns; 1 where one pays."""
+    """Print what each attack earns; 1 if one pays."""
     fmt, rewards, grading = _open(recipe, overrides)
     with Grader(fmt.contract, grading) as grader:
         results = probe(build_rewards(rewards, fmt), fmt, grader)

@@ -1,4 +1,4 @@
-"""How the commands write: one helper for each kind of thing that several of them print."""
+"""Output of the commands: a helper for each kind of thing that several of them print."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grouper.runs.samples import printable
 
 
 def is_follower() -> bool:
-    """Whether this process was started by torchrun and is not the one that talks."""
+    """Whether this is one of several processes and not the one that prints, rank 0."""
     return int(os.environ.get("RANK", "0")) > 0
 
 
@@ -35,7 +35,7 @@ def definitions(rows: Iterable[tuple[str, str]], title: str = "") -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], **style: Any) -> None:
-    """Print a table, with numbers to the right of their columns."""
+    """Print a table, with numbers aligned to the right."""
     from rich.table import Table
 
     shown, rows = Table(**style), list(rows)

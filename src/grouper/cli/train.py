@@ -1,4 +1,4 @@
-"""`grouper run`, `sft` and `grpo`: one process, or several that are started here."""
+"""`grouper run`, `sft` and `grpo`, in this process or in several that it starts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from grouper.runs.trackers import check_trackers
 if TYPE_CHECKING:
     from grouper.training.phases import RunResult
 
-# Where runs lie unless the recipe or the user says otherwise.
+# The default folder of runs.
 RUNS = str(Recipe.model_fields["output_dir"].default)
-# Linux: asks for a signal when the parent of a process dies.
+# Linux: a signal when the parent process dies.
 PR_SET_PDEATHSIG = 1
 
 
@@ -91,13 +91,13 @@ def run(
 def _named(
     name: str | None, config: str | None, overrides: tuple[str, ...]
 ) -> tuple[str, tuple[str, ...]]:
-    """The recipe and the overrides; with --config the first argument is an override, too."""
+    """The recipe and the overrides; with --config the first argument is an override."""
     if config is not None:
         given = overrides if name is None else (name, *overrides)
         extra = next((text for text in given if "=" not in text), None)
         if extra is not None:
             raise click.UsageError(f"--config names the recipe, and so does {extra!r}: give one.")
-        # A file, first of all; a shipped recipe's name does as well.
+        # Usually a file, but the name of a shipped recipe is accepted.
         is_name = not Path(config).suffix and not Path(config).exists()
         return config if is_name or "/" in config else f"./{config}", given
     if name is None:
@@ -106,7 +106,7 @@ def _named(
 
 
 def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dirs: tuple[str, ...]) -> str:
-    """The folder of a run that is continued by its name; a recipe's name is the recipe."""
+    """The folder of the run of that name; the name of a recipe stays what it is."""
     if "/" in name or Path(name).suffix or is_shipped(name):
         return name
     keys = [text.partition("=")[2] for text in overrides if text.startswith("output_dir=")]
@@ -151,9 +151,9 @@ def _report(recipe: Recipe, result: RunResult) -> None:
 
 
 def stop_with_the_launcher() -> None:
-    """A process that torchrun or `--nproc` started stops, as on SIGTERM, when that is killed.
+    """Make a process that torchrun or `--nproc` started end with its launcher, as on SIGTERM.
 
-    Linux only; elsewhere the processes of a killed launcher train on to the end.
+    Linux only; elsewhere the processes of a killed launcher go on to the end.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""Turn pydantic's complaints into ours: the key, what is wrong, and what to write instead.
+"""Turn pydantic's errors into ours: the key, what is wrong, and what to write instead.
 
-A key that is not there is looked for in this order: settings of that name elsewhere, names of other
-trainers (`aliases`), and names spelt alike.
+An unknown key is looked up among settings of that name in other sections, then among the names of
+other trainers (`aliases`), then among similar names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]
 Fields = Mapping[str, FieldInfo]
 
-# Values of other trainers that count something else than the setting they lead to.
+# Names of other trainers whose values have another unit than our settings.
 _OTHER_UNITS = {
     "dataset_name",
     "generation_batch_size",
@@ -34,9 +34,9 @@ _OTHER_UNITS = {
 # Settings that one hint names, and characters of a value that it repeats.
 _MOST_PLACES = 4
 _LONGEST_VALUE = 60
-# Names of a section that are listed where no other hint is found.
+# Sections with at most so many names are listed if there is no other hint.
 _FEW_NAMES = 20
-# Likeness of a name in another section; within its own, the usual 0.6.
+# Similarity required of a name in another section; in its own it is the usual 0.6.
 _ALIKE = 0.85
 
 
@@ -75,12 +75,12 @@ def settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fi
 
 
 def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]:
-    """The settings that a name stands for: those called so, else what another trainer calls so.
+    """The settings that a name stands for, as ours or else as another trainer's.
 
     Args:
         name: without its section.
         fields: every setting there is, by dotted key.
-        section: where the name was written; of several settings, those closest to it count.
+        section: where the name was written; of several settings, those closest to it are taken.
 
     Returns:
         The row of the table of aliases (empty for a name of ours), and the keys, short ones first.
@@ -100,7 +100,7 @@ def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The name that is spelt most like it, or None where none is."""
+    """The most similar name, or None if none is similar enough."""
     return next(iter(difflib.get_close_matches(name, sorted(names), n=1, cutoff=cutoff)), None)
 
 
@@ -110,7 +110,7 @@ def _overlap(key: str, known: str) -> bool:
 
 
 def _closeness(key: str, section: str) -> int:
-    """How many words of a section, right or not (`grpo_training`), name a section of the key."""
+    """How many words of a section, known or not (`grpo_training`), name a section of the key."""
     sections = key.replace("[]", "").split(".")[:-1]
     words = re.split(r"[._]", section.replace("[]", ""))
     return sum(nearest(word, sections) is not None for word in words)
@@ -145,7 +145,7 @@ def _raise_as_config_error(
 
 
 def _as_one(complaints: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
-    """Each member of a union complains of the same value; that is one mistake.
+    """Merge the errors that members of a union report for the same value.
 
     >>> _as_one([("should be 1 or more (got 0)", ""), ("should be 'all' (got 0)", "")])
     [("should be 1 or more, or 'all' (got 0)", '')]
@@ -185,7 +185,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Location, Any]]:
-    """Every setting in a section that was never there, each with its own location and value."""
+    """Every setting in an unknown section, each with its own location and value."""
     name = str(location[-1])
     if isinstance(value, dict) and value and meant(name, fields) == ({}, []):
         for name, inner in value.items():
@@ -195,7 +195,7 @@ def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Lo
 
 
 def advice(location: Location, value: Any, fields: Fields) -> str:
-    """What to write instead of a key that is not there."""
+    """What to write instead of an unknown key."""
     name, above = str(location[-1]), _dotted(location[:-1])
     section = re.sub(r"\.\d+", "[]", above)
     start = f"{section}." if section else ""
@@ -207,7 +207,7 @@ def advice(location: Location, value: Any, fields: Fields) -> str:
     joined = f"{section.rpartition('.')[2]}_{name}"  # wandb: {project: x}, lora: {r: 8}
     for word in (joined, name, alike):
         row, keys = meant(word, fields, section)
-        if word == alike and word in own:  # a section there is closer than a setting elsewhere
+        if word == alike and word in own:  # its section is closer than a setting elsewhere
             keys = [key for key in keys if key == f"{start}{alike}"]
         if "why" in row:
             return f"{word} has no counterpart: {row['why']}."
@@ -221,7 +221,7 @@ def advice(location: Location, value: Any, fields: Fields) -> str:
 
 
 def _translated(value: Any, name: str, row: Row, field: FieldInfo | None) -> str:
-    """`=value` as a setting takes it; empty where another trainer's value says nothing here."""
+    """`=value` as a setting takes it; empty if another trainer's value has no counterpart."""
     if "values" in row:
         word = str(value).lower() if isinstance(value, bool | None) else str(value)
         if word not in row["values"] and row.get("otherwise") != "same":

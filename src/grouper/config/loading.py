@@ -22,7 +22,7 @@ from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, did_you_mean
 from grouper.files import table
 
-# What may differ between two runs of the same experiment.
+# Settings that may differ between two runs of the same experiment.
 NOT_THE_EXPERIMENT = (
     "output_dir",
     "save_path",
@@ -97,7 +97,7 @@ def resolved_yaml(recipe: Recipe) -> str:
 def recipe_hash(recipe: Recipe) -> str:
     """16 hex digits that name the experiment.
 
-    What `NOT_THE_EXPERIMENT` lists does not count: texts, the machine, which phases are skipped.
+    Settings in `NOT_THE_EXPERIMENT` do not count: texts, the machine, which phases are skipped.
     """
     data = recipe.model_dump(mode="json")
     for name in NOT_THE_EXPERIMENT:

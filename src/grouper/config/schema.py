@@ -1,8 +1,8 @@
 """The recipe: one typed, strict description of a whole run.
 
 Every field says its unit and default here and nowhere else: `grouper recipes fields` prints the
-text below each. What contradicts itself within a section is refused here; checks that need the
-tables of data sources, formats or rewards are in `advice/recipe_checks.py`.
+text below each. Contradictions within a section are refused here; checks that need the tables of
+data sources, formats or rewards are in `advice/recipe_checks.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Section(BaseModel):
     )
 
     def contradictions(self) -> Iterator[str]:
-        """What cannot work together in this section, and the nearest that does."""
+        """Settings of this section that cannot work together, and what to set instead."""
         yield from ()
 
     @model_validator(mode="after")
@@ -206,7 +206,7 @@ class DataConfig(Section):
 
     @property
     def has_validation(self) -> bool:
-        """Whether there will be validation problems, from wherever."""
+        """Whether the run has validation problems, of their own or held out of train."""
         return self.validation is not None or self.validation_share > 0
 
 
@@ -277,7 +277,7 @@ class OptimizerConfig(Section):
 
 
 class PhaseConfig(Section):
-    """What SFT and GRPO have in common."""
+    """Settings that SFT and GRPO have in common."""
 
     steps: Positive | None = None
     """optimizer steps (GRPO: rollout batches); left out: by epochs"""
