@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import json
 import math
 import os
 import re
@@ -121,7 +122,15 @@ def import_recipe(
 
 
 def _read(path: Path) -> dict[Any, Any]:
-    data = parse_yaml(read_text(path), str(path))  # JSON is YAML
+    text = read_text(path)
+    try:
+        data = json.loads(text) if path.suffix == ".json" else parse_yaml(text, str(path))
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"this is not valid JSON: {error.msg}",
+            where=f"{path}, line {error.lineno}",
+            fix="JSON has no comments, and no comma before a closing bracket.",
+        ) from error
     if not isinstance(data, dict) or not data:
         raise ConfigError("this file holds no named settings", where=str(path), fix=_READABLE)
     return data
