@@ -89,7 +89,7 @@ USAGE = (
     usage("output-without-input", "generate ./tiny --output rows.jsonl"),
     usage("empty-question", "generate ./tiny --question ' '"),
     usage("grade-without-answer", "grade 4"),
-    usage("command-that-is-gone", "grade-agreement nowhere.jsonl"),
+    usage("command-of-another-program", "train demo"),
 )
 
 

@@ -23,11 +23,7 @@ from grouper.cli.opening import require_new
 from grouper.cli.text import definitions, short, warn
 from grouper.config.checks import advice, meant, settings, validate_json
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
-from grouper.config.schema import (
-    PromptConfig,
-    Recipe,
-    SourceConfig,
-)
+from grouper.config.schema import PromptConfig, Recipe, SourceConfig
 from grouper.errors import ConfigError, DataError, did_you_mean
 from grouper.files import write_atomic
 from grouper.models.folders import local_model, on_this_machine, require_model_folder
