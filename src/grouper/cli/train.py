@@ -139,12 +139,16 @@ def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool, verbose: boo
 
 
 def _report(recipe: Recipe, result: RunResult) -> None:
+    from rich.text import Text
+
+    show("")
     if result.comparison is not None:
         show_results(result.results, result.comparison)
     if recipe.note and not (recipe.skip_sft or recipe.skip_grpo):
+        # One line per paragraph, which the terminal wraps.
         paragraphs = recipe.note.strip().split("\n\n")
-        show("", *(" ".join(text.split()) for text in paragraphs))
-    show("", f"Run folder: {result.path}", f"Curves:     {result.path / 'curves.png'}")
+        show(*(Text(" ".join(text.split())) for text in paragraphs), "")
+    show(f"Run folder: {result.path}", f"Curves:     {result.path / 'curves.png'}")
 
 
 # --- several processes ---------------------------------------------------------------------------
