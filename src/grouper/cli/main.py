@@ -197,7 +197,7 @@ def _run(arguments: list[str]) -> int:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except BaseException as error:
+    except BaseException as error:  # libraries make other errors of a closed pipe and of Ctrl-C
         if _comes_from(error, BrokenPipeError):  # what reads our output (`head`) has left
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
             code = SIGPIPE_EXIT
