@@ -137,6 +137,8 @@ HELD_OUT = 0.05
 ENOUGH = 40
 # Tokens of a completion at most.
 COMPLETION = 512
+# (gradient checkpointing, tokens of a micro-batch), the fastest first.
+UPDATES = ((False, 8192), (True, 8192), (True, 2048))
 # GB of a common card, and the share of a card that an update may take.
 CARD = 24.0
 SHARE = 0.9
@@ -184,27 +186,29 @@ def init(
         "trained": "Trains an adapter; without `lora`, all weights."
         if lora
         else "Trains all weights.",
-        "checkpointing": str(memory < 40).lower(),
         "prompts": 16 if memory >= 16 else 8,
-        "tokens": 8192 if memory >= 16 else 2048,
         "slots": 128 if memory >= 40 else 64,
         "rate": _flow(1e-5 if lora else 1e-6),
         "completion": completion,
     }
     template = importlib.resources.files("grouper.config") / "new_recipe.yaml"
-    text = Template(template.read_text(encoding="utf-8")).substitute(found)
-    write_atomic(target, text.encode())
-    if here:
-        _say_what_it_takes(target, memory)
+    text = Template(template.read_text(encoding="utf-8"))
+    for checkpointing, tokens in UPDATES if here else UPDATES[1:2]:
+        settings = {"checkpointing": str(checkpointing).lower(), "tokens": tokens}
+        write_atomic(target, text.substitute(found, **settings).encode())
+        if not here or _fits(target, memory):
+            break
     else:
+        warn(f"an update does not fit in {memory:g} GB: use a smaller model, or --lora.")
+    if not here:
         click.echo(f"Model: {model} is not on this machine, so it was not checked.")
     name = shlex.quote(str(target) if "/" in str(target) else f"./{target}")
     click.echo(f"Written to {target}. Next:\n  grouper run {name} --dry-run")
     click.echo(f"  grouper preview {name}\n  grouper run {name}")
 
 
-def _say_what_it_takes(file: Path, memory: float) -> None:
-    """Plan the new recipe by its first problems, and print what an update takes."""
+def _fits(file: Path, memory: float) -> bool:
+    """Whether an update of the new recipe fits on the card, by its first problems."""
     from grouper.advice.run_plan import GIB, plan_run
 
     recipe = load_recipe(file, [f"data.train.limit={LOOKED_AT}"])
@@ -212,10 +216,10 @@ def _say_what_it_takes(file: Path, memory: float) -> None:
     update = plan.memory[0].peak / GIB
     click.echo(
         f"Model: {recipe.model.path}, {plan.parameters:,} parameters, {plan.trainable:,} of them "
-        f"trained. An update takes {update:.1f} GB of {memory:g}."
+        f"trained. An update takes {update:.1f} GB of {memory:g}"
+        f"{' with gradient checkpointing' if recipe.model.gradient_checkpointing else ''}."
     )
-    if update > SHARE * memory:
-        warn(f"an update does not fit in {memory:g} GB: use a smaller model, or --lora.")
+    return update <= SHARE * memory
 
 
 def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
