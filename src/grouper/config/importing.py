@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ import yaml
 from grouper.config.aliases import Row, aliases, dialect_of, dialects
 from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe, read_text
-from grouper.config.overrides import as_json, parse_yaml
+from grouper.config.overrides import as_json, parse_yaml, put
 from grouper.config.schema import TRACKERS, Recipe
 from grouper.errors import ConfigError, did_you_mean
 
@@ -207,7 +207,7 @@ def _functions(node: ast.expr, tree: ast.Module, path: Path) -> list[str]:
     return [{**imported, **defined}.get(str(name), str(name)) for name in names]
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Settings:
     """The settings of a file for one phase; all phases fill one recipe."""
 
@@ -215,9 +215,9 @@ class _Settings:
     dialect: Row
     where: str
     recipe: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
-    # Name in the file -> why nothing was made of it.
-    left_out: dict[str, str] = field(default_factory=dict)
+    notes: list[str]
+    # Name in the file -> why it was not used.
+    left_out: dict[str, str]
     given: dict[str, Any] = field(default_factory=dict)
     # Name -> as it is in the file.
     spelled: dict[str, str] = field(default_factory=dict)
@@ -260,11 +260,7 @@ class _Settings:
     def put(self, keys: dict[str, Any]) -> None:
         """Set dotted keys of the recipe; `{phase}` in one is the phase."""
         for key, value in keys.items():
-            *path, last = key.format(phase=self.phase).split(".")
-            node: Any = self.recipe
-            for part in path:
-                node = node.setdefault(part, {})
-            node[int(last) if isinstance(node, list) else last] = value
+            put(self.recipe, key.format(phase=self.phase).split("."), value)
 
     def leave_out(self, name: str, why: str) -> None:
         if name in self.given:
@@ -358,16 +354,14 @@ def _parts(data: dict[Any, Any], dialect: Row, phase: Phase | None, path: Path) 
             notes.append(
                 "Nothing in the file says GRPO or SFT: it was read as GRPO (--as sft changes that)."
             )
-    shared = _Settings(
-        phase=[*sections.values()][-1], dialect=dialect, where=str(path), recipe=recipe, notes=notes
-    )
+    left_out: dict[str, str] = {}
     parts = {
-        p: replace(shared, phase=p, given={}, spelled={}, used=set()) for p in sections.values()
+        p: _Settings(p, dialect, str(path), recipe, notes, left_out) for p in sections.values()
     }
     for s in parts.values():
         s.put(copy.deepcopy(dialect["start"].get(s.phase, {})))
     for section, name, value in rows:
-        s = parts[sections.get(section, shared.phase)]
+        s = parts[sections.get(section, [*parts][-1])]
         full = f"{section}.{name}" if section else name
         key = name if section in sections and full not in dialect["rows"] else full
         row = s.row(key)

@@ -171,12 +171,16 @@ def apply(data: dict[str, Any], override: str) -> None:
         raise ConfigError(
             f"{override!r} is not an override", fix="Write section.key=value, as in grpo.steps=20."
         )
+    put(data, parts, parse_yaml(text, override))
+
+
+def put(data: dict[str, Any], parts: Sequence[str], value: Any) -> None:
+    """Set a value in place, at the key of these parts; sections on the way are made."""
     node: Any = data
-    for position, part in enumerate(parts[:-1]):
-        node = _step_into(node, part, where=".".join(parts[: position + 1]))
-    value = parse_yaml(text, override)
+    for position, part in enumerate(parts[:-1], start=1):
+        node = _step_into(node, part, where=".".join(parts[:position]))
     if isinstance(node, list):
-        node[_index(node, parts[-1], key)] = value
+        node[_index(node, parts[-1], ".".join(parts))] = value
     else:
         node[parts[-1]] = value
 
