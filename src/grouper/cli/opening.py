@@ -13,10 +13,8 @@ import click
 from grouper.cli.text import warn
 from grouper.config.loading import is_shipped, load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
-from grouper.data.reading import find_file, read_files
 from grouper.errors import ConfigError, DataError, GradingError
 from grouper.files import read_lines
-from grouper.grading import require_symbolic
 from grouper.models.folders import RECIPE_FILE, is_model, local_model, require_model_folder
 
 # Lines of a dry run before the recipe.
@@ -121,6 +119,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: it cannot be read, or holds no rows.
     """
+    from grouper.data.reading import find_file, read_files
+
     stored = file.suffix == ".gz"
     files = () if stored else find_file(file, split="", subset=None)
     rows = [dict(row) for row in (read_lines(file) if stored else read_files(files))]
@@ -192,6 +192,8 @@ def fallbacks(name: str, recipe: Recipe, overrides: Sequence[str]) -> Iterator[t
         if wanted and not theirs and not getattr(recipe, f"skip_{phase}"):
             why = f"bitsandbytes is not installed: {key} is adamw instead of adamw_8bit, the same "
             yield f"{key}=adamw", f"{why}update with more memory."
+    from grouper.grading import require_symbolic
+
     try:
         require_symbolic(recipe.grading)
     except GradingError as error:
