@@ -1,12 +1,12 @@
-"""What Python code calls: a run in two calls, and answers from a trained model.
+"""The Python interface: a run in two calls, measurements, and answers from a trained model.
 
     run = load_recipe("demo").override("grpo.steps=20", name="short")
     setup = prepare(run)
     print(setup)
     result = train(setup)
 
-Nothing is written before `train`, so `prepare` can be called again as often as a notebook likes.
-A trained model is asked exactly as in training: same prompt, stop tokens, and extraction.
+Nothing is written before `train`, so a notebook can call `prepare` as often as it likes. A trained
+model is prompted exactly as in training: the same prompt, stop tokens and extraction.
 
     generator = load_generator("outputs/demo")
     solution = solve("What is 3 + 4?", generator)
@@ -18,6 +18,7 @@ A trained model is asked exactly as in training: same prompt, stop tokens, and e
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -62,13 +63,13 @@ log = logging.getLogger(__name__)
 
 
 def prepare(recipe: Recipe | str | Path) -> Prepared:
-    """Prepare everything that a run needs, and hand it over to be looked at.
+    """Prepare everything that a run needs, for inspection or for `train`.
 
     Args:
         recipe: a recipe, or the name or file of one.
 
     Raises:
-        GrouperError: everything that can be said against the recipe or its data.
+        GrouperError: every problem of the recipe or its data.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     for hook in recipe.hooks:
@@ -157,7 +158,7 @@ def evaluate(
         display: where progress goes; nowhere by default.
 
     Raises:
-        GrouperError: the model or the problems cannot be had.
+        GrouperError: the model or the problems cannot be loaded.
     """
     problems = problems or require_part(recipe, split)
     state: dict[str, Any] = {"phase": "base", "step": 0}
@@ -238,7 +239,7 @@ def preview(
             return draw_samples(prepared, policy, met, samples=samples, progress=task)
 
 
-# --- asking a trained model ----------------------------------------------------------------------
+# --- answers of a trained model ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +273,7 @@ class Generator:
         model: a model folder, an adapter folder (its base is found), or a Hub name.
 
     Raises:
-        GrouperError: the model, its tokenizer or the prompt format cannot be had.
+        GrouperError: the model, its tokenizer or the prompt format cannot be loaded.
     """
 
     def __init__(self, recipe: Recipe, model: str) -> None:
@@ -284,7 +285,7 @@ class Generator:
         self.params = self.prepared.evaluation_params()
         limit = context_length(policy.model.config)
         self.room = None if limit is None else limit - self.params.max_new_tokens
-        """Tokens that a prompt may have."""
+        """Tokens that a prompt may have; None: any number."""
 
     def prompt(self, question: str) -> Prompt:
         """The prompt of a question."""
@@ -308,32 +309,26 @@ class Generator:
         """
         k = self.recipe.evaluation.samples if samples is None else samples
         prompts = [self.prompt(question) for question in questions]
-        asked = [
-            (number, prompt)
-            for number, prompt in enumerate(prompts)
-            if self.room is None or len(prompt.token_ids) <= self.room
-            for _ in range(k)
-        ]
-        if left_out := len(questions) - len({number for number, _ in asked}):
+        room = math.inf if self.room is None else self.room
+        fitting = [n for n, prompt in enumerate(prompts) if len(prompt.token_ids) <= room]
+        if left_out := len(questions) - len(fitting):
             log.warning("%d questions are too long for the model; they get no answer.", left_out)
         # Addressed by the text: the answer to a question does not depend on its neighbours.
+        seed, params = self.recipe.seed, self.params
         requests = [
-            SampleRequest(
-                prompt=prompt,
-                params=self.params,
-                key=draw_seed(self.recipe.seed, "generate", prompt.text, place % k),
-            )
-            for place, (_, prompt) in enumerate(asked)
+            SampleRequest(prompt=p, params=params, key=draw_seed(seed, "generate", p.text, sample))
+            for p in (prompts[n] for n in fitting)
+            for sample in range(k)
         ]
-        drawn: dict[int, Solution] = {}
+        drawn: dict[int, Completion] = {}
         with (display or Progress(quiet=True)).track("answering", len(requests)) as task:
             for index, completion in self.sampler.sample(requests):
-                number, prompt = asked[index]
-                drawn[index] = self._solution(questions[number], prompt, completion)
+                drawn[index] = completion
                 task.advance()
         found: list[list[Solution]] = [[] for _ in questions]
-        for index, (number, _) in enumerate(asked):
-            found[number].append(drawn[index])
+        for index in range(len(requests)):
+            n = fitting[index // k]
+            found[n].append(self._solution(questions[n], prompts[n], drawn[index]))
         return found
 
     def answer(self, question: str, samples: int | None = None) -> list[Solution]:
@@ -368,7 +363,7 @@ class Generator:
         )
 
     def close(self) -> None:
-        """End what was started for it."""
+        """Release the sampler and end the grader."""
         self.sampler.release()
         self.prepared.close()
 
@@ -399,7 +394,7 @@ def load_generator(
         seed: of the draws; left out: the recipe's.
 
     Raises:
-        GrouperError: it cannot be loaded, or it is not known how it is asked.
+        GrouperError: it cannot be loaded, or its prompt format is not known.
     """
     model = model_in(str(path))
     given = load_recipe(recipe) if isinstance(recipe, str | Path) else recipe
@@ -411,7 +406,7 @@ def load_generator(
 
 
 def solve(question: str, generator: Generator) -> Solution:
-    """The model's answer to one question; the same question gets the same answer.
+    """The model's answer to one question; the same question always gets the same answer.
 
     Raises:
         DataError: see `Generator.answer`.

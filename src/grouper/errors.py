@@ -23,7 +23,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
-# Exceptions by name, since torch is not imported here, and what allocators without one say.
+# Exceptions by name, since torch is not imported here, and messages of allocators without one.
 _OUT_OF_MEMORY = {"MemoryError", "OutOfMemoryError"}
 _ALLOCATORS_SAY = (
     "MPS backend out of memory",
@@ -33,12 +33,12 @@ _ALLOCATORS_SAY = (
 )
 
 _SECRETS: dict[str, str] = {}
-# Characters: a shorter secret is found in text that has nothing to do with it.
+# Characters: a shorter secret would be found in unrelated text.
 _SHORTEST_SECRET = 6
 
 
 def hide(secret: str, reference: str) -> None:
-    """From now on, texts for people or files have `reference` in the place of `secret`."""
+    """From now on, texts for people or files have `reference` instead of `secret`."""
     if len(secret) >= _SHORTEST_SECRET:
         _SECRETS[secret] = reference
 
@@ -51,14 +51,14 @@ def hidden(text: str) -> str:
 
 
 class GrouperError(Exception):
-    """A mistake in what we were given, told as what happened, where, and what to do.
+    """A mistake in the input: what is wrong, where, and what to do.
 
     Args:
         what: one sentence saying what is wrong, with the offending value.
         where: the file, line, recipe key or argument it was found in.
         fix: what the reader should do about it.
-        others: further problems of the same kind found in the same pass, so that the
-            reader can repair all of them at once.
+        others: further problems found in the same pass, so that the reader can fix all of them
+            at once.
     """
 
     exit_code = 2
@@ -136,7 +136,7 @@ def raise_all(problems: Sequence[GrouperError]) -> None:
     """Raise the first of `problems` carrying all the others; do nothing if there are none."""
     if not problems:
         return
-    # Each may itself carry others: all are told, in order.
+    # Each may itself carry others: all are reported, in order.
     first, *rest = (part for problem in problems for part in (problem, *problem.others))
     raise type(first)(first.what, where=first.where, fix=first.fix, others=rest)
 
@@ -152,7 +152,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, without the lines after its first one; or else its type."""
+    """The first line of an exception's text, or its type if there is none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
@@ -172,13 +172,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def require_extra(package: str, extra: str, *, where: str, instead: str = "") -> None:
-    """Make sure that `package` can be imported.
+    """Check that `package` can be imported.
 
     Args:
         package: the name it is imported by.
         extra: the optional dependencies of Grouper that it comes with.
         where: the setting that needs it.
-        instead: the nearest setting that does without.
+        instead: the nearest setting that needs no package.
 
     Raises:
         ConfigError: it is not installed.

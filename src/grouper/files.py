@@ -1,4 +1,4 @@
-"""Writing files so that a kill, a full disk or two equal runs leave nothing surprising."""
+"""Files that survive a kill or a full disk, and are equal for equal runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import yaml
 
 from grouper.errors import RunFolderError
 
-# Another disk is the way out of all of these.
+# Errors that another disk would solve.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def refused(error: OSError, path: Path) -> NoReturn:
-    """Raise what the operating system said about `path` as a `RunFolderError`."""
+    """Raise an error of the operating system about `path` as a `RunFolderError`."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in _FULL:
         raise RunFolderError(
@@ -42,7 +42,7 @@ def refused(error: OSError, path: Path) -> NoReturn:
 
 @contextlib.contextmanager
 def refusing(path: Path) -> Iterator[None]:
-    """Raise what the operating system says while `path` is written as a `RunFolderError`.
+    """Raise errors of the operating system while `path` is written as `RunFolderError`.
 
     Safetensors and tokenizers have exceptions of their own for it (the latter a bare `Exception`)
     that name the system's error number.
@@ -60,7 +60,7 @@ def refusing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `target` when the block ends well, and else is gone.
+    """A temporary folder that becomes `target` if the block succeeds, and is removed otherwise.
 
     Its files get the permissions the user's other files have (safetensors writes private ones)
     and are on disk before the name appears.
@@ -90,7 +90,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def remove_folder(target: Path) -> None:
-    """Delete a folder, if it is there; after a kill it is whole, or gone from its name."""
+    """Delete a folder, if it exists; after a kill it is whole or no longer under its name."""
     if not target.exists():
         return
     gone = target.with_name(f".{target.name}.{os.getpid()}.gone.tmp")
@@ -99,7 +99,7 @@ def remove_folder(target: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process left half-written in a folder and the folders in it."""
+    """Remove half-written files that a killed process left in a folder and its subfolders."""
     for left in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]:
         if left.is_dir():
             shutil.rmtree(left)
@@ -203,7 +203,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def delete(path: Path) -> None:
-    """Delete a file, if it is there."""
+    """Delete a file, if it exists."""
     with refusing(path):
         path.unlink(missing_ok=True)
 
@@ -216,9 +216,9 @@ def table(package: str, name: str) -> Any:
 
 
 def cache_folder() -> Path:
-    """Where things are kept that can be worked out again: `GROUPER_CACHE`, else the user's.
+    """The folder of things that can be computed again: `GROUPER_CACHE`, else the user's cache.
 
-    It need not be there yet.
+    It may not exist yet.
     """
     if own := os.environ.get("GROUPER_CACHE"):
         return Path(own).expanduser()

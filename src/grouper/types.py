@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict
 
 
 def _require(condition: bool, message: str) -> None:
-    """Invariants of records are our own promises: breaking one is a `ValueError`, always on."""
+    """Check an invariant of a record; a broken one is a `ValueError`, also under `python -O`."""
     if not condition:
         raise ValueError(message)
 
@@ -38,7 +38,7 @@ class FinishReason(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What the grader says of one answer.
+    """The grader's verdict on one answer.
 
     `UNPARSEABLE` is about the model's answer, `NOT_SCORED` about the reference.
     """
@@ -85,7 +85,7 @@ class AnswerContract:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    r"""How a model is asked and how it answers: the one record for prompts, rewards and grading.
+    r"""How a model is prompted and how it answers: one record for prompts, rewards and grading.
 
     Example: `AnswerFormat(name="boxed", template=r"{reasoning} \boxed{{answer}}",
     contract=AnswerContract(kind=AnswerKind.BOXED))`.
@@ -287,7 +287,7 @@ class Reward:
     weights: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        _require(self.components.keys() == self.weights.keys(), "one weight a component")
+        _require(self.components.keys() == self.weights.keys(), "one weight per component")
         for name, value in self.components.items():
             _require(value is None or math.isfinite(value), f"reward {name} is {value}")
 
@@ -414,14 +414,14 @@ class StepReport:
 
     phase: str
     step: int
-    """Steps finished, this one included: the first report says 1."""
+    """Number of the step, counted from 1."""
     tallies: Mapping[str, Tally]
     """`time.*`, `memory.*` and `host.*` are the only metrics that may differ between two equal
     runs."""
     status: str
     """One word (and why): `learning`, `no-signal:all-wrong`, ..."""
     events: tuple[str, ...] = ()
-    """Things a reader should know: a grader timeout, a skipped step."""
+    """Events worth reading: a grader timeout, a skipped step."""
 
     def mean(self, name: str) -> float:
         return self.tallies[name].mean

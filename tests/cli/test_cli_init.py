@@ -54,7 +54,7 @@ def test_what_is_written_passes_a_dry_run(grouper: Grouper, model: Path) -> None
     assert called.code == 0, called.err
     assert "rows.jsonl (question, answer). Of the first 50 answers, 50 are plain" in called.out
     assert "Question: What is 0 + 1?\n  Answer: 1\n" in called.out
-    assert "512 tokens at most. An update takes" in called.out
+    assert "of them trained. An update takes" in called.out
     commands = ["run ./mine.yaml --dry-run", "preview ./mine.yaml", "run ./mine.yaml"]
     assert [f"  grouper {line}" for line in commands] == called.out.splitlines()[-3:]
     dry = grouper("run", "./mine.yaml", "--dry-run")

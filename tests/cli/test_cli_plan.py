@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-from grouper.runs.folder import RunFolder
-
 SMALL = ("data.sft.options.count=40", "data.train.options.count=40")
 
 
@@ -24,21 +22,5 @@ def test_json(grouper):
     assert plan["phases"][0]["seconds"] is None
 
 
-def test_times_of_an_earlier_run(grouper, finished_run):
-    done = grouper("plan", "demo", *SMALL, "--json", "--like", finished_run)
-    assert all(phase["seconds"] > 0 for phase in json.loads(done.out)["phases"])
-
-
 def test_a_model_that_is_not_here_is_one_paragraph(grouper):
     grouper("plan", "demo", "model.new=null", "model.path=no/such-model").refused("no/such-model")
-
-
-def test_times_of_something_that_is_no_run_are_refused(grouper, tmp_path):
-    grouper("plan", "demo", *SMALL, "--like", tmp_path / "nowhere").refused("nowhere")
-    (tmp_path / "run.json").write_text("{}")
-    grouper("plan", "demo", *SMALL, "--like", tmp_path).refused("not a run folder", "recipe_hash")
-    RunFolder.create(
-        tmp_path / "new", recipe_yaml="", recipe_hash="a", versions={}, fingerprints={}
-    )
-    called = grouper("plan", "demo", *SMALL, "--like", tmp_path / "new")
-    called.refused(str(tmp_path), "not finished a step", "--tokens-per-second")

@@ -16,7 +16,7 @@ def test_samples_of_what_grpo_starts_from(grouper, finished_run):
     called = grouper("preview", finished_run, "--quiet", "grpo.require_correct_in_group=false")
     assert called.code in (0, 1), called.err
     assert f"Model:     {finished_run / 'sft' / 'final'}" in called.out
-    assert "temperature 1, max_new_tokens 48" in called.out
+    assert "temperature 1.0, max_new_tokens 48" in called.out
     assert called.out.count("] reward ") == 5
     assert "Diversity: " in called.out
     assert ("Cause (" in called.out) == (called.code == 1)

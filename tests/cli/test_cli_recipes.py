@@ -44,7 +44,6 @@ def test_fields_of_a_section_have_type_default_and_meaning(grouper):
         ("num-generations", ["grpo.group_size"]),
         ("num generations", ["grpo.group_size"]),
         ("lora_r", ["model.lora.rank"]),
-        ("max_resample_rounds", ["grpo.dynamic_sampling_rounds"]),
     ],
 )
 def test_fields_are_found_by_name_meaning_and_what_others_call_them(grouper, words, keys):
@@ -57,7 +56,6 @@ def test_fields_are_found_by_name_meaning_and_what_others_call_them(grouper, wor
 def test_a_word_of_no_setting_is_one_sentence(grouper):
     grouper("recipes", "fields", "grop").refused("Did you mean 'grpo'?")
     grouper("recipes", "fields", "use_vllm").refused("Grouper samples with its own engine")
-    grouper("recipes", "fields", "keep_best").refused("The best weights are always kept")
     grouper("recipes", "fields", "zzz", "yyy").refused("no setting has 'zzz yyy' in its name")
     assert "Pydantic" not in grouper("recipes", "fields").out
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import yaml
 
 from grouper.cli import opening
+from grouper.grading import pool
 
 
 @pytest.fixture
@@ -46,25 +49,15 @@ def test_who_asks_for_it_is_still_refused(resolved, no_bitsandbytes, grouper, tm
 
 
 def test_without_math_verify_the_symbolic_stage_is_off(resolved, monkeypatch):
-    monkeypatch.setattr(opening, "symbolic_problem", lambda: "ImportError: no latex")
+    find_spec = importlib.util.find_spec
+    missing = lambda name, *more: None if name == "math_verify" else find_spec(name, *more)  # noqa: E731
+    monkeypatch.setattr(pool.require_symbolic, "__defaults__", (missing,))
     called, recipe = resolved("run", "demo")
     assert recipe is not None, called.err
     assert recipe["grading"]["symbolic"] is False
-    assert "Math-Verify does not work here (ImportError: no latex): grading.symbolic is off" in (
-        called.err
-    )
+    assert "needs math_verify, not installed here: it is off. Install it with" in called.err
     _, recipe = resolved("run", "demo", "grading.symbolic=true")
     assert recipe is None or recipe["grading"]["symbolic"] is True
-
-
-def test_a_broken_math_verify_is_found(monkeypatch, tmp_path):
-    opening.symbolic_problem.cache_clear()
-    assert opening.symbolic_problem() is None
-    (tmp_path / "math_verify.py").write_text("raise ImportError('half installed')")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:src")
-    opening.symbolic_problem.cache_clear()
-    assert opening.symbolic_problem() == "ImportError: half installed"
-    opening.symbolic_problem.cache_clear()
 
 
 def test_a_run_is_continued_by_its_name(resolved, grouper, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,9 @@ def test_show_every_reward(grouper, name: str) -> None:
 
 def test_show_lists_parameters(grouper) -> None:
     out = grouper("rewards", "show", "soft_overlong").out
-    assert "max_tokens (Positive, required)" in out
-    assert "variant (Variant, default default)" in grouper("rewards", "show", "dapo_answer").out
-    assert "variant (Variant, default default)" in grouper("rewards", "show", "r1_zero_format").out
+    assert re.search(r"max_tokens +\(Positive, required\)", out)
+    assert "(Variant, default default)" in grouper("rewards", "show", "dapo_answer").out
+    assert "(Variant, default default)" in grouper("rewards", "show", "r1_zero_format").out
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -74,7 +75,7 @@ def test_try_a_wrong_an_empty_and_an_overridden_one(grouper) -> None:
 
 
 def test_try_a_stack_and_line_breaks(grouper) -> None:
-    text = r"<reasoning>\na\nb\n</reasoning>\n<answer>\n42\n</answer>"
+    text = "<reasoning>\na\nb\n</reasoning>\n<answer>\n42\n</answer>"
     called = grouper("rewards", "try", "stack:gsm8k-xml", text, "--answer", "42")
     assert "total       4" in called.out
 
@@ -161,8 +162,9 @@ def test_a_failing_function_is_reported_by_the_run_or_stops_it(
 
 
 def test_a_latex_command_is_no_line_break(grouper) -> None:
-    """U17: `\\n` is one, and the beginning of `\\neq` is none."""
-    text = r"<reasoning>\nx\neq 3\nso\n</reasoning>\n<answer>$x\neq 3$</answer>"
-    called = grouper("rewards", "try", "demo", text, "--answer", r"x\neq 3")
-    assert called.code == 0
-    assert r"answer      $x\neq 3$" in called.out
+    """U17: `\\n` of a text stays what it is; real line breaks come from standard input, too."""
+    text = "<reasoning>\nx\\neq 3\n</reasoning>\n<answer>$x\\neq 3$</answer>"
+    for typed, stdin in ((text, ""), ("-", text)):
+        called = grouper("rewards", "try", "demo", typed, "--answer", r"x\neq 3", stdin=stdin)
+        assert called.code == 0
+        assert r"answer      $x\neq 3$" in called.out

@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 
-from grouper.config.checks import renamed, settings, validate_json
+from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
@@ -108,39 +108,3 @@ def test_a_wrong_key_is_told_what_to_write(override: str, hint: str) -> None:
     with pytest.raises(ConfigError) as in_file:
         validate_json(Recipe, json.dumps({**SMALL, **data}), where="r.yaml")
     assert hint in str(in_file.value)
-
-
-@pytest.mark.parametrize(
-    ("override", "hint"),
-    [
-        (
-            "grpo.max_resample_rounds=3",
-            "It has another name now: write grpo.dynamic_sampling_rounds=3.",
-        ),
-        ("max_resample_rounds=3", "Write grpo.dynamic_sampling_rounds=3."),
-        (
-            "grpo.surrogate=clipped",
-            "(got 'clipped'). It has another name now: write grpo.surrogate=ppo_clip.",
-        ),
-        ("grpo.advantage=raw", "It has another name now: write grpo.advantage=none."),
-        ("model.compute_dtype=null", "It has another name now: write model.compute_dtype=auto."),
-        (f"reading={'What this is. ' * 9}", "It has another name now: write note=...."),
-        ("grpo.keep_best=false", "The best weights are always kept"),
-        ("data.train.shuffle_buffer=5", "It is always 10,000 rows: leave it out."),
-        ("alarms={window: 5, on_alarm: stop}", "on_finding: stop ends a run that goes wrong"),
-        ("alarms.on_alarm=stop", "on_finding: stop ends a run that goes wrong"),
-    ],
-)
-def test_a_recipe_of_an_older_version_is_told_what_to_write(override: str, hint: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_recipe("demo", [override])
-    assert hint in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_what_an_older_version_had_is_not_there_and_what_it_leads_to_is() -> None:
-    keys = {key for key, _ in settings(Recipe)}
-    there = [old for old in renamed() if any(f".{key}".endswith(f".{old}") for key in keys)]
-    assert there == []
-    names = {new for old, new in renamed().items() if "=" not in old and " " not in new}
-    assert names <= keys

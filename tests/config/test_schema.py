@@ -54,22 +54,22 @@ def test_an_unknown_algorithm_is_told() -> None:
     [
         ({"group_size": 1}, "group_size 1 leaves advantage: standardised nothing"),
         ({"group_size": 1, "advantage": "leave_one_out"}, "none or batch_standardised"),
-        ({"beta": 0.1, "kl": "k1"}, "use k2 or k3, or kl_in_reward"),
+        ({"beta": 0.1, "kl": "k1"}, "use k2, k3, or kl_in_reward"),
         ({"kl_in_reward": True}, "beta above 0"),
         ({"surrogate": "cispo", "dual_clip": 3.0}, "a bound of surrogate: ppo_clip"),
         ({"dual_clip": 1.2}, "above 1 \\+ clip_high"),
         ({"surrogate": "policy_gradient", "ratio": "sequence"}, "has no ratio"),
-        ({"updates_per_batch": 129}, "more than the 128 completions"),
+        ({"updates_per_batch": 129}, "at most 128, the completions of a step"),
         (
             {"group_size": 1, "advantage": "none", "dynamic_sampling_rounds": 1},
-            "a group of one has none",
+            "a group_size of 2 or more",
         ),
         (
             {"beta": 0.1, "kl_in_reward": True, "decouple_rewards": True},
-            "use one of them",
+            "components: use one",
         ),
         ({"weighting_constant": 3.0}, "only for weighting: constant"),
-        ({"advantage": "mean", "advantage_eps": 1e-6}, "mean divides by none"),
+        ({"advantage": "mean", "advantage_eps": 1e-6}, "advantage: mean divides by nothing"),
         ({"top_entropy": 0.0}, "greater than 0"),
     ],
 )

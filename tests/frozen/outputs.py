@@ -108,7 +108,6 @@ WITH_MODELS = (
     dry("eval-dry", "eval ./tiny"),
     of_run("generate", "generate ./tiny --input rows.jsonl --output out.jsonl",
            files={"rows.jsonl": lines({"question": "2+2?"}, {"question": "9 " * 2100})}),
-    dry("generate-dry", "generate ./tiny"),
     of_run("preview", "preview ./tiny --quiet", hide=(SAMPLES,)),
     of_run("diagnose", "diagnose tiny"),
     of_run("bench", "bench ./tiny --steps 1 --warmup 0 --quiet --completion-tokens 4",
@@ -118,7 +117,6 @@ WITH_MODELS = (
     of_run("runs", "runs .", hide=(r"<date>.*$",)),
     of_run("data-difficulty", "data difficulty ./tiny --samples 2 --output rates.jsonl --quiet",
            hide=(r"#+$",)),
-    of_run("plan-like", "plan ./tiny --device cpu --like tiny"),
 )  # fmt: skip
 
 ROWS: dict[str, Row] = {row.name: row for row in (*WITHOUT_MODELS, *WITH_MODELS)}

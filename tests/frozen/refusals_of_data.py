@@ -153,8 +153,6 @@ ASKING = (
     asked("a-folder", "", "generate ./tiny --input tiny"),
     asked("output-exists", lines({"question": "2+2?"}),
           "generate ./tiny --input rows.jsonl --output rows.jsonl"),
-    asked("output-nowhere", lines({"question": "2+2?"}),
-          "generate ./tiny --input rows.jsonl --output no/out.jsonl"),
     asked("samples", "", "generate ./tiny -Q 2+2? --samples 3"),
     asked("too-long", "", f"generate ./tiny --quiet -Q '{'9 ' * 2100}'"),
     asked("format", "", "generate ./tiny -Q 2+2? --format bxed"),

@@ -85,11 +85,13 @@ USAGE = (
     usage("trl-option-with-key", "grpo demo --lora-r 8"),
     usage("trl-option-without-key", "grpo demo --push-to-hub"),
     usage("preview-samples", "preview demo --samples 1"),
-    usage("question-and-input", "generate ./tiny -Q 2+2? --input rows.jsonl"),
+    usage(
+        "question-and-input", "generate ./tiny -Q 2+2? --input rows.jsonl", files={"rows.jsonl": ""}
+    ),
     usage("output-without-input", "generate ./tiny --output rows.jsonl"),
     usage("empty-question", "generate ./tiny --question ' '"),
     usage("grade-without-answer", "grade 4"),
-    usage("command-that-is-gone", "grade-agreement nowhere.jsonl"),
+    usage("command-of-another-program", "train demo"),
 )
 
 

@@ -231,8 +231,6 @@ FOLDERS = (
     row("run/metrics", "diagnose tiny", written("tiny/metrics.jsonl", '{"phase": 3}\n')),
     row("run/evaluation", "diagnose tiny", written("tiny/evaluations/grpo.json", "{")),
     row("run/recipe", "eval ./tiny", written("tiny/recipe.yaml", "name: [\n")),
-    row("run/times-from-nothing", "plan demo --like tiny", written("tiny/metrics.jsonl", "")),
-    row("run/times-from-nowhere", "plan demo --like nowhere"),
     row("run/compare-nothing", "eval ./tiny --compare tiny --split test",
         deleted("tiny/evaluations"), lambda f: (f / "tiny/evaluations").mkdir()),
     row("run/compare-other-items", "eval ./tiny --compare other --quiet",

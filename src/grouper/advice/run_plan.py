@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -277,15 +277,13 @@ def plan_run(
     *,
     device: str | None = None,
     tokens_per_second: float | None = None,
-    seconds_per_step: Mapping[str, float] | None = None,
 ) -> RunPlan:
     """Plan a run without loading weights and without a network.
 
     Args:
         recipe: the run.
         device: what to plan for; left out: as the recipe says.
-        tokens_per_second: measured speed, for the times of phases that have none below.
-        seconds_per_step: phase -> seconds of one of its steps in an earlier run.
+        tokens_per_second: measured speed, for the times of the phases.
 
     Raises:
         ModelError: the configuration of the model is not on this machine.
@@ -319,8 +317,7 @@ def plan_run(
     notes = [describe_dtypes(recipe.sampling, recipe.model)] if device == "cuda" else []
     notes += [] if planner.prepared else [str(found("unmeasured"))]
     notes += [] if planner.policy.native else [str(found("padded-rows"))]
-    seconds = seconds_per_step or {}
-    phases = [planner.phase(n, tokens_per_second, seconds.get(n)) for n in planner.slices]
+    phases = [planner.phase(name, tokens_per_second) for name in planner.slices]
     return RunPlan(
         device=device,
         parameters=planner.model.parameters,
@@ -406,8 +403,8 @@ class _Planner:
         # The longest demonstration, all but the shortest prompt of it trained.
         return [limit], [(1, max(1, min(limit + new, recipe.sft.max_tokens) - 1))], new
 
-    def phase(self, name: str, speed: float | None, seconds: float | None) -> PhasePlan:
-        """A phase at `speed` tokens per second, or `seconds` per step, where one is known."""
+    def phase(self, name: str, speed: float | None) -> PhasePlan:
+        """A phase at `speed` tokens per second, where it is known."""
         config, grpo = getattr(self.recipe, name), self.recipe.grpo
         if name == "sft":
             part, per_step = self.sets.sft, self.recipe.sft.batch_size
@@ -418,13 +415,11 @@ class _Planner:
         steps, tokens = config.steps, per_step * each
         if part is not None:
             steps = total_steps(config, size=len(part), per_step=per_step)
-        if seconds is None and speed is not None:
-            seconds = tokens / speed
         return PhasePlan(
             name=name,
             steps=steps,
             tokens_per_step=tokens,
-            seconds=None if steps is None or seconds is None else steps * seconds,
+            seconds=None if steps is None or speed is None else steps * tokens / speed,
             tokens=None if steps is None else steps * tokens,
         )
 

@@ -29,10 +29,10 @@ TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 DEVICE_BATCH, ACCUMULATION = "per-device-train-batch-size", "gradient-accumulation-steps"
 
-# Likeness of a name to a flag that is meant, in place of a setting.
+# Similarity from which a mistyped name is a flag, not a setting.
 _NEARLY = 0.85
 
-# Its flags change what the recipe and the overrides say about it, and so contradict neither.
+# Flags about trackers change the recipe's and the overrides', so they contradict neither.
 TRACKERS = "tracking.trackers"
 
 
@@ -52,7 +52,7 @@ def options() -> dict[str, Settings]:
     }
 
 
-def as_click_wants(args: Sequence[str]) -> Iterator[str]:
+def normalised(args: Sequence[str]) -> Iterator[str]:
     """`--rewards a b` as `--rewards=a,b`, `--bf16` and `--bf16 True` as `--bf16=true`."""
     rest = deque(args)
     while rest:
@@ -62,21 +62,22 @@ def as_click_wants(args: Sequence[str]) -> Iterator[str]:
         # The switch that a flag turns on, or off where it has `no-` in front.
         either = (flag, flag_named(flag.removeprefix("no-")))
         switch = next((f for f in either if flags().get(f, {}).get("switch")), None)
+        values = [value] if equals else []
         if word == "--":
             yield from (word, *rest)
             return
         if switch:
-            if not equals:
-                value = rest.popleft() if rest and rest[0].lower() in TRUTHS else "true"
-            if value.lower() not in TRUTHS:
+            if not values and rest and rest[0].lower() in TRUTHS:
+                values = [rest.popleft()]
+            truth = TRUTHS.get((values or ["true"])[0].lower())
+            if truth is None:
                 raise click.UsageError(f"{name} is true or false, not {value!r}.")
-            on = TRUTHS[value.lower()] == (switch == flag)
-            yield f"--{switch}={json.dumps(on)}"
-        elif flags().get(flag, {}).get("list") and (equals or rest):
-            names = [value if equals else rest.popleft()]
+            yield f"--{switch}={json.dumps(truth == (switch == flag))}"
+        elif flags().get(flag, {}).get("list") and (values or rest):
+            values = values or [rest.popleft()]
             while rest and not _ends_a_list(rest[0]):
-                names.append(rest.popleft())
-            yield f"--{flag}={','.join(names)}"
+                values.append(rest.popleft())
+            yield f"--{flag}={','.join(values)}"
         else:
             yield word
 
@@ -90,25 +91,24 @@ def _ends_a_list(word: str) -> bool:
 
 
 def hint(option: str, args: Sequence[str]) -> str | None:
-    """What to write for an option that there is not; None where it is nearly a flag."""
+    """What to write instead of an unknown option; None if it is nearly a flag."""
     from grouper.config.checks import nearest
     from grouper.config.loading import load_recipe
 
-    if not option.startswith("--"):
-        return None
+    flag = flag_named(option.removeprefix("--"))
     names = [flag_named(word.partition("=")[0].removeprefix("--")) for word in args]
-    place = names.index(flag_named(option.removeprefix("--")))
-    typed, _, value = args[place].partition("=")
-    if alias(typed) is None and nearest(names[place], flags(), _NEARLY):
+    known = alias(option) is not None
+    if not option.startswith("--") or (not known and nearest(flag, flags(), _NEARLY)):
         return None
-    key = typed.removeprefix("--").replace("-", "_")
-    after = [word for word in args[place + 1 : place + 2] if not word.startswith("--")]
-    setting = f"{key}={value or ''.join(after) or 'VALUE'}"
+    typed, _, value = args[names.index(flag)].partition("=")
+    after = "".join(word for word in args[names.index(flag) + 1 :][:1] if word[:2] != "--")
+    setting = f"{typed.removeprefix('--').replace('-', '_')}={value or after or 'VALUE'}"
+    instead = f"Write {setting}."
     try:
-        load_recipe("demo", [setting])  # any recipe says what a wrong key should be
+        load_recipe("demo", [setting])  # the error of any recipe says what to write
     except ConfigError as error:
-        return f"There is no option {typed}. {error.fix}"
-    return f"There is no option {typed}. Write {setting}."
+        instead = error.fix
+    return f"There is no option {typed}. {instead}"
 
 
 # --- what they stand for -------------------------------------------------------------------------
@@ -177,8 +177,8 @@ def spelled_out(line: CommandLine) -> tuple[list[str], list[str]]:
         The overrides, and notes of what the command line itself does not show.
 
     Raises:
-        click.UsageError: flags that contradict each other or an override, or cannot be meant.
-        ConfigError: a value that is no YAML, or a recipe that cannot be read.
+        click.UsageError: flags that contradict each other or an override, or have wrong values.
+        ConfigError: a value that is not YAML, or a recipe that cannot be read.
     """
     gives_way: Settings = {}
     spelled: list[tuple[str, Settings]] = []
@@ -205,18 +205,15 @@ def _as_overrides(settings: Settings) -> list[str]:
 def _refuse_contradictions(
     spelled: Sequence[tuple[str, Settings]], overrides: Sequence[str]
 ) -> None:
-    """Two flags, or a flag and an override, that set the same differently."""
-    known: dict[str, tuple[str, Any]] = {}
-    for override in overrides:
-        key, _, text = override.partition("=")
-        if key != TRACKERS:
-            known[key] = (override, _parsed(text, override))
+    """Refuse two flags, or a flag and an override, that set one key to different values."""
+    pairs = [(text.partition("=")[0], text) for text in overrides]
+    known = {key: (text, _parsed(text.partition("=")[2], text)) for key, text in pairs}
+    known.pop(TRACKERS, None)
     for flag, settings in spelled:
         for key, setting in settings.items():
-            before, other = known.setdefault(key, (f"--{flag}", setting))
-            inside = [inner for inner in known if inner.startswith(f"{key}.")]
-            if isinstance(setting, dict) and inside:
-                before, other = known[inside[0]]
+            known.setdefault(key, (f"--{flag}", setting))
+            inside = [k for k in known if isinstance(setting, dict) and k.startswith(f"{key}.")]
+            before, other = known[inside[0] if inside else key]
             if other != setting:
                 raise click.UsageError(
                     f"{before} and --{flag} contradict each other: {key} would be {setting}. "
@@ -241,7 +238,7 @@ def _by_the_table(flag: str, value: str, line: CommandLine) -> Settings:
 
 
 def _setting(flag: str, value: str) -> Any:
-    """What a value stands for, or reads as."""
+    """The setting that a flag's value stands for."""
     row = flags()[flag]
     if value.lower() in row.get("values", {}):
         return row["values"][value.lower()]
@@ -255,7 +252,7 @@ def _names(value: str) -> list[str]:
 
 
 def _phase_note(line: CommandLine) -> str | None:
-    """What flags that set one phase leave to the other; None where only one phase runs."""
+    """A note on flags that set GRPO alone; None if only one phase runs."""
     to = {flag: str(flags()[flag].get("to")) for flag in line.values}
     to = {flag: key for flag, key in to.items() if "{phase}" in key}
     if not to or len(line.running) < 2:
@@ -281,7 +278,7 @@ def _learning_rate(flag: str, value: str, line: CommandLine) -> Settings:
 
 
 def _unique(flag: str, value: str, line: CommandLine) -> Settings:
-    """Of what SFT reads, where it runs; that is data.train where the recipe names nothing else."""
+    """For the data of SFT if it runs: data.train, unless the recipe has data.sft."""
     part = "sft" if "sft" in line.phases and line.recipe.data.sft is not None else "train"
     return {f"data.{part}.unique": _setting(flag, value)}
 
@@ -300,7 +297,7 @@ def _system_prompt(_flag: str, value: str, _line: CommandLine) -> Settings:
 
 
 def _rewards(_flag: str, value: str, line: CommandLine) -> Settings:
-    """In this order; weight and parameters as in the recipe, where it has one of that name."""
+    """Rewards in the order given, with the weight and parameters that the recipe has for them."""
     rows = [row.model_dump(mode="json", exclude_defaults=True) for row in line.recipe.rewards]
     known = {row["name"]: row for row in rows}
     return {"rewards": [known.get(name, {"name": name}) for name in _names(value)]}
@@ -322,31 +319,33 @@ def _trackers(line: CommandLine) -> Settings:
     about = {key: _setting(flag, values[flag]) for flag, key in of_all.items() if flag in values}
     asked, wandb = _names(values.get("tracker", "")), values.get("use-wandb")
     off = "none" in asked or values.get("no-trackers") == "true"
-    if off and (set(asked) - {"none"} or wandb == "true"):
-        raise click.UsageError("--no-trackers and --tracker contradict each other: give one.")
-    if wandb == "false" and "wandb" in asked:
-        raise click.UsageError("--no-wandb and --tracker wandb contradict each other: give one.")
+    if (wandb == "false" and "wandb" in asked) or (
+        off and ({*asked} - {"none"} or wandb == "true")
+    ):
+        no, yes = ("no-trackers", "tracker") if off else ("no-wandb", "tracker wandb")
+        raise click.UsageError(f"--{no} and --{yes} contradict each other: give one.")
     if off or not (about or asked or wandb):
         return {TRACKERS: []} if off else {}
     rows = line.recipe.tracking.trackers
     known = {row.name: row.model_dump(mode="json", exclude_defaults=True) for row in rows}
-    names = dict.fromkeys([*(asked or known), *(["wandb"] if wandb == "true" else [])])
-    if wandb == "false":
-        names.pop("wandb", None)
-    if about and not names:
+    names = [*(asked or known), *(["wandb"] if wandb == "true" else [])]
+    found = [
+        known.get(n, {"name": n}) for n in dict.fromkeys(names) if (n, wandb) != ("wandb", "false")
+    ]
+    if about and not found:
         typed = ", ".join(f"--{flag}" for flag in values if flag in of_all)
         raise click.UsageError(f"{typed}: the recipe has no trackers; add --tracker NAME.")
-    return {TRACKERS: [{**known.get(name, {"name": name}), **about} for name in names]}
+    return {TRACKERS: [{**row, **about} for row in found]}
 
 
 def _batch(line: CommandLine) -> tuple[Settings, str]:
-    """What batch sizes as other trainers count them come to, and that in words."""
+    """The recipe's batch size from those of other trainers, and a note about it."""
     from grouper.config.loading import is_shipped
 
     if not {DEVICE_BATCH, ACCUMULATION} & line.values.keys():
         return {}, ""
     phase, grpo = line.running[-1], line.recipe.grpo
-    # A shipped recipe keeps its batch when the run has another name.
+    # A shipped recipe keeps its batch under another run name.
     system = line.name if is_shipped(line.name) else line.recipe.name
     device, accumulation = batch_of(system, phase)
     device = _count(line, DEVICE_BATCH, device)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from grouper.cli.measure import progress
-from grouper.cli.opening import models_not_here, open_recipe, require_new, show_plan
-from grouper.data.reading import find_file, read_files
+from grouper.cli.opening import open_recipe, read_rows, require_new
+from grouper.cli.text import write_rows
 from grouper.errors import DataError
-from grouper.files import dumps, write_atomic
 from grouper.models.folders import model_in, recipe_for, require_model_folder, with_sampling
 from grouper.runs.samples import printable
 
@@ -34,7 +34,6 @@ def generate(
     output_file: Path | None,
     recipe: str | None,
     format_name: str | None,
-    dry_run: bool,
     quiet: bool,
     **sampling: Any,
 ) -> None:
@@ -51,26 +50,17 @@ def generate(
     rows = None if input_file is None else _read_questions(input_file)
     if output_file is not None:
         require_new(output_file, f"--output {output_file}")
-        if not output_file.resolve().parent.is_dir():
-            folder = str(output_file.parent)
-            raise DataError(
-                f"there is no folder {folder!r}", where="--output", fix="Make it first."
-            )
     require_model_folder(model, where="MODEL")
-    if dry_run:
-        questions = "questions as they come" if rows is None else f"{len(rows):,} questions"
-        k, fmt = opened.evaluation.samples, opened.prompt.format
-        sizes = [f"{model}: {questions} x {k} samples, format {fmt}"]
-        show_plan(opened, sizes, unchecked=models_not_here(opened, model))
-        return
-
     from grouper.api import Generator
 
     display = progress(quiet=quiet)
     with Generator(opened, model) as generator:
         if rows is not None:
             found = generator.answers([_question(row) for row in rows], display=display)
-            _write(rows, found, opened.evaluation.samples, output_file)
+            lines = list(_answered(rows, found, opened.evaluation.samples))
+            write_rows(lines, output_file)
+            if output_file is not None:
+                click.echo(f"{output_file}: {len(lines):,} rows.")
         elif question is not None:
             _show(question, generator)
         else:
@@ -84,11 +74,7 @@ def _read_questions(path: Path) -> Sequence[Mapping[str, Any]]:
         DataError: not a file that can be read, no rows, no question in some, or columns of the
             names that would be added.
     """
-    if path.is_dir():
-        raise DataError("this is a folder, not a file", where=str(path), fix="Name one file.")
-    rows = read_files(find_file(path, split="", subset=None))
-    if not rows:
-        raise DataError("there are no rows in it", where=str(path), fix="Check the file.")
+    rows = read_rows(path)
     taken = sorted({name for row in rows for name in row} & set(ADDED))
     if taken:
         raise DataError(
@@ -96,9 +82,9 @@ def _read_questions(path: Path) -> Sequence[Mapping[str, Any]]:
             where=str(path),
             fix="Rename it first.",
         )
-    empty = [number for number, row in enumerate(rows, start=1) if not _question(row)]
+    empty = [str(number) for number, row in enumerate(rows, start=1) if not _question(row)]
     if empty:
-        shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        shown = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
         raise DataError(
             f"{len(empty)} of {len(rows)} rows hold no question (row {shown})",
             where=str(path),
@@ -113,29 +99,18 @@ def _question(row: Mapping[str, Any]) -> str:
     return next((text for text in found if isinstance(text, str) and text.strip()), "")
 
 
-def _write(
-    rows: Sequence[Mapping[str, Any]],
-    answers: Sequence[Sequence[Solution]],
-    samples: int,
-    output: Path | None,
-) -> None:
-    """All rows in order, one line for each row and sample; whole or not at all."""
-    lines = []
+def _answered(
+    rows: Sequence[Mapping[str, Any]], answers: Sequence[Sequence[Solution]], samples: int
+) -> Iterator[dict[str, Any]]:
+    """All rows in order, one for each sample."""
     for row, found in zip(rows, answers, strict=True):
-        # Columns of a Parquet file may hold dates and the like, which become text.
-        kept = json.loads(json.dumps({str(name): row[name] for name in row}, default=str))
         for sample, one in enumerate(found or [None] * samples):
+            # Columns of a Parquet file may hold dates and the like, which become text.
+            kept = json.loads(json.dumps({str(name): row[name] for name in row}, default=str))
             kept["response"] = one and one.response
             kept["extracted"] = one and one.answer
             kept["finish_reason"] = one.finish_reason if one else "too_long"
-            if samples > 1:
-                kept["sample"] = sample
-            lines.append(dumps(kept) + "\n")
-    if output is None:
-        click.echo("".join(lines), nl=False)
-    else:
-        write_atomic(output, "".join(lines).encode())
-        click.echo(f"{output}: {len(lines):,} rows.")
+            yield kept | ({"sample": sample} if samples > 1 else {})
 
 
 def _show(question: str, generator: Generator) -> None:
@@ -154,20 +129,20 @@ def _show(question: str, generator: Generator) -> None:
 
 def _converse(generator: Generator) -> None:
     """Answer every line, typed or piped in, until the end of input; each stands alone."""
-    if typed := _typed():
+    typed = _typed()
+    if typed:
         click.echo("One question a line; Ctrl-D ends.", err=True)
-    asked = False
-    while True:
-        try:
+    questions = 0
+    with contextlib.suppress(EOFError):
+        while True:
             question = input("> " if typed else "").strip()
-            if question:
-                asked = True
-                _show(question, generator)
-        except DataError as error:  # a question that is too long ends nothing
-            click.echo(error.paragraph(), err=True)
-        except EOFError:
-            break
-    if not asked and not typed:
+            questions += bool(question)
+            try:
+                if question:
+                    _show(question, generator)
+            except DataError as error:  # a question that is too long ends nothing
+                click.echo(error.paragraph(), err=True)
+    if not questions and not typed:
         click.echo("No question on standard input; see --question and --input.", err=True)
 
 

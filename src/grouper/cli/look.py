@@ -1,4 +1,4 @@
-"""`grouper runs`, `diagnose`, `export` and `env`: what is there, and what became of it."""
+"""`grouper runs`, `diagnose`, `export` and `env`: commands about what is there already."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import sys
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -45,7 +44,7 @@ def runs(folder: str | None, *, as_json: bool) -> None:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    """What there is to say of one run."""
+    """One row of the list of runs."""
     recipe, run = load_recipe(path / RECIPE_FILE), RunFolder(path)
     reports = run.read_metrics()
     wanted = [phase for phase in ("sft", "grpo") if not getattr(recipe, f"skip_{phase}")]
@@ -62,8 +61,8 @@ def _run(path: Path) -> dict[str, Any]:
     }
 
 
-def diagnose(run: str, *, as_json: bool) -> None:
-    """Print what was found; the exit code is 1 where that is anything."""
+def diagnose(run: str, *, as_json: bool) -> int:
+    """Print the findings; 1 if there are any."""
     from grouper.advice.checks import find, read_record
 
     record = read_record(Path(run).expanduser())
@@ -82,12 +81,11 @@ def diagnose(run: str, *, as_json: bool) -> None:
             click.echo(f"  {finding.what}.\n  {finding.fix}")
         if not findings:
             click.echo("Nothing that Grouper knows of went wrong.")
-    if findings:
-        sys.exit(1)
+    return int(bool(findings))
 
 
 def export(source: str, target: str, *, dtype: str) -> None:
-    """Write a whole model, and print how well it agrees."""
+    """Write a whole model, and print how closely it matches its source."""
     model, place = model_in(source), Path(target).expanduser()
     require_model_folder(model, where="SOURCE")
     require_new(place, "TARGET")
@@ -109,8 +107,7 @@ def env(*, as_json: bool) -> None:
     facts = _environment()
     if as_json:
         click.echo(json.dumps(facts, indent=2))
-        return
-    for title, rows in facts.items():
+    for title, rows in () if as_json else facts.items():
         definitions(rows.items(), title.capitalize())
 
 
@@ -120,18 +117,17 @@ def _environment() -> dict[str, dict[str, str]]:
     from grouper.kernels.cpu.library import kernels_in_use
 
     versions = {"grouper-rl": version("grouper-rl"), "python": platform.python_version()}
-    extras: dict[str, list[str]] = {}
+    extras: dict[str, str] = {}
     for need in requires("grouper-rl") or ():
-        package, extra = re.match(r"[\w-]+", need), re.search(r'extra == "(\w+)"', need)
-        assert package is not None
+        package, extra = re.findall(r"^[\w-]+", need)[0], re.search(r'extra == "(\w+)"', need)
         try:
-            found = version(package[0])
+            found = version(package)
         except PackageNotFoundError:
             found = "not installed"
         if extra is None:
-            versions[package[0]] = found
+            versions[package] = found
         elif extra[1] != "dev":
-            extras.setdefault(extra[1], []).append(f"{package[0]} {found}")
+            extras[extra[1]] = ", ".join(filter(None, (extras.get(extra[1]), f"{package} {found}")))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     devices = {
         "system": platform.platform(),
@@ -143,9 +139,5 @@ def _environment() -> dict[str, dict[str, str]]:
         devices[f"cuda:{number}"] = f"{card.name}, {card.total_memory / 2**30:.1f} GiB"
     if torch.backends.mps.is_available():
         devices["mps"] = "shares the memory"
-    return {
-        "versions": versions,
-        "devices": devices,
-        "extras": {name: ", ".join(found) for name, found in extras.items()},
-        "kernels": {"cpu": kernels_in_use()},
-    }
+    kernels = {"cpu": kernels_in_use()}
+    return {"versions": versions, "devices": devices, "extras": extras, "kernels": kernels}

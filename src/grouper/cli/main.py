@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.resources
 import logging
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
 import yaml
 
-from grouper.cli.flags import as_click_wants, hint
+from grouper.cli.flags import hint, normalised
 from grouper.cli.flags import options as flag_options
 from grouper.cli.text import is_follower
 from grouper.config.aliases import flag_named
@@ -43,9 +38,9 @@ TABLE: Row = yaml.load(
 
 # Options of a command that stand first in its help.
 FIRST = 5
-# As the shell has it for any program: not 0, since a run may have been cut short.
+# What a shell reports for a closed pipe: not 0, since a run may have been cut short.
 SIGPIPE_EXIT = 141
-# Seconds a follower waits with its error: when rank 0 has the same one, it ends the others.
+# Seconds that a follower waits before it reports an error: rank 0 with the same one ends them all.
 HEAD_START = 3.0
 
 RANGES: dict[str, Any] = {"int": click.IntRange, "float": click.FloatRange}
@@ -58,8 +53,9 @@ def _option(flag: str, row: Row) -> click.Option:
     switch = not {"metavar", "choices"} & row.keys()
     if "choices" in row:
         named["type"] = click.Choice(row["choices"])
-    elif row.get("type") == "path":
-        named["type"] = click.Path(path_type=Path)
+    elif row.get("type") in ("path", "file"):
+        there = row["type"] == "file"
+        named["type"] = click.Path(exists=there, dir_okay=not there, path_type=Path)
     elif "type" in row:
         named["type"] = RANGES[row["type"]](min=row.get("least"))
     if switch and "opposite" not in row:
@@ -93,7 +89,7 @@ def _texts(row: Row) -> Row:
 
 
 def _call(place: str, /, **given: Any) -> Any:
-    """Import what a command does, and do it; a group's is done where no command of it is typed."""
+    """Import a command's function and call it; a group's own one only without a subcommand."""
     if click.get_current_context().invoked_subcommand is not None:
         return None
     module, _, function = place.partition(".")
@@ -116,7 +112,7 @@ class Command(click.Command):
         if not self.trains:
             return super().parse_args(ctx, args)
         try:
-            return super().parse_args(ctx, [*as_click_wants(args)])
+            return super().parse_args(ctx, [*normalised(args)])
         except click.NoSuchOption as error:
             instead = hint(error.option_name, args)
             if instead is None:
@@ -135,7 +131,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Commands of the table; a mistyped one is told the nearest, one that is gone what to type."""
+    """Commands of the table; a mistyped name gets the nearest one."""
 
     def __init__(self, name: str, row: Row) -> None:
         rows = row["commands"].items()
@@ -162,7 +158,7 @@ class Group(click.Group):
 
             if typed.endswith((".yaml", ".yml")) or is_shipped(typed):
                 instead = f"{typed} is a recipe. Give the command, too: grouper run {typed}"
-            ctx.fail(TABLE["gone"].get(place, instead))
+            ctx.fail(TABLE["elsewhere"].get(place, instead))
         return super().resolve_command(ctx, args)
 
 
@@ -185,12 +181,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """The exit code of a command, its errors told.
+    """The exit code of a command, after its errors were printed.
 
-    Click's own `main` is gone around, since it ends with code 1 where the reader has left.
+    Not click's own `main`, which ends with code 1 where the reader of a pipe has left.
     """
     try:
-        with _interrupts(), cli.make_context("grouper", list(arguments), obj=arguments) as context:
+        with cli.make_context("grouper", list(arguments), obj=arguments) as context:
             result = cli.invoke(context)
             sys.stdout.flush()
             code = result if isinstance(result, int) else 0
@@ -198,64 +194,45 @@ def _run(arguments: list[str]) -> int:
         code = _tell(error)
     except click.exceptions.Exit as end:
         code = end.exit_code
-    except (click.exceptions.Abort, KeyboardInterrupt, EOFError):
-        click.echo("Stopped.", err=True)
-        code = 130
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except (BrokenPipeError, SystemExit) as end:
-        # What reads our output (`head`) has left; rich makes an exit of it.
-        if not any(isinstance(error, BrokenPipeError) for error in (end, end.__context__)):
+    except BaseException as error:  # libraries make other errors of a closed pipe and of Ctrl-C
+        if _comes_from(error, BrokenPipeError):  # what reads our output (`head`) has left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+            code = SIGPIPE_EXIT
+        elif _comes_from(error, click.exceptions.Abort, KeyboardInterrupt, EOFError):
+            click.echo("Stopped.", err=True)
+            code = 130
+        elif is_out_of_memory(error):
+            shortage = ModelError(
+                f"memory ran out ({first_line(error).rstrip('.')})",
+                fix="`grouper plan RECIPE` says what every part of a run takes, and what would "
+                "fit: the model's size decides about weights and optimizer, sampling.max_slots "
+                "and sampling.max_new_tokens about sampling, tokens_per_micro_batch about the "
+                "update.",
+            )
+            code = _tell(shortage)
+        else:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        code = SIGPIPE_EXIT
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        shortage = ModelError(
-            f"memory ran out ({first_line(error).rstrip('.')})",
-            fix="`grouper plan RECIPE` says what every part of a run takes, and what would fit: "
-            "the model's size decides about weights and optimizer, sampling.max_slots and "
-            "sampling.max_new_tokens about sampling, tokens_per_micro_batch about the update.",
-        )
-        code = _tell(shortage)
     return code
 
 
-@contextlib.contextmanager
-def _interrupts() -> Iterator[None]:
-    """Ctrl-C ends the block even where what it interrupts makes another error of it.
+def _comes_from(error: BaseException | None, *kinds: type[BaseException]) -> bool:
+    """Whether an exception, or one that it was raised from, is one of `kinds`.
 
-    Libraries that are being imported do: transformers says that a module could not be found.
+    Libraries turn one into another: rich a closed pipe into an exit, transformers Ctrl-C during an
+    import into a module that could not be found.
     """
-    came = threading.Event()
-
-    def on_interrupt(number: int, frame: FrameType | None) -> None:
-        came.set()
-        signal.default_int_handler(number, frame)
-
-    # Handlers can only be set in the main thread; a caller's own handler stays.
-    in_main = threading.current_thread() is threading.main_thread()
-    ours = in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ours:
-        signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield
-    except Exception as error:  # whatever the interrupt has become
-        if came.is_set():
-            raise click.exceptions.Abort from error
-        raise
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+    while error is not None and not isinstance(error, kinds):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _tell(error: GrouperError) -> int:
-    """Print every problem; returns the exit code.
+    """Print every problem and return the exit code.
 
-    A mistake in a recipe is found by every process at once, and one paragraph is enough. One that
-    only a follower has comes a little later.
+    Every process finds a mistake in the recipe, and one paragraph is enough: followers wait.
     """
     who = ""
     if is_follower():

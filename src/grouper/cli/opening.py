@@ -1,21 +1,20 @@
-"""What most commands begin with: the recipe as typed, its run, its model, and a dry run."""
+"""What most commands start with: the recipe, its run folder, its model; and dry runs."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
 from grouper.cli.text import warn
 from grouper.config.loading import is_shipped, load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, DataError, GradingError
+from grouper.files import read_lines
 from grouper.models.folders import RECIPE_FILE, is_model, local_model, require_model_folder
 
 # Lines of a dry run before the recipe.
@@ -26,10 +25,10 @@ def open_recipe(name: str, overrides: Sequence[str] = (), *, runs_here: bool = T
     """Load a recipe with overrides, check it against all tables, and show its warnings.
 
     Args:
-        name: a shipped name, a YAML file, or a run folder, whose own recipe is meant.
+        name: a shipped name, a YAML file, or a run folder, which has its own recipe.
         overrides: `section.key=value`. A model in ./models or ./.models comes before the Hub.
-        runs_here: refuse what needs a file or library that this machine lacks; a default of the
-            recipe's gives way to what there is, with a warning.
+        runs_here: refuse settings that need a file or library missing on this machine; defaults
+            that do are replaced, with a warning.
 
     Raises:
         ConfigError: every problem at once.
@@ -37,26 +36,26 @@ def open_recipe(name: str, overrides: Sequence[str] = (), *, runs_here: bool = T
     from grouper.advice.recipe_checks import check_recipe
 
     recipe = read_recipe(name, overrides)
-    local = local_model(recipe.model.path or "")
-    if local != (recipe.model.path or ""):
-        overrides = (*overrides, f"model.path={local}", "model.revision=null")
-        recipe = read_recipe(name, overrides)
+    path = recipe.model.path or ""
     instead = [*fallbacks(name, recipe, overrides)] if runs_here else []
-    if instead:
-        recipe = read_recipe(name, (*overrides, *(override for override, _ in instead)))
+    changes = [override for override, _ in instead]
+    if (local := local_model(path)) != path:
+        changes += [f"model.path={local}", "model.revision=null"]
+    if changes:
+        recipe = read_recipe(name, (*overrides, *changes))
     for text in (*(text for _, text in instead), *check_recipe(recipe, runs_here=runs_here)):
         warn(text)
     return recipe
 
 
 def read_recipe(name: str, overrides: Sequence[str]) -> Recipe:
-    """Load a recipe with overrides, from wherever `name` says (see `open_recipe`)."""
+    """Load a recipe with overrides, without checks; `name` is as in `open_recipe`."""
     folder = run_folder_of(name)
     return load_recipe(name if folder is None else folder / RECIPE_FILE, overrides)
 
 
 def run_folder_of(name: str) -> Path | None:
-    """The run folder that RECIPE names, or None where it is a shipped name or a file.
+    """The run folder that RECIPE names, or None if it is a shipped name or a file.
 
     Raises:
         ConfigError: a folder without a recipe.
@@ -74,12 +73,12 @@ def run_folder_of(name: str) -> Path | None:
 
 
 def run_of(name: str, recipe: Recipe) -> Path:
-    """The run folder that RECIPE names, else where a run of the recipe goes, there or not."""
+    """The run folder that RECIPE names, else the one that a run of the recipe would have."""
     return run_folder_of(name) or Path(recipe.output_dir).expanduser() / recipe.name
 
 
 def chosen_model(model: str | None, recipe: Recipe, run: Path) -> str | None:
-    """What `--model` names, else what GRPO would start from; None where that is to be made first.
+    """What `--model` names, else what GRPO would start from; None if that has not been made yet.
 
     Raises:
         ModelError: a folder that holds no model.
@@ -95,7 +94,7 @@ def chosen_model(model: str | None, recipe: Recipe, run: Path) -> str | None:
 
 
 def require_new(path: Path, where: str = "") -> None:
-    """Refuse, before anything slow, a file or folder that cannot be written where it is to go.
+    """Refuse, before anything slow, a file or folder that exists or cannot be written.
 
     Raises:
         ConfigError: it exists, or its folder cannot be written.
@@ -108,10 +107,26 @@ def require_new(path: Path, where: str = "") -> None:
 
 
 def require_writable(path: Path, fix: str = "Name another folder.") -> None:
-    """Refuse, before anything slow, a place below a folder that cannot be written."""
+    """Refuse, before anything slow, a path inside a folder that cannot be written."""
     folder = next(folder for folder in path.parents if folder.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ConfigError("cannot write here", where=str(folder), fix=fix)
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file: JSONL, CSV, Parquet, or what a run has stored.
+
+    Raises:
+        DataError: it cannot be read, or holds no rows.
+    """
+    from grouper.data.reading import find_file, read_files
+
+    stored = file.suffix == ".gz"
+    files = () if stored else find_file(file, split="", subset=None)
+    rows = [dict(row) for row in (read_lines(file) if stored else read_files(files))]
+    if not rows:
+        raise DataError("there are no rows in it", where=str(file), fix="Check the file.")
+    return rows
 
 
 # --- dry runs ------------------------------------------------------------------------------------
@@ -129,10 +144,10 @@ def show_plan(
 
     Args:
         recipe: what would be run.
-        sizes: one line each; those that are too many for a summary come after the recipe.
+        sizes: one line each; those that do not fit into the summary follow the recipe.
         warnings: for standard error.
-        leaks: held-out problems that training sees; repeated in the last line.
-        unchecked: what was not looked at.
+        leaks: counts of held-out problems in the training data, for the last line.
+        unchecked: what was not checked.
     """
     for text in warnings:
         warn(text)
@@ -148,7 +163,7 @@ def show_plan(
 
 
 def models_not_here(recipe: Recipe, *models: str) -> list[str]:
-    """Of some models, those that are not on this machine, as `show_plan` takes them."""
+    """The models that are not on this machine, as `show_plan` lists them."""
     from grouper.models.folders import on_this_machine
 
     own, revision = recipe.model.path, recipe.model.revision
@@ -156,14 +171,13 @@ def models_not_here(recipe: Recipe, *models: str) -> list[str]:
     return [f"the model {model!r}, which is not on this machine" for model in missing]
 
 
-# --- what a recipe's defaults become where this machine lacks a library that they need -----------
+# --- defaults that need a library which is missing here -------------------------------------------
 
 
 def fallbacks(name: str, recipe: Recipe, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(override, warning) for each default that cannot be had here.
+    """(override, warning) for each default that needs a missing library.
 
-    What the user asked for himself is refused where it cannot be had. As overrides the resolved
-    recipe shows them.
+    What the user has set is refused instead. The resolved recipe shows the overrides.
 
     Args:
         name: of the recipe, as typed.
@@ -178,24 +192,10 @@ def fallbacks(name: str, recipe: Recipe, overrides: Sequence[str]) -> Iterator[t
         if wanted and not theirs and not getattr(recipe, f"skip_{phase}"):
             why = f"bitsandbytes is not installed: {key} is adamw instead of adamw_8bit, the same "
             yield f"{key}=adamw", f"{why}update with more memory."
-    if "symbolic" not in recipe.grading.model_fields_set and (problem := symbolic_problem()):
-        why = (
-            f"Math-Verify does not work here ({problem}): grading.symbolic is off, and answers are "
-            "compared by text and exact numbers only. 2\\sqrt{3} is then correct only as the "
-            "reference writes it. Remedy: `pip install 'math-verify[antlr4_13_2]'`."
-        )
-        yield "grading.symbolic=false", why
+    from grouper.grading import require_symbolic
 
-
-@cache
-def symbolic_problem() -> str | None:
-    """Why the symbolic stage cannot be imported, tried in a process of its own; None: it can."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import grouper.grading.symbolic"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 0:
-        return None
-    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    try:
+        require_symbolic(recipe.grading)
+    except GradingError as error:
+        if "symbolic" not in recipe.grading.model_fields_set:
+            yield "grading.symbolic=false", f"{error.what}: it is off. {error.fix}"

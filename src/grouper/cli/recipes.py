@@ -1,4 +1,4 @@
-"""`grouper recipes`: what can be run, every setting by name, and other trainers' files."""
+"""`grouper recipes` and `init`: shipped recipes, settings by name, import, and a new recipe."""
 
 from __future__ import annotations
 
@@ -21,16 +21,9 @@ from pydantic.fields import FieldInfo
 
 from grouper.cli.opening import require_new
 from grouper.cli.text import definitions, short, warn
-from grouper.config.aliases import aliases
-from grouper.config.checks import meant, nearest, renamed, settings, validate_json
+from grouper.config.checks import advice, meant, settings, validate_json
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
-from grouper.config.schema import (
-    ModelConfig,
-    OptimizerConfig,
-    PromptConfig,
-    Recipe,
-    SourceConfig,
-)
+from grouper.config.schema import PromptConfig, Recipe, SourceConfig
 from grouper.errors import ConfigError, DataError, did_you_mean
 from grouper.files import write_atomic
 from grouper.models.folders import local_model, on_this_machine, require_model_folder
@@ -84,17 +77,17 @@ def imported(
 
 
 def _lies_in(key: str, section: str) -> bool:
-    """Whether a key is a setting or one of a section; all are in the empty one."""
+    """Whether a key is `section` itself or below it; every key is below the empty one."""
     return not section or f"{key}.".replace("[]", "").startswith(f"{section.replace('[]', '')}.")
 
 
 def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
-    """The keys of the settings that have every word in name or meaning, or that they stand for.
+    """The keys of settings that have every word in name or meaning, or that the words stand for.
 
     Raises:
         ConfigError: there is none.
     """
-    row, counterparts = meant("_".join(words), fields)
+    _, counterparts = meant("_".join(words), fields)
     found = [
         key
         for key, field in fields.items()
@@ -102,14 +95,9 @@ def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
         or all(word.lower() in f"{key} {field.description}".lower() for word in words)
     ]
     if not found:
-        name = words[-1].rpartition(".")[2]
-        gone = next((v for k, v in renamed().items() if k.rpartition(".")[2] == name), "")
-        foreign = f"It is another trainer's, without a counterpart: {row['why']}." if row else ""
-        parts = {part for key in fields for part in key.replace("[]", "").split(".")}
-        near = nearest(name, {*parts, *aliases()})
         raise ConfigError(
             f"no setting has {' '.join(words)!r} in its name or meaning",
-            fix=gone or foreign or (f"Did you mean {near!r}?" if near else ""),
+            fix=advice((words[-1].rpartition(".")[2],), "...", fields),
         )
     return found
 
@@ -147,9 +135,8 @@ def _kind(annotation: Any) -> str:
 LOOKED_AT = 100
 HELD_OUT = 0.05
 ENOUGH = 40
-# Tokens of a completion at most, and of the prompt that an update is planned with.
+# Tokens of a completion at most.
 COMPLETION = 512
-PROMPT = 256
 # (gradient checkpointing, tokens of a micro-batch), the fastest first.
 UPDATES = ((False, 8192), (True, 8192), (True, 2048))
 # GB of a common card, and the share of a card that an update may take.
@@ -182,16 +169,57 @@ def init(
         lora = not asks or click.confirm("Train an adapter (LoRA), not all weights?", default=True)
     if memory is None:
         memory = click.prompt("Memory of the card in GB", CARD, type=float) if asks else CARD
-    found |= _look_at_model(model, memory, lora=lora)
-    found["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", target.stem).strip("-._") or "mine"
-    found["prompts"] = 16 if memory >= 16 else 8
-    found["slots"] = 128 if memory >= 40 else 64
+    weights: dict[str, Any] = {"compute_dtype": "auto"}
+    if lora:
+        weights = {"dtype": "bfloat16", "lora": {"rank": 32, "alpha": 64.0}}
+    place, completion = local_model(model), COMPLETION
+    here = on_this_machine(place)
+    if here:
+        from grouper.models.loading import context_length, shape_of
+
+        context = context_length(shape_of(place, cached=True)) or 2 * COMPLETION
+        completion = min(COMPLETION, context // 2)
+    found |= {
+        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", target.stem).strip("-._") or "mine",
+        "path": _flow(model),
+        "weights": "\n  ".join(f"{key}: {_flow(value)}" for key, value in weights.items()),
+        "trained": "Trains an adapter; without `lora`, all weights."
+        if lora
+        else "Trains all weights.",
+        "prompts": 16 if memory >= 16 else 8,
+        "slots": 128 if memory >= 40 else 64,
+        "rate": _flow(1e-5 if lora else 1e-6),
+        "completion": completion,
+    }
     template = importlib.resources.files("grouper.config") / "new_recipe.yaml"
-    text = Template(template.read_text(encoding="utf-8")).substitute(found)
-    write_atomic(target, text.encode())
+    text = Template(template.read_text(encoding="utf-8"))
+    for checkpointing, tokens in UPDATES if here else UPDATES[1:2]:
+        settings = {"checkpointing": str(checkpointing).lower(), "tokens": tokens}
+        write_atomic(target, text.substitute(found, **settings).encode())
+        if not here or _fits(target, memory):
+            break
+    else:
+        warn(f"an update does not fit in {memory:g} GB: use a smaller model, or --lora.")
+    if not here:
+        click.echo(f"Model: {model} is not on this machine, so it was not checked.")
     name = shlex.quote(str(target) if "/" in str(target) else f"./{target}")
     click.echo(f"Written to {target}. Next:\n  grouper run {name} --dry-run")
     click.echo(f"  grouper preview {name}\n  grouper run {name}")
+
+
+def _fits(file: Path, memory: float) -> bool:
+    """Whether an update of the new recipe fits on the card, by its first problems."""
+    from grouper.advice.run_plan import GIB, plan_run
+
+    recipe = load_recipe(file, [f"data.train.limit={LOOKED_AT}"])
+    plan = plan_run(recipe, device="cuda")
+    update = plan.memory[0].peak / GIB
+    click.echo(
+        f"Model: {recipe.model.path}, {plan.parameters:,} parameters, {plan.trainable:,} of them "
+        f"trained. An update takes {update:.1f} GB of {memory:g}"
+        f"{' with gradient checkpointing' if recipe.model.gradient_checkpointing else ''}."
+    )
+    return update <= SHARE * memory
 
 
 def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
@@ -246,53 +274,6 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
         "format": "xml" if numeric else "boxed",
         "reward": "format" if numeric else "boxed_format",
         "every": 50 if "validation_share" in parts else 0,
-    }
-
-
-def _look_at_model(path: str, memory: float, *, lora: bool) -> dict[str, Any]:
-    """What the recipe says of the model, and of what fits; prints what was found.
-
-    Raises:
-        ModelError: its configuration cannot be read.
-    """
-    weights: dict[str, Any] = {"compute_dtype": "auto"}
-    if lora:
-        weights = {"dtype": "bfloat16", "lora": {"rank": 32, "alpha": 64.0}}
-    place, completion, (checkpointing, tokens) = local_model(path), COMPLETION, UPDATES[1]
-    if on_this_machine(place):
-        from grouper.advice.run_plan import GIB, ModelMemory
-        from grouper.algorithms.rows import Rows
-        from grouper.models.loading import context_length, shape_of, weightless_policy
-
-        shape = shape_of(place, cached=True)
-        context = context_length(shape) or 2 * COMPLETION
-        completion = min(COMPLETION, context // 2)
-        row = Rows(prompt=min(PROMPT, completion), completion=completion, count=1)
-        for checkpointing, tokens in UPDATES:
-            config = ModelConfig(path=place, gradient_checkpointing=checkpointing, **weights)
-            model = ModelMemory(config, weightless_policy(config, shape, "cuda"), "cuda")
-            rows = row.times(max(1, tokens // row.tokens))
-            update = model.update("grpo", rows, OptimizerConfig(), accumulated=True)
-            if update.peak <= SHARE * memory * GIB:
-                break
-        else:
-            warn(f"an update does not fit in {memory:g} GB: use a smaller model, or --lora.")
-        click.echo(
-            f"Model: {place}, {model.parameters - (model.trainable if lora else 0):,} parameters, "
-            f"{context:,} tokens at most. An update takes {update.peak / GIB:.1f} GB of {memory:g}."
-        )
-    else:
-        click.echo(f"Model: {path} is not on this machine, so it was not checked.")
-    return {
-        "path": _flow(path),
-        "weights": "\n  ".join(f"{key}: {_flow(value)}" for key, value in weights.items()),
-        "trained": "Trains an adapter; without `lora`, all weights."
-        if lora
-        else "Trains all weights.",
-        "checkpointing": str(checkpointing).lower(),
-        "tokens": tokens,
-        "rate": _flow(1e-5 if lora else 1e-6),
-        "completion": completion,
     }
 
 

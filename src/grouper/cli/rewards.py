@@ -1,9 +1,9 @@
-"""`grouper rewards`: what pays what, tried on a text, and attacked."""
+"""`grouper rewards`: list rewards, try them on a text, attack them."""
 
 from __future__ import annotations
 
 import inspect
-import re
+import sys
 from collections.abc import Sequence
 
 import click
@@ -20,12 +20,6 @@ from grouper.rewards import REWARDS, build_rewards, probe
 from grouper.rewards.attacks import score_texts
 from grouper.runs.samples import in_words
 from grouper.types import AnswerFormat, Problem
-
-# `\n` as people type a line break, and not the beginning of a LaTeX command.
-_LINE_BREAK = re.compile(
-    r"\\n(?!(?:abla|cong|e|earrow|eg|eq|exists|geq|leq|mid|ot|otin|parallel|rightarrow|subset|"
-    r"subseteq|u|warrow)(?![A-Za-z]))"
-)
 
 
 def listed() -> None:
@@ -58,13 +52,17 @@ def show(name: str) -> None:
         near = did_you_mean(name, [*REWARDS, *STACKS])
         raise RewardError(f"there is no reward or stack {name!r}", fix=near)
     click.echo(f"{name}: {_doc(REWARDS[name])}")
-    parameters = list(inspect.signature(REWARDS[name]).parameters.values())[1:]
-    if parameters:
-        click.echo("\nParameters (rewards[].params):")
-    for parameter in parameters:
-        required = parameter.default is inspect.Parameter.empty
-        default = "required" if required else f"default {parameter.default}"
-        click.echo(f"  {parameter.name} ({parameter.annotation}, {default})")
+    parameters = inspect.signature(REWARDS[name]).parameters.values()
+    rows = [
+        (
+            p.name,
+            f"({p.annotation}, {'required' if p.default is p.empty else f'default {p.default}'})",
+        )
+        for p in [*parameters][1:]
+    ]
+    if rows:
+        click.echo()
+        definitions(rows, "Parameters (rewards[].params)")
 
 
 def tried(
@@ -72,13 +70,13 @@ def tried(
 ) -> None:
     """Print what the rewards pay for a text."""
     fmt, rewards, grading = _open(recipe, overrides)
-    text = _LINE_BREAK.sub("\n", text)
+    text = sys.stdin.read() if text == "-" else text
     problem = Problem(id="try/0", question=question, answer=answer, source="try")
     with Grader(fmt.contract, grading) as grader:
         stack = build_rewards(rewards, fmt)
         ((grade, reward),) = score_texts(stack, fmt, grader, problem, [text])
     click.echo(f"format      {fmt.name}" + (f", opened by {fmt.prefix!r}" if fmt.prefix else ""))
-    click.echo(f"answer      {grade.extracted if grade.extracted is not None else '(none)'}")
+    click.echo(f"answer      {'(none)' if grade.extracted is None else grade.extracted}")
     click.echo(f"verdict     {grade.verdict.value} by {grade.stage}: {grade.reason}")
     for name, value in reward.components.items():
         shown = "not scored" if value is None else f"{value:g}"
@@ -88,21 +86,21 @@ def tried(
 
 
 def probed(recipe: str, overrides: tuple[str, ...], *, texts: bool) -> int:
-    """Print what each attack earns; 1 where one pays."""
+    """Print what each attack earns; 1 if one pays."""
     fmt, rewards, grading = _open(recipe, overrides)
     with Grader(fmt.contract, grading) as grader:
         results = probe(build_rewards(rewards, fmt), fmt, grader)
-    earned = ["not scored" if r.earned is None else f"{r.earned:.3f}" for r in results]
+    paid = {r.name: "not scored" if r.earned is None else f"{r.earned:.3f}" for r in results}
     columns = ("probe", "", "earned", "honest", "graded", "what it tries")
-    rows = [
-        (r.name, "pass" if r.passed else "FAIL", paid, f"{r.honest:.3f}", r.verdict.value, r.what)
-        for r, paid in zip(results, earned, strict=True)
-    ]
+    rows = []
+    for r in results:
+        passed, honest = "pass" if r.passed else "FAIL", f"{r.honest:.3f}"
+        rows.append((r.name, passed, paid[r.name], honest, r.verdict.value, r.what))
     table(columns, rows, box=None)
-    failed = [(r, paid) for r, paid in zip(results, earned, strict=True) if not r.passed]
-    for result, paid in failed if texts else ():
-        click.echo(f"\n--- {result.name}: earned {paid}")
-        click.echo(result.text if len(result.text) <= 2000 else f"{result.text[:2000]} [cut]")
+    failed = [r for r in results if not r.passed]
+    for r in failed if texts else ():
+        click.echo(f"\n--- {r.name}: earned {paid[r.name]}")
+        click.echo(r.text if len(r.text) <= 2000 else f"{r.text[:2000]} [cut]")
     if failed:
         click.echo(f"Cheating pays in {len(failed)} of {len(results)} probes.")
     else:

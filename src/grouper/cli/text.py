@@ -1,20 +1,22 @@
-"""How the commands write: one helper for each kind of thing that several of them print."""
+"""Output of the commands: a helper for each kind of thing that several of them print."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
+from grouper.files import dumps, write_atomic
 from grouper.runs.samples import printable
 
 
 def is_follower() -> bool:
-    """Whether this process was started by torchrun and is not the one that talks."""
+    """Whether this is one of several processes and not the one that prints, rank 0."""
     return int(os.environ.get("RANK", "0")) > 0
 
 
@@ -33,7 +35,7 @@ def definitions(rows: Iterable[tuple[str, str]], title: str = "") -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], **style: Any) -> None:
-    """Print a table, with numbers to the right of their columns."""
+    """Print a table, with numbers aligned to the right."""
     from rich.table import Table
 
     shown, rows = Table(**style), list(rows)
@@ -69,11 +71,20 @@ def short(text: str | None, length: int = 200) -> str:
 
 
 def some(findings: Sequence[str], count: int, indent: str = "  ") -> None:
-    """Print the first few lines, and how many more there are."""
+    """Print the first `count` lines, and how many more there are."""
     for finding in findings[:count]:
         click.echo(f"{indent}{finding}")
     if len(findings) > count > 0:
         click.echo(f"{indent}and {len(findings) - count:,} more")
+
+
+def write_rows(rows: Iterable[Mapping[str, Any]], output: Path | None) -> None:
+    """Write rows as JSON lines to a file, whole or not at all; None: to standard output."""
+    text = "".join(dumps(row) + "\n" for row in rows)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_atomic(output, text.encode())
 
 
 def counted(number: int, what: str) -> str:

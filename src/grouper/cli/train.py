@@ -1,4 +1,4 @@
-"""`grouper run`, `sft` and `grpo`: one process, or several that are started here."""
+"""`grouper run`, `sft` and `grpo`, in this process or in several that it starts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grouper.cli.flags import CommandLine, spelled_out
+from grouper.cli.measure import show_results
 from grouper.cli.opening import open_recipe, require_writable, show_plan
 from grouper.cli.text import is_follower, show
 from grouper.config.loading import is_shipped, recipe_hash, resolved_yaml
@@ -28,33 +29,15 @@ from grouper.runs.trackers import check_trackers
 if TYPE_CHECKING:
     from grouper.training.phases import RunResult
 
-# Where runs lie unless the recipe or the user says otherwise.
+# The default folder of runs.
 RUNS = str(Recipe.model_fields["output_dir"].default)
-# Linux: asks for a signal when the parent of a process dies.
+# Linux: a signal when the parent process dies.
 PR_SET_PDEATHSIG = 1
 
 
-def run(recipe: str | None, overrides: tuple[str, ...], **options: Any) -> None:
-    """Both phases, or those that are not skipped."""
-    skipped = [key for key in ("skip_sft", "skip_grpo") if options.pop(key)]
-    _start(recipe, overrides, ("sft", "grpo"), skipped, **options)
-
-
-def sft(recipe: str | None, overrides: tuple[str, ...], **options: Any) -> None:
-    """The first phase."""
-    _start(recipe, overrides, ("sft",), ["skip_grpo"], **options)
-
-
-def grpo(recipe: str | None, overrides: tuple[str, ...], **options: Any) -> None:
-    """The second phase."""
-    _start(recipe, overrides, ("grpo",), ["skip_sft"], **options)
-
-
-def _start(
-    name: str | None,
+def run(
+    recipe: str | None,
     overrides: tuple[str, ...],
-    phases: tuple[str, ...],
-    skipped: Sequence[str],
     *,
     config: str | None,
     resume: bool,
@@ -66,46 +49,54 @@ def _start(
     verbose: bool,
     **flags: Any,
 ) -> None:
-    """Flags are spellings of overrides, so that the resolved recipe shows them."""
+    """Train what the command names: `sft`, `grpo`, or both phases that are not skipped.
+
+    Flags are spellings of overrides, so that the resolved recipe shows them.
+    """
+    context = click.get_current_context()
+    phases = tuple(p for p in ("sft", "grpo") if context.info_name in ("run", p))
+    skipped = [p for p in ("sft", "grpo") if flags.pop(f"skip_{p}", p not in phases)]
     if resume and overwrite:
         raise click.UsageError("--resume continues the run, --overwrite deletes it: give one.")
     if allow_changes and not resume:
         raise click.UsageError("--allow-changes is about a run that is continued: add --resume.")
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
-    name, overrides = _named(name, config, overrides)
+    name, overrides = _named(recipe, config, overrides)
     if resume:
         name = _run_of_that_name(name, overrides, flags["output_dir"])
-    overrides = (*overrides, *(f"{key}=true" for key in skipped))
+    overrides = (*overrides, *(f"skip_{phase}=true" for phase in skipped))
     spelled, notes = spelled_out(
         CommandLine(name=name, overrides=overrides, phases=phases, nproc=nproc, typed=flags)
     )
     for note in () if is_follower() else notes:
         click.echo(f"note: {note}", err=True)
-    recipe = open_recipe(name, spelled)
-    check_trackers(recipe.tracking)
-    for hook in recipe.hooks:
+    opened = open_recipe(name, spelled)
+    check_trackers(opened.tracking)
+    for hook in opened.hooks:
         load_hook(hook)
     if dry_run:
-        _dry_run(recipe, intent)
+        _dry_run(opened, intent)
         return
-    if not is_follower():
-        _check_folder(recipe, intent)
+    if not is_follower():  # before torch is imported and data are read
+        path = Path(opened.output_dir).expanduser() / opened.name
+        require_writable(path, "Set output_dir to a folder you may write to.")
+        RunFolder(path).check(recipe_hash(opened), resolved_yaml(opened), **intent)
     if nproc > 1 and "WORLD_SIZE" not in os.environ:
-        require_devices(nproc, recipe.device)
-        sys.exit(launch(nproc, click.get_current_context().find_root().obj))
-    _train(recipe, intent, quiet=quiet, verbose=verbose)
+        require_devices(nproc, opened.device)
+        sys.exit(launch(nproc, context.find_root().obj))
+    _train(opened, intent, quiet=quiet, verbose=verbose)
 
 
 def _named(
     name: str | None, config: str | None, overrides: tuple[str, ...]
 ) -> tuple[str, tuple[str, ...]]:
-    """The recipe and the overrides; with --config the first argument is an override, too."""
+    """The recipe and the overrides; with --config the first argument is an override."""
     if config is not None:
         given = overrides if name is None else (name, *overrides)
         extra = next((text for text in given if "=" not in text), None)
         if extra is not None:
             raise click.UsageError(f"--config names the recipe, and so does {extra!r}: give one.")
-        # A file, first of all; a shipped recipe's name does as well.
+        # Usually a file, but the name of a shipped recipe is accepted.
         is_name = not Path(config).suffix and not Path(config).exists()
         return config if is_name or "/" in config else f"./{config}", given
     if name is None:
@@ -114,19 +105,12 @@ def _named(
 
 
 def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dirs: tuple[str, ...]) -> str:
-    """The folder of a run that is continued by its name; a recipe's name is the recipe."""
+    """The folder of the run of that name; the name of a recipe stays what it is."""
     if "/" in name or Path(name).suffix or is_shipped(name):
         return name
     keys = [text.partition("=")[2] for text in overrides if text.startswith("output_dir=")]
     folder = Path([RUNS, *keys, *output_dirs][-1]).expanduser() / name
     return str(folder) if (folder / RECIPE_FILE).is_file() else name
-
-
-def _check_folder(recipe: Recipe, intent: dict[str, bool]) -> None:
-    """What can be said of the run's folder, before torch is imported and data are read."""
-    path = Path(recipe.output_dir).expanduser() / recipe.name
-    require_writable(path, "Set output_dir to a folder you may write to.")
-    RunFolder(path).check(recipe_hash(recipe), resolved_yaml(recipe), **intent)
 
 
 def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
@@ -156,26 +140,23 @@ def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool, verbose: boo
 def _report(recipe: Recipe, result: RunResult) -> None:
     from rich.text import Text
 
-    from grouper.evaluation.compare import render_parts, render_table
-
+    show("")
     if result.comparison is not None:
-        show("", render_table(result.comparison))
-        for part in ("subject", "level"):
-            if len(getattr(result.results[0], f"by_{part}")) > 1:
-                show("", render_parts(result.results, by=part))
+        show_results(result.results, result.comparison)
     if recipe.note and not (recipe.skip_sft or recipe.skip_grpo):
-        # One line a paragraph: the terminal knows better than the recipe where to break them.
-        show("", *(Text(" ".join(text.split())) for text in recipe.note.strip().split("\n\n")))
-    show("", f"Run folder: {result.path}", f"Curves:     {result.path / 'curves.png'}")
+        # One line per paragraph, which the terminal wraps.
+        paragraphs = recipe.note.strip().split("\n\n")
+        show(*(Text(" ".join(text.split())) for text in paragraphs), "")
+    show(f"Run folder: {result.path}", f"Curves:     {result.path / 'curves.png'}")
 
 
 # --- several processes ---------------------------------------------------------------------------
 
 
 def stop_with_the_launcher() -> None:
-    """A process that torchrun or `--nproc` started stops, as on SIGTERM, when that is killed.
+    """Make a process that torchrun or `--nproc` started end with its launcher, as on SIGTERM.
 
-    Linux only; elsewhere the processes of a killed launcher train on to the end.
+    Linux only; elsewhere the processes of a killed launcher go on to the end.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

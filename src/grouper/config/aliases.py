@@ -3,11 +3,11 @@
 The table is `aliases.json`. A row of its `names` (TRL 1.16's own fields, with their `default` by
 phase) and `others` has one of
 
-- `to`: our key, in which `{phase}` is the phase that it is said for; `values` where theirs have
-  other names here;
-- `computed`: the keys that it takes part in;
+- `to`: our key, in which `{phase}` is the phase that is configured; `values` maps their values
+  to ours;
+- `computed`: the keys that are computed from it and others;
 - `why`: there is no counterpart, and this is the reason;
-- `now`: the row that has its present name.
+- `now`: the row of its present name.
 
 A row of `flags` is a flag of the training commands, and `also` has its other names. It is shown
 in `--help` where it has a `help`. It has
@@ -15,8 +15,8 @@ in `--help` where it has a `help`. It has
 - `to`: the key that it sets, in which `{phases}` is each phase that runs; `values` as above;
 - or `spells`: what it sets, for each value that it takes;
 - or `of_trackers`: what it sets in every tracker;
-- or neither: `cli/flags.py` works out what it sets;
-- `first`: settings that give way to everything else on the command line;
+- or none of these: `cli/flags.py` has a function for it;
+- `first`: settings that everything else on the command line overrides;
 - `text`: its value is never a number, `switch`: it needs no value, `list`: it takes several,
   `repeats`: it may be given more than once.
 
@@ -45,7 +45,7 @@ def _tables() -> dict[str, Any]:
 
 @cache
 def aliases() -> dict[str, Row]:
-    """Every row of other trainers' names, in underscores."""
+    """The rows of other trainers' names, with underscores."""
     return {**_tables()["names"], **_tables()["others"]}
 
 
@@ -65,7 +65,7 @@ def keys_of(row: Row, phase: str) -> list[str]:
 
 @cache
 def dialects() -> tuple[Row, ...]:
-    """What files of other trainers are read by: one of `dialects/` each, TRL's last.
+    """The tables that files of other trainers are read by: `dialects/`, with TRL's last.
 
     A name that has no row in it has TRL's.
     """
@@ -80,7 +80,7 @@ def dialects() -> tuple[Row, ...]:
 
 
 def dialect_of(data: Mapping[Any, Any]) -> Row | None:
-    """The dialect of a file, by its names and those below its headings; None where it has none."""
+    """The dialect of a file, by its names and those below its headings; None if there is none."""
     levels = [data, *(value for value in data.values() if isinstance(value, Mapping))]
     names = {str(name) for level in levels for name in level}
     *systems, trl = dialects()
@@ -90,7 +90,7 @@ def dialect_of(data: Mapping[Any, Any]) -> Row | None:
 
 @cache
 def flags() -> dict[str, Row]:
-    """Flag, with dashes -> its row; an alias with `to` is one, too, and is not shown."""
+    """Flag, with dashes -> its row; an alias with `to` is a flag that help does not show."""
     table = dict(_tables()["flags"])
     for name, row in aliases().items():
         flag = flag_named(name)

@@ -1,18 +1,16 @@
-"""Turn pydantic's complaints into ours: the key, what is wrong, and what to write instead.
+"""Turn pydantic's errors into ours: the key, what is wrong, and what to write instead.
 
-A key that is not there is looked for in this order: settings of older versions (`renamed.json`),
-settings of that name elsewhere, names of other trainers (`aliases`), and names spelt alike.
+An unknown key is looked up among settings of that name in other sections, then among the names of
+other trainers (`aliases`), then among similar names.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib.resources
 import json
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -25,7 +23,7 @@ Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]
 Fields = Mapping[str, FieldInfo]
 
-# Values of other trainers that count something else than the setting they lead to.
+# Names of other trainers whose values have another unit than our settings.
 _OTHER_UNITS = {
     "dataset_name",
     "generation_batch_size",
@@ -36,9 +34,9 @@ _OTHER_UNITS = {
 # Settings that one hint names, and characters of a value that it repeats.
 _MOST_PLACES = 4
 _LONGEST_VALUE = 60
-# Names of a section that are listed where no other hint is found.
+# Sections with at most so many names are listed if there is no other hint.
 _FEW_NAMES = 20
-# Likeness of a name in another section; within its own, the usual 0.6.
+# Similarity required of a name in another section; in its own it is the usual 0.6.
 _ALIKE = 0.85
 
 
@@ -77,12 +75,12 @@ def settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fi
 
 
 def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]:
-    """The settings that a name stands for: those called so, else what another trainer calls so.
+    """The settings that a name stands for, as ours or else as another trainer's.
 
     Args:
         name: without its section.
         fields: every setting there is, by dotted key.
-        section: where the name was written; of several settings, those closest to it count.
+        section: where the name was written; of several settings, those closest to it are taken.
 
     Returns:
         The row of the table of aliases (empty for a name of ours), and the keys, short ones first.
@@ -95,7 +93,6 @@ def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]
     if not found:
         _, row = alias(name) or (name, row)
         keys = {key: None for phase in ("grpo", "sft") for key in keys_of(row, phase)}
-        keys |= {new: None for old, new in renamed().items() if old.rpartition(".")[2] == name}
         found = [key for key in keys if any(_overlap(key, known) for known in fields)]
     closeness = {key: _closeness(key, section) for key in found}
     closest = [key for key in found if closeness[key] == max(closeness.values())]
@@ -103,7 +100,7 @@ def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The name that is spelt most like it, or None where none is."""
+    """The most similar name, or None if none is similar enough."""
     return next(iter(difflib.get_close_matches(name, sorted(names), n=1, cutoff=cutoff)), None)
 
 
@@ -113,22 +110,10 @@ def _overlap(key: str, known: str) -> bool:
 
 
 def _closeness(key: str, section: str) -> int:
-    """How many words of a section, right or not (`grpo_training`), name a section of the key."""
+    """How many words of a section, known or not (`grpo_training`), name a section of the key."""
     sections = key.replace("[]", "").split(".")[:-1]
     words = re.split(r"[._]", section.replace("[]", ""))
     return sum(nearest(word, sections) is not None for word in words)
-
-
-@cache
-def renamed() -> dict[str, str]:
-    """`key` or `key=value` of an older version -> what to write now.
-
-    A key without a dot stands for that name in any section. A new key keeps the value that the old
-    one was given; a sentence says why a setting is gone, and what to do.
-    """
-    file = importlib.resources.files("grouper.config") / "renamed.json"
-    table: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
-    return table
 
 
 def _raise_as_config_error(
@@ -144,9 +129,9 @@ def _raise_as_config_error(
             noun = "section" if isinstance(value, dict) else "setting"
             what = f"there is no {noun} {location[-1]!r} here"
             opened = _opened(location, value, fields)
-            rows = [(inner, (what, _advice(inner, v, fields))) for inner, v in opened]
+            rows = [(inner, (what, advice(inner, v, fields))) for inner, v in opened]
         else:
-            rows = [(location, _explain(detail["type"], detail["msg"], value, location))]
+            rows = [(location, _explain(detail["type"], detail["msg"], value))]
         for inner, complaint in rows:
             complaints.setdefault(_dotted((*place, *inner)), []).append(complaint)
     raise_all(
@@ -160,7 +145,7 @@ def _raise_as_config_error(
 
 
 def _as_one(complaints: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
-    """Each member of a union complains of the same value; that is one mistake.
+    """Merge the errors that members of a union report for the same value.
 
     >>> _as_one([("should be 1 or more (got 0)", ""), ("should be 'all' (got 0)", "")])
     [("should be 1 or more, or 'all' (got 0)", '')]
@@ -173,14 +158,13 @@ def _as_one(complaints: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
     return [(f"should be {', or '.join(dict.fromkeys(wishes))} (got {cut[0][2]}", cut[0][3])]
 
 
-def _explain(kind: str, message: str, value: Any, location: Location) -> tuple[str, str]:
+def _explain(kind: str, message: str, value: Any) -> tuple[str, str]:
     if kind == "missing":
         return "this setting is required", "Add it to the recipe."
     if kind == "value_error":
         return message.removeprefix("Value error, "), ""
     text = repr(value) if not isinstance(value, dict | list) else type(value).__name__
-    fix = _new_name(f"{_dotted(location)}{_equals(value)}", value)
-    return f"{message.removeprefix('Input ').strip()} (got {text})", fix
+    return f"{message.removeprefix('Input ').strip()} (got {text})", ""
 
 
 def _is_union_tag(part: int | str) -> bool:
@@ -201,21 +185,18 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Location, Any]]:
-    """Every setting in a section that was never there, each with its own location and value."""
+    """Every setting in an unknown section, each with its own location and value."""
     name = str(location[-1])
-    known = name in renamed() or meant(name, fields) != ({}, [])
-    if isinstance(value, dict) and value and not known:
+    if isinstance(value, dict) and value and meant(name, fields) == ({}, []):
         for name, inner in value.items():
             yield from _opened((*location, name), inner, fields)
     else:
         yield location, value
 
 
-def _advice(location: Location, value: Any, fields: Fields) -> str:
-    """What to write instead of a key that is not there."""
+def advice(location: Location, value: Any, fields: Fields) -> str:
+    """What to write instead of an unknown key."""
     name, above = str(location[-1]), _dotted(location[:-1])
-    if sentence := _new_name(_dotted(location), value) or _new_name(name, value):
-        return sentence
     section = re.sub(r"\.\d+", "[]", above)
     start = f"{section}." if section else ""
     inside = [key.removeprefix(start) for key in fields if key.startswith(start)]
@@ -226,7 +207,7 @@ def _advice(location: Location, value: Any, fields: Fields) -> str:
     joined = f"{section.rpartition('.')[2]}_{name}"  # wandb: {project: x}, lora: {r: 8}
     for word in (joined, name, alike):
         row, keys = meant(word, fields, section)
-        if word == alike and word in own:  # a section there is closer than a setting elsewhere
+        if word == alike and word in own:  # its section is closer than a setting elsewhere
             keys = [key for key in keys if key == f"{start}{alike}"]
         if "why" in row:
             return f"{word} has no counterpart: {row['why']}."
@@ -239,16 +220,8 @@ def _advice(location: Location, value: Any, fields: Fields) -> str:
     return "`grouper recipes fields WORD` finds settings by name and meaning."
 
 
-def _new_name(old: str, value: Any) -> str:
-    """What to write instead of a setting, or `key=value`, of an older version; empty for others."""
-    new = renamed().get(old, "")
-    if not new or " " in new:
-        return new
-    return f"It has another name now: write {new if '=' in new else new + _equals(value)}."
-
-
 def _translated(value: Any, name: str, row: Row, field: FieldInfo | None) -> str:
-    """`=value` as a setting takes it; empty where another trainer's value says nothing here."""
+    """`=value` as a setting takes it; empty if another trainer's value has no counterpart."""
     if "values" in row:
         word = str(value).lower() if isinstance(value, bool | None) else str(value)
         if word not in row["values"] and row.get("otherwise") != "same":

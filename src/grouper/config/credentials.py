@@ -1,8 +1,8 @@
-"""Secrets stay out of recipes: a parameter holds `${NAME}`, and its user gets what that stands for.
+"""Secrets stay out of recipes: a parameter holds `${NAME}`, which the environment resolves.
 
 A recipe is written into the run folder, sent to trackers and shared, so a key or a token in it
 would be published. `${NAME}` is stored as it is and replaced from the environment only where a
-reward or a tracker is built; what it stood for is put out of messages and logs again.
+reward or a tracker is built; its value is masked in messages and logs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _SECRET_WORDS = frozenset(
 
 
 def refuse_literal_secrets(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters, unless one of them is a secret in plain text.
+    """The parameters, if none of them is a secret in plain text.
 
-    A text is taken for a secret if its key, or one around it, has `key`, `token`, `secret`,
+    A text counts as a secret if its key, or one that contains it, has `key`, `token`, `secret`,
     `password`, `authorization` or the like among its words.
 
     Raises:

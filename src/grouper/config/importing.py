@@ -1,8 +1,8 @@
-"""Files of other trainers become recipes of the same run.
+"""Turn the configuration of another trainer into a recipe of the same run.
 
-A dialect is a file of `dialects/`: how such a file is recognised, the recipe that it stands on, and
-a row for each of its names; TRL's names are shared by all. What takes arithmetic, or more than one
-name, is here.
+A dialect is a file of `dialects/`: how such a file is recognised, the recipe that it is based on,
+and a row for each of its names; all share TRL's names. Settings that take arithmetic, or several
+names, are worked out here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,15 +23,15 @@ import yaml
 from grouper.config.aliases import Row, aliases, dialect_of, dialects
 from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe, read_text
-from grouper.config.overrides import as_json, parse_yaml
+from grouper.config.overrides import as_json, parse_yaml, put
 from grouper.config.schema import TRACKERS, Recipe
 from grouper.errors import ConfigError, did_you_mean
 
 Phase = Literal["sft", "grpo"]
 
-# Letters of a name for which no other one is proposed.
+# Up to this length, no similar name is proposed.
 _SHORT = 6
-# Above it a number is no count and no rate; nor is what is infinite or none.
+# Larger numbers are neither counts nor rates; infinity and NaN fail this, too.
 _LARGEST = 1e15
 _DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 _READABLE = (
@@ -42,7 +42,7 @@ _READABLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedRecipe:
-    """What a file became."""
+    """A recipe made from a file."""
 
     recipe: Recipe
     text: str
@@ -59,19 +59,19 @@ def import_recipe(
     phase: Phase | None = None,
     nproc: int = 1,
 ) -> ImportedRecipe:
-    """A recipe from a file of another trainer; its names say which trainer's.
+    """Make a recipe from a file of another trainer, which is recognised by its names.
 
-    What the file leaves out has that trainer's default in the recipe, so that the run is the same.
+    Settings that the file leaves out get that trainer's defaults, so that the run is the same.
 
     Args:
         path: YAML or JSON; or Python, which is read and never executed.
         source_named: a data set's name -> the settings of `data.train`.
         rewards: the names of built-in rewards.
-        phase: whose settings a TRL file holds; found out by their names where left out.
-        nproc: processes the file was written for: its batch sizes are those of one.
+        phase: that a TRL file configures; by default its names decide.
+        nproc: processes the file was written for; its batch sizes are per process.
 
     Raises:
-        ConfigError: it cannot be read, is of no trainer known here, or says what cannot be trained.
+        ConfigError: it cannot be read, belongs to no known trainer, or cannot be trained.
     """
     path = Path(path).expanduser()
     data, unread = _read_python(path, phase) if path.suffix == ".py" else (_read(path), {})
@@ -137,7 +137,7 @@ def _read(path: Path) -> dict[Any, Any]:
 
 
 def _read_python(path: Path, phase: Phase | None) -> tuple[dict[Any, Any], dict[str, str]]:
-    """What is called -> TRL's name of an argument -> its value; and why others have none."""
+    """Callee -> TRL's name of an argument -> its value; and arguments that could not be read."""
     try:
         tree = ast.parse(read_text(path))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -169,7 +169,7 @@ def _read_python(path: Path, phase: Phase | None) -> tuple[dict[Any, Any], dict[
         for key, argument in [*enumerate(node.args), *((k.arg, k.value) for k in node.keywords)]:
             name = str(table[call]["names"].get(key, key or f"**{ast.unparse(argument)}"))
             if name not in aliases() and not call.endswith("Config"):
-                continue  # an argument of a trainer or a loader, and no setting
+                continue  # an argument of a trainer or a loader, not a setting
             value = _constant(argument, tree)
             text = ast.unparse(value)
             try:
@@ -185,7 +185,7 @@ def _read_python(path: Path, phase: Phase | None) -> tuple[dict[Any, Any], dict[
 
 
 def _constant(node: ast.expr, tree: ast.Module) -> ast.expr:
-    """What a name stands for, where one line of the file's top level sets it and no other does."""
+    """The value of a name that is assigned once, at the top level of the file."""
     name = node.id if isinstance(node, ast.Name) else None
     names = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name]
     stored = [n for n in names if isinstance(n.ctx, ast.Store)]
@@ -194,7 +194,7 @@ def _constant(node: ast.expr, tree: ast.Module) -> ast.expr:
 
 
 def _functions(node: ast.expr, tree: ast.Module, path: Path) -> list[str]:
-    """Reward functions by what they can be loaded from; a string is a name already."""
+    """Reward functions by names they can be loaded by; a string is one already."""
     imported = {
         alias.asname or alias.name: f"{n.module}.{alias.name}"
         for n in ast.walk(tree)
@@ -207,17 +207,17 @@ def _functions(node: ast.expr, tree: ast.Module, path: Path) -> list[str]:
     return [{**imported, **defined}.get(str(name), str(name)) for name in names]
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Settings:
-    """What a file says of one phase; those of all phases fill one recipe."""
+    """The settings of a file for one phase; all phases fill one recipe."""
 
     phase: Phase
     dialect: Row
     where: str
     recipe: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
-    # Name in the file -> why nothing was made of it.
-    left_out: dict[str, str] = field(default_factory=dict)
+    notes: list[str]
+    # Name in the file -> why it was not used.
+    left_out: dict[str, str]
     given: dict[str, Any] = field(default_factory=dict)
     # Name -> as it is in the file.
     spelled: dict[str, str] = field(default_factory=dict)
@@ -235,17 +235,17 @@ class _Settings:
         return self.dialect["defaults"].get(self.phase, {}).get(name)
 
     def get(self, name: str) -> Any:
-        """What the file says, else the trainer's default, else None."""
+        """The value in the file, else the trainer's default, else None."""
         self.used.add(name)
         value = self.given.get(name, self.default(name))
         same = self.row(name).get("same_as")
         return self.get(same) if same and value is None else value
 
     def number(self, name: str, *, whole: bool = False) -> Any:
-        """A number; where `whole`, one without a fraction and above 0.
+        """A number; if `whole`, a positive integer.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: it is not one.
         """
         value = self.get(name)
         fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
@@ -260,18 +260,14 @@ class _Settings:
     def put(self, keys: dict[str, Any]) -> None:
         """Set dotted keys of the recipe; `{phase}` in one is the phase."""
         for key, value in keys.items():
-            *path, last = key.format(phase=self.phase).split(".")
-            node: Any = self.recipe
-            for part in path:
-                node = node.setdefault(part, {})
-            node[int(last) if isinstance(node, list) else last] = value
+            put(self.recipe, key.format(phase=self.phase).split("."), value)
 
     def leave_out(self, name: str, why: str) -> None:
         if name in self.given:
             self.left_out[self.spelled[name]] = why
 
     def move_rows(self) -> None:
-        """Everything that has a key of its own."""
+        """Set everything that has a key of its own."""
         for name, row in self.dialect["rows"].items():
             default = row.get("default")
             unset = self.dialect["recipe"] is None and default and row.get("unset") != "ours"
@@ -303,7 +299,7 @@ class _Settings:
             self.leave_out(name, "a share of the steps has no counterpart: give their number")
 
     def account(self) -> None:
-        """List what nothing was made of, with the reason."""
+        """List the settings that were not used, with the reason."""
         rows = self.dialect["rows"]
         for name, value in self.given.items():
             row = self.row(name)
@@ -340,7 +336,7 @@ def _plain(name: Any) -> str:
 
 
 def _parts(data: dict[Any, Any], dialect: Row, phase: Phase | None, path: Path) -> list[_Settings]:
-    """What the file says, by phase.
+    """The settings of the file by phase.
 
     Raises:
         ConfigError: a name is set twice, to different values.
@@ -358,16 +354,14 @@ def _parts(data: dict[Any, Any], dialect: Row, phase: Phase | None, path: Path) 
             notes.append(
                 "Nothing in the file says GRPO or SFT: it was read as GRPO (--as sft changes that)."
             )
-    shared = _Settings(
-        phase=[*sections.values()][-1], dialect=dialect, where=str(path), recipe=recipe, notes=notes
-    )
+    left_out: dict[str, str] = {}
     parts = {
-        p: replace(shared, phase=p, given={}, spelled={}, used=set()) for p in sections.values()
+        p: _Settings(p, dialect, str(path), recipe, notes, left_out) for p in sections.values()
     }
     for s in parts.values():
         s.put(copy.deepcopy(dialect["start"].get(s.phase, {})))
     for section, name, value in rows:
-        s = parts[sections.get(section, shared.phase)]
+        s = parts[sections.get(section, [*parts][-1])]
         full = f"{section}.{name}" if section else name
         key = name if section in sections and full not in dialect["rows"] else full
         row = s.row(key)
@@ -381,7 +375,7 @@ def _parts(data: dict[Any, Any], dialect: Row, phase: Phase | None, path: Path) 
 
 
 def _flat(data: dict[Any, Any], dialect: Row) -> tuple[list[tuple[str, str, Any]], list[str]]:
-    """(section, name, value) of every setting; and the headings that are no sections."""
+    """(section, name, value) of every setting; and the headings that are not sections."""
     rows, headings, known = [], [], dialect["rows"]
     sections = {name.partition(".")[0] for name in known if "." in name}
     for heading, value in data.items():
@@ -398,7 +392,7 @@ def _flat(data: dict[Any, Any], dialect: Row) -> tuple[list[tuple[str, str, Any]
 
 
 def _phase_of(names: set[str]) -> Phase | None:
-    """Whose settings the names are, or None where they would do for both phases."""
+    """The phase that the names belong to, or None if they fit both."""
     rows = [aliases().get(aliases().get(name, {}).get("now", name), {}) for name in names]
     only = {tuple(row["default"]) for row in rows if "default" in row}
     phases: list[Phase] = ["grpo", "sft"]
@@ -407,7 +401,7 @@ def _phase_of(names: set[str]) -> Phase | None:
 
 
 def _as_meant(name: str, value: Any, row: Row) -> Any:
-    """A number in quotes, where TRL has one; and a strategy `no`, which YAML reads as false."""
+    """The value as TRL reads it: numbers in quotes, and the strategy `no`, false to YAML."""
     if value is False and name.endswith("_strategy"):
         return "no"
     numeric = any(type(default) in (int, float) for default in row.get("default", {}).values())
@@ -433,7 +427,7 @@ def _data(s: _Settings, source_named: Callable[[str], dict[str, Any]]) -> None:
 
 
 def _batch(s: _Settings, nproc: int) -> int:
-    """Sets how much a step samples; returns the optimizer steps of one rollout batch."""
+    """Set the batch sizes; return the optimizer steps of one rollout batch."""
     device = s.number("per_device_train_batch_size", whole=True) * nproc
     a_step = device * s.number("gradient_accumulation_steps", whole=True)
     if s.phase == "sft":
@@ -505,7 +499,7 @@ def _clip(s: _Settings) -> None:
 
 
 def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
-    """The functions of `reward_funcs`; those in files are named from the working directory."""
+    """Set the rewards of `reward_funcs`; paths are relative to the working directory."""
     asked = [name.removeprefix("trl.rewards.") for name in _listed(s.get("reward_funcs"))]
     weights = s.get("reward_weights") or [1.0] * len(asked)
     if not isinstance(weights, list) or len(weights) != len(asked):
@@ -517,7 +511,7 @@ def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
         if row["name"] is None:
             unknown.append(name)
             continue
-        # A script of TRL's users says a reward's parameters after its first word.
+        # Scripts name a reward's parameters after its first word (cosine_max_len).
         for theirs in s.given:
             key = s.row(theirs).get("computed", "")
             if key.startswith("rewards[].params.") and theirs[:6] == row["name"][:6]:
@@ -538,7 +532,7 @@ def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
 
 
 def _importable(name: str, folder: Path) -> str | None:
-    """`path/to/file.py:name` where that file is there, else `module:name`; None: it is neither."""
+    """`path/to/file.py:name` if there is such a file, else `module:name`; None: neither."""
     place, _, function = name.rpartition(":" if ":" in name else ".")
     if not place or ("/" in place and not place.endswith(".py")):
         return None
@@ -548,7 +542,7 @@ def _importable(name: str, folder: Path) -> str | None:
 
 
 def _both_phases(s: _Settings, source_named: Callable[[str], dict[str, Any]]) -> None:
-    """What takes arithmetic in the YAML of openmath-dapo's set-up."""
+    """Settings that take arithmetic in the YAML of openmath-dapo's set-up."""
     length = s.number("model.max_seq_length", whole=True)
     percentile = s.number("data.max_length_percentile")
     share = s.number("grpo_training.train_validation_split")

@@ -12,7 +12,6 @@ import importlib.resources
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -23,7 +22,7 @@ from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, did_you_mean
 from grouper.files import table
 
-# What may differ between two runs of the same experiment.
+# Settings that may differ between two runs of the same experiment.
 NOT_THE_EXPERIMENT = (
     "output_dir",
     "save_path",
@@ -98,16 +97,12 @@ def resolved_yaml(recipe: Recipe) -> str:
 def recipe_hash(recipe: Recipe) -> str:
     """16 hex digits that name the experiment.
 
-    What `NOT_THE_EXPERIMENT` lists does not count: texts, the machine, which phases are skipped.
+    Settings in `NOT_THE_EXPERIMENT` do not count: texts, the machine, which phases are skipped.
     """
-    exclude: dict[str, Any] = {}
+    data = recipe.model_dump(mode="json")
     for name in NOT_THE_EXPERIMENT:
-        section, _, field = name.partition(".")
-        if field:
-            exclude.setdefault(section, set()).add(field)
-        else:
-            exclude[section] = True
-    data = recipe.model_dump(mode="json", exclude=exclude)
+        section, _, key = name.rpartition(".")
+        del (data[section] if section else data)[key]
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 

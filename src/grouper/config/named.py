@@ -1,7 +1,7 @@
-"""What a name in a recipe stands for: an algorithm, or the rewards of a whole system.
+"""Names in a recipe that stand for several settings: algorithms, and stacks of rewards.
 
 `grpo.algorithm: dapo` is a row of `presets.yaml`, `{name: "stack:gsm8k-xml"}` among the rewards one
-of `stacks.yaml`. Both are written out when a recipe is read, so that the resolved recipe says every
+of `stacks.yaml`. Both are expanded when a recipe is read, so that the resolved recipe has every
 part. In Python: `GRPOConfig(algorithm="dapo")`, `stack("gsm8k-xml")`.
 """
 
@@ -46,10 +46,10 @@ def named_stack(name: str) -> Stack:
 
 
 def expand_stacks(entries: Any) -> Any:
-    """A recipe's raw `rewards` with every name and every `stack:name` written out.
+    """A recipe's raw `rewards` with every name and every `stack:name` expanded.
 
     A reward may be its name alone, and so may the whole list. The weight of a stack scales all of
-    its rewards. Anything else is left as it is, for the schema to judge.
+    its rewards. Anything else is left to the schema.
 
     Raises:
         RewardError: no such stack, or a setting other than `weight` beside it.

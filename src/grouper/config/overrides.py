@@ -1,4 +1,4 @@
-"""Settings before they are a recipe: YAML as people write it, dotted keys, what a name stands for.
+"""Settings before they are a recipe: YAML as people write it, and dotted keys.
 
 `load_recipe` and `Recipe.override` both go through here, so that a setting means the same in a
 file, on the command line and in Python.
@@ -41,17 +41,17 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value that a text of YAML stands for.
+    """The value of a YAML text.
 
     Raises:
-        ConfigError: it is not YAML, says a key twice, is nested too deeply, or repeats itself
-            through aliases without bound; with the line where there is one.
+        ConfigError: it is not YAML, has a key twice, is nested too deeply, or expands without
+            bound through aliases; with the line if it is known.
     """
     try:
         value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
     except RecursionError as error:
         raise _unbounded("brackets or sections nested too deeply", where) from error
-    except ValueError as error:  # int() of more digits than Python reads, a date that is none
+    except ValueError as error:  # int() of more digits than Python reads, an impossible date
         raise ConfigError(
             f"a value cannot be read: {str(error).split(';')[0]}", where=where
         ) from error
@@ -72,10 +72,10 @@ _MOST_VALUES = 100_000
 
 
 def _require_bounded(value: Any, where: str) -> None:
-    """Refuse what a few lines of aliases can unfold to, before anything unfolds it.
+    """Refuse aliases that expand to huge settings, before anything expands them.
 
     Raises:
-        ConfigError: there are more values than any recipe has, or one holds itself.
+        ConfigError: there are more values than any recipe has, or one contains itself.
     """
     waiting, count = [value], 0
     while waiting:
@@ -98,7 +98,7 @@ def _unbounded(what: str, where: str) -> ConfigError:
 
 
 def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> str:
-    """The settings with overrides, every stack of rewards written out; changes `data`.
+    """The settings with overrides, as JSON, stacks of rewards expanded; changes `data`.
 
     Args:
         data: the settings of a recipe, nested by section.
@@ -123,7 +123,7 @@ def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> st
 def changed(
     data: dict[str, Any], overrides: Sequence[str], sections: Mapping[str, Any], *, where: str
 ) -> str:
-    """The settings of a recipe that was loaded before, changed: first `sections`, then overrides.
+    """The settings of a loaded recipe with changes, as JSON: first `sections`, then overrides.
 
     Args:
         data: what the recipe has set; changed in place.
@@ -136,7 +136,7 @@ def changed(
         ConfigError: as `as_json`.
     """
     section = data.get("grpo", {})
-    # What the algorithm stands for is filled in again: another name stands for other parts.
+    # The parts of the algorithm are filled in again: the changes may name another one.
     parts = PRESETS.get(section.get("algorithm"), {}).items()
     data["grpo"] = {key: value for key, value in section.items() if (key, value) not in parts}
     _merge(data, sections)
@@ -164,19 +164,23 @@ def _plain(value: Any) -> Any:
 
 
 def apply(data: dict[str, Any], override: str) -> None:
-    """Set one dotted key in place; unknown keys are left for the schema to complain about."""
+    """Set one dotted key in place; the schema refuses unknown ones."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
         raise ConfigError(
             f"{override!r} is not an override", fix="Write section.key=value, as in grpo.steps=20."
         )
+    put(data, parts, parse_yaml(text, override))
+
+
+def put(data: dict[str, Any], parts: Sequence[str], value: Any) -> None:
+    """Set a value in place, at the key of these parts; sections on the way are made."""
     node: Any = data
-    for position, part in enumerate(parts[:-1]):
-        node = _step_into(node, part, where=".".join(parts[: position + 1]))
-    value = parse_yaml(text, override)
+    for position, part in enumerate(parts[:-1], start=1):
+        node = _step_into(node, part, where=".".join(parts[:position]))
     if isinstance(node, list):
-        node[_index(node, parts[-1], key)] = value
+        node[_index(node, parts[-1], ".".join(parts))] = value
     else:
         node[parts[-1]] = value
 

@@ -1,8 +1,8 @@
 """The recipe: one typed, strict description of a whole run.
 
 Every field says its unit and default here and nowhere else: `grouper recipes fields` prints the
-text below each. What contradicts itself within a section is refused here; checks that need the
-tables of data sources, formats or rewards are in `advice/recipe_checks.py`.
+text below each. Contradictions within a section are refused here; checks that need the tables of
+data sources, formats or rewards are in `advice/recipe_checks.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Section(BaseModel):
     )
 
     def contradictions(self) -> Iterator[str]:
-        """What cannot work together in this section, and the nearest that does."""
+        """Settings of this section that cannot work together, and what to set instead."""
         yield from ()
 
     @model_validator(mode="after")
@@ -206,7 +206,7 @@ class DataConfig(Section):
 
     @property
     def has_validation(self) -> bool:
-        """Whether there will be validation problems, from wherever."""
+        """Whether the run has validation problems, of their own or held out of train."""
         return self.validation is not None or self.validation_share > 0
 
 
@@ -277,7 +277,7 @@ class OptimizerConfig(Section):
 
 
 class PhaseConfig(Section):
-    """What SFT and GRPO have in common."""
+    """Settings that SFT and GRPO have in common."""
 
     steps: Positive | None = None
     """optimizer steps (GRPO: rollout batches); left out: by epochs"""
@@ -408,39 +408,21 @@ class GRPOConfig(PhaseConfig):
                 "none or batch_standardised, or a group_size of 2 or more"
             )
         if completions == 1 and self.advantage == "batch_standardised":
-            yield (
-                "one completion per step leaves advantage: batch_standardised nothing to compare "
-                "with"
-            )
+            yield "one completion per step leaves batch_standardised nothing to compare with"
         if self.dynamic_sampling_rounds > 0 and self.group_size == 1:
-            yield (
-                "dynamic_sampling_rounds replaces groups without a difference; a group of one has "
-                "none"
-            )
+            yield "dynamic_sampling_rounds needs a group_size of 2 or more"
         if self.updates_per_batch > completions:
-            yield (
-                f"updates_per_batch ({self.updates_per_batch}) is more than the {completions} "
-                "completions of a step"
-            )
+            yield f"updates_per_batch must be at most {completions}, the completions of a step"
         if self.advantage_eps is not None and not self.advantage.endswith("standardised"):
-            yield (
-                f"advantage_eps goes with a standard deviation, and {self.advantage} divides by "
-                "none"
-            )
+            yield f"advantage: {self.advantage} divides by nothing: leave advantage_eps out"
 
     def _of_the_loss(self) -> Iterator[str]:
         if self.beta > 0 and self.kl == "k1" and not self.kl_in_reward:
-            yield (
-                "kl: k1 has a gradient of expectation 0 in a loss; use k2 or k3, or "
-                "kl_in_reward: true"
-            )
+            yield "the gradient of kl: k1 is 0 in expectation: use k2, k3, or kl_in_reward: true"
         if self.kl_in_reward and self.beta == 0:
             yield "kl_in_reward needs a beta above 0"
         if self.kl_in_reward and self.decouple_rewards:
-            yield (
-                "kl_in_reward changes the total and decouple_rewards its components; use one of "
-                "them"
-            )
+            yield "kl_in_reward changes the total, decouple_rewards its components: use one"
         if self.dual_clip is not None and self.surrogate != "ppo_clip":
             yield f"dual_clip is a bound of surrogate: ppo_clip, not of {self.surrogate}"
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
@@ -488,10 +470,7 @@ class SamplingConfig(Section):
 
     def contradictions(self) -> Iterator[str]:
         if self.max_total_tokens is not None and self.max_new_tokens != _MAX_NEW_TOKENS:
-            yield (
-                "max_new_tokens follows from max_total_tokens: give only one of them "
-                f"(max_new_tokens: {_MAX_NEW_TOKENS}, its default, counts as left out)"
-            )
+            yield "max_new_tokens follows from max_total_tokens: give only one of them"
         elif self.min_new_tokens > (self.max_total_tokens or self.max_new_tokens):
             yield "min_new_tokens is larger than max_new_tokens"
         if (self.top_p < 1 or self.top_k or self.min_p) and not self.allow_truncated:

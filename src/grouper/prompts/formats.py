@@ -1,4 +1,4 @@
-"""The prompt formats: a table of records, and what a recipe makes of them."""
+"""The prompt formats: a table of records, and the one that a recipe describes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError, did_you_mean
 from grouper.types import AnswerContract, AnswerFormat, AnswerKind
 
-# Text with which models go on to invent the next turn of the conversation.
+# Text with which models begin an invented next turn of the conversation.
 TURN_MARKERS = (
     "\nUser:",
     "\nuser\n",  # <|im_start|>user as it decodes without special tokens
@@ -104,7 +104,7 @@ _TABLE = (
             "</answer>."
         ),
         template="<think> {reasoning} </think> <answer> {answer} </answer>",
-        # With one space between the tags, as asked: its rewards have always wanted that.
+        # With one space between the tags: the published rewards require it.
         contract=replace(_contract(THINK_TAGS), open="</think> <answer>"),
         tags=THINK_TAGS,
         prefix="<think>",
@@ -166,7 +166,7 @@ def _shipped(config: PromptConfig) -> AnswerFormat:
 
 
 def warn_about_system(config: PromptConfig) -> list[str]:
-    """A warning where an instruction of the user's never names what the rewards will look for."""
+    """A warning if the user's own instruction does not name what the rewards look for."""
     fmt = make_format(config)
     wanted = [*(fmt.tags or ()), *([r"\boxed"] if fmt.contract.kind is AnswerKind.BOXED else [])]
     missing = [text for text in wanted if text not in fmt.system + fmt.prefix]

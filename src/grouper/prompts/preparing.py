@@ -1,4 +1,4 @@
-"""Whole problem sets -> prompts and demonstrations; what does not fit is listed, never cut."""
+"""Problem sets -> prompts and demonstrations; those that do not fit are listed, never cut."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def prepare_prompts(
 ) -> PreparedItems[Prompt]:
     """The prompts of `problems` that have at most `max_prompt_tokens` tokens.
 
-    Of those, with `max_percentile`, the ones that are no longer than this percentile of their
-    lengths (interpolated linearly). `fix` is what helps where none is left.
+    With `max_percentile`, of those the ones that are not longer than this percentile of their
+    lengths (interpolated linearly). `fix` is the advice if none is left.
 
     Raises:
         PromptError: the template fails, or no prompt is left.
@@ -112,7 +112,7 @@ def prepare_demonstrations(
 def _fitting(
     made: Sequence[tuple[Problem, Item | str]], too_long: Callable[[Item], str | None]
 ) -> PreparedItems[Item]:
-    """What is not too long; in the place of an item may stand why there is none."""
+    """The items that are not too long; a string is the reason why there is no item."""
     items, dropped = [], []
     for problem, item in made:
         reason = item if isinstance(item, str) else too_long(item)

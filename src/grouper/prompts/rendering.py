@@ -1,7 +1,7 @@
 """A problem as token ids: the one renderer of SFT, rollouts, evaluation and `generate`.
 
-Chat templates are taken as they really behave, and what a worked solution becomes is encoded apart
-from its prompt.
+Chat templates are tested by what they render, and a worked solution is encoded apart from its
+prompt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPENED_THINKING = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 
 
 class Tokenizer(Protocol):
-    """What prompts need of a tokenizer. Importing a tokenizer library imports torch: none is here.
+    """What prompts need of a tokenizer; importing a tokenizer library would import torch.
 
     A Hugging Face tokenizer has all of it.
     """
@@ -59,7 +59,7 @@ class Tokenizer(Protocol):
 def render(problem: Problem, fmt: AnswerFormat, tokenizer: Tokenizer) -> Prompt:
     """The prompt of `problem`, generation prompt and prefix included.
 
-    A whole prompt that the problem brings along is taken word for word.
+    If the problem has a whole prompt, that is used word for word.
 
     Raises:
         PromptError: the chat template cannot render it, or it has no tokens.
@@ -116,7 +116,7 @@ def install_template(fmt: AnswerFormat, tokenizer: Any) -> None:
 def own_chat_template(fmt: AnswerFormat) -> str:
     """A Jinja chat template: instruction, turns, and the opened tag as the generation prompt.
 
-    Conversations without a system message get the format's. A saved tokenizer thereby asks for the
+    Conversations without a system message get the format's, so that a saved tokenizer renders the
     same layout in any program that loads it.
     """
     # A JSON string is a Jinja string: the same quotes and escapes.

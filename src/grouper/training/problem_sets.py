@@ -6,7 +6,7 @@ No torch: a dry run reads them, too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from grouper.config.schema import PhaseConfig, Recipe, SourceConfig
@@ -61,12 +61,17 @@ class ProblemSets:
         return [p for part in (self.sft, self.train) if part is not None for p in part.problems]
 
 
-def load_problem_sets(recipe: Recipe, parts: Collection[str] | None = None) -> ProblemSets:
+def load_problem_sets(
+    recipe: Recipe,
+    parts: Collection[str] | None = None,
+    read: Callable[[str, SourceConfig, Recipe], ProblemSet] | None = None,
+) -> ProblemSets:
     """Load parts of a recipe's data as a run uses them.
 
     Args:
         recipe: names them.
         parts: some of `PARTS`; left out: those that the phases of the recipe need.
+        read: loads one part; left out: as a run does, with a limit on unusable rows.
 
     Raises:
         DataError: missing or empty data, or too many rows that cannot be read.
@@ -85,7 +90,7 @@ def load_problem_sets(recipe: Recipe, parts: Collection[str] | None = None) -> P
     for part in PARTS:
         source: SourceConfig | None = getattr(data, part)
         if part in needed and source is not None:
-            found[part] = _load(part, source, recipe)
+            found[part] = (read or _load)(part, source, recipe)
     if data.validation_share and "train" in found:
         share, seed = data.validation_share, recipe.seed
         found["train"], found["validation"] = hold_out(found["train"], share, seed=seed)
