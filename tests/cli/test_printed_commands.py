@@ -120,7 +120,7 @@ def put(command: str, *, texts: dict[str, str], finished_run: Path) -> None:
         if not made_here:
             shutil.copytree(finished_run / "grpo" / "final", model)
     if command.startswith(("grouper runs", "grouper data difficulty demo")):
-        shutil.copytree(finished_run, "outputs/demo")
+        shutil.copytree(finished_run, "outputs/demo", dirs_exist_ok=True)
     if by_name := re.search(r"run --resume ([\w-]+)$", command):
         call("run", "demo", f"name={by_name[1]}", "--quiet")
     if "pass_rates.jsonl" in command:
