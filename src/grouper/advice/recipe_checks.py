@@ -171,8 +171,13 @@ def _missing_packages(recipe: Recipe) -> list[GrouperError]:
     for where, instead in needs.items():
         with collected(missing):
             require_extra("bitsandbytes", "quantized", where=where, instead=instead)
-    # transformers takes flash attention from either.
-    here = any(find_spec(package) is not None for package in ("flash_attn", "kernels"))
-    if recipe.model.attention == "flash_attention_2" and not here:
-        missing.append(refusal("no-flash-attention", "model.attention"))
+    if recipe.model.attention == "flash_attention_2":
+        with collected(missing):
+            _require_flash_attention()
     return missing
+
+
+def _require_flash_attention() -> None:
+    # transformers takes it from either.
+    if find_spec("flash_attn") is None and find_spec("kernels") is None:
+        raise refusal("no-flash-attention", "model.attention")
