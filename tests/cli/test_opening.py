@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from grouper.cli import opening
-from grouper.grading import pool
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def test_who_asks_for_it_is_still_refused(resolved, no_bitsandbytes, grouper, tm
 def test_without_math_verify_the_symbolic_stage_is_off(resolved, monkeypatch):
     find_spec = importlib.util.find_spec
     missing = lambda name, *more: None if name == "math_verify" else find_spec(name, *more)  # noqa: E731
-    monkeypatch.setattr(pool.require_symbolic, "__defaults__", (missing,))
+    monkeypatch.setattr(importlib.util, "find_spec", missing)
     called, recipe = resolved("run", "demo")
     assert recipe is not None, called.err
     assert recipe["grading"]["symbolic"] is False

@@ -97,9 +97,7 @@ class Run:
         )
         try:
             self._prepare(recipe, sets)
-        except (
-            BaseException
-        ):  # even Ctrl-C must not leave processes, a lock or an unfinished folder
+        except BaseException:  # Ctrl-C, too, must leave no process, lock or unfinished folder
             if hasattr(self, "prepared"):
                 self.prepared.close()
             self.folder.close()
