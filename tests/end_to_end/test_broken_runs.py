@@ -111,14 +111,14 @@ def test_the_failure_is_named(place: Path, name: str) -> None:
         ),
     ],
 )
-def test_weights_that_overflow_stop_the_run_and_leave_an_incident(
+def test_weights_that_overflow_stop_the_run_and_leave_their_evidence(
     place: Path, phase: str, overrides: list[str]
 ) -> None:
     with pytest.raises(ModelError, match=f"{phase} step .* nothing finite came out of 3"):
         run(place, f"overflow-{phase}", *overrides)
     path = place / f"overflow-{phase}" / "demo"
-    (incident,) = (path / "incident").iterdir()
-    assert incident.name.startswith(phase)
-    texts = [json.loads(line) for line in (incident / "texts.jsonl").open()]
+    (dump,) = (path / "nan_dump").iterdir()
+    assert dump.name.startswith(phase)
+    texts = [json.loads(line) for line in (dump / "texts.jsonl").open()]
     assert all("Pick" in row["prompt"] for row in texts)
     assert "not-finite" in {finding.name for finding in find(read_record(path))}

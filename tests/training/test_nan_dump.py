@@ -1,4 +1,4 @@
-"""What an incident folder holds is enough to look at the step again."""
+"""What a folder in nan_dump holds is enough to look at the step again."""
 
 from __future__ import annotations
 

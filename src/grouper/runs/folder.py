@@ -9,7 +9,7 @@
                    training.log  curves.png  times.png
                    base/                           the recipe's new random model, if it has one
                    {sft,grpo}/checkpoint-<step>/   and final/ (written by training, like base/)
-                   incident/<phase>-<step>/        why a run stopped by itself
+                   nan_dump/<phase>-<step>/        why a run stopped by itself
                    eval_runs/<model>/              what `grouper eval` measured afterwards
                    trackers/                       what TensorBoard or W&B write, if they are used
 
@@ -69,7 +69,7 @@ PHASES = ("base", "sft", "grpo")
 ANSWERS_FILE = "reward_answers.jsonl"
 
 _FILES = ("recipe.yaml", "metrics.jsonl", "training.log", "curves.png", "times.png", ANSWERS_FILE)
-OUR_FOLDERS = (*PHASES, "rollouts", "evaluations", "eval_runs", "incident", "trackers")
+OUR_FOLDERS = (*PHASES, "rollouts", "evaluations", "eval_runs", "nan_dump", "trackers")
 # What may be in a folder without a `run.json`: the run was killed at its very start, or a model was
 # measured before anything was trained.
 _LEFTOVERS = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}

@@ -34,7 +34,7 @@ Go on from the last checkpoint with other settings: `grouper run ... --resume --
 def write_nan_dump(
     run: Path, name: str, batch: TrainBatch | None, tokenizer: Any, *, what: str
 ) -> Path:
-    """Save what is needed to understand a stop: `<run>/incident/<name>/`.
+    """Save what is needed to understand a stop: `<run>/nan_dump/<name>/`.
 
     Args:
         run: the run folder, with the metrics of the step already written.
@@ -46,7 +46,7 @@ def write_nan_dump(
     Raises:
         RunFolderError: the disk is full or not writable.
     """
-    target = run / "incident" / name
+    target = run / "nan_dump" / name
     with whole_folder(target) as folder:
         if batch is not None:
             tensors = {
