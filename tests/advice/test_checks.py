@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from tiny_models import make_group
 
 from grouper.advice.checks import SampleSummary, find, read_record
 from grouper.advice.recipe_checks import warnings
-from grouper.cli.main import cli
+from grouper.cli.main import main
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
@@ -248,20 +247,27 @@ def test_rollouts_of_old_weights_are_noticed(tmp_path: Path, lag: int, found: li
         assert findings[0].steps[0] >= 21
 
 
-def test_the_command_says_it_in_words_and_in_json(tmp_path: Path) -> None:
+def test_the_command_says_it_in_words_and_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diagnose(*words: str) -> tuple[object, str]:
+        with pytest.raises(SystemExit) as end:
+            main(["diagnose", *words])
+        return end.value.code, capsys.readouterr().out
+
     healthy, broken = run_of(tmp_path / "a"), tmp_path / "b"
     run_of(broken, **{"completion/truncated": lambda _: 0.7})
-    fine = CliRunner().invoke(cli, ["diagnose", str(healthy)])
-    assert fine.exit_code == 0
-    assert "40 steps of grpo" in fine.output
-    assert "Nothing" in fine.output
-    told = CliRunner().invoke(cli, ["diagnose", str(broken)])
-    assert told.exit_code == 1
-    assert "truncated (grpo 11-20)" in told.output
-    assert "Raise sampling.max_new_tokens" in told.output
-    as_json = CliRunner().invoke(cli, ["diagnose", str(broken), "--json"])
-    assert as_json.exit_code == 1
-    content = json.loads(as_json.output)
+    code, out = diagnose(str(healthy))
+    assert code == 0
+    assert "40 steps of grpo" in out
+    assert "Nothing" in out
+    code, out = diagnose(str(broken))
+    assert code == 1
+    assert "truncated (grpo 11-20)" in out
+    assert "Raise sampling.max_new_tokens" in out
+    code, out = diagnose(str(broken), "--json")
+    assert code == 1
+    content = json.loads(out)
     assert content["steps"] == {"sft": 30, "grpo": 40}
     (finding,) = content["findings"]
     assert finding["name"] == "truncated"
