@@ -279,6 +279,19 @@ SOURCES: dict[str, Source] = {
         parse_row=_svamp,
         has_solutions=False,
     ),
+    "asdiv": Source(
+        description="2,305 story problems; the unit follows the answer: `9 (apples)` (CC BY-NC)",
+        hub="EleutherAI/asdiv",
+        splits=("validation",),
+        columns={
+            "question": QUESTION,
+            "body": ("body",),
+            "answer": ("answer",),
+            "subject": ("solution_type",),
+        },
+        parse_row=_svamp,
+        has_solutions=False,
+    ),
     "file": Source(
         description="any JSONL, JSON, CSV or Parquet file, or a folder with one per split",
     ),
@@ -366,7 +379,13 @@ _MISSING = {"", "nan", "NaN", "NAN"}
 
 
 def _text(value: Any, column: str) -> str | None:
-    """Text as it is, numbers in their shortest form (145.0 is `145`), what is missing as None."""
+    """Text as it is, numbers in their shortest form (145.0 is `145`), what is missing as None.
+
+    A list is its elements with commas; OlympiadBench has lists of one.
+    """
+    if isinstance(value, list) and value:
+        parts = [_text(part, column) for part in value]
+        return ", ".join(part for part in parts if part is not None) or None
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
     if isinstance(value, int | float) and not isinstance(value, bool):
