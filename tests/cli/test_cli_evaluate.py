@@ -252,7 +252,7 @@ def test_recorded_evaluations_are_compared_problem_by_problem(grouper, run, tmp_
     assert sum(difference["causes"].values()) == pytest.approx(total)
     assert found["left_out"] == 0
     seeds = grouper("compare", f"{run},{other}")
-    assert "over 2 seeds" in seeds.out
+    assert "Over 2 seeds" in seeds.out
 
 
 def test_what_cannot_be_compared_is_refused(grouper, run, tmp_path):

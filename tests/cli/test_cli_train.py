@@ -218,7 +218,7 @@ def test_several_seeds_end_with_one_table(grouper, small, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-seed4", "demo-seed5"]
     assert load_recipe(tmp_path / "demo-seed5" / "recipe.yaml").seed == 5
     table = called.out.partition("2 seeds of demo")[2]
-    for text in ("base", "SFT", "GRPO", "GRPO - SFT over 2 seeds: ["):
+    for text in ("base", "SFT", "GRPO", "Over 2 seeds GRPO - SFT: ["):
         assert text in table
     # Finished runs are gone on with, and the table is printed again.
     again = grouper("run", "demo", *small, out, "seed=4", "--seeds", 2, "--quiet", "--resume")

@@ -230,6 +230,12 @@ SOURCES: dict[str, Source] = {
         splits=("test",),
         columns={**ANY_COLUMNS, "subject": ("subject", "type"), "id": ("unique_id",)},
     ),
+    "math-full": Source(
+        description="MATH with all its problems: 7,500 to train on, 5,000 to test (MIT)",
+        hub="DigitalLearningGmbH/MATH-lighteval",
+        splits=("train", "test"),
+        columns={**ANY_COLUMNS, "subject": ("subject", "type"), "id": ("unique_id",)},
+    ),
     "numina-tir": Source(
         description=r"72,540 competition problems solved with tools, answer in \boxed{}",
         hub="AI-MO/NuminaMath-TIR",

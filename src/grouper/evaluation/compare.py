@@ -305,10 +305,10 @@ def _on_differences(comparison: Comparison) -> Iterator[str]:
     for difference in comparison.differences:
         parts = [f"{name} {100 * difference.causes[name]:+.1f}" for name in CAUSES]
         if difference.verdict != "no evidence":
-            yield f"{_title(difference)}: {', '.join(parts)} points."
+            yield f"Parts: {_title(difference)} is {', '.join(parts)} points."
         if difference.seeds is not None:
             count = len(comparison.seeds[difference.after])
-            yield f"{_title(difference)} over {count} seeds: {_points(difference.seeds)}."
+            yield f"Over {count} seeds {_title(difference)}: {_points(difference.seeds)}."
     shares = [
         f"{100 * min(1.0, d.from_format):.0f} % of {_title(d)}"
         for d in comparison.differences

@@ -410,7 +410,7 @@ class RunFolder:
                 a rollout that was not trained on.
             with_ids: also keep prompt ids, sampled ids and their log-probs.
         """
-        rows = records.rollout_rows(phase, step, groups, advantages, with_ids=with_ids)
+        rows = [*records.rollout_rows(phase, step, groups, advantages, with_ids=with_ids)]
         write_lines(self.path / "rollouts" / f"{phase}-{step:06d}.jsonl.gz", rows)
 
     def read_rollouts(
