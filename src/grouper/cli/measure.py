@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 import os
 import re
@@ -27,7 +26,13 @@ from grouper.cli.text import counted, duration, is_follower, short, show, table,
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError
 from grouper.evaluation.result import EvaluationResult
-from grouper.models.folders import RECIPE_FILE, is_model, require_model_folder, trained_model
+from grouper.models.folders import (
+    RECIPE_FILE,
+    is_model,
+    recipe_for,
+    require_model_folder,
+    trained_model,
+)
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.runs.samples import in_words, printable
 from grouper.types import SamplingParams
@@ -79,20 +84,20 @@ def evaluate(
     settings = [] if seed is None else [f"seed={seed}"]
     if on is None:  # a suite has its own problems and sampling
         settings += _as_overrides(given, split, limit, prompts)
-    opened, run, bare = _asked(recipe, (*overrides, *settings), may_be_bare=on is not None)
+    opened, run, model = _asked(recipe, (*overrides, *settings), may_be_model=on is not None)
     # Never in an exported folder, which a later run replaces.
     home = Path(opened.output_dir).expanduser() / opened.name if is_model(run) else run
     target = (output_dir or home / "eval_runs").expanduser()
     folders = [Path(path).expanduser() for path in others]
     stored = [folder for folder in folders if (folder / "evaluations").is_dir()]
     measured = [str(folder) for folder in folders if folder not in stored]
-    wanted = list(models) or [bare or trained_model(opened, run)]
+    wanted = list(models) or [model or trained_model(opened, run)]
     # Whoever names what to compare with has no need of it.
     implied = with_base is None and not (models or others)
     base = _base(opened, run) if with_base or implied else None
     subjects = _labelled([*measured, *filter(None, [base]), *wanted])
-    for model in subjects.values():
-        require_model_folder(model, where="--model")
+    for subject in subjects.values():
+        require_model_folder(subject, where="--model")
     require_writable(target)
     if not (models or prompts):
         _warn_of_other_prompt(opened, run)
@@ -100,7 +105,8 @@ def evaluate(
     if on is not None:
         limits = {"limit": limit, "tokens": given.pop("max_new_tokens", None)}
         suites = [part.strip() for part in on.split(",")]
-        plans = _on_suites(opened, suites, prompts, subjects, bare=bool(bare), **limits, **given)
+        bare = not (run / RECIPE_FILE).is_file()
+        plans = _on_suites(opened, suites, prompts, subjects, bare=bare, **limits, **given)
     recorded = {plan.name: [_recorded(folder, plan.name) for folder in stored] for plan in plans}
     for plan in plans:
         _require_shared(plan, recorded[plan.name])
@@ -198,20 +204,18 @@ class _Measurement:
 
 
 def _asked(
-    name: str, overrides: tuple[str, ...], *, may_be_bare: bool
+    name: str, overrides: tuple[str, ...], *, may_be_model: bool
 ) -> tuple[Recipe, Path, str | None]:
     """The recipe, its run folder, and the model where the first argument is one."""
     folder = Path(name).expanduser()
     hub = name.count("/") == 1 and not folder.exists() and not Path(name).suffix
-    if not may_be_bare or not (hub or (is_model(folder) and not (folder / RECIPE_FILE).is_file())):
+    bare = hub or (is_model(folder) and not (folder / RECIPE_FILE).is_file())
+    if not (may_be_model and bare):
         opened = open_recipe(name, overrides)
         return opened, run_of(name, opened), None
-    from grouper.models.folders import recipe_for
-
-    inside = any((place / RECIPE_FILE).is_file() for place in folder.resolve().parents[:2])
-    if inside and not hub:
-        run = next(p for p in folder.resolve().parents[:2] if (p / RECIPE_FILE).is_file())
-        return open_recipe(str(run), overrides), run, name
+    for run in folder.resolve().parents[:2]:
+        if not hub and (run / RECIPE_FILE).is_file():
+            return open_recipe(str(run), overrides), run, name
     opened = recipe_for(name, None, "boxed").override(*overrides)
     return opened, Path(opened.output_dir).expanduser() / next(iter(_labelled([name]))), name
 
@@ -407,16 +411,8 @@ def _pooled(arms: Mapping[str, Sequence[EvaluationResult]]) -> Comparison:
 
 
 def _arm_name(places: Sequence[Path]) -> str:
-    names = [place.resolve().name.removesuffix(".json") for place in places]
-    if len(names) == 1:
-        return names[0]
-    return f"{_common(names).rstrip('-_.') or names[0]} ({len(names)} seeds)"
-
-
-def _common(names: Sequence[str]) -> str:
-    """What all names begin with."""
-    alike = itertools.takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
-    return "".join(letters[0] for letters in alike)
+    name = places[0].resolve().name.removesuffix(".json")
+    return name if len(places) == 1 else f"{name} and {len(places) - 1} more"
 
 
 def show_changes(before: EvaluationResult, after: EvaluationResult, count: int) -> None:

@@ -48,7 +48,6 @@ def run(
     dry_run: bool,
     quiet: bool,
     verbose: bool,
-    seeds: int = 1,
     **flags: Any,
 ) -> None:
     """Train what the command names: `sft`, `grpo`, or both phases that are not skipped.
@@ -57,6 +56,7 @@ def run(
     """
     context = click.get_current_context()
     phases = tuple(p for p in ("sft", "grpo") if context.info_name in ("run", p))
+    seeds = flags.pop("seeds", 1)
     skipped = [p for p in ("sft", "grpo") if flags.pop(f"skip_{p}", p not in phases)]
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     _refuse_contradictions(**intent)

@@ -60,12 +60,6 @@ class Difference:
         doubtful = self.seeds is not None and self.seeds.covers(0.0)
         return "no evidence" if doubtful else self.paired.verdict
 
-    @property
-    def from_format(self) -> float | None:
-        """Share of a gain that is not reasoning, or None where there is no gain."""
-        gain = self.paired.difference
-        return 1 - self.causes["reasoning"] / gain if gain > 0 else None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -84,14 +78,12 @@ class Comparison:
     @property
     def numbers(self) -> dict[str, Any]:
         """As JSON."""
+        seeds = {name: [one.accuracy for one in found] for name, found in self.seeds.items()}
         return {
             "results": [{"name": r.name, **r.numbers} for r in self.results],
             "differences": [{**asdict(d), "verdict": d.verdict} for d in self.differences],
             "left_out": self.left_out,
-            "seeds": {
-                name: {"accuracies": [one.accuracy for one in seeds]}
-                for name, seeds in self.seeds.items()
-            },
+            "accuracies_of_seeds": seeds,
         }
 
 
@@ -301,7 +293,7 @@ def _notes(comparison: Comparison) -> list[str]:
 
 
 def _on_differences(comparison: Comparison) -> Iterator[str]:
-    """What each difference is made of, how it is over seeds, and whether it is format."""
+    """What each difference is made of, and how it is over seeds."""
     for difference in comparison.differences:
         parts = [f"{name} {100 * difference.causes[name]:+.1f}" for name in CAUSES]
         if difference.verdict != "no evidence":
@@ -309,16 +301,6 @@ def _on_differences(comparison: Comparison) -> Iterator[str]:
         if difference.seeds is not None:
             count = len(comparison.seeds[difference.after])
             yield f"Over {count} seeds {_title(difference)}: {_points(difference.seeds)}."
-    shares = [
-        f"{100 * min(1.0, d.from_format):.0f} % of {_title(d)}"
-        for d in comparison.differences
-        if d.verdict == "better" and d.from_format is not None and d.from_format > 0.5
-    ]
-    if shares:
-        yield (
-            f"{_FORMAT}: {' and '.join(shares)} comes from completions that had no answer, or one "
-            "that was not read, before; that part of the gain may be format rather than maths."
-        )
 
 
 def _shared(results: Sequence[EvaluationResult], seeds_of: Mapping[str, Any]) -> str:
@@ -341,7 +323,6 @@ _NO_VERDICT: Mapping[Outcome, str] = {
     "crash": "Grader crashes, counted as not correct",
     "not_scored": "Completions whose reference answer cannot be read, taking no part",
 }
-_FORMAT = "Format"
 
 # --- tables and lines ----------------------------------------------------------------------------
 
@@ -354,11 +335,7 @@ def render_table(comparison: Comparison) -> RenderableType:
     if comparison.differences:
         parts += [Text(), _differences_table(comparison)]
     parts.append(Text())
-    parts += [
-        Text(note, style="yellow" if note.startswith(_FORMAT) else "dim")
-        for note in _notes(comparison)
-    ]
-    return Group(*parts)
+    return Group(*parts, *(Text(note, style="dim") for note in _notes(comparison)))
 
 
 def _results_table(comparison: Comparison) -> Table:

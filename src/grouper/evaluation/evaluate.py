@@ -18,7 +18,7 @@ from typing import Any
 from grouper.errors import DataError
 from grouper.evaluation.items import Drawn, Lightener, StoredItems, Unfinished
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
-from grouper.files import delete, dumps, refusing, write_lines
+from grouper.files import delete, write_lines
 from grouper.grading import by_text_alone
 from grouper.models.process_group import ProcessGroup, SingleProcess, share_of
 from grouper.rewards import Notes, RewardStack
@@ -28,7 +28,6 @@ from grouper.sampling.graded import Grader, grade_as_drawn
 from grouper.types import (
     AnswerFormat,
     AnswerKind,
-    FinishReason,
     Problem,
     Prompt,
     Reward,
@@ -126,22 +125,30 @@ def evaluate(
             for sample in range(samples)
         ]
         references = [problem.answer for problem, _ in items for _ in range(samples)]
+
+        def draw(places: Sequence[int]) -> None:
+            """Draw and grade these completions, and write each one down at once."""
+            with unfinished.writer(processes.rank) as write:
+                graded = grade_as_drawn(
+                    [requests[place] for place in places],
+                    [references[place] for place in places],
+                    sampler=sampler,
+                    grader=grader,
+                )
+                for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
+                    verdict, place = lenient.verdict, places[n]
+                    write(Drawn(place=place, completion=completion, grade=grade, lenient=verdict))
+                    if progress is not None:
+                        progress(done, len(places))
+            processes.gather(None)  # until all have written theirs
+
         count, started = len(items), time.monotonic()
         end = count if seconds is None else min(count, _FIRST_WAVE)
         drawn: set[int] = {*done}
         while True:
             left = [place for place in range(end * samples) if place not in drawn]
             mine = [left[i] for i in share_of(left, processes.rank, processes.size)]
-            _draw(
-                unfinished,
-                mine,
-                requests,
-                references,
-                sampler=sampler,
-                grader=grader,
-                processes=processes,
-                progress=progress,
-            )
+            draw(mine)
             drawn.update(left)
             took = time.monotonic() - started
             fits = processes.on_rank0(partial(_fitting, end, took, seconds))
@@ -179,44 +186,6 @@ _FIRST_WAVE = 32
 def _fitting(done: int, took: float, seconds: float | None) -> int:
     """How many problems, at the speed of those that are done, take `seconds` in all."""
     return done if seconds is None else int(done * seconds / max(took, 1e-9))
-
-
-def _draw(
-    unfinished: Unfinished,
-    mine: Sequence[int],
-    requests: Sequence[SampleRequest],
-    references: Sequence[str],
-    *,
-    sampler: Sampler,
-    grader: Grader,
-    processes: ProcessGroup,
-    progress: Callable[[int, int], None] | None,
-) -> None:
-    """Draw and grade the completions of these places, and write each down at once as `Drawn`."""
-    with unfinished.open(processes.rank) as file:
-        graded = grade_as_drawn(
-            [requests[place] for place in mine],
-            [references[place] for place in mine],
-            sampler=sampler,
-            grader=grader,
-        )
-        for done, (index, completion, grade, lenient) in enumerate(graded, start=1):
-            row = {
-                "place": mine[index],
-                "text": completion.text,
-                "token_ids": completion.token_ids,
-                "finish_reason": completion.finish_reason.value,
-                "verdict": grade.verdict.value,
-                "extracted": grade.extracted,
-                "stage": grade.stage,
-                "reason": grade.reason,
-                "lenient": lenient.verdict.value,
-            }
-            with refusing(Path(file.name)):
-                file.write((dumps(row) + "\n").encode())
-            if progress is not None:
-                progress(done, len(mine))
-    processes.gather(None)  # until all have written theirs
 
 
 def _finish(
@@ -275,24 +244,24 @@ def _item(
     reward: Reward | None,
     fmt: AnswerFormat | None,
 ) -> EvaluationItem:
-    grade = by_text_alone(one.grade, problem.answer)
-    lenient = grade.verdict if one.verdict == Verdict.NOT_SCORED else Verdict(one.lenient)
+    completion, grade = one.completion, by_text_alone(one.grade, problem.answer)
+    lenient = grade.verdict if one.grade.verdict is Verdict.NOT_SCORED else one.lenient
+    known = lenient is not Verdict.NOT_SCORED
     observed: dict[str, Any] = {}
     if reward is not None and fmt is not None:
         observed = {
-            "format": format_holds(one.text, fmt),
-            "reasoning": len(reasoning_of(one.text, fmt)),
+            "format": format_holds(completion.text, fmt),
+            "reasoning": len(reasoning_of(completion.text, fmt)),
             "rewards": dict(reward.components),
             "reward": reward.total,
         }
-    known = lenient is not Verdict.NOT_SCORED
     return EvaluationItem(
         problem_id=problem.id,
         subject=problem.subject,
         level=problem.level,
         sample=sample,
         prompt=prompt.text,
-        completion=one.text,
+        completion=completion.text,
         answer=problem.answer,
         extracted=grade.extracted,
         verdict=grade.verdict,
@@ -300,8 +269,8 @@ def _item(
         lenient_verdict=lenient,
         reason=grade.reason,
         stage=grade.stage,
-        finish_reason=FinishReason(one.finish_reason),
-        tokens=len(one.token_ids),
+        finish_reason=completion.finish_reason,
+        tokens=len(completion.token_ids),
         **observed,
     )
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from sys import intern
-from typing import Any, BinaryIO, TypeVar, overload
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from grouper.evaluation.result import EvaluationItem
 from grouper.files import dumps, read_lines, refusing, write_atomic
-from grouper.types import Completion, FinishReason, Grade, Verdict
+from grouper.types import Completion, Grade, Verdict
 
 Row = TypeVar("Row")
 
@@ -61,21 +61,11 @@ class StoredItems(Sequence[EvaluationItem]):
     def __iter__(self) -> Iterator[EvaluationItem]:
         return iter(read_lines(self.path, parse_item))
 
-    @overload
-    def __getitem__(self, index: int) -> EvaluationItem: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[EvaluationItem]: ...
-    def __getitem__(self, index: int | slice) -> EvaluationItem | Sequence[EvaluationItem]:
-        if isinstance(index, slice):
-            return tuple(self)[index]
-        return next(itertools.islice(self, range(len(self))[index], None))
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self)[index]
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Sequence)
-            and len(self) == len(other)
-            and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
-        )
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
     __hash__ = None  # type: ignore[assignment] # as a list
 
@@ -87,22 +77,15 @@ class Lightener:
         self._rewards: dict[tuple[object, ...], Mapping[str, float | None]] = {}
 
     def __call__(self, item: EvaluationItem) -> EvaluationItem:
+        texts: dict[str, Any] = {name: getattr(item, name) for name in _SHARED}
         rewards = item.rewards
         if rewards is not None:
             rewards = self._rewards.setdefault(tuple(rewards.items()), rewards)
-        return replace(
-            item,
-            prompt="",
-            completion="",
-            reason="",
-            problem_id=intern(item.problem_id),
-            answer=intern(item.answer),
-            stage=intern(item.stage),
-            subject=item.subject and intern(item.subject),
-            level=item.level and intern(item.level),
-            extracted=item.extracted and intern(item.extracted),
-            rewards=rewards,
-        )
+        texts = {name: text and intern(text) for name, text in texts.items()}
+        return replace(item, prompt="", completion="", reason="", rewards=rewards, **texts)
+
+
+_SHARED = ("problem_id", "subject", "level", "answer", "stage", "extracted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,35 +94,14 @@ class Drawn:
 
     place: int
     """Problem number x samples + sample."""
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    verdict: str
-    extracted: str | None
-    stage: str
-    reason: str
-    lenient: str
-    """The verdict on the answer found in any format."""
+    completion: Completion
+    """Without log-probs, which are all 0."""
+    grade: Grade
+    lenient: Verdict
+    """On the answer found in any format."""
 
-    @property
-    def completion(self) -> Completion:
-        """For rewards, which see no log-probs."""
-        return Completion(
-            token_ids=tuple(self.token_ids),
-            logprobs=(0.0,) * len(self.token_ids),
-            text=self.text,
-            finish_reason=FinishReason(self.finish_reason),
-            policy_version=0,
-        )
 
-    @property
-    def grade(self) -> Grade:
-        return Grade(
-            verdict=Verdict(self.verdict),
-            extracted=self.extracted,
-            stage=self.stage,
-            reason=self.reason,
-        )
+_DRAWN = TypeAdapter(Drawn)
 
 
 class Unfinished:
@@ -190,11 +152,21 @@ class Unfinished:
     def read(self, place: int) -> Drawn:
         file, start = self._places[place]
         file.seek(start)
-        return Drawn(**json.loads(file.readline()))
+        return _DRAWN.validate_json(file.readline())
 
-    def open(self, rank: int) -> BinaryIO:
-        """The file of a process; each line is written whole and at once."""
-        return (self._folder / f"{rank}.jsonl").open("ab", buffering=0)
+    @contextlib.contextmanager
+    def writer(self, rank: int) -> Iterator[Callable[[Drawn], None]]:
+        """Writes completions into the file of a process, each as a whole line and at once."""
+        path = self._folder / f"{rank}.jsonl"
+        with refusing(path), path.open("ab", buffering=0) as file:
+
+            def write(drawn: Drawn) -> None:
+                known = drawn.completion
+                bare = replace(known, logprobs=(0.0,) * len(known.token_ids), entropies=())
+                row = _DRAWN.dump_python(replace(drawn, completion=bare), mode="json")
+                file.write((dumps(row) + "\n").encode())
+
+            yield write
 
     def close(self) -> None:
         for file in self._files:
