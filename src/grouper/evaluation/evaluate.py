@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grouper.errors import DataError
-from grouper.evaluation.items import Drawn, Lightener, StoredItems, Unfinished
+from grouper.evaluation.items import Drawn, Lightener, StoredItems, Unfinished, row_of
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import delete, write_lines
 from grouper.grading import by_text_alone
@@ -113,7 +113,7 @@ def evaluate(
     if known is not None and (before := processes.on_rank0(lambda: known(title))) is not None:
         return before
     home = folder or Path(processes.on_rank0(lambda: tempfile.mkdtemp(prefix="grouper-eval-")))
-    unfinished = Unfinished(home, title, card)
+    unfinished = Unfinished(home, title, card, len(items) * samples)
     try:
         done = processes.on_rank0(lambda: unfinished.begin(resume=resume))
         # Neither name nor step is part of a key: all models of a run meet the same numbers.
@@ -220,7 +220,7 @@ def _finish(
             for sample, (one, reward) in enumerate(zip(drawn, scored, strict=True)):
                 item = _item(problem, prompt, sample, one, reward=reward, fmt=fmt)
                 light.append(lightened(item))
-                yield asdict(item)
+                yield row_of(item)
 
     path = folder / f"{name}.jsonl.gz"
     delete(folder / f"{name}.json")  # never an old summary beside new items

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from sys import intern
 from typing import Any, BinaryIO, TypeVar
@@ -102,6 +102,14 @@ class Drawn:
 
 
 _DRAWN = TypeAdapter(Drawn)
+# Where the number stands in a line, which need not be read as a whole to find it.
+_PLACE = len('{"place":')
+_FIELDS = [field.name for field in fields(EvaluationItem)]
+
+
+def row_of(item: EvaluationItem) -> dict[str, Any]:
+    """The line of an item; `asdict` would copy what it holds."""
+    return {name: getattr(item, name) for name in _FIELDS}
 
 
 class Unfinished:
@@ -111,13 +119,18 @@ class Unfinished:
         folder: of the evaluation's files.
         name: of the evaluation.
         settings: what the completions follow from; those of other settings are not gone on from.
+        places: how many completions there will be.
     """
 
-    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, name: str, settings: Mapping[str, Any], places: int = 0
+    ) -> None:
         self._folder = folder / f".{name}.part"
         self._settings = dumps(settings).encode()
-        self._places: dict[int, tuple[BinaryIO, int]] = {}
         self._files: list[BinaryIO] = []
+        # Where each line starts, times the number of files, plus the number of its file: a few
+        # bytes for each completion.
+        self._lines = array("q", [-1]) * places
 
     def of_others(self) -> bool:
         """Whether an evaluation of other settings has begun under this name."""
@@ -133,24 +146,25 @@ class Unfinished:
                 self._folder.mkdir(parents=True)
                 write_atomic(marker, self._settings)
             self.index()
-            return sorted(self._places)
+            return [place for place, line in enumerate(self._lines) if line >= 0]
 
     def index(self) -> None:
         """Find every whole line; what a kill left after the last one is cut off."""
         self.close()
-        for path in sorted(self._folder.glob("*.jsonl")):
-            file = path.open("r+b")
-            self._files.append(file)
+        self._files = [path.open("r+b") for path in sorted(self._folder.glob("*.jsonl"))]
+        for number, file in enumerate(self._files):
             start = 0
             for line in file:
                 if not line.endswith(b"\n"):
                     file.truncate(start)
                     break
-                self._places[json.loads(line)["place"]] = file, start
+                place = int(line[_PLACE : line.index(b",")])
+                self._lines[place] = start * len(self._files) + number
                 start += len(line)
 
     def read(self, place: int) -> Drawn:
-        file, start = self._places[place]
+        start, number = divmod(self._lines[place], len(self._files))
+        file = self._files[number]
         file.seek(start)
         return _DRAWN.validate_json(file.readline())
 
@@ -171,7 +185,7 @@ class Unfinished:
     def close(self) -> None:
         for file in self._files:
             file.close()
-        self._files, self._places = [], {}
+        self._files = []
 
     def delete(self) -> None:
         self.close()

@@ -27,12 +27,11 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from grouper.errors import RunFolderError
-from grouper.evaluation.items import StoredItems, Unfinished
+from grouper.evaluation.items import StoredItems, Unfinished, row_of
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import (
     delete,
@@ -442,7 +441,7 @@ class RunFolder:
         if getattr(result.items, "path", None) != items:
             # Never an old summary beside new items.
             delete(summary)
-            write_lines(items, map(asdict, result.items))
+            write_lines(items, map(row_of, result.items))
         # The summary last: an evaluation without one does not exist.
         text = json.dumps(records.evaluation_summary(result), indent=2)
         write_atomic(summary, (text + "\n").encode())
