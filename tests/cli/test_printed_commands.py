@@ -69,7 +69,11 @@ def needs_hub(command: str) -> bool:
     kinds = {"run", "sft", "grpo", "eval", "preview", "plan", "bench", "generate"}
     hub = {"openmath-mini", "gsm8k", "numina-tir", "hub"}
     from_source = words[1:3] == ["data", "prepare"] and words[3] in hub
-    return bool(named and words[1] in kinds) or from_source or "./qwen-gsm8k.yaml" in words
+    suites = "--on" in words and words[1] == "eval"
+    on_hub = suites and not any(word.endswith(".jsonl") for word in words)
+    return (
+        bool(named and words[1] in kinds) or from_source or "./qwen-gsm8k.yaml" in words or on_hub
+    )
 
 
 COMMANDS = printed()

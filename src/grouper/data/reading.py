@@ -203,11 +203,9 @@ def read_hub(
     more: dict[str, Any] = {"streaming": True} if streaming else {}
     try:
         rows = datasets.load_dataset(name, subset, split=split, **more)
-        # `hf://datasets/NAME@COMMIT/FILE`, also of what the cache had.
-        files = getattr(getattr(rows, "info", None), "download_checksums", None) or {}
-        found = re.findall(rf"{re.escape(name)}@([0-9a-f]{{40}})/", " ".join(map(str, files)))
-        if commits is not None:
-            commits.extend(dict.fromkeys(found))
+        if commits is not None:  # what the cache has of a set on the Hub lies in COMMIT/
+            files = " ".join(file["filename"] for file in getattr(rows, "cache_files", ()))
+            commits.extend(dict.fromkeys(re.findall(r"/([0-9a-f]{40})/", files)))
         yield from map(dict, rows)
     # Its own errors, those of the Hub's client, of the network, of file formats and of the disk
     # all come out of this one call, or of reading on.
