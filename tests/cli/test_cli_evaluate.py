@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from grouper.runs.folder import RunFolder
 
@@ -191,6 +192,18 @@ def test_a_run_is_measured_on_a_suite_beside_its_base(grouper, run, suite_file):
     }
     assert card["prompt"] == "compact"
     assert len(card["model_hash"]) == 16
+
+
+def test_a_base_that_is_not_here_is_left_out_unless_it_is_asked_for(grouper, run):
+    shutil.rmtree(run / "base")
+    recipe = run / "recipe.yaml"
+    text = yaml.safe_load(recipe.read_text())
+    text["model"] |= {"path": "nobody/nothing", "new": None}
+    recipe.write_text(yaml.safe_dump(text))
+    called = grouper("eval", run)
+    assert called.code == 0, called.err
+    assert "nobody/nothing, is not on this machine; --with-base fetches it" in called.err
+    grouper("eval", run, "--with-base").refused("nobody/nothing")
 
 
 def test_a_model_without_a_recipe_is_asked_in_the_prompt_that_suits_it(

@@ -29,6 +29,7 @@ from grouper.evaluation.result import EvaluationResult
 from grouper.models.folders import (
     RECIPE_FILE,
     is_model,
+    on_this_machine,
     recipe_for,
     require_model_folder,
     trained_model,
@@ -94,7 +95,7 @@ def evaluate(
     wanted = list(models) or [model or trained_model(opened, run)]
     # Whoever names what to compare with has no need of it.
     implied = with_base is None and not (models or others)
-    base = _base(opened, run) if with_base or implied else None
+    base = _base(opened, run, fetch=bool(with_base)) if with_base or implied else None
     subjects = _labelled([*measured, *filter(None, [base]), *wanted])
     for subject in subjects.values():
         require_model_folder(subject, where="--model")
@@ -220,11 +221,18 @@ def _asked(
     return opened, Path(opened.output_dir).expanduser() / next(iter(_labelled([name]))), name
 
 
-def _base(recipe: Recipe, run: Path) -> str | None:
-    """The model before the training of a run; None where there is no run or no such model."""
+def _base(recipe: Recipe, run: Path, *, fetch: bool) -> str | None:
+    """The model before the training of a run; None where there is no run or no such model.
+
+    Unless it is to be fetched, only one that is on this machine.
+    """
     if is_model(run) or not (run / "run.json").is_file():
         return None
-    return str(run / "base") if (run / "base").is_dir() else recipe.model.path
+    base = str(run / "base") if (run / "base").is_dir() else recipe.model.path
+    if fetch or base is None or on_this_machine(base, recipe.model.revision):
+        return base
+    warn(f"the model before training, {base}, is not on this machine; --with-base fetches it.")
+    return None
 
 
 def _on_suites(
