@@ -166,8 +166,9 @@ def test_a_resolved_recipe_with_all_of_it_reads_back(tmp_path):
     assert load_recipe(path) == recipe
 
 
-# Distinct names of settings and sections in a recipe. It only falls.
-MOST_NAMES = 150
+# Distinct names of settings and sections in a recipe. It only falls; 151 with `token_groups`, which
+# bounds what recording tokens one by one costs on disk.
+MOST_NAMES = 151
 
 
 def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:

@@ -20,6 +20,7 @@ from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
 from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.rewards import Notes, RewardStack
+from grouper.runs.records import TokenRecord
 from grouper.runs.samples import format_sample
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import Grader, draw_and_grade
@@ -27,7 +28,7 @@ from grouper.training.checkpoint import TrainState
 from grouper.training.metrics import rollout_tallies, status_of
 from grouper.training.optimizers import schedule
 from grouper.training.run import Run
-from grouper.training.update import Scorer, UpdateResult, update_phase
+from grouper.training.update import Scorer, UpdateResult, grpo_objective, update_phase
 from grouper.types import (
     Problem,
     Prompt,
@@ -68,9 +69,11 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
             max_new_tokens=run.prepared.max_new_tokens,
             orders=_orders(run, state, len(rollouts.groups)),
         )
-        updates = [update_phase(state, b, run.objective, config) for b in assembled.batches]
+        tokens = TokenLog(rollouts.groups, assembled.advantages, run.recipe.tracking.token_groups)
+        objective = grpo_objective(config, tokens.see)
+        updates = [update_phase(state, b, objective, config) for b in assembled.batches]
     _advance(state, rollouts)
-    _record(run, state, rollouts, assembled.advantages)
+    _record(run, state, rollouts, assembled.advantages, tokens)
     return _report(run, state, rollouts, assembled, updates, notes=notes)
 
 
@@ -475,8 +478,77 @@ def _advance(state: TrainState, rollouts: RolloutBatch) -> None:
         state.difficulty.update((*rollouts.groups, *rollouts.replaced), epoch)
 
 
+class TokenLog:
+    """Collects what the updates of a step say about the tokens of a few rollouts.
+
+    Args:
+        groups: of the step.
+        advantages: per group, one for each scored rollout.
+        count: groups whose tokens are recorded; those with a signal come first.
+    """
+
+    def __init__(
+        self, groups: Sequence[RolloutGroup], advantages: Sequence[Sequence[float]], count: int
+    ) -> None:
+        chosen = sorted(range(len(groups)), key=lambda g: not any(advantages[g]))[:count]
+        self._groups = {g: groups[g] for g in sorted(chosen)}
+        # Rows of a batch are numbered as the scored rollouts are.
+        scored = [
+            (g, sample)
+            for g, group in enumerate(groups)
+            for sample, rollout in enumerate(group.rollouts)
+            if rollout.reward.total is not None
+        ]
+        self._places = {n: place for n, place in enumerate(scored) if place[0] in self._groups}
+        self._logprobs: dict[tuple[int, int], list[float]] = {}
+        self._clipped: dict[tuple[int, int], set[int]] = {}
+
+    def see(self, batch: TrainBatch, logprobs: Tensor, clipped: Tensor | None) -> None:
+        """Keep what belongs to these rollouts, of a slice of an update.
+
+        Args:
+            batch: the slice.
+            logprobs: [R, T], of the policy before the first update.
+            clipped: [R, T] bool; None: nothing can be.
+        """
+        for row, number in enumerate(batch.sequence_ids.tolist()):
+            if place := self._places.get(number):
+                length = int(batch.completion_lengths[row])
+                self._logprobs.setdefault(place, logprobs[row, :length].tolist())
+                if clipped is not None:
+                    places = clipped[row, :length].nonzero().flatten().tolist()
+                    self._clipped.setdefault(place, set()).update(places)
+
+    def records(
+        self, processes: ProcessGroup, text_of: Callable[[int], str]
+    ) -> dict[tuple[int, int], TokenRecord]:
+        """(group, sample) -> the record of its tokens; every process calls this.
+
+        Args:
+            processes: each has seen other rows.
+            text_of: the text of a token id.
+        """
+        for logprobs, clipped in processes.gather((self._logprobs, self._clipped)):
+            self._logprobs = {**logprobs, **self._logprobs}
+            for place, tokens in clipped.items():
+                self._clipped.setdefault(place, set()).update(tokens)
+        return {
+            (g, sample): TokenRecord(
+                texts=[text_of(token) for token in rollout.completion.token_ids],
+                trainer_logprobs=self._logprobs.get((g, sample)),
+                clipped=sorted(self._clipped.get((g, sample), ())),
+            )
+            for g, group in self._groups.items()
+            for sample, rollout in enumerate(group.rollouts)
+        }
+
+
 def _record(
-    run: Run, state: TrainState, rollouts: RolloutBatch, advantages: Sequence[Sequence[float]]
+    run: Run,
+    state: TrainState,
+    rollouts: RolloutBatch,
+    advantages: Sequence[Sequence[float]],
+    log: TokenLog,
 ) -> None:
     """Write every rollout drawn; those that took no part in the step have no advantage."""
     flat: list[float | None] = []
@@ -486,7 +558,9 @@ def _record(
     flat += [None for group in rollouts.replaced for _ in group.rollouts]
     tracking = run.recipe.tracking
     drawn = (*rollouts.groups, *rollouts.replaced)
-    run.folder.write_rollouts("grpo", state.step, drawn, flat, with_ids=tracking.token_ids)
+    tokens = log.records(run.processes, run.token_text)
+    ids = tracking.token_ids
+    run.folder.write_rollouts("grpo", state.step, drawn, flat, with_ids=ids, tokens=tokens)
     every = tracking.print_every_steps
     if every is not None and state.step % every == 0 and run.processes.rank == 0:
         run.display.sample(format_sample(drawn[0], state.step))

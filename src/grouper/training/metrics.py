@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import resource
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -101,6 +103,7 @@ class StepClock:
 
         `time.prefill`, `time.decode`, `time.grade` (waiting for grades and rewards),
         `time.update` and `time.other` add up to `time.step`; `time.sample` is the first two.
+        `memory.peak_gib` is that of the run so far.
         """
         wait_for_device(self._device)
         whole = time.perf_counter() - self._started
@@ -117,7 +120,16 @@ class StepClock:
                 values[f"mfu_{part}"] = self._flops[part] / (seconds[part] * self._rate)
         if done and not self._is_mixture:
             values["mfu"] = sum(self._flops.values()) / (whole * self._rate)
-        return {f"time.{name}": Tally.of([value]) for name, value in values.items()}
+        times = {f"time.{name}": Tally.of([value]) for name, value in values.items()}
+        return {**times, "memory.peak_gib": Tally.of([_peak_bytes(self._device) / 2**30])}
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """The most that was allocated on a GPU so far; elsewhere, the most that the process held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 class Matrices(NamedTuple):

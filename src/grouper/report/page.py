@@ -1,0 +1,498 @@
+"""The report: a run, or several, as one HTML file that needs no network.
+
+What a model or a data set wrote is data: control characters and direction marks are shown as
+escapes, HTML is escaped, long texts are cut, and the rest reaches the page as JSON that a script
+puts into text nodes. The file stays below 3 MB: what is left out is said in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from grouper.errors import DataError, RunFolderError
+from grouper.evaluation.compare import compare, label, render_metrics, render_parts, render_table
+from grouper.evaluation.result import EvaluationResult
+from grouper.files import read_lines, write_atomic
+from grouper.report import charts
+from grouper.report.curves import draw_curves, draw_times
+from grouper.report.panels import RunView, overlaid, panels_of
+from grouper.runs.folder import PHASES, RunFolder
+from grouper.runs.identity import flat_settings, numbers_in_words
+from grouper.runs.lock import is_running
+from grouper.runs.samples import printable
+
+# Bytes of JSON that completions may take, for all runs together.
+ROLLOUT_BYTES, EVALUATION_BYTES, TRACE_BYTES = 800_000, 700_000, 400_000
+# Steps whose rollouts are looked at, and points of all curves of one metric together.
+MOST_STEPS, MOST_POINTS = 40, 400
+# Problems of a set whose completions may be in the page.
+MOST_PROBLEMS = 300
+# Characters of a text: its beginning and, after what is left out, its end.
+HEAD, TAIL = 2400, 1200
+MOST_EVENTS = 60
+FIELDS = (
+    "problem_id", "completion", "answer", "extracted", "verdict", "reason", "finish_reason",
+    "tokens", "rewards", "reward", "advantage", "sample",
+)  # fmt: skip
+"""Of a rollout or an item of an evaluation, as the page has them."""
+# What a row of another version may lack.
+_EMPTY = dict.fromkeys(("prompt", *FIELDS[:3], "verdict", "reason", "finish_reason"), "")
+SECTIONS = {
+    "verdict": "Verdict",
+    "findings": "Findings",
+    "curves": "Curves",
+    "parts": "Subjects and levels",
+    "completions": "Completions",
+    "same": "Before and after",
+    "time": "Time and memory",
+    "recipe": "Recipe",
+    "environment": "Environment",
+}
+
+
+def write_report(runs: Sequence[RunFolder | RunView], path: Path | None = None) -> Path:
+    """Write what the run folders hold so far as one HTML file.
+
+    Args:
+        runs: one, or several whose curves are laid over each other.
+        path: the file; `report.html` in the first run folder by default.
+
+    Returns:
+        The path written.
+
+    Raises:
+        RunFolderError: a run cannot be read, or the file not written.
+    """
+    views = [run if isinstance(run, RunView) else RunView.of(run) for run in runs]
+    target = path or views[0].folder.path / "report.html"
+    # A text of a model may hold lone surrogates, which UTF-8 cannot carry.
+    write_atomic(target, _page(views).encode("utf-8", "backslashreplace"))
+    return target
+
+
+def draw_pictures(folder: RunFolder) -> None:
+    """Draw everything that is drawn of a run, into its folder."""
+    run = RunView.of(folder)
+    write_report([run])
+    draw_curves(run)
+    draw_times(run)
+
+
+def _page(runs: Sequence[RunView]) -> str:
+    names = _names(runs)
+    panels = panels_of(runs[0])
+    if len(runs) > 1:
+        panels = overlaid(dict(zip(names, map(panels_of, runs), strict=True)))
+    most = max(60, MOST_POINTS // len(runs))
+    drawn = [(panel, charts.chart(panel, most)) for panel in panels]
+    completions = _Completions(len(runs))
+    for name, run in zip(names, runs, strict=True):
+        completions.add(run, f"{name}: " if len(runs) > 1 else "")
+    shown = [_run(name, run) for name, run in zip(names, runs, strict=True)]
+    parts = [part for run in shown for part in run["parts"]]
+    longest = max([len(run.reports) for run in runs])
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            title=" against ".join(names) if len(runs) < 4 else f"{len(runs)} runs",
+            written=datetime.now().astimezone().isoformat(" ", "minutes"),
+            version=version("grouper-rl"),
+            sections=[pair for pair in SECTIONS.items() if parts or pair[0] != "parts"],
+            runs=shown,
+            between=_between(names, runs),
+            parts=parts,
+            panels=[
+                {
+                    "number": number,
+                    "title": panel.title,
+                    "unit": panel.unit,
+                    "page": panel.page,
+                    "svg": chart["svg"],
+                    "lines": chart["values"]["lines"],
+                }
+                for number, (panel, chart) in enumerate(drawn)
+            ],
+            grain="every step" if longest <= most else f"means of {-(-longest // most)} steps",
+            kept=completions.notes,
+            recipe=_settings(names, [_recipe(run) for run in runs]),
+            environment=_settings(names, [_facts(run) for run in runs]),
+            data=_json(
+                {
+                    "charts": [chart["values"] for _, chart in drawn],
+                    "inner": charts.INNER,
+                    "fields": ("source", "prompt", "trace", *FIELDS),
+                    "sources": completions.sources,
+                    "prompts": list(completions.prompts),
+                    "rows": completions.rows,
+                }
+            ),
+        )
+    )
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("grouper.report"),
+        autoescape=True,
+        finalize=lambda value: (
+            printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _json(value: Any) -> Markup:
+    """JSON inside a script element: ASCII, and nothing that HTML could take for its own."""
+    text = json.dumps(_finite(value), separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)  # noqa: S704 - everything that could end the element is escaped above
+
+
+def _finite(value: Any) -> Any:
+    """The same without NaN and infinities, which JSON in a browser does not know."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _names(runs: Sequence[RunView]) -> list[str]:
+    """The names of the runs; of equal ones the whole paths."""
+    names = [run.name for run in runs]
+    unique = len(set(names)) == len(names)
+    return names if unique else [str(run.folder.path) for run in runs]
+
+
+# --- one run -------------------------------------------------------------------------------------
+
+
+def _run(name: str, run: RunView) -> dict[str, Any]:
+    results = _tests(run)
+    events = [f"{r.phase} {r.step}: {_cut(e)}" for r in run.reports for e in r.events]
+    findings = run.findings()
+    nothing = "Nothing that Grouper knows of went wrong."
+    return {
+        "name": name,
+        "path": str(run.folder.path),
+        "state": _state(run),
+        "verdict": _verdict(results),
+        "results": [*_results(results)],
+        "parts": [*_parts(name, results)],
+        "findings": findings,
+        "no_findings": run.trouble or (nothing if run.reports else "No step has been done yet."),
+        "statuses": _statuses(run),
+        "events": events[:MOST_EVENTS],
+        "event_count": len(events),
+    }
+
+
+def _state(run: RunView) -> str:
+    last = run.reports[-1] if run.reports else None
+    place = f", {label(last.phase)} step {last.step}" if last else ""
+    if is_running(run.folder.path):
+        return f"running{place}"
+    wanted = [p for p in PHASES[1:] if run.recipe and not getattr(run.recipe, f"skip_{p}")]
+    done = wanted and all((run.folder.path / phase / "final").is_dir() for phase in wanted)
+    return f"finished{place}" if done else f"stopped{place}"
+
+
+def _tests(run: RunView) -> dict[str, list[EvaluationResult]]:
+    """Set of problems -> base, SFT and GRPO, as far as they were measured on it.
+
+    Validation counts where no other set was measured twice: its first result and its last. What
+    was measured afterwards follows.
+    """
+    splits: dict[str, list[EvaluationResult]] = {}
+    for result in run.evaluations:
+        splits.setdefault(result.split, []).append(result)
+    looks = splits.pop("validation", [])
+    if not any(len(results) > 1 for results in splits.values()):
+        ends = [looks[0], looks[-1]][: len(looks)] if looks else []
+        named = [replace(r, name=f"{label(r.phase)} step {r.step}") for r in ends]
+        splits = {**({"validation": named} if named else {}), **splits}
+    return {**splits, **{name: [*results] for name, results in run.later.items()}}
+
+
+def _verdict(tests: Mapping[str, Sequence[EvaluationResult]]) -> dict[str, str]:
+    """What the first set of problems says about the last model against the first."""
+    for split, results in tests.items():
+        first, last = results[0], results[-1]
+        problems = f"{last.overall.problems} problems of {split}"
+        try:
+            differences = compare([first, last]).differences if len(results) > 1 else ()
+        except DataError:
+            differences = ()
+        if not differences:
+            text = f"{label(last.name)} solves {100 * last.accuracy:.1f} % of {problems}; "
+            return {"tone": "unsure", "text": text + "there is nothing to compare it with yet."}
+        paired = differences[0].paired
+        low, high = (100 * end for end in (paired.interval.low, paired.interval.high))
+        words = {
+            "better": f"Yes: {label(last.name)} is better than {label(first.name)}.",
+            "worse": f"No: {label(last.name)} is worse than {label(first.name)}.",
+        }
+        text = words.get(
+            paired.verdict,
+            f"No evidence of a change from {label(first.name)} to {label(last.name)}.",
+        )
+        return {
+            "tone": {"better": "good", "worse": "bad"}.get(paired.verdict, "unsure"),
+            "text": f"{text} {100 * first.accuracy:.1f} % before and {100 * last.accuracy:.1f} % "
+            f"after, of {problems}: {100 * paired.difference:+.1f} points "
+            f"[{low:+.1f}, {high:+.1f}].",
+        }
+    return {"tone": "unsure", "text": "Nothing has been measured on held-out problems yet."}
+
+
+def _results(tests: Mapping[str, list[EvaluationResult]]) -> Iterator[tuple[str, list[Any]]]:
+    for split, results in tests.items():
+        try:
+            blocks = [*_blocks(render_table(compare(results)))]
+        except DataError as error:
+            blocks = [block for r in results for block in _blocks(render_table(compare([r])))]
+            blocks.append({"text": error.paragraph(), "tone": "unsure"})
+        yield f"Results on {split}", [*blocks, *_blocks(render_metrics(results))]
+
+
+def _parts(
+    name: str, tests: Mapping[str, list[EvaluationResult]]
+) -> Iterator[tuple[str, list[Any]]]:
+    for split, results in tests.items():
+        kinds = [by for by in ("subject", "level", "length") if hasattr(results[0], f"by_{by}")]
+        for by in kinds:
+            if blocks := [*_blocks(render_parts(results, by=by))]:
+                yield f"{name}: {split} by {by}", blocks
+
+
+def _between(names: Sequence[str], runs: Sequence[RunView]) -> list[tuple[str, list[Any]]]:
+    """The last test results of several runs, paired."""
+    results = [
+        replace(found[-1], name=name)
+        for name, run in zip(names, runs, strict=True)
+        for found in [*_tests(run).values()][:1]
+    ]
+    if len(runs) < 2 or len(results) < 2:
+        return []
+    return [("The last models against each other", blocks) for _, blocks in _results({"": results})]
+
+
+_TONES = {"green": "good", "red": "bad", "yellow": "unsure"}
+
+
+def _blocks(thing: Any) -> Iterator[dict[str, Any]]:
+    """Tables and lines for a terminal as the page takes them."""
+    if isinstance(thing, Group):
+        for inner in thing.renderables:
+            yield from _blocks(inner)
+    elif isinstance(thing, Table):
+        columns = [[_cell(cell) for cell in column.cells] for column in thing.columns]
+        head = [str(column.header) for column in thing.columns]
+        yield {"head": head, "rows": [*zip(*columns, strict=True)]}
+    elif isinstance(thing, Text | str) and str(thing):
+        yield _cell(thing)
+
+
+def _cell(thing: Any) -> dict[str, str]:
+    style = str(getattr(thing, "style", ""))
+    return {"text": str(thing), "tone": next((t for c, t in _TONES.items() if c in style), "")}
+
+
+def _words(text: object) -> dict[str, str]:
+    """A cell that may be wrapped."""
+    return {"text": _cut(str(text)), "tone": "words"}
+
+
+def _statuses(run: RunView) -> dict[str, Any]:
+    """How often steps taught something, and why others did not."""
+    rows = []
+    for phase in PHASES[1:]:
+        reports = run.of_phase(phase)
+        for status, count in Counter(r.status for r in reports).most_common():
+            steps = numbers_in_words([r.step for r in reports if r.status == status])
+            steps = steps if len(steps) < 160 else f"{steps[:160]} ..."
+            share = f"{100 * count / len(reports):.0f} %"
+            rows.append([_cell(f"{label(phase)}: {status}"), _cell(share), _words(steps)])
+    return {"head": ["status of the steps", "share", "which"], "rows": rows} if rows else {}
+
+
+def _recipe(run: RunView) -> dict[str, Any]:
+    if run.recipe is None:
+        return {"recipe": run.trouble}
+    return dict(flat_settings(run.recipe.model_dump(mode="json", exclude_defaults=True)))
+
+
+def _facts(run: RunView) -> dict[str, Any]:
+    info = run.folder.read_info()
+    return {
+        "recipe": info.recipe_hash,
+        **info.versions,
+        **info.host,
+        **{f"data: {name}": mark for name, mark in info.fingerprints.items()},
+        **{f"code: {name}": mark for name, mark in info.code.items()},
+        **{f"changed at {c.phase} step {c.step}": c.changes for c in info.changes},
+        **(info.resolved or {}),
+    }
+
+
+def _settings(names: Sequence[str], tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One row per setting and a column per run; where these differ, it is marked."""
+    rows = []
+    for key in dict.fromkeys(key for found in tables for key in found):
+        values = [str(found.get(key, "-")) for found in tables]
+        tone = "words unsure" if len(set(values)) > 1 else "words"
+        rows.append([_words(key), *({"text": _cut(value), "tone": tone} for value in values)])
+    return {"head": ["", *names] if len(names) > 1 else ["", "value"], "rows": rows}
+
+
+# --- completions ---------------------------------------------------------------------------------
+
+
+def _cut(text: str) -> str:
+    """A text for people: what steers a terminal or the page is escaped, and what is long is cut."""
+    if len(text) > HEAD + TAIL:
+        left_out = f"\n[... {len(text) - HEAD - TAIL:,} characters are left out here ...]\n"
+        text = text[:HEAD] + left_out + text[-TAIL:]
+    return printable(text)
+
+
+@dataclass
+class _Completions:
+    """Collects what the page holds of rollouts and evaluations, and says what it leaves out."""
+
+    runs: int
+    rows: list[list[Any]] = field(default_factory=list)
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    prompts: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    traced: int = 0
+
+    def add(self, run: RunView, prefix: str) -> None:
+        """Add what is kept of a run."""
+        self._evaluations(run, prefix)
+        self._rollouts(run, prefix)
+
+    def _source(self, name: str, compared: str = "") -> int:
+        self.sources.append({"name": name, "compared": compared})
+        return len(self.sources) - 1
+
+    def _put(self, source: int, row: Mapping[str, Any]) -> int:
+        """Add a row; returns how many bytes it takes."""
+        row = {**_EMPTY, **row}
+        before, prompt = len(self.prompts), _cut(row["prompt"])
+        place = self.prompts.setdefault(prompt, before)
+        values = [_cut(v) if isinstance(v := row.get(name), str) else v for name in FIELDS]
+        made = [source, place, self._trace(row), *values]
+        self.rows.append(made)
+        new = len(json.dumps(prompt)) if place == before else 0
+        return new + len(json.dumps(made, default=dict))
+
+    def _trace(self, row: Mapping[str, Any]) -> list[Any] | None:
+        """The tokens of a rollout with what was recorded of each."""
+        texts = row.get("token_texts")
+        if texts is None:
+            return None
+        trace: list[Any] = [[printable(text) for text in texts]]
+        for name in ("logprobs", "trainer_logprobs", "entropies"):
+            values = row.get(name)
+            trace.append(values and [v if v is None else round(v, 3) for v in values])
+        trace.append(row.get("clipped") or [])
+        size = len(json.dumps(trace))
+        if self.traced + size > TRACE_BYTES:
+            return None
+        self.traced += size
+        return trace
+
+    def _evaluations(self, run: RunView, prefix: str) -> None:
+        """Problems of each set in turn: what got worse, better, stayed wrong, stayed right."""
+        groups = [*_tests(run).values()]
+        looks = [r for r in run.evaluations if r.split == "validation"]
+        groups += (
+            [looks[-1:]] if looks and not any(g[0].split == "validation" for g in groups) else []
+        )
+        budget = EVALUATION_BYTES // (self.runs * max(1, len(groups)))
+        for results in groups:
+            compared = results[0].split if len(results) > 1 or self.runs > 1 else ""
+            places = [
+                self._source(f"{prefix}{label(r.name)} on {r.split}", compared) for r in results
+            ]
+            ids, used, kept = _in_turn(results), 0, 0
+            wanted = {*ids[:MOST_PROBLEMS]}
+            items: list[dict[str, list[Any]]] = [{} for _ in results]
+            for found, result in zip(items, results, strict=True):
+                for item in result.items:
+                    if item.problem_id in wanted:
+                        found.setdefault(item.problem_id, []).append(item)
+            for name in ids[:MOST_PROBLEMS]:
+                if used > budget:
+                    break
+                kept += 1
+                for place, found in zip(places, items, strict=True):
+                    for item in found.get(name, ()):
+                        row = {key: getattr(item, key, None) for key in (*FIELDS, "prompt")}
+                        row |= {"verdict": item.verdict.value}
+                        row |= {"finish_reason": item.finish_reason.value}
+                        used += self._put(place, row)
+            if kept < len(ids):
+                self.notes.append(
+                    f"{prefix}Of {results[0].split}, {kept} of {len(ids)} problems are here, "
+                    "in turn those that got worse, got better, stayed wrong and stayed right."
+                )
+
+    def _rollouts(self, run: RunView, prefix: str) -> None:
+        """Evenly spaced steps, and of each those rollouts first whose tokens were recorded."""
+        files = [*run.folder.rollout_files()]
+        count = min(len(files), MOST_STEPS // self.runs)
+        chosen = [files[i * (len(files) - 1) // max(1, count - 1)] for i in range(count)]
+        budget = ROLLOUT_BYTES // (self.runs * max(1, count))
+        kept = whole = 0
+        for phase, step, file in chosen:
+            try:
+                rows = [*read_lines(file)]
+            except RunFolderError as error:
+                self.notes.append(f"Left out: {error.paragraph()}")
+                continue
+            rows.sort(key=lambda row: "token_texts" not in row)
+            place, used = self._source(f"{prefix}{label(phase)} step {step}"), 0
+            for row in rows:
+                if used > budget:
+                    break
+                used += self._put(place, row)
+                kept += 1
+            whole += len(rows)
+        if not files:
+            self.notes.append(f"{prefix}No rollouts are stored in the run folder.")
+        elif kept < whole or count < len(files):
+            self.notes.append(
+                f"{prefix}Rollouts of {count} of {len(files)} steps are here, evenly spaced, "
+                f"and {kept:,} of the {whole:,} of these steps. `grouper show` reads all of them."
+            )
+
+
+def _in_turn(results: Sequence[EvaluationResult]) -> list[str]:
+    """Problem ids in turn: one that got worse, got better, stayed wrong, stayed right."""
+    first, last = results[0].scores, results[-1].scores
+    kinds: list[list[str]] = [[], [], [], []]
+    for name in {**first, **last}:
+        before, after = first.get(name, 0.0), last.get(name, 0.0)
+        kinds[0 if after < before else 1 if after > before else 2 if after < 1 else 3].append(name)
+    turns: Iterable[tuple[str | None, ...]] = itertools.zip_longest(*kinds)
+    return [name for turn in turns for name in turn if name is not None]
