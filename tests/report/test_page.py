@@ -69,7 +69,7 @@ def test_validation_speaks_where_nothing_else_was_measured_twice(tmp_path):
 
 def test_tables_curves_recipe_and_environment_are_there(tmp_path):
     text, data = page(make_run(tmp_path / "demo"))
-    for words in ("accuracy % [95 %]", "GRPO - base", "algebra", "model.new.layers", "2.13.0"):
+    for words in ("accuracy % [95 %]", "GRPO - base", "algebra", "data.test.options.count", "2.13.0"):
         assert words in text
     assert len(data["charts"]) == text.count("<figure ") > 10
     assert data["charts"][0]["lines"][0]["bounds"]
@@ -118,7 +118,7 @@ def test_a_large_run_is_small_and_quick_and_says_what_it_holds(tmp_path):
     path = write_report([run])
     assert time.monotonic() - started < 10  # 5 on an idle machine
     assert path.stat().st_size < 3_000_000
-    said = re.search(r"Rollouts of 40 of 100 steps are here.*?</p>", path.read_text())
+    said = re.search(r"Rollouts of 40 of 101 steps are here.*?</p>", path.read_text())
     assert said is not None
 
 

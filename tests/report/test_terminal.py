@@ -85,7 +85,7 @@ def test_the_same_problems_at_two_steps(tmp_path):
 def test_a_frame_shows_where_a_run_is(tmp_path):
     run = make_run(tmp_path / "demo")
     text = printed(frame(run))
-    assert "demo: not running, GRPO step 5 of 60, 4.64 s per step, 4 min to go" in text
+    assert "demo: not running, GRPO step 5 of 60, 4.63 s per step, 4 min to go" in text
     assert "Reward by weighted component total" in text
     assert "grpo step 5" in text
     assert "no step has been done yet" in printed(frame(new_run(tmp_path / "new")))

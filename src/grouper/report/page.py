@@ -337,7 +337,10 @@ def _statuses(run: RunView) -> dict[str, Any]:
 def _recipe(run: RunView) -> dict[str, Any]:
     if run.recipe is None:
         return {"recipe": run.trouble}
-    return dict(flat_settings(run.recipe.model_dump(mode="json", exclude_defaults=True)))
+    texts = {"name", "description", "note"}
+    return dict(
+        flat_settings(run.recipe.model_dump(mode="json", exclude_defaults=True, exclude=texts))
+    )
 
 
 def _facts(run: RunView) -> dict[str, Any]:

@@ -7,6 +7,7 @@ are, as Python's `json`, pydantic and pandas read them; null means that nothing 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -92,11 +93,17 @@ class TokenRecord:
     clipped: Sequence[int]
 
 
+_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
+
+
 def _checked(read: Callable[[Any], Row]) -> Callable[[Any], Row]:
     """As `read`, a function of pydantic's; the first thing that is wrong in one line."""
 
     def parse(content: Any) -> Row:
         try:
+            if isinstance(content, str) and _SURROGATE.search(content):
+                # pydantic reads no lone surrogates, of which a text may hold some.
+                content = json.dumps(json.loads(content), ensure_ascii=False).encode("utf-8", "replace")
             return read(content)
         except ValidationError as error:
             first = error.errors()[0]

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -73,9 +73,9 @@ class Step:
     """One training step and, in GRPO, the rewards of its rollouts."""
 
     report: StepReport
-    rewards: Mapping[str, tuple[float, ...]] = MappingProxyType({})
+    rewards: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """`total` and each component: one value per rollout that took part. Empty in SFT."""
-    weights: Mapping[str, float] = MappingProxyType({})
+    weights: Mapping[str, float] = field(default_factory=dict)
     """Of the components."""
     completions: Sequence[Mapping[str, str]] = ()
     """Of some steps: a few rollouts as rows of a table."""
