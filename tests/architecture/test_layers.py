@@ -29,9 +29,10 @@ MACHINERY = (
     ("models",),
     ("sampling",),
     ("evaluation",),
-    ("runs", "report"),
+    ("runs",),
     ("training",),
     ("advice",),
+    ("report",),
     ("api",),
     ("cli", "__main__"),
 )

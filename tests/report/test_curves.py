@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from drawn_runs import GRPO, make_run, new_run, report
+from drawn_runs import make_run, new_run
 
 from grouper.report import curves
-from grouper.report.curves import draw_curves, draw_times
+from grouper.report.curves import draw_curves
 from grouper.report.panels import RunView, panels_of
 
 
-def figure_of(run, page="curves"):
+def figure_of(run):
     view = RunView.of(run)
-    panels = [panel for panel in panels_of(view) if panel.page == page]
+    panels = panels_of(view)
     return panels, curves.compose(panels, curves.headline(view))
 
 
@@ -44,7 +42,6 @@ def test_the_picture_is_written(tmp_path, sft):
 def test_an_empty_run_has_a_picture_too(tmp_path):
     run = new_run(tmp_path / "r")
     assert draw_curves(run).exists()
-    assert draw_times(run) is None
 
 
 def test_equal_runs_give_equal_pictures_wherever_they_are_written(tmp_path):
@@ -52,14 +49,3 @@ def test_equal_runs_give_equal_pictures_wherever_they_are_written(tmp_path):
     second = draw_curves(make_run(tmp_path / "b" / "demo"), tmp_path / "picture.png")
     assert second == tmp_path / "picture.png"
     assert first.read_bytes() == second.read_bytes()
-
-
-def test_times_are_drawn_of_phases_that_are_long_enough(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "run")
-    for step in range(1, 5):
-        run.append_metrics(report("grpo", step, GRPO))
-    assert draw_times(run) is None
-    run.append_metrics(report("grpo", 5, GRPO))
-    written = draw_times(run)
-    assert written == run.path / "times.png"
-    assert curves._durations(RunView.of(run)) == "23.2 s of GRPO steps"

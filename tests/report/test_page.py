@@ -31,7 +31,7 @@ def rows(data):
 
 def test_it_says_first_whether_it_got_better(tmp_path):
     text, _ = page(make_run(tmp_path / "demo"))
-    verdict = re.search(r'<p class="verdict (\w+)">(.*?)</p>', text)
+    verdict = re.search(r'<p class="verdict (\w+)"><bdi>(.*?)</bdi></p>', text)
     assert verdict is not None
     assert verdict[1] == "good"
     assert verdict[2].startswith(
@@ -53,7 +53,7 @@ def test_it_does_not_claim_what_is_not_so(tmp_path, before, after, tone, words):
     run.write_evaluation(result("base", "base", 0, "test", before))
     run.write_evaluation(result("grpo", "grpo", 9, "test", after))
     text, _ = page(run)
-    assert f'<p class="verdict {tone}">{words}' in text
+    assert f'<p class="verdict {tone}"><bdi>{words}' in text
 
 
 def test_validation_speaks_where_nothing_else_was_measured_twice(tmp_path):
@@ -69,7 +69,13 @@ def test_validation_speaks_where_nothing_else_was_measured_twice(tmp_path):
 
 def test_tables_curves_recipe_and_environment_are_there(tmp_path):
     text, data = page(make_run(tmp_path / "demo"))
-    for words in ("accuracy % [95 %]", "GRPO - base", "algebra", "data.test.options.count", "2.13.0"):
+    for words in (
+        "accuracy % [95 %]",
+        "GRPO - base",
+        "algebra",
+        "data.test.options.count",
+        "2.13.0",
+    ):
         assert words in text
     assert len(data["charts"]) == text.count("<figure ") > 10
     assert data["charts"][0]["lines"][0]["bounds"]
@@ -148,7 +154,7 @@ def test_what_was_measured_afterwards_has_a_table_of_its_own(tmp_path):
     text = page(run)[0]
     assert "Results on gsm8k-greedy-20x1" in text
     assert "second - first" in text
-    assert '<p class="verdict good">Yes: GRPO is better than base.' in text
+    assert '<p class="verdict good"><bdi>Yes: GRPO is better than base.' in text
 
 
 def test_what_is_damaged_or_missing_is_said(tmp_path):

@@ -31,7 +31,6 @@ def test_a_whole_run_has_accuracy_first_and_time_last(tmp_path):
         "Learning rate, GRPO",
         "Where the time of a step goes, GRPO",
     ]
-    assert {panel.page for panel in found.values()} == {"curves", "times"}
     assert {series.color for panel in found.values() for series in panel.series} <= COLORS.keys()
 
 

@@ -99,10 +99,10 @@ def show(
         print_rich(*itertools.islice(changes(folder, *diff, problem), count))
         return
     found = rollouts(folder, step=step, problem=problem, verdict=verdict, best=best, worst=worst)
-    shown = 0
-    for shown, row in enumerate(itertools.islice(found, count), start=1):  # noqa: B007 - counted
+    row = None
+    for row in itertools.islice(found, count):
         print_rich(in_words(row))
-    if not shown:
+    if row is None:
         click.echo("No rollout is like that.")
 
 

@@ -119,7 +119,8 @@ def _line(scale: _Scale, series: Series) -> Iterable[str]:
                 f'<line class="line {series.color}" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom:.1f}" '
                 f'y2="{top:.1f}"/>'
             )
-    yield f'<polyline class="line {series.color}" points="{points}"/>'
+    few = " few" if series.bounds is not None and len(series.steps) <= FEW else ""
+    yield f'<polyline class="line{few} {series.color}" points="{points}"/>'
     if series.bounds is not None or len(series.steps) == 1:
         for pair in points.split():
             x, _, y = pair.partition(",")

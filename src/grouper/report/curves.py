@@ -1,4 +1,4 @@
-"""The pictures of a run: `curves.png`, whether it learned and what changed, and `times.png`."""
+"""The picture of a run: `curves.png`, all its panels on one page."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ _STYLE = {
 }
 # Distances between ticks, times a power of ten.
 NICE = [1, 2, 5, 10]
-# Steps of a phase before its times mean something: in the first ones allocators and kernels settle.
-FEWEST_STEPS = 5
 
 
 def draw_curves(run: RunFolder | RunView, path: Path | None = None) -> Path:
@@ -57,34 +55,13 @@ def draw_curves(run: RunFolder | RunView, path: Path | None = None) -> Path:
         RunFolderError: the run cannot be read or the picture not written.
     """
     run = run if isinstance(run, RunView) else RunView.of(run)
-    panels = [panel for panel in panels_of(run) if panel.page == "curves"]
-    return _save(compose(panels, headline(run)), path or run.folder.path / "curves.png")
-
-
-def draw_times(run: RunFolder | RunView, path: Path | None = None) -> Path | None:
-    """Draw the split of the steps, their speed, their model FLOP utilisation and their memory.
-
-    Args:
-        run: a run, finished or not.
-        path: the PNG to write; `times.png` in the run folder by default.
-
-    Returns:
-        The path written; None with fewer than five steps of each phase.
-
-    Raises:
-        RunFolderError: the run cannot be read or the picture not written.
-    """
-    run = run if isinstance(run, RunView) else RunView.of(run)
-    panels = [
-        panel
-        for panel in panels_of(run)
-        if panel.page == "times" and len(run.of_phase(panel.phase)) >= FEWEST_STEPS
-    ]
-    if not panels:
-        return None
-    return _save(
-        compose(panels, f"{run.name}: {_durations(run)}"), path or run.folder.path / "times.png"
-    )
+    picture = io.BytesIO()
+    # Without the version of matplotlib inside, equal runs give equal pictures.
+    figure = compose(panels_of(run), headline(run))
+    figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
+    target = path or run.folder.path / "curves.png"
+    write_atomic(target, picture.getvalue())
+    return target
 
 
 def headline(run: RunView) -> str:
@@ -94,23 +71,6 @@ def headline(run: RunView) -> str:
         return run.name
     path = " → ".join(f"{label(r.name)} {100 * r.accuracy:.0f}%" for r in test)
     return f"{run.name}: {path} of {test[-1].overall.problems} test problems solved"
-
-
-def _durations(run: RunView) -> str:
-    """How long the steps of each phase took in all."""
-    shown = []
-    for phase in ("sft", "grpo"):
-        seconds = [r.mean("time.step") for r in run.of_phase(phase) if "time.step" in r.tallies]
-        if len(seconds) >= FEWEST_STEPS:
-            shown.append(f"{_duration(sum(seconds))} of {label(phase)} steps")
-    return ", ".join(shown)
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 def compose(panels: Sequence[Panel], title: str) -> Figure:
@@ -171,21 +131,10 @@ def _line(axes: Axes, series: Series) -> None:
         axes.plot(series.steps, series.smooth, color=color, label=series.name, marker=marker)
         return
     low, high = series.bounds
-    if len(series.steps) > FEW:
+    many = len(series.steps) > FEW
+    if many:
         axes.fill_between(series.steps, low, high, color=color, alpha=0.18, linewidth=0)
     else:
         axes.vlines(series.steps, low, high, color=color, linewidth=1.5, alpha=0.6)
-    axes.plot(series.steps, series.values, color=color, marker="o", ms=4, label=series.name)
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    """Write a figure as a PNG and return its path.
-
-    Raises:
-        RunFolderError: it cannot be written.
-    """
-    picture = io.BytesIO()
-    # Without the version of matplotlib inside, equal runs give equal pictures.
-    figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
-    write_atomic(path, picture.getvalue())
-    return path
+    form = "o-" if many else "o:"
+    axes.plot(series.steps, series.values, form, color=color, ms=4, label=series.name)

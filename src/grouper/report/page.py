@@ -29,11 +29,10 @@ from grouper.evaluation.compare import compare, label, render_metrics, render_pa
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import read_lines, write_atomic
 from grouper.report import charts
-from grouper.report.curves import draw_curves, draw_times
+from grouper.report.curves import draw_curves
 from grouper.report.panels import RunView, overlaid, panels_of
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.runs.identity import flat_settings, numbers_in_words
-from grouper.runs.lock import is_running
 from grouper.runs.samples import printable
 
 # Bytes of JSON that completions may take, for all runs together.
@@ -45,6 +44,10 @@ MOST_PROBLEMS = 300
 # Characters of a text: its beginning and, after what is left out, its end.
 HEAD, TAIL = 2400, 1200
 MOST_EVENTS = 60
+READING = (
+    "running mean over a tenth of the steps. Point at a chart, or focus it and use the arrow keys, "
+    "to read its values."
+)
 FIELDS = (
     "problem_id", "completion", "answer", "extracted", "verdict", "reason", "finish_reason",
     "tokens", "rewards", "reward", "advantage", "sample",
@@ -52,17 +55,6 @@ FIELDS = (
 """Of a rollout or an item of an evaluation, as the page has them."""
 # What a row of another version may lack.
 _EMPTY = dict.fromkeys(("prompt", *FIELDS[:3], "verdict", "reason", "finish_reason"), "")
-SECTIONS = {
-    "verdict": "Verdict",
-    "findings": "Findings",
-    "curves": "Curves",
-    "parts": "Subjects and levels",
-    "completions": "Completions",
-    "same": "Before and after",
-    "time": "Time and memory",
-    "recipe": "Recipe",
-    "environment": "Environment",
-}
 
 
 def write_report(runs: Sequence[RunFolder | RunView], path: Path | None = None) -> Path:
@@ -90,51 +82,52 @@ def draw_pictures(folder: RunFolder) -> None:
     run = RunView.of(folder)
     write_report([run])
     draw_curves(run)
-    draw_times(run)
 
 
 def _page(runs: Sequence[RunView]) -> str:
-    names = _names(runs)
+    names = [run.name for run in runs]
+    names = names if len({*names}) == len(names) else [str(run.folder.path) for run in runs]
+    views = dict(zip(names, runs, strict=True))
     panels = panels_of(runs[0])
     if len(runs) > 1:
-        panels = overlaid(dict(zip(names, map(panels_of, runs), strict=True)))
+        panels = overlaid({name: panels_of(run) for name, run in views.items()})
     most = max(60, MOST_POINTS // len(runs))
-    drawn = [(panel, charts.chart(panel, most)) for panel in panels]
+    drawn = [charts.chart(panel, most) for panel in panels]
     completions = _Completions(len(runs))
-    for name, run in zip(names, runs, strict=True):
+    for name, run in views.items():
         completions.add(run, f"{name}: " if len(runs) > 1 else "")
-    shown = [_run(name, run) for name, run in zip(names, runs, strict=True)]
-    parts = [part for run in shown for part in run["parts"]]
-    longest = max([len(run.reports) for run in runs])
+    size = -(-max(len(run.reports) for run in runs) // most)
+    grain = f"Faint: {f'means of {size} steps' if size > 1 else 'every step'}; strong: " + READING
+    state = "; ".join(f"{run.folder.path}: {_state(run)}" for run in runs)
+    now = datetime.now().astimezone().isoformat(" ", "minutes")
+    sections: Sequence[tuple[str, str, str, list[Part]]] = (
+        ("verdict", "Verdict", "Did it get better?", [*_verdicts(views), *_results(views)]),
+        ("findings", "Findings", "Findings", [*_findings(views)]),
+        ("curves", "Curves", "Curves", [("", [_cell(grain)])]),
+        ("parts", "Parts", "By subject, level and length", [*_parts(views)]),
+        ("completions", "Completions", "Completions", [("", [*map(_cell, completions.notes)])]),
+        ("same", "Before and after", "The same problem before and after", [("", [])]),
+        ("recipe", "Recipe", "Settings that differ from the defaults", [_recipes(views)]),
+        ("environment", "Environment", "Environment", [_environments(views)]),
+    )
     return (
-        _environment()
+        _templates()
         .get_template("report.html")
         .render(
             title=" against ".join(names) if len(runs) < 4 else f"{len(runs)} runs",
-            written=datetime.now().astimezone().isoformat(" ", "minutes"),
-            version=version("grouper-rl"),
-            sections=[pair for pair in SECTIONS.items() if parts or pair[0] != "parts"],
-            runs=shown,
-            between=_between(names, runs),
-            parts=parts,
-            panels=[
-                {
-                    "number": number,
-                    "title": panel.title,
-                    "unit": panel.unit,
-                    "page": panel.page,
-                    "svg": chart["svg"],
-                    "lines": chart["values"]["lines"],
-                }
-                for number, (panel, chart) in enumerate(drawn)
+            about=f"{state}. Written {now} by Grouper {version('grouper-rl')}.",
+            sections=[
+                dict(zip(("id", "name", "title", "parts"), section, strict=True))
+                for section in sections
+                if section[-1]
             ],
-            grain="every step" if longest <= most else f"means of {-(-longest // most)} steps",
-            kept=completions.notes,
-            recipe=_settings(names, [_recipe(run) for run in runs]),
-            environment=_settings(names, [_facts(run) for run in runs]),
+            panels=[
+                {"title": p.title, "unit": p.unit, "svg": c["svg"], "lines": c["values"]["lines"]}
+                for p, c in zip(panels, drawn, strict=True)
+            ],
             data=_json(
                 {
-                    "charts": [chart["values"] for _, chart in drawn],
+                    "charts": [chart["values"] for chart in drawn],
                     "inner": charts.INNER,
                     "fields": ("source", "prompt", "trace", *FIELDS),
                     "sources": completions.sources,
@@ -146,7 +139,7 @@ def _page(runs: Sequence[RunView]) -> str:
     )
 
 
-def _environment() -> Environment:
+def _templates() -> Environment:
     return Environment(
         loader=PackageLoader("grouper.report"),
         autoescape=True,
@@ -175,44 +168,18 @@ def _finite(value: Any) -> Any:
     return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _names(runs: Sequence[RunView]) -> list[str]:
-    """The names of the runs; of equal ones the whole paths."""
-    names = [run.name for run in runs]
-    unique = len(set(names)) == len(names)
-    return names if unique else [str(run.folder.path) for run in runs]
+# --- sections: (heading, tables and lines) -------------------------------------------------------
 
-
-# --- one run -------------------------------------------------------------------------------------
-
-
-def _run(name: str, run: RunView) -> dict[str, Any]:
-    results = _tests(run)
-    events = [f"{r.phase} {r.step}: {_cut(e)}" for r in run.reports for e in r.events]
-    findings = run.findings()
-    nothing = "Nothing that Grouper knows of went wrong."
-    return {
-        "name": name,
-        "path": str(run.folder.path),
-        "state": _state(run),
-        "verdict": _verdict(results),
-        "results": [*_results(results)],
-        "parts": [*_parts(name, results)],
-        "findings": findings,
-        "no_findings": run.trouble or (nothing if run.reports else "No step has been done yet."),
-        "statuses": _statuses(run),
-        "events": events[:MOST_EVENTS],
-        "event_count": len(events),
-    }
+Part = tuple[str, list[dict[str, Any]]]
+Views = Mapping[str, RunView]
 
 
 def _state(run: RunView) -> str:
-    last = run.reports[-1] if run.reports else None
-    place = f", {label(last.phase)} step {last.step}" if last else ""
-    if is_running(run.folder.path):
-        return f"running{place}"
     wanted = [p for p in PHASES[1:] if run.recipe and not getattr(run.recipe, f"skip_{p}")]
-    done = wanted and all((run.folder.path / phase / "final").is_dir() for phase in wanted)
-    return f"finished{place}" if done else f"stopped{place}"
+    if wanted and all((run.folder.path / phase / "final").is_dir() for phase in wanted):
+        return "finished"
+    last = run.reports[-1] if run.reports else None
+    return f"at {label(last.phase)} step {last.step}" if last else "before its first step"
 
 
 def _tests(run: RunView) -> dict[str, list[EvaluationResult]]:
@@ -232,67 +199,148 @@ def _tests(run: RunView) -> dict[str, list[EvaluationResult]]:
     return {**splits, **{name: [*results] for name, results in run.later.items()}}
 
 
-def _verdict(tests: Mapping[str, Sequence[EvaluationResult]]) -> dict[str, str]:
-    """What the first set of problems says about the last model against the first."""
-    for split, results in tests.items():
-        first, last = results[0], results[-1]
-        problems = f"{last.overall.problems} problems of {split}"
-        try:
-            differences = compare([first, last]).differences if len(results) > 1 else ()
-        except DataError:
-            differences = ()
-        if not differences:
-            text = f"{label(last.name)} solves {100 * last.accuracy:.1f} % of {problems}; "
-            return {"tone": "unsure", "text": text + "there is nothing to compare it with yet."}
-        paired = differences[0].paired
-        low, high = (100 * end for end in (paired.interval.low, paired.interval.high))
-        words = {
-            "better": f"Yes: {label(last.name)} is better than {label(first.name)}.",
-            "worse": f"No: {label(last.name)} is worse than {label(first.name)}.",
-        }
-        text = words.get(
-            paired.verdict,
-            f"No evidence of a change from {label(first.name)} to {label(last.name)}.",
+def _verdicts(views: Views) -> Iterator[Part]:
+    """What the first set of problems says about the last model of each run against its first."""
+    for name, run in views.items():
+        tone, text = "unsure", "Nothing has been measured on held-out problems yet."
+        tests = _tests(run)
+        chosen = [split for split, results in tests.items() if len(results) > 1] or [*tests]
+        for split in chosen[:1]:
+            tone, text = _verdict(split, tests[split])
+        yield name if len(views) > 1 else "", [{"text": text, "tone": tone, "kind": "verdict"}]
+
+
+def _verdict(split: str, results: Sequence[EvaluationResult]) -> tuple[str, str]:
+    """Its tone, and the sentences."""
+    first, last = results[0], results[-1]
+    before, after = label(first.name), label(last.name)
+    problems = f"{last.overall.problems} problems of {split}"
+    try:
+        differences = compare([first, last]).differences if len(results) > 1 else ()
+    except DataError:
+        differences = ()
+    if not differences:
+        found = f"{after} solves {100 * last.accuracy:.1f} % of {problems}"
+        return "unsure", f"{found}; there is nothing to compare it with yet."
+    paired = differences[0].paired
+    low, high = (100 * end for end in (paired.interval.low, paired.interval.high))
+    tone, text = {
+        "better": ("good", f"Yes: {after} is better than {before}."),
+        "worse": ("bad", f"No: {after} is worse than {before}."),
+    }.get(paired.verdict, ("unsure", f"No evidence of a change from {before} to {after}."))
+    return tone, (
+        f"{text} {100 * first.accuracy:.1f} % before and {100 * last.accuracy:.1f} % after, of "
+        f"{problems}: {100 * paired.difference:+.1f} points [{low:+.1f}, {high:+.1f}]."
+    )
+
+
+def _results(views: Views) -> Iterator[Part]:
+    """The table of each set of problems; of several runs also of their last models, paired."""
+    for name, run in views.items():
+        for split, results in _tests(run).items():
+            heading = f"Results on {split}" if len(views) == 1 else f"{name}: results on {split}"
+            yield heading, [*_compared(results), *_blocks(render_metrics(results))]
+    last = {name: results[-1] for name, run in views.items() for results in _tests(run).values()}
+    if len(last) > 1:
+        named = [replace(result, name=name) for name, result in last.items()]
+        yield "The last models against each other", [*_compared(named)]
+
+
+def _compared(results: Sequence[EvaluationResult]) -> Iterator[dict[str, Any]]:
+    try:
+        yield from _blocks(render_table(compare(results)))
+    except DataError as error:
+        for result in results:
+            yield from _blocks(render_table(compare([result])))
+        yield {"text": error.paragraph(), "tone": "unsure"}
+
+
+def _parts(views: Views) -> Iterator[Part]:
+    for name, run in views.items():
+        for split, results in _tests(run).items():
+            for by in ("subject", "level", "length"):
+                found = render_parts(results, by=by) if hasattr(results[0], f"by_{by}") else None
+                if found is not None:
+                    yield f"{name}: {split} by {by}", [*_blocks(found)]
+
+
+def _findings(views: Views) -> Iterator[Part]:
+    """What went wrong, how often steps taught something and why others did not, and events."""
+    for name, run in views.items():
+        blocks: list[dict[str, Any]] = [
+            {
+                "text": f"{f.name} ({f.phase} step {f.steps[0]} to {f.steps[1]})\n{f}",
+                "tone": "unsure",
+                "kind": "finding",
+            }
+            for f in run.findings()
+        ]
+        nothing = "Nothing that Grouper knows of went wrong." if run.reports else ""
+        if run.trouble or not blocks:
+            blocks.append(_cell(run.trouble or nothing or "No step has been done yet."))
+        counts = Counter((r.phase, r.status) for r in run.reports)
+        rows = [
+            (
+                _cell(f"{label(phase)}: {status}"),
+                _cell(f"{100 * count / len(run.of_phase(phase)):.0f} %"),
+                _words(_steps([r.step for r in run.of_phase(phase) if r.status == status])),
+            )
+            for (phase, status), count in counts.items()
+        ]
+        events = [(f"{r.phase} {r.step}", e) for r in run.reports for e in r.events]
+        blocks += _table(("status of the steps", "share", "which"), rows)
+        shown = [(_cell(step), _words(event)) for step, event in events[:MOST_EVENTS]]
+        blocks += _table((f"{len(shown)} of {len(events)} events", "what happened"), shown)
+        yield name if len(views) > 1 else "", blocks
+
+
+def _steps(numbers: Sequence[int]) -> str:
+    text = numbers_in_words(numbers)
+    return text if len(text) < 160 else f"{text[:160]} ..."
+
+
+def _recipes(views: Views) -> Part:
+    texts = {"name", "description", "note"}
+    tables = [
+        {"recipe": run.trouble}
+        if run.recipe is None
+        else dict(
+            flat_settings(run.recipe.model_dump(mode="json", exclude_defaults=True, exclude=texts))
         )
-        return {
-            "tone": {"better": "good", "worse": "bad"}.get(paired.verdict, "unsure"),
-            "text": f"{text} {100 * first.accuracy:.1f} % before and {100 * last.accuracy:.1f} % "
-            f"after, of {problems}: {100 * paired.difference:+.1f} points "
-            f"[{low:+.1f}, {high:+.1f}].",
-        }
-    return {"tone": "unsure", "text": "Nothing has been measured on held-out problems yet."}
-
-
-def _results(tests: Mapping[str, list[EvaluationResult]]) -> Iterator[tuple[str, list[Any]]]:
-    for split, results in tests.items():
-        try:
-            blocks = [*_blocks(render_table(compare(results)))]
-        except DataError as error:
-            blocks = [block for r in results for block in _blocks(render_table(compare([r])))]
-            blocks.append({"text": error.paragraph(), "tone": "unsure"})
-        yield f"Results on {split}", [*blocks, *_blocks(render_metrics(results))]
-
-
-def _parts(
-    name: str, tests: Mapping[str, list[EvaluationResult]]
-) -> Iterator[tuple[str, list[Any]]]:
-    for split, results in tests.items():
-        kinds = [by for by in ("subject", "level", "length") if hasattr(results[0], f"by_{by}")]
-        for by in kinds:
-            if blocks := [*_blocks(render_parts(results, by=by))]:
-                yield f"{name}: {split} by {by}", blocks
-
-
-def _between(names: Sequence[str], runs: Sequence[RunView]) -> list[tuple[str, list[Any]]]:
-    """The last test results of several runs, paired."""
-    results = [
-        replace(found[-1], name=name)
-        for name, run in zip(names, runs, strict=True)
-        for found in [*_tests(run).values()][:1]
+        for run in views.values()
     ]
-    if len(runs) < 2 or len(results) < 2:
-        return []
-    return [("The last models against each other", blocks) for _, blocks in _results({"": results})]
+    return "", _side_by_side(views, tables)
+
+
+def _environments(views: Views) -> Part:
+    tables = []
+    for run in views.values():
+        info = run.folder.read_info()
+        facts = {"recipe": info.recipe_hash, **info.versions, **info.host, **(info.resolved or {})}
+        facts |= {f"data: {name}": mark for name, mark in info.fingerprints.items()}
+        facts |= {f"code: {name}": mark for name, mark in info.code.items()}
+        for change in info.changes:
+            facts[f"changed at {change.phase} step {change.step}"] = str(change.changes)
+        tables.append(facts)
+    return "", _side_by_side(views, tables)
+
+
+def _side_by_side(views: Views, tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row per setting and a column per run; where these differ, it is marked."""
+    rows = []
+    for key in dict.fromkeys(key for found in tables for key in found):
+        values = [str(found.get(key, "-")) for found in tables]
+        tone = "words unsure" if len({*values}) > 1 else "words"
+        rows.append([_words(key), *({**_words(value), "tone": tone} for value in values)])
+    return _table(("", *views) if len(views) > 1 else ("", "value"), rows)
+
+
+# --- blocks: a table, or a line of text ----------------------------------------------------------
+
+
+def _table(head: Sequence[str], rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """A table, unless it has no rows."""
+    return [{"head": head, "rows": rows}] if rows else []
 
 
 _TONES = {"green": "good", "red": "bad", "yellow": "unsure"}
@@ -306,7 +354,7 @@ def _blocks(thing: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(thing, Table):
         columns = [[_cell(cell) for cell in column.cells] for column in thing.columns]
         head = [str(column.header) for column in thing.columns]
-        yield {"head": head, "rows": [*zip(*columns, strict=True)]}
+        yield from _table(head, [*zip(*columns, strict=True)])
     elif isinstance(thing, Text | str) and str(thing):
         yield _cell(thing)
 
@@ -319,51 +367,6 @@ def _cell(thing: Any) -> dict[str, str]:
 def _words(text: object) -> dict[str, str]:
     """A cell that may be wrapped."""
     return {"text": _cut(str(text)), "tone": "words"}
-
-
-def _statuses(run: RunView) -> dict[str, Any]:
-    """How often steps taught something, and why others did not."""
-    rows = []
-    for phase in PHASES[1:]:
-        reports = run.of_phase(phase)
-        for status, count in Counter(r.status for r in reports).most_common():
-            steps = numbers_in_words([r.step for r in reports if r.status == status])
-            steps = steps if len(steps) < 160 else f"{steps[:160]} ..."
-            share = f"{100 * count / len(reports):.0f} %"
-            rows.append([_cell(f"{label(phase)}: {status}"), _cell(share), _words(steps)])
-    return {"head": ["status of the steps", "share", "which"], "rows": rows} if rows else {}
-
-
-def _recipe(run: RunView) -> dict[str, Any]:
-    if run.recipe is None:
-        return {"recipe": run.trouble}
-    texts = {"name", "description", "note"}
-    return dict(
-        flat_settings(run.recipe.model_dump(mode="json", exclude_defaults=True, exclude=texts))
-    )
-
-
-def _facts(run: RunView) -> dict[str, Any]:
-    info = run.folder.read_info()
-    return {
-        "recipe": info.recipe_hash,
-        **info.versions,
-        **info.host,
-        **{f"data: {name}": mark for name, mark in info.fingerprints.items()},
-        **{f"code: {name}": mark for name, mark in info.code.items()},
-        **{f"changed at {c.phase} step {c.step}": c.changes for c in info.changes},
-        **(info.resolved or {}),
-    }
-
-
-def _settings(names: Sequence[str], tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One row per setting and a column per run; where these differ, it is marked."""
-    rows = []
-    for key in dict.fromkeys(key for found in tables for key in found):
-        values = [str(found.get(key, "-")) for found in tables]
-        tone = "words unsure" if len(set(values)) > 1 else "words"
-        rows.append([_words(key), *({"text": _cut(value), "tone": tone} for value in values)])
-    return {"head": ["", *names] if len(names) > 1 else ["", "value"], "rows": rows}
 
 
 # --- completions ---------------------------------------------------------------------------------

@@ -133,6 +133,8 @@ class Series:
     bounds: tuple[Array, Array] | None = None
     """The interval of each value. Such values were measured one by one; others are noisy, and drawn
     with their running mean."""
+    exact: bool = False
+    """Set, not measured: there is nothing to smooth."""
 
     @classmethod
     def of(
@@ -153,7 +155,7 @@ class Series:
     @property
     def smooth(self) -> Array:
         """Running mean over about a tenth of the steps, narrower at both ends."""
-        half = len(self.values) // 20
+        half = 0 if self.exact else len(self.values) // 20
         sums = np.concatenate([[0.0], np.cumsum(self.values)])
         index = np.arange(len(self.values))
         low, high = np.maximum(0, index - half), np.minimum(len(self.values), index + half + 1)
@@ -181,8 +183,6 @@ class Panel:
     series: tuple[Series, ...]
     stacked: bool = False
     """Drawn on top of each other, from the lowest to the highest, all of the same steps."""
-    page: str = "curves"
-    """`curves`: whether it learned, and what changed; `times`: speed and memory."""
 
     @property
     def top(self) -> float | None:
@@ -214,7 +214,6 @@ def panels_of(run: RunView) -> list[Panel]:
                         phase=phase,
                         series=series,
                         stacked=stacked,
-                        page=row.get("page", "curves"),
                     )
                 )
     return found
@@ -226,7 +225,8 @@ def _lines(reports: Sequence[StepReport], row: Mapping[str, Any]) -> tuple[Serie
         Series.of(reports, metric, named[0], named[1], scale)
         for metric, named in row["curves"].items()
     )
-    return tuple(series for series in found if series)
+    exact = row.get("exact", False)
+    return tuple(replace(series, exact=exact) for series in found if series)
 
 
 def _stack(lines: Sequence[Series]) -> tuple[Series, ...]:

@@ -6,7 +6,7 @@
                    metrics.jsonl                   one flat line per step
                    rollouts/grpo-000001.jsonl.gz   every rollout of a step
                    evaluations/<name>.json         summary; <name>.jsonl.gz beside it: each item
-                   training.log  report.html  curves.png  times.png
+                   training.log  report.html  curves.png
                    base/                           the recipe's new random model, if it has one
                    {sft,grpo}/checkpoint-<step>/   and final/ (written by training, like base/)
                    nan_dump/<phase>-<step>/        why a run stopped by itself
@@ -69,7 +69,7 @@ PHASES = ("base", "sft", "grpo")
 # What reward functions that vary have answered.
 ANSWERS_FILE = "reward_answers.jsonl"
 
-PICTURES = ("report.html", "curves.png", "times.png")
+PICTURES = ("report.html", "curves.png")
 _FILES = ("recipe.yaml", "metrics.jsonl", "training.log", *PICTURES, ANSWERS_FILE)
 OUR_FOLDERS = (*PHASES, "rollouts", "evaluations", "eval_runs", "nan_dump", "trackers")
 # What may be in a folder without a `run.json`: the run was killed at its very start, or a model was

@@ -103,7 +103,9 @@ def _checked(read: Callable[[Any], Row]) -> Callable[[Any], Row]:
         try:
             if isinstance(content, str) and _SURROGATE.search(content):
                 # pydantic reads no lone surrogates, of which a text may hold some.
-                content = json.dumps(json.loads(content), ensure_ascii=False).encode("utf-8", "replace")
+                content = json.dumps(json.loads(content), ensure_ascii=False).encode(
+                    "utf-8", "replace"
+                )
             return read(content)
         except ValidationError as error:
             first = error.errors()[0]

@@ -27,6 +27,8 @@ from grouper.types import Rollout, RolloutGroup, Tally, Verdict
 # Rows of the largest matrix that is tried: it must fit beside a model that fills a GPU.
 _LARGEST = 4096
 _MEASURED_SECONDS = 0.1
+# The unit in which the system counts the memory of a process.
+MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 # Where configurations of a mixture of experts say how many there are.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -121,15 +123,11 @@ class StepClock:
         if done and not self._is_mixture:
             values["mfu"] = sum(self._flops.values()) / (whole * self._rate)
         times = {f"time.{name}": Tally.of([value]) for name, value in values.items()}
-        return {**times, "memory.peak_gib": Tally.of([_peak_bytes(self._device) / 2**30])}
-
-
-def _peak_bytes(device: torch.device) -> int:
-    """The most that was allocated on a GPU so far; elsewhere, the most that the process held."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        # Of a GPU what was allocated; elsewhere what the process held.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_BYTES
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
+        return {**times, "memory.peak_gib": Tally.of([peak / 2**30])}
 
 
 class Matrices(NamedTuple):
