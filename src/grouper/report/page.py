@@ -96,7 +96,7 @@ def _page(runs: Sequence[RunView]) -> str:
     completions = _Completions(len(runs))
     for name, run in views.items():
         completions.add(run, f"{name}: " if len(runs) > 1 else "")
-    size = -(-max(len(run.reports) for run in runs) // most)
+    size = -(-max(len(run.of_phase(phase)) for run in runs for phase in PHASES) // most)
     grain = f"Faint: {f'means of {size} steps' if size > 1 else 'every step'}; strong: " + READING
     state = "; ".join(f"{run.folder.path}: {_state(run)}" for run in runs)
     now = datetime.now().astimezone().isoformat(" ", "minutes")

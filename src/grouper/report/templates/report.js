@@ -76,9 +76,10 @@ function facts(row) {
   const parts = Object.entries(row.rewards || {}).map(([name, value]) => `${name} ${number(value)}`).join(", ");
   return make("dl", {}, ...Object.entries({
     "read as": row.extracted ?? "nothing", reference: row.answer, verdict: `${words(row.verdict)}: ${row.reason}`,
-    reward: `${number(row.reward)} (${parts})`, advantage: number(row.advantage),
+    reward: row.reward === null ? null : `${number(row.reward)} (${parts})`,
+    advantage: row.advantage === null ? null : number(row.advantage),
     length: `${row.tokens} tokens, ${words(row.finish_reason)}`,
-  }).flatMap(([name, text]) => [make("dt", {textContent: name}), make("dd", {textContent: text, dir: "auto"})]));
+  }).filter(([, text]) => text !== null).flatMap(([name, text]) => [make("dt", {textContent: name}), make("dd", {textContent: text, dir: "auto"})]));
 }
 
 function tokens([texts, sampled, trained, entropies, clipped], advantage) {
