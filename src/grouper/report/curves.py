@@ -1,4 +1,4 @@
-"""The picture of a run: `curves.png`, all its panels on one page."""
+"""The picture of a run: `curves.png`, what it learned on one page."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def draw_curves(run: RunFolder | RunView, path: Path | None = None) -> Path:
     run = run if isinstance(run, RunView) else RunView.of(run)
     picture = io.BytesIO()
     # Without the version of matplotlib inside, equal runs give equal pictures.
-    figure = compose(panels_of(run), headline(run))
+    figure = compose([p for p in panels_of(run) if not p.costs], headline(run))
     figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
     target = path or run.folder.path / "curves.png"
     write_atomic(target, picture.getvalue())

@@ -183,6 +183,8 @@ class Panel:
     series: tuple[Series, ...]
     stacked: bool = False
     """Drawn on top of each other, from the lowest to the highest, all of the same steps."""
+    costs: bool = False
+    """About time and memory, not about what was learned."""
 
     @property
     def top(self) -> float | None:
@@ -214,6 +216,7 @@ def panels_of(run: RunView) -> list[Panel]:
                         phase=phase,
                         series=series,
                         stacked=stacked,
+                        costs=row.get("costs", False),
                     )
                 )
     return found
