@@ -12,7 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,7 @@ from rich.text import Text
 
 from grouper.errors import DataError, RunFolderError
 from grouper.evaluation.compare import compare, label, render_metrics, render_parts, render_table
-from grouper.evaluation.result import EvaluationResult
+from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import read_lines, write_atomic
 from grouper.report import charts
 from grouper.report.curves import draw_curves
@@ -389,7 +389,7 @@ class _Completions:
     sources: list[dict[str, Any]] = field(default_factory=list)
     prompts: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    traced: int = 0
+    trace_room: int = 0
 
     def add(self, run: RunView, prefix: str) -> None:
         """Add what is kept of a run."""
@@ -401,66 +401,55 @@ class _Completions:
         return len(self.sources) - 1
 
     def _put(self, source: int, row: Mapping[str, Any]) -> int:
-        """Add a row; returns how many bytes it takes."""
+        """Add a row; returns how many bytes it takes, its tokens left out."""
         row = {**_EMPTY, **row}
         before, prompt = len(self.prompts), _cut(row["prompt"])
         place = self.prompts.setdefault(prompt, before)
         values = [_cut(v) if isinstance(v := row.get(name), str) else v for name in FIELDS]
-        made = [source, place, self._trace(row), *values]
-        self.rows.append(made)
-        new = len(json.dumps(prompt)) if place == before else 0
-        return new + len(json.dumps(made, default=dict))
+        self.rows.append([source, place, self._trace(row), *values])
+        return len(json.dumps([values, prompt if place == before else place]))
 
     def _trace(self, row: Mapping[str, Any]) -> list[Any] | None:
-        """The tokens of a rollout with what was recorded of each."""
+        """The tokens of a rollout with what was recorded of each, if there is room for them."""
         texts = row.get("token_texts")
         if texts is None:
             return None
         trace: list[Any] = [[printable(text) for text in texts]]
         for name in ("logprobs", "trainer_logprobs", "entropies"):
             values = row.get(name)
-            trace.append(values and [v if v is None else round(v, 3) for v in values])
+            trace.append(values and [round(value, 3) for value in values])
         trace.append(row.get("clipped") or [])
         size = len(json.dumps(trace))
-        if self.traced + size > TRACE_BYTES:
+        if size > self.trace_room:
             return None
-        self.traced += size
+        self.trace_room -= size
         return trace
 
     def _evaluations(self, run: RunView, prefix: str) -> None:
         """Problems of each set in turn: what got worse, better, stayed wrong, stayed right."""
-        groups = [*_tests(run).values()]
+        groups = _tests(run)
         looks = [r for r in run.evaluations if r.split == "validation"]
-        groups += (
-            [looks[-1:]] if looks and not any(g[0].split == "validation" for g in groups) else []
-        )
+        groups |= {} if "validation" in groups or not looks else {"validation": looks[-1:]}
         budget = EVALUATION_BYTES // (self.runs * max(1, len(groups)))
-        for results in groups:
-            compared = results[0].split if len(results) > 1 or self.runs > 1 else ""
-            places = [
-                self._source(f"{prefix}{label(r.name)} on {r.split}", compared) for r in results
-            ]
-            ids, used, kept = _in_turn(results), 0, 0
+        for name, results in groups.items():
+            compared = name if len(results) > 1 or self.runs > 1 else ""
+            ids, kept, left = _in_turn(results), 0, budget
             wanted = {*ids[:MOST_PROBLEMS]}
-            items: list[dict[str, list[Any]]] = [{} for _ in results]
-            for found, result in zip(items, results, strict=True):
+            items: dict[str, list[tuple[int, EvaluationItem]]] = {}
+            for result in results:
+                source = self._source(f"{prefix}{label(result.name)} on {result.split}", compared)
                 for item in result.items:
                     if item.problem_id in wanted:
-                        found.setdefault(item.problem_id, []).append(item)
-            for name in ids[:MOST_PROBLEMS]:
-                if used > budget:
+                        items.setdefault(item.problem_id, []).append((source, item))
+            for problem in ids[:MOST_PROBLEMS]:
+                if left < 0:
                     break
                 kept += 1
-                for place, found in zip(places, items, strict=True):
-                    for item in found.get(name, ()):
-                        row = {key: getattr(item, key, None) for key in (*FIELDS, "prompt")}
-                        row |= {"verdict": item.verdict.value}
-                        row |= {"finish_reason": item.finish_reason.value}
-                        used += self._put(place, row)
+                left -= sum(self._put(source, asdict(item)) for source, item in items[problem])
             if kept < len(ids):
                 self.notes.append(
-                    f"{prefix}Of {results[0].split}, {kept} of {len(ids)} problems are here, "
-                    "in turn those that got worse, got better, stayed wrong and stayed right."
+                    f"{prefix}Of {name}, {kept} of {len(ids)} problems are here, in turn those "
+                    "that got worse, got better, stayed wrong and stayed right."
                 )
 
     def _rollouts(self, run: RunView, prefix: str) -> None:
@@ -477,11 +466,12 @@ class _Completions:
                 self.notes.append(f"Left out: {error.paragraph()}")
                 continue
             rows.sort(key=lambda row: "token_texts" not in row)
-            place, used = self._source(f"{prefix}{label(phase)} step {step}"), 0
+            source, left = self._source(f"{prefix}{label(phase)} step {step}"), budget
+            self.trace_room += TRACE_BYTES // (self.runs * count)  # what is left is for later ones
             for row in rows:
-                if used > budget:
+                if left < 0:
                     break
-                used += self._put(place, row)
+                left -= self._put(source, row)
                 kept += 1
             whole += len(rows)
         if not files:

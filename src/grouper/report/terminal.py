@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -128,27 +129,25 @@ def changes(run: RunFolder, before: int, after: int, problem: str | None) -> Ite
             "every evaluation: name two steps that were evaluated.",
         )
     for name in common:
-        table = Table(title=f"{printable(name)}: the reference is {_end(sides[0][name][0], 80)}")
+        table = Table(
+            title=f"{printable(name)}: the reference is {_end(sides[0][name]['answer'], 80)}"
+        )
         for step, side in zip((before, after), sides, strict=True):
-            verdict = side[name][1]
+            verdict = side[name]["verdict"]
             style = VERDICTS.get(verdict, "bold")
             table.add_column(Text(f"step {step}: {verdict.replace('_', ' ')}", style), ratio=1)
-        table.add_row(*(Text(_end(side[name][2], COMPLETION)) for side in sides))
+        table.add_row(*(Text(_end(side[name]["completion"], COMPLETION)) for side in sides))
         yield table
 
 
-def _of_step(run: RunFolder, step: int, problem: str | None) -> dict[str, tuple[str, str, str]]:
-    """Problem id -> reference, verdict and completion of its first sample."""
+def _of_step(run: RunFolder, step: int, problem: str | None) -> dict[str, Row]:
+    """The first sample of each problem."""
     result = run.read_evaluation(f"validation-grpo-{step:06d}")
-    if result is not None:
-        found = [(i.problem_id, i.answer, i.verdict.value, i.completion) for i in result.items]
-    else:
-        names = ("problem_id", "answer", "verdict", "completion")
-        found = [tuple(row[n] for n in names) for row in rollouts(run, step=step, problem=problem)]
-    firsts: dict[str, tuple[str, str, str]] = {}
-    for name, *rest in found:
-        if (problem or "") in name:
-            firsts.setdefault(name, (rest[0], rest[1], rest[2]))
+    items = () if result is None else map(asdict, result.items)
+    firsts: dict[str, Row] = {}
+    for row in items or rollouts(run, step=step, problem=problem):
+        if (problem or "") in row["problem_id"]:
+            firsts.setdefault(row["problem_id"], row)
     return firsts
 
 
