@@ -80,6 +80,8 @@ class NativeSampler:
         """Whether an engine may be kept from call to call."""
         self.watcher = functools.cache(functools.partial(StopStrings, tokenizer))
         """A set of stop strings -> what finds them."""
+        self.on_tokens: Callable[[Sequence[int]], None] | None = None
+        """Called with the ids of the first slot's sequence so far, every few tokens."""
         self.prefill_seconds = 0.0
         """Seconds of all sampling so far that were spent on prompts."""
         self.captured: list[float] = []
@@ -152,6 +154,8 @@ class NativeSampler:
         try:
             engine.begin(list(requests.values()))
             while queue or log.live.any():
+                if self.on_tokens is not None:
+                    self.on_tokens(log.drawn_so_far(0))
                 for ended in run.step():
                     params = requests[ended.request].params
                     yield ended.request, self._completion(ended, params, engine.policy.version)
