@@ -27,7 +27,7 @@ SHARED := --numprocesses $${TEST_PROCESSES:-2} --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-all test-oldest lint format clean distclean
+.PHONY: help setup demo test test-slow test-all test-oldest site lint format clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ test-all: $(READY)  ## both
 test-oldest: $(OLD_VENV)/.ready  ## a few tests with the oldest supported transformers
 	@$(OFFLINE) $(ONE_THREAD) $(OLD_VENV)/bin/python -m pytest -m "not slow" \
 		tests/models/test_policy.py tests/models/test_memory_savers.py tests/sampling tests/invariants
+
+site: $(READY)  ## docs/ as pages in build/site; a link that leads nowhere fails (EXTRAS=docs)
+	@$(BIN)/python -m mkdocs build --strict --quiet
 
 lint: $(READY)  ## ruff, the formatter and the type checker
 	@$(BIN)/ruff check .

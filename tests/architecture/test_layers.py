@@ -31,6 +31,7 @@ MACHINERY = (
     ("evaluation",),
     ("runs", "report"),
     ("training",),
+    ("publish",),
     ("advice",),
     ("api",),
     ("cli", "__main__"),

@@ -26,6 +26,7 @@ from grouper.files import table
 NOT_THE_EXPERIMENT = (
     "output_dir",
     "save_path",
+    "push_to",
     "description",
     "note",
     "threads",

@@ -592,6 +592,8 @@ class Recipe(Section):
     output_dir: str = "outputs"
     save_path: str | None = None
     """a folder for what was trained, the adapter alone where there is one"""
+    push_to: str | None = None
+    """owner/name on the Hub: each checkpoint is pushed as a revision, the result with its card"""
     threads: Positive | None = None
     """CPU threads; left out: PyTorch's choice"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
