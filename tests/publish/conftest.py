@@ -5,22 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from small_run import SMALL
 
 import grouper
 from grouper.runs.progress import Progress
-
-SMALL = (
-    "sft.steps=2",
-    "grpo.steps=2",
-    "grpo.prompts_per_step=4",
-    "grpo.preflight_prompts=0",
-    "data.sft.options.count=60",
-    "data.train.options.count=60",
-    "data.validation.options.count=4",
-    "data.test.options.count=8",
-    "model.new.hidden_size=64",
-    "model.new.intermediate_size=128",
-)
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,13 @@ import torch
 from fake_hub import OWNER, PART, TOKEN, FakeHub, fake_hub
 from huggingface_hub import constants
 from safetensors.torch import save_file
+from small_run import SMALL
 
+import grouper
 from grouper.errors import ModelError
 from grouper.models.folders import EXPORT_FILE
 from grouper.publish.hub import push
+from grouper.runs.progress import Progress
 
 REPO = f"{OWNER}/small"
 
@@ -151,3 +154,48 @@ def test_the_token_is_in_no_file(hub: FakeHub, folder: Path) -> None:
     for content in hub.files(REPO).values():
         assert TOKEN.encode() not in content
     assert json.loads((folder / EXPORT_FILE).read_text()) == {"format": 1}
+
+
+# --- while a run goes on -------------------------------------------------------------------------
+
+
+def train(outputs: Path, **changes: object) -> Path:
+    """A run of two steps each, with a checkpoint after every step."""
+    settings = [
+        *SMALL,
+        f"output_dir={outputs}",
+        "grpo.checkpoint_every=1",
+        "sft.checkpoint_every=1",
+    ]
+    recipe = grouper.load_recipe("demo", settings).override(push_to=REPO, **changes)
+    with grouper.prepare(recipe) as prepared:
+        return grouper.train(prepared, display=Progress(quiet=True)).path
+
+
+def test_a_run_pushes_its_checkpoints_and_its_result(hub: FakeHub, tmp_path: Path) -> None:
+    run = train(tmp_path)
+    tags = hub.repos[REPO].tags
+    # One that is still on its way lets the next one wait for the result.
+    assert tags.keys() <= {"sft-000001", "sft-000002", "grpo-000001", "grpo-000002"}
+    assert "sft-000001" in tags
+    assert "model.safetensors" in tags["sft-000001"]
+    assert not any("optimizer" in name for files in tags.values() for name in files)
+    files = hub.files(REPO)
+    assert b"## Results" in files["README.md"]
+    assert json.loads(files[EXPORT_FILE])["recipe"]["name"] == "demo"
+    weights = run / "grpo" / "final" / "model.safetensors"
+    assert len(files["model.safetensors"]) == weights.stat().st_size
+    assert not list(run.glob(".push-*"))
+
+
+def test_a_push_that_fails_stops_no_run(
+    hub: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_anotherToken")
+    with caplog.at_level("WARNING"):
+        run = train(tmp_path, skip_sft=True)
+    assert (run / "grpo" / "final" / "config.json").exists()
+    told = " ".join(record.getMessage() for record in caplog.records)
+    assert "grpo-000001 was not pushed" in told
+    assert f"Try again: grouper push {run} {REPO}" in told
+    assert not hub.repos
