@@ -43,6 +43,8 @@ from grouper.models.folders import model_in, recipe_for, require_model_folder, w
 from grouper.models.loading import context_length
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import render
+from grouper.publish.hub import PushCheckpoints
+from grouper.report.page import draw_pictures
 from grouper.rewards.calling import load_hook
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
@@ -117,11 +119,14 @@ def train(
     if isinstance(what, Run):
         if resume or overwrite or allow_changes or display is not None:
             raise ValueError("give resume, overwrite, allow_changes and display to the Run")
-        return phases.train(what, usual_hooks(what.recipe))
+        what.folder.draw = draw_pictures
+        repo = what.recipe.push_to
+        pushes = [] if repo is None else [PushCheckpoints(repo)]
+        return phases.train(what, [*usual_hooks(what.recipe), *pushes])
     what.release()
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     with Run(what.recipe, display, **intent) as run:
-        return phases.train(run, usual_hooks(run.recipe))
+        return train(run)
 
 
 # --- measuring a model ---------------------------------------------------------------------------

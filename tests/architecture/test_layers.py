@@ -29,10 +29,11 @@ MACHINERY = (
     ("models",),
     ("sampling",),
     ("evaluation",),
-    ("runs", "report"),
+    ("runs",),
     ("training",),
-    ("publish",),
     ("advice",),
+    ("report",),
+    ("publish",),
     ("api",),
     ("cli", "__main__"),
 )

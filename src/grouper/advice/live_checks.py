@@ -9,7 +9,6 @@ from grouper.advice.checks import WINDOW, SampleSummary, find, watch
 from grouper.config.schema import Recipe
 from grouper.errors import CheckError, PreflightError
 from grouper.models.loading import context_length
-from grouper.publish.hub import PushCheckpoints
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.training.checkpoint import TrainState, last_good
 from grouper.training.curriculum import first_met
@@ -32,8 +31,7 @@ def usual_hooks(recipe: Recipe) -> tuple[Hook, ...]:
     Raises:
         ConfigError: one of these is not there.
     """
-    pushes = [] if recipe.push_to is None else [PushCheckpoints(recipe.push_to)]
-    return (Preflight(), Rehearsal(), LiveChecks(), *map(UserHook, recipe.hooks), *pushes)
+    return (Preflight(), Rehearsal(), LiveChecks(), *map(UserHook, recipe.hooks))
 
 
 class LiveChecks(Hook):

@@ -37,6 +37,7 @@ NOT_THE_EXPERIMENT = (
     "on_finding",
     "hooks",
     "tracking.print_every_steps",
+    "tracking.token_groups",
     "tracking.trackers",
     "grpo.allow_truncation",
     "grpo.preflight_prompts",

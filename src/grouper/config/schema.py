@@ -563,6 +563,9 @@ class TrackingConfig(Section):
 
     token_ids: bool = False
     """keep ids and log-probs of every rollout"""
+    token_groups: NonNegative = 2
+    """groups per step whose tokens are recorded one by one: log-probs, entropy, clipping; the
+    report shows them"""
     log_every: Positive = 1
     """steps between lines on the console and in training.log"""
     print_every_steps: Positive | None = None

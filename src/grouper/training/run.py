@@ -9,7 +9,7 @@ import platform
 import signal
 import sys
 import threading
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
@@ -45,7 +45,7 @@ from grouper.training.problem_sets import (
     opening_lines,
     quarantine_lines,
 )
-from grouper.training.update import grpo_objective, validation_loss
+from grouper.training.update import validation_loss
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,9 @@ class Run:
             self.rewards.remember(self.path / ANSWERS_FILE)
         self.params = self.prepared.training_params()
         """How GRPO draws its rollouts."""
-        self.objective = grpo_objective(recipe.grpo)
+        decode = partial(self.prepared.tokenizer.decode, skip_special_tokens=False)
+        self.token_text = cache(lambda token: decode([token]))
+        """The text of a token id, special ones included."""
         for text in self.prepared.check_rewards():
             log.warning(text)
         self._sampler: tuple[Policy, NativeSampler] | None = None
