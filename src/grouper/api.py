@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -37,9 +37,16 @@ from grouper.data import ProblemSet
 from grouper.errors import DataError
 from grouper.evaluation.evaluate import settings_name
 from grouper.evaluation.result import EvaluationResult
+from grouper.evaluation.suites import Suite
 from grouper.files import dumps, refusing, write_atomic
 from grouper.grading import extract
-from grouper.models.folders import model_in, recipe_for, require_model_folder, with_sampling
+from grouper.models.folders import (
+    identity_of,
+    model_in,
+    recipe_for,
+    require_model_folder,
+    with_sampling,
+)
 from grouper.models.loading import context_length
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import render
@@ -54,6 +61,7 @@ from grouper.training import prepare as preparation
 from grouper.training.checkpoint import is_complete, read_state
 from grouper.training.curriculum import CHUNK, PassRates, first_met, measure_pass_rates
 from grouper.training.grpo import collect
+from grouper.training.parallel import join_processes
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import (
     ProblemSets,
@@ -148,6 +156,7 @@ def evaluate(
     *,
     split: str = "test",
     problems: ProblemSet | None = None,
+    suite: Suite | None = None,
     name: str | None = None,
     folder: Path | None = None,
     display: Progress | None = None,
@@ -159,10 +168,12 @@ def evaluate(
         model: a model or adapter folder, or a Hub name.
         split: `test` or `validation`.
         problems: those of the split, where they are loaded already.
+        suite: that the recipe's test problems are, for the record (`recipe_on`).
         name: of the result; left out: its settings, as `test-greedy-500x1`.
-        folder: where the result, its items and the recipe are written; left out: nowhere. A
-            result of the same name and settings is replaced, one of other settings never: then
-            the name gets a number.
+        folder: where the result, its items and the recipe are written; left out: nowhere. What
+            was measured there with the same settings is not measured again, and what was begun is
+            gone on with; a result of other settings is never replaced: then the name gets a
+            number.
         display: where progress goes; nowhere by default.
 
     Raises:
@@ -173,25 +184,55 @@ def evaluate(
     if is_complete(Path(model)):
         state = read_state(Path(model))
     display = display or Progress(quiet=True)
+    processes = join_processes()
+    record = None if folder is None else RunFolder(folder)
     with _loaded(recipe, model, **{split: problems}) as (prepared, policy):
-        count, samples = len(getattr(prepared, split)), recipe.evaluation.samples
-        name = name or settings_name(split, prepared.evaluation_params(), count, samples)
-        with display.track(f"evaluating {model}", count * samples) as task:
+        items = prepared.test if split == "test" else prepared.validation
+        params, samples = prepared.evaluation_params(), recipe.evaluation.samples
+        what = split if suite is None else f"{suite.name}-{prepared.format.name}"
+        wanted = name or settings_name(what, params, len(items), samples)
+        label = split if suite is None else suite.name
+        card: dict[str, Any] = {
+            "model": model,
+            "model_hash": identity_of(model, recipe.model.revision),
+            "data": problems.fingerprint,
+            "left_out": len(problems) - len(items),
+        }
+        if suite is not None:
+            card["suite"] = {**suite.card, "revision": problems.revision}
+
+        def named(card: Mapping[str, Any]) -> str:
+            if record is None:
+                return wanted
+            chosen = record.name_for(wanted, label, card)
+            summary = record.path / "evaluations" / f"{chosen}.json"
+            if summary.exists():
+                display.say(f"Measured before with the same settings: {summary}")
+            return chosen
+
+        with display.track(f"evaluating {model}", len(items) * samples) as task:
             result = prepared.evaluate(
                 prepared.sampler(policy),
-                name=name,
+                items=items,
+                name=lambda card: processes.on_rank0(lambda: named(card)),
                 phase=str(state["phase"]),
                 step=int(state["step"]),
-                split=split,
+                split=label,
                 progress=task,
-                card={"model": model, "data": problems.fingerprint},
+                card=card,
+                processes=processes,
+                folder=record and record.path / "evaluations",
+                known=record and record.read_evaluation,
+                resume=True,
             )
-    if folder is not None:
-        write_atomic(folder / "recipe.yaml", resolved_yaml(recipe).encode())
-        result, replaced = RunFolder(folder).add_evaluation(result)
-        if replaced:
-            display.say(f"{result.name} in {folder} had the same settings, and is replaced.")
+    if record is not None:
+        processes.on_rank0(lambda: _record(record, recipe, result))
     return result
+
+
+def _record(record: RunFolder, recipe: Recipe, result: EvaluationResult) -> None:
+    write_atomic(record.path / "recipe.yaml", resolved_yaml(recipe).encode())
+    record.write_evaluation(result)
 
 
 def pass_rates(

@@ -228,6 +228,30 @@ def test_a_gain_that_is_only_format_is_told_from_a_real_one(
     assert names(tmp_path) == found
 
 
+@pytest.mark.parametrize(
+    ("right", "since"),
+    [
+        ((10, 20, 31, 32, 30, 33), 4),  # nothing after step 4 is better than what was there
+        ((10, 20, 31, 32, 30), None),  # two later looks are too few to say so
+        ((10, 18, 26, 34, 39), None),
+        ((20, 21, 19, 20), 0),
+    ],
+)
+def test_no_evidence_of_progress_is_said_with_the_step_since_when(
+    tmp_path: Path, right: tuple[int, ...], since: int | None
+) -> None:
+    run = RunFolder(run_of(tmp_path))
+    for look, count in enumerate(right):
+        held = [i < count for i in range(40)]
+        result = evaluation(f"validation-grpo-{2 * look:06d}", "grpo", held, held)
+        run.write_evaluation(replace(result, split="validation", step=2 * look))
+    findings = [f for f in find(read_record(tmp_path)) if f.name == "no-progress"]
+    assert [f.evidence["since"] for f in findings] == ([] if since is None else [since])
+    if findings:
+        assert f"no evidence of progress since step {since}: 3 later looks" in findings[0].what
+        assert findings[0].steps == (since, 2 * (len(right) - 1))
+
+
 @pytest.mark.parametrize(("lag", "found"), [(0, []), (3, ["stale-sampler"])])
 def test_rollouts_of_old_weights_are_noticed(tmp_path: Path, lag: int, found: list[str]) -> None:
     """SFT has made 24 updates before; from step 20 on the sampler gets no new weights in time."""

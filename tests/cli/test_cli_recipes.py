@@ -36,7 +36,7 @@ def test_fields_of_a_section_have_type_default_and_meaning(grouper):
     [
         ("grpo.group_size", ["grpo.group_size"]),
         ("sampling.min_p", ["sampling.min_p"]),
-        ("min_p", ["sampling.min_p", "sampling.allow_truncated"]),
+        ("min_p", ["sampling.min_p", "sampling.allow_truncated", "evaluation.min_p"]),
         ("GDPO", ["grpo.decouple_rewards"]),
         ("Baseline needs two", ["grpo.group_size"]),
         ("learning rate decay", ["sft.optimizer.final_ratio", "grpo.optimizer.final_ratio"]),

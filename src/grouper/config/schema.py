@@ -494,8 +494,14 @@ class EvaluationConfig(Section):
     samples: Positive = 1
     """completions per problem (k of pass@k)"""
     temperature: NonNegativeFloat = 0.0
+    top_p: Share = 1.0
+    top_k: NonNegative = 0
+    min_p: BelowOne = 0.0
     max_new_tokens: Positive | None = None
     """left out: as in sampling"""
+    validation_minutes: PositiveFloat | None = None
+    """about as long as a look at data.validation may take: the first one finds how many of its
+    problems fit, in an order by seed, and every later look has the same ones"""
     base: bool = True
     """also measure the model before training"""
     rewards: bool = True

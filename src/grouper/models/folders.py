@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,36 @@ def on_this_machine(path: str, revision: str | None = None) -> bool:
         return isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str)
     except HFValidationError:  # neither a folder nor a name that the Hub could have
         return False
+
+
+def identity_of(path: str, revision: str | None = None) -> str | None:
+    """What tells the weights of a model from others: a hash of samples of its files, or a commit.
+
+    None for a Hub name of which nothing is on this machine.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        found = try_to_load_from_cache(path, "config.json", revision=revision)
+        return Path(found).parent.name if isinstance(found, str) else None
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _OF_A_MODEL and file.is_file():
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size}\n".encode())
+            with file.open("rb") as opened:
+                for part in range(_SAMPLED):
+                    opened.seek(max(0, size - _SAMPLE) * part // (_SAMPLED - 1))
+                    digest.update(opened.read(_SAMPLE))
+    base = base_of(path)
+    return digest.hexdigest()[:16] + ("" if base == path else f"+{identity_of(base)}")
+
+
+# Files that change what a model answers, and how much of a large one is read: training changes
+# weights everywhere.
+_OF_A_MODEL = (".safetensors", ".json", ".jinja", ".model", ".bin")
+_SAMPLED, _SAMPLE = 64, 1 << 16
 
 
 def read_adapter(path: str) -> dict[str, Any] | None:

@@ -137,7 +137,7 @@ def _evaluate_if_due(run: Run, state: TrainState) -> bool:
     result = run.folder.read_evaluation(f"validation-{state.phase}-{step:06d}")
     if result is None:
         result = run.evaluate(state.policy, phase=state.phase, step=step, split="validation")
-    return state.best.offer(step, result.accuracy)
+    return state.best.offer(step, result.accuracy, result.interval)
 
 
 def _has_ended(run: Run, state: TrainState) -> bool:

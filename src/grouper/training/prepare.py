@@ -243,7 +243,8 @@ class Prepared:
         """How every model of the run is measured."""
         e = self.recipe.evaluation
         most = e.max_new_tokens or self.max_new_tokens
-        return self._params(temperature=e.temperature, max_new_tokens=most)
+        how = {name: getattr(e, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        return self._params(**how, max_new_tokens=most)
 
     def _params(self, **settings: Any) -> SamplingParams:
         s = self.recipe.sampling
@@ -317,31 +318,28 @@ class Prepared:
         self,
         sampler: Sampler,
         *,
-        name: str,
-        split: str,
+        items: Items,
         card: dict[str, Any] | None = None,
         **others: Any,
     ) -> EvaluationResult:
-        """Measure the model of a sampler on the `test` or `validation` problems.
+        """Measure the model of a sampler.
 
         Args:
             sampler: draws the completions.
-            name: of the result.
-            split: `test` or `validation`.
+            items: some of the problems, with their prompts.
             card: more to record.
             others: as in `evaluate`.
         """
         recipe = self.recipe
+        known = {"recipe_hash": recipe_hash(recipe), "prompt": self.format.name}
         return evaluate(
-            name=name,
-            split=split,
-            items=self.test if split == "test" else self.validation,
+            items=items,
             sampler=sampler,
             grader=self.grader,
             params=self.evaluation_params(),
             samples=recipe.evaluation.samples,
             seed=recipe.seed,
-            card={"recipe_hash": recipe_hash(recipe), **(card or {})},
+            card={**known, **(card or {})},
             fmt=self.format,
             rewards=self.rewards if recipe.evaluation.rewards else None,
             **others,
