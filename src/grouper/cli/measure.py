@@ -19,6 +19,7 @@ from grouper.cli.opening import (
     open_recipe,
     require_writable,
     run_of,
+    sampled_by,
     show_plan,
 )
 from grouper.cli.text import counted, duration, show, table, warn
@@ -59,11 +60,12 @@ def evaluate(
     others: tuple[str, ...],
     split: str,
     output_dir: Path | None,
+    engine: str | None,
     dry_run: bool,
     quiet: bool,
 ) -> None:
     """Measure models, and print the results beside earlier ones."""
-    opened = open_recipe(recipe, overrides)
+    opened = open_recipe(recipe, sampled_by(engine, overrides))
     run = run_of(recipe, opened)
     # Never in an exported folder, which a later run replaces.
     home = Path(opened.output_dir).expanduser() / opened.name if is_model(run) else run
@@ -173,11 +175,12 @@ def preview(
     overrides: tuple[str, ...],
     *,
     model: str | None,
+    engine: str | None,
     quiet: bool,
     **drawn: int,
 ) -> int:
     """Draw and print samples; 1 if there is nothing to learn from them."""
-    opened = open_recipe(recipe, overrides)
+    opened = open_recipe(recipe, sampled_by(engine, overrides))
     run = run_of(recipe, opened)
     subject = chosen_model(model, opened, run)
     if subject is None:

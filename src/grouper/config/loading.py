@@ -39,6 +39,7 @@ NOT_THE_EXPERIMENT = (
     "tracking.trackers",
     "grpo.allow_truncation",
     "grpo.preflight_prompts",
+    "sampling.vllm",
 )
 
 
@@ -103,6 +104,8 @@ def recipe_hash(recipe: Recipe) -> str:
     for name in NOT_THE_EXPERIMENT:
         section, _, key = name.rpartition(".")
         del (data[section] if section else data)[key]
+    if recipe.sampling.engine == "native":  # as the runs that began when there was no other
+        del data["sampling"]["engine"]
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -31,6 +31,23 @@ class Sampler(Protocol):
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
         """Yield (index of the request, its completion) as each finishes, each index once."""
+
+
+class ModelSampler(Sampler, Protocol):
+    """A sampler over a model's weights, always at the trainer's version."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Of all sampling so far, what was not spent on decoding: `prefill`, and `push` of weights
+        to where they are sampled from."""
+
+    @property
+    def gap(self) -> float | None:
+        """How far log-probs were from the trainer's after the last push of weights, in nats per
+        token; None where nothing is pushed."""
+
+    def release(self) -> None:
+        """Free what is held between calls; the next call makes it anew."""
 
 
 def draw_seed(*parts: int | str) -> int:

@@ -115,6 +115,14 @@ class NativeSampler:
                 # By now the exception is gone, and with it what its traceback kept alive.
                 self._halve(policy, size, reason)
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {"prefill": self.prefill_seconds}
+
+    @property
+    def gap(self) -> None:
+        """None: the weights are the trainer's own, or a copy made in this process."""
+
     def release(self) -> None:
         """Free the cache and the recorded steps; the next call creates new ones."""
         if self._kept is not None:
