@@ -35,13 +35,13 @@ RESULTS = Path(__file__).parent / "results" / "vllm_side_by_side.json"
 SIZES = {
     "0.5M": [],
     "25M": [
-        "model.new={hidden_size: 512, layers: 8, heads: 8, kv_heads: 4, head_dim: 64, "
-        "intermediate_size: 1536}",
+        "model.new={hidden_size: 512, layers: 8, heads: 8, kv_heads: 4, intermediate_size: 1536}",
+        "model.new.head_dim=64",
         "grpo.prompts_per_step=4",
     ],
     "0.5B": [
-        "model.new={hidden_size: 1280, layers: 20, heads: 20, kv_heads: 4, head_dim: 64, "
-        "intermediate_size: 5120}",
+        "model.new={hidden_size: 1280, layers: 20, heads: 20, kv_heads: 4}",
+        "model.new={head_dim: 64, intermediate_size: 5120}",
         "model.dtype=bfloat16",
         "sampling.vllm.tolerance=0.1",
     ],
@@ -120,9 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     taken.append(steps(size, engine, given.steps))
                     time.sleep(0.5)
             rows = {
-                engine: {
-                    name: statistics.median(turn[name] for turn in taken) for name in taken[0]
-                }
+                engine: {name: statistics.median(turn[name] for turn in taken) for name in taken[0]}
                 for engine, taken in turns.items()
             }
         found[size] = rows

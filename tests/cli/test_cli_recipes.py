@@ -78,7 +78,9 @@ def test_every_command_a_field_refers_to_exists(grouper):
 
 def test_a_trl_file_becomes_a_recipe_that_can_be_run(grouper, tmp_path):
     theirs, ours = tmp_path / "theirs.yaml", tmp_path / "ours.yaml"
-    theirs.write_text("num_generations: 4\nper_device_train_batch_size: 8\nvllm_model_impl: vllm2\n")
+    theirs.write_text(
+        "num_generations: 4\nper_device_train_batch_size: 8\nvllm_model_impl: vllm2\n"
+    )
     called = grouper("recipes", "from", theirs, "-o", ours)
     assert called.code == 0, called.err
     assert "vllm_model_impl: Grouper samples with its own engine" in called.err

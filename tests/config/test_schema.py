@@ -166,8 +166,8 @@ def test_a_resolved_recipe_with_all_of_it_reads_back(tmp_path):
     assert load_recipe(path) == recipe
 
 
-# Distinct names of settings and sections in a recipe. It only falls; vLLM brought seven (engine, vllm,
-# gpu_memory_utilization, urls, devices, weights_dir, tolerance) to 150.
+# Distinct names of settings and sections in a recipe. It only falls; vLLM brought seven to 150:
+# engine, vllm, gpu_memory_utilization, urls, devices, weights_dir and tolerance.
 MOST_NAMES = 157
 
 

@@ -14,7 +14,7 @@ from torch.distributed.run import get_args_parser
 LAUNCH = Path(__file__).resolve().parents[2] / "examples" / "launch"
 
 # Programs that a file starts, here only recording what they were given.
-STUB = "#!/bin/sh\nfor word in \"$@\"; do printf '%s\\n' \"$word\"; done\n"
+STUB = '#!/bin/sh\nfor word in "$@"; do printf \'%s\\n\' "$word"; done\n'
 
 
 def launched(name: str, folder: Path, *more: str, real: bool = False, **given: str) -> str:

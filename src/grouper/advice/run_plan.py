@@ -490,7 +490,9 @@ class _Planner:
         needed = self.model.parameters * dtype.itemsize + cache + VLLM_ITSELF * GIB
         shares = {gib: math.ceil(20 * needed / (gib * GIB)) / 20 for gib in CARDS}
         told = [f"{share:.2f} on {gib} GB" for gib, share in shares.items() if share < 1]
-        return [str(found("vllm-share", gib=f"{needed / GIB:.1f}", shares=", ".join(told) or "none"))]
+        return [
+            str(found("vllm-share", gib=f"{needed / GIB:.1f}", shares=", ".join(told) or "none"))
+        ]
 
     def _sizes(self, name: str, slots: int) -> tuple[int, CacheSize]:
         """Completions of a prompt, and what at most so many slots hold."""

@@ -47,10 +47,10 @@ def generate(
         raise click.UsageError("--question is empty.")
     model = model_in(model)
     named = None if recipe is None else open_recipe(recipe)
-    found = recipe_for(model, named, format_name)
+    asked = recipe_for(model, named, format_name)
     if engine is not None:
-        found = found.override(f"sampling.engine={engine}")
-    opened = with_sampling(found, **sampling)
+        asked = asked.override(f"sampling.engine={engine}")
+    opened = with_sampling(asked, **sampling)
     rows = None if input_file is None else _read_questions(input_file)
     if output_file is not None:
         require_new(output_file, f"--output {output_file}")

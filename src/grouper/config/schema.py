@@ -695,7 +695,7 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _correct_for_another_engine(cls, data: Any) -> Any:
-        """vLLM's numbers are not quite the trainer's: truncated importance weights by default."""
+        """Another engine's numbers are not the trainer's: truncated importance weights by default."""
         if not isinstance(data, dict) or not isinstance(data.get("sampling"), dict):
             return data
         grpo = data.get("grpo", {})
@@ -709,7 +709,7 @@ class Recipe(Section):
         if twice := _twice(self.rewards):
             yield f"reward {twice!r} is listed twice; use its weight instead"
         if self.sampling.engine == "vllm" and self.model.quantization is not None:
-            yield "sampling.engine: vllm cannot sample from 4bit weights with an adapter: use native"
+            yield "vLLM cannot sample from 4bit weights with an adapter: sampling.engine: native"
 
     def override(self, *settings: str, **sections: Any) -> Recipe:
         """This recipe with other settings; everything is checked again, and `self` stays as it is.

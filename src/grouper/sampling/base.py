@@ -38,13 +38,14 @@ class ModelSampler(Sampler, Protocol):
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Of all sampling so far, what was not spent on decoding: `prefill`, and `push` of weights
-        to where they are sampled from."""
+        """Of all sampling so far, what was not spent on decoding: `prefill`, `push` of weights."""
 
     @property
     def gap(self) -> float | None:
-        """How far log-probs were from the trainer's after the last push of weights, in nats per
-        token; None where nothing is pushed."""
+        """How far log-probs were from the trainer's after the last push of weights.
+
+        In nats per token; None where nothing is pushed.
+        """
 
     def release(self) -> None:
         """Free what is held between calls; the next call makes it anew."""

@@ -1,4 +1,4 @@
-"""The samplers that a recipe can name (`sampling.engine`): each a function, and a row of a table."""
+"""The samplers that a recipe can name in `sampling.engine`: each a function and a row."""
 
 from __future__ import annotations
 
@@ -133,7 +133,6 @@ def _name(policy: Policy) -> str:
     return str(policy.products_dtype).removeprefix("torch.")
 
 
-
 def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
     """Start vLLM, or connect to its servers, as the recipe says.
 
@@ -150,7 +149,10 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
         )
     dtype, device = samplers.dtype(_name(policy)), policy.device.type
     arguments = engine_arguments(
-        recipe.sampling, dtype=dtype, device=device, max_length=samplers.max_length(policy.model.config)
+        recipe.sampling,
+        dtype=dtype,
+        device=device,
+        max_length=samplers.max_length(policy.model.config),
     )
     started = time.perf_counter()
     if not settings.urls:

@@ -228,7 +228,7 @@ class VllmSampler:
             )
 
     def _params(self, params: SamplingParams, key: int) -> dict[str, Any]:
-        """vLLM's arguments: every one that could change a draw, so that none is inherited."""
+        """A request: every argument that could change a draw, so that none is inherited."""
         return {
             "n": 1,
             "temperature": params.temperature,

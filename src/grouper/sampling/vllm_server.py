@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,8 +105,9 @@ class Replica:
         if response.status >= 500 or response.status == 429:
             raise Unreachable(f"{self.url} answered {response.status}: {text[:200]!r}")
         if response.status >= 400:
+            told = text[:300].decode(errors="replace")
             raise ModelError(
-                f"the server refuses {path}: {response.status} {text[:300].decode(errors='replace')}",
+                f"the server refuses {path}: {response.status} {told}",
                 where=self.url,
                 fix=f"Give trainer and server the same {SECRET}."
                 if response.status == 401
@@ -154,8 +156,7 @@ class ServerEngine:
         self._folder = tempfile.TemporaryDirectory(prefix="grouper-weights-", dir=folder)
         self._file = Path(self._folder.name) / "weights.safetensors"
         for replica in self._replicas:
-            self._check_model(replica)
-            self._patiently(lambda: replica.call("/init_weight_transfer_engine", {"init_info": {}}))
+            self._patiently(partial(self._meet, replica))
 
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
         threads = min(len(asks), self._concurrency * self.replicas)
@@ -178,10 +179,10 @@ class ServerEngine:
         self.revived = False
         self._tag = tag
         for replica in self._replicas:
-            self._patiently(lambda replica=replica: self._load(replica))  # type: ignore[misc]
+            self._patiently(partial(self._load, replica))
 
     def tag(self) -> str | None:
-        found = {self._patiently(lambda r=r: self._tag_of(r)) for r in self._replicas}  # type: ignore[misc]
+        found = {self._patiently(partial(self._tag_of, r)) for r in self._replicas}
         return found.pop() if len(found) == 1 else None
 
     def rest(self) -> None:
@@ -225,9 +226,8 @@ class ServerEngine:
         if not replica.suspect:
             return
         with replica.lock:
-            if replica.suspect and self._tag_of(replica) != self._tag:
-                self._check_model(replica)
-                replica.call("/init_weight_transfer_engine", {"init_info": {}})
+            if self._tag_of(replica) != self._tag:
+                self._meet(replica)
                 self._load(replica)
                 self.revived = True
                 log.warning("%s had lost its weights, and has them again.", replica.url)
@@ -244,9 +244,9 @@ class ServerEngine:
         found: str | None = replica.call("/weight_info").get("weight_version")
         return found
 
-    def _check_model(self, replica: Replica) -> None:
-        """Refuse a server of another model. Raises `ModelError`."""
-        served = self._patiently(lambda: replica.call("/v1/models"))
+    def _meet(self, replica: Replica) -> None:
+        """Begin with a server that has just started. Raises `ModelError` for another model's."""
+        served = replica.call("/v1/models")
         names = [row.get("id") for row in served.get("data", ())]
         if self._name not in names:
             raise ModelError(
@@ -255,6 +255,7 @@ class ServerEngine:
                 where=replica.url,
                 fix="Start it with the recipe of this run: grouper serve-rollouts RECIPE.",
             )
+        replica.call("/init_weight_transfer_engine", {"init_info": {}})
 
     def _patiently(self, attempt: Callable[[], Value]) -> Value:
         """What `attempt` returns, tried again while a server is away. Raises `ModelError`."""
@@ -337,9 +338,7 @@ class ServerProcess:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        command, environment = server_command(
-            folder, name, arguments, host="127.0.0.1", port=port
-        )
+        command, environment = server_command(folder, name, arguments, host="127.0.0.1", port=port)
         environment[SECRET] = secret
         if device is not None:
             environment["CUDA_VISIBLE_DEVICES"] = str(device)

@@ -79,7 +79,7 @@ def _read(path: str) -> Iterator[tuple[str, Tensor]]:
             yield name, file.get_tensor(name)
 
 
-def _plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
+def _plain_linear(layer: Any, remove_weight: bool) -> None:
     """Keep a linear layer's weight as it is, where vLLM would pack a copy of it (CPU).
 
     A packed copy is what makes a reload crash, or, with tied embeddings, go unnoticed.
@@ -88,54 +88,65 @@ def _plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear
 
 
+@dataclass
+class InitInfo:
+    """What a transfer begins with: nothing has to be agreed on."""
+
+
+@dataclass
+class UpdateInfo:
+    """One set of weights."""
+
+    version: str
+    path: str | None = None
+    """A safetensors file; None: the weights are handed over within this process."""
+
+
+class Receiver:
+    """Our half of a `WeightTransferEngine`: loads all weights, by the names of transformers."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    model: Any
+    device: torch.device
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None: ...
+
+    def start_weight_update(self) -> None: ...
+
+    def finish_weight_update(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load them, and wait until they are there."""
+        self.receive_weights(UpdateInfo(**update_info))
+        if self.device.type != "cpu":  # where there is nothing to wait for
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Load them; an error unless every parameter of the model was among them."""
+        path, held = update_info.path, HANDED.pop(update_info.version, ())
+        loaded = self.model.load_weights(held if path is None else _read(path))
+        left = {name for name, _ in self.model.named_parameters()} - set(loaded or ())
+        if left:
+            raise ValueError(f"weights did not arrive: {', '.join(sorted(left)[:5])}")
+
+    @staticmethod
+    def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
+        """The trainer has a side of its own: `vllm.Engine.push`."""
+        raise NotImplementedError
+
+
 def _install() -> None:
     """Register the weight transfer in this process of vLLM."""
-    from vllm.distributed.weight_transfer import base
+    from vllm.distributed.weight_transfer.base import WeightTransferEngine
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.model_executor.layers import utils
 
-    @dataclass
-    class InitInfo(base.WeightTransferInitInfo):
-        """Nothing has to be agreed on."""
-
-    @dataclass
-    class UpdateInfo(base.WeightTransferUpdateInfo):
-        version: str
-        path: str | None = None
-        """A safetensors file; None: the weights are handed over within this process."""
-
-    class HandOver(base.WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]  # untyped
-        """Loads a whole set of weights, under the names that transformers has for them."""
-
-        init_info_cls = InitInfo
-        update_info_cls = UpdateInfo
-
-        def init_transfer_engine(self, init_info: InitInfo) -> None: ...
-
-        def start_weight_update(self) -> None: ...
-
-        def finish_weight_update(self) -> None: ...
-
-        def shutdown(self) -> None: ...
-
-        def update_weights(self, update_info: dict[str, Any]) -> None:
-            self.receive_weights(self.parse_update_info(update_info))
-            if self.device.type != "cpu":  # where there is nothing to wait for
-                torch.accelerator.synchronize()
-
-        def receive_weights(self, update_info: UpdateInfo) -> None:
-            path, held = update_info.path, HANDED.pop(update_info.version, ())
-            loaded = self.model.load_weights(held if path is None else _read(path))
-            left = {name for name, _ in self.model.named_parameters()} - set(loaded or ())
-            if left:
-                raise ValueError(f"weights did not arrive: {', '.join(sorted(left)[:5])}")
-
-        @staticmethod
-        def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
-            raise NotImplementedError  # the trainer has its own side of it
-
     utils.dispatch_cpu_unquantized_gemm = _plain_linear
-    WeightTransferEngineFactory.register_engine(BACKEND, HandOver)
+    transfer = type("HandOver", (Receiver, WeightTransferEngine), {})
+    WeightTransferEngineFactory.register_engine(BACKEND, transfer)
     if multiprocessing.parent_process() is not None:
         end_with_parent()  # the engine of a server that was killed
 

@@ -134,8 +134,9 @@ def whole_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 value = _whole(parameter)
-                merged = key == "weight" and delta is not None
-                yield f"{name}.{key}".lstrip("."), value + delta if merged else value
+                if key == "weight" and delta is not None:
+                    value = value + delta
+                yield f"{name}.{key}".lstrip("."), value
 
 
 def _lora_delta(module: Any) -> torch.Tensor | None:
