@@ -335,7 +335,9 @@ def test_the_real_server(folders: dict[bool, Path], tmp_path: Path) -> None:  # 
                 assert gap(policy, wanted, drawn) < 2e-5
                 assert {c.policy_version for c in drawn} == {version}
             train(policy)
-        assert draw(sampler, requests(4)) == draw(sampler, requests(4))
+        # To the last bits it depends on what else the server computes at the time.
+        first, second = (draw(sampler, requests(4)) for _ in range(2))
+        assert [c.token_ids for c in first] == [c.token_ids for c in second]
         stopped = draw(sampler, requests(8, stop=("e", "a", "t"), include_stop=False))
         assert all(not {*c.text} & {*"eat"} for c in stopped)
         for path in open_routes(process.url, secret):

@@ -695,7 +695,7 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _correct_for_another_engine(cls, data: Any) -> Any:
-        """Another engine's numbers are not the trainer's: truncated importance weights by default."""
+        """Truncated importance weights by default: vLLM's numbers are not quite the trainer's."""
         if not isinstance(data, dict) or not isinstance(data.get("sampling"), dict):
             return data
         grpo = data.get("grpo", {})
