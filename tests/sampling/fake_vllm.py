@@ -20,7 +20,6 @@ BLOCK = 128
 
 class FakeVllm:
     replicas = 1
-    revived = False
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = copy.deepcopy(model), tokenizer

@@ -290,9 +290,9 @@ def _served_model(engine: LocalEngine) -> Any:
 
 
 FAULTS = {
-    "a push is skipped": (skip_everything, "they are not there"),
-    "a prefix is stale": (skip_the_cache, "the prefix cache is stale"),
-    "a tied head is stale": (keep_the_head, "they are not there"),
+    "a push is skipped": (skip_everything, "its weights are others"),
+    "a prefix is stale": (skip_the_cache, "its prefix cache is stale"),
+    "a tied head is stale": (keep_the_head, "its weights are others"),
 }
 
 
@@ -379,7 +379,7 @@ def test_an_engine_that_forgets_is_given_its_weights_again(fake: tuple[Policy, F
     running = sampler.sample(requests(2))
     next(running)
     engine._tag = "another run's"
-    with pytest.raises(ModelError, match="lost or changed its weights"):
+    with pytest.raises(ModelError, match="lost its weights"):
         list(running)
 
 
@@ -392,7 +392,7 @@ def test_a_push_without_an_acknowledgement_ends_the_run(fake: tuple[Policy, Fake
 
 def test_too_long_a_prompt_is_refused(fake: tuple[Policy, FakeVllm]) -> None:
     policy, engine = fake
-    with pytest.raises(PromptError, match="do not fit the 320 tokens"):
+    with pytest.raises(PromptError, match="do not fit the model's context of 320"):
         draw(over(policy, engine), requests(1, length=310))
 
 
@@ -422,6 +422,9 @@ def test_what_an_engine_is_started_with() -> None:
     assert plain["logprobs_mode"] == "raw_logprobs"
     assert plain["enforce_eager"] is True
     assert "gpu_memory_utilization" not in plain
+    taken = SamplingConfig.model_validate({"vllm": {"params": {"dtype": "half", "model": "x"}}})
+    with pytest.raises(ConfigError, match="dtype, model: this follows from the rest"):
+        engine_arguments(taken, dtype="float32", device="cpu", max_length=64)
 
 
 def test_tolerances() -> None:

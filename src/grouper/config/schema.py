@@ -474,31 +474,10 @@ class VllmConfig(Section):
     def contradictions(self) -> Iterator[str]:
         if self.mode == "colocate" and (self.urls or self.devices):
             yield "urls and devices are of servers: set mode: server"
+        elif wrong := [url for url in self.urls if not url.startswith(("http://", "https://"))]:
+            yield f"urls: write {wrong[0]} as http://127.0.0.1:8765"
         elif self.urls and self.devices:
             yield "devices are of the servers that a run starts itself, not of those at urls"
-        if taken := sorted(self.params.keys() & ENGINE_ARGUMENTS):
-            yield f"params: {', '.join(taken)} follow from the rest of the recipe: leave them out"
-
-
-# Arguments of vLLM's engine that Grouper sets: what it samples with is in the recipe, and proved.
-ENGINE_ARGUMENTS = frozenset(
-    {
-        "dtype",
-        "enable_sleep_mode",
-        "generation_config",
-        "gpu_memory_utilization",
-        "load_format",
-        "logprobs_mode",
-        "max_model_len",
-        "max_num_seqs",
-        "model",
-        "quantization",
-        "tokenizer",
-        "trust_remote_code",
-        "weight_transfer_config",
-        "worker_extension_cls",
-    }
-)
 
 
 class SamplingConfig(Section):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from grouper.errors import PromptError
 from grouper.types import Completion, Prompt, SamplingParams
 
 
@@ -49,6 +50,23 @@ class ModelSampler(Sampler, Protocol):
 
     def release(self) -> None:
         """Free what is held between calls; the next call makes it anew."""
+
+
+def check_lengths(requests: Sequence[SampleRequest], limit: int | None) -> None:
+    """Refuse what is longer than the model takes, prompt and completion together.
+
+    Raises:
+        PromptError: a prompt and its completion may not fit.
+    """
+    for request in requests:
+        tokens, new = len(request.prompt.token_ids), request.params.max_new_tokens
+        if limit is not None and tokens + new > limit:
+            raise PromptError(
+                f"a prompt of {tokens} tokens and {new} new ones do not fit the model's context "
+                f"of {limit}",
+                where=request.prompt.problem_id,
+                fix="Lower sampling.max_new_tokens or prompt.max_prompt_tokens.",
+            )
 
 
 def draw_seed(*parts: int | str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from grouper.sampling.vllm import (
     tolerance_of,
     write_shape,
 )
-from grouper.sampling.vllm_server import ServerEngine, ServerProcess, new_secret, shared_secret
+from grouper.sampling.vllm_server import ServerEngine, ServerProcess, shared_secret
 from grouper.sampling.weights import SamplingWeights, copy_dtype
 
 log = logging.getLogger(__name__)
@@ -164,7 +165,7 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
     if settings.mode == "colocate":
         engine = LocalEngine(folder, arguments)
     else:
-        secret = shared_secret() if settings.urls else new_secret()
+        secret = shared_secret() if settings.urls else secrets.token_hex(32)
         own = [
             ServerProcess(folder, name, arguments, secret=secret, device=number)
             for number in (() if settings.urls else settings.devices or (None,))
@@ -175,8 +176,7 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
                 secret,
                 name=name,
                 dtype=DTYPES[dtype],
-                weights_dir=settings.weights_dir,
-                timeout=settings.timeout_seconds,
+                settings=settings,
                 concurrency=recipe.sampling.max_slots,
                 processes=own,
             )

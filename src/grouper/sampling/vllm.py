@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from grouper.algorithms.batching import unweighted_rows
-from grouper.errors import ConfigError, ModelError, PromptError
+from grouper.errors import ConfigError, ModelError
 from grouper.models.policy import Policy
-from grouper.sampling.base import SampleRequest
+from grouper.sampling.base import SampleRequest, check_lengths
 from grouper.sampling.stops import StopStrings
 from grouper.sampling.vllm_worker import BACKEND, EXTENSION, HANDED
 from grouper.sampling.weights import whole_weights
@@ -85,8 +85,6 @@ class Engine(Protocol):
     """vLLM, wherever it runs."""
 
     replicas: int
-    revived: bool
-    """Whether a replica was given its weights again since the last push."""
 
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
         """Yield (index, answer) as each finishes."""
@@ -145,22 +143,13 @@ class VllmSampler:
         """
         if not requests:
             return
-        self._check_lengths(requests)
+        check_lengths(requests, self._max_length)
         tag = self._freshen()
         asks = [Ask(r.prompt.token_ids, self._params(r.params, r.key)) for r in requests]
         try:
             for index, answer in self._engine.answers(asks):
                 yield index, self._completion(answer, requests[index].params)
-            if self._engine.revived:  # what it drew since then counts only if this holds
-                self._prove()
-                self._engine.revived = False
-            if self._engine.tag() != tag:
-                raise ModelError(
-                    "vLLM lost or changed its weights while it sampled (a server has started "
-                    "again, or another run uses it)",
-                    where="sampling.engine",
-                    fix="Nothing of this step was kept: go on with --resume.",
-                )
+            self._require(tag, "lost its weights while it sampled (has a server started again?)")
         finally:
             self._engine.rest()
 
@@ -175,18 +164,21 @@ class VllmSampler:
         started = time.perf_counter()
         self._proved = None
         self._engine.push(whole_weights(self._policy), tag)
-        found = self._engine.tag()
-        if found != tag:
-            raise ModelError(
-                f"vLLM did not acknowledge the weights of version {self._policy.version}: it has "
-                f"{found or 'none'}",
-                where="sampling.engine",
-                fix="Start it again, and go on with --resume.",
-            )
+        self._require(tag, "did not acknowledge its weights")
         self._prove()
         self._proved = tag
         self.seconds["push"] += time.perf_counter() - started
         return tag
+
+    def _require(self, tag: str, otherwise: str) -> None:
+        """Raise `ModelError` if the engine says that it has other weights."""
+        found = self._engine.tag()
+        if found != tag:
+            raise ModelError(
+                f"vLLM {otherwise}: it has {found or 'none'}, not {tag}",
+                where="sampling.engine",
+                fix="Nothing of this step was kept: go on with --resume.",
+            )
 
     @torch.no_grad()
     def _prove(self) -> None:
@@ -215,16 +207,14 @@ class VllmSampler:
         self.gap = float(gaps.max())
         # What is not finite is found by the update, which says more about it.
         if self.gap > self._tolerance and bool(ours.isfinite().all()):
-            short = float(gaps[:: len(prompts)].max())
-            why = "the prefix cache is stale" if short <= self._tolerance else "they are not there"
+            stale = float(gaps[:: len(prompts)].max()) <= self._tolerance
             raise ModelError(
                 f"after the push of version {self._policy.version} vLLM's log-probs differ from "
                 f"the trainer's by {self.gap:.3g} nats per token, allowed {self._tolerance:g}: "
-                f"{why}, or vLLM computes this model otherwise",
+                + ("its prefix cache is stale" if stale else "its weights are others"),
                 where="sampling.engine",
-                fix="Nothing was sampled. Where the difference is one of precision, raise "
-                "sampling.vllm.tolerance or set sampling.dtype; else use sampling.engine=native, "
-                "and please report it.",
+                fix="Nothing was sampled. A difference of precision: raise sampling.vllm.tolerance "
+                "or set sampling.dtype. Else use sampling.engine=native, and please report it.",
             )
 
     def _params(self, params: SamplingParams, key: int) -> dict[str, Any]:
@@ -252,15 +242,11 @@ class VllmSampler:
 
     def _completion(self, answer: Answer, params: SamplingParams) -> Completion:
         length, reason = self._end(answer, params)
-        ids, watcher = answer.token_ids[:length], self._watcher(params.stop)
-        text = watcher.text(ids[:-1] if reason is FinishReason.STOP_TOKEN else ids)
-        if reason is FinishReason.STOP_STRING:
-            text = watcher.cut(text, include_stop=params.include_stop)
-        return Completion(
-            token_ids=ids,
-            logprobs=answer.logprobs[:length],
-            text=text,
-            finish_reason=reason,
+        return self._watcher(params.stop).completion(
+            answer.token_ids[:length],
+            answer.logprobs[:length],
+            reason,
+            include_stop=params.include_stop,
             policy_version=self._policy.version,
         )
 
@@ -279,24 +265,8 @@ class VllmSampler:
                     return length, FinishReason.STOP_STRING
         if answer.stopped and ids[-1] in self._stop_ids:
             return len(ids), FinishReason.STOP_TOKEN
-        if answer.stopped:  # vLLM saw a stop string that is not in the text as we decode it
-            raise ModelError(
-                f"vLLM ended a completion for a reason that is not known here: {ids[-8:]}",
-                where="sampling.engine",
-                fix="Please report it with the tokenizer and the stop strings.",
-            )
+        # Also where vLLM saw a stop string that is not in the text as we decode it: it was cut off.
         return len(ids), FinishReason.LENGTH
-
-    def _check_lengths(self, requests: Sequence[SampleRequest]) -> None:
-        for request in requests:
-            tokens, new = len(request.prompt.token_ids), request.params.max_new_tokens
-            if self._max_length is not None and tokens + new > self._max_length:
-                raise PromptError(
-                    f"a prompt of {tokens} tokens and {new} new ones do not fit the "
-                    f"{self._max_length} tokens of the engine",
-                    where=request.prompt.problem_id,
-                    fix="Lower sampling.max_new_tokens or raise prompt.max_prompt_tokens.",
-                )
 
 
 # --- what an engine is started with --------------------------------------------------------------
@@ -313,17 +283,15 @@ def check_version() -> str:
             found = version(name)
             if found.startswith(f"{SUPPORTED}."):
                 return found
-            raise ConfigError(
-                f"vLLM {found} is installed, and Grouper works with {SUPPORTED}.x",
-                where="sampling.engine",
-                fix=f'Install it with: pip install "vllm=={SUPPORTED}.*", or use '
-                "sampling.engine=native.",
-            )
+            what = f"vLLM {found} is installed, and Grouper works with {SUPPORTED}.x"
+            break
+    else:
+        what = "this needs vLLM, which is not installed"
     raise ConfigError(
-        "this needs vLLM, which is not installed",
+        what,
         where="sampling.engine",
-        fix=f'Install it with: pip install "vllm=={SUPPORTED}.*" (docs/vllm.md has the recipe for '
-        "a CPU), or use sampling.engine=native.",
+        fix=f'Install it with: pip install "vllm=={SUPPORTED}.*" (on a CPU: docs/vllm.md), or use '
+        "sampling.engine=native.",
     )
 
 
@@ -337,6 +305,9 @@ def engine_arguments(
         dtype: of weights and products.
         device: its type.
         max_length: the longest sequence, or None.
+
+    Raises:
+        ConfigError: `sampling.vllm.params` sets one of them.
     """
     chosen: dict[str, Any] = {
         "dtype": dtype,
@@ -357,7 +328,14 @@ def engine_arguments(
     else:
         chosen["gpu_memory_utilization"] = sampling.vllm.gpu_memory_utilization
         chosen["enable_sleep_mode"] = sampling.vllm.mode == "colocate"
-    return chosen | sampling.vllm.params
+    own = sampling.vllm.params
+    if taken := sorted(own.keys() & {*chosen, "model", "tokenizer", "quantization"}):
+        raise ConfigError(
+            f"{', '.join(taken)}: this follows from the rest of the recipe",
+            where="sampling.vllm.params",
+            fix="Leave it out.",
+        )
+    return chosen | own
 
 
 def tolerance_of(sampling: SamplingConfig, *, engine: str, trainer: str) -> float:
@@ -380,22 +358,10 @@ def write_shape(folder: Path, config: Any, tokenizer: Any) -> str:
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     shape = config.get_text_config()
-    known = [getattr(shape, name, None) for name in _SHAPE]
+    names = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+    known = [getattr(shape, name, None) for name in (*names, "tie_word_embeddings")]
     text = json.dumps([known, sorted(tokenizer.get_vocab().items())])
     return f"grouper-{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
-
-
-_SHAPE = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "tie_word_embeddings",
-)
 
 
 # --- in this process -----------------------------------------------------------------------------
@@ -410,7 +376,6 @@ class LocalEngine:
     """
 
     replicas = 1
-    revived = False  # it is in this process
 
     def __init__(self, folder: Path, arguments: dict[str, Any]) -> None:
         os.environ |= ENVIRONMENT_DEFAULTS | dict(os.environ) | _ENVIRONMENT
