@@ -38,6 +38,7 @@ BROKEN: list[tuple[str, str, Callable[[int], float]]] = [
     ("kl", "policy/kl", lambda t: 0.01 if t < 15 else 0.05 * (t - 15)),
     ("truncated", "completion/truncated", lambda t: 0.2 if t < 15 else 0.8),
     ("saturated", "groups/all_right", lambda t: 0.2 if t < 15 else 1.0),
+    ("sampler-drift", "sampler_logprob_diff", lambda t: 0.003 if t < 15 else 0.03),
 ]
 
 

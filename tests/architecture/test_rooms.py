@@ -17,7 +17,7 @@ import pytest
 from codebase import SOURCE, TOP, modules
 
 # Lines of code of the whole package. It only falls: raise it with a reason in the commit.
-BUDGET = 21_038
+BUDGET = 22_000
 
 FILES_PER_ROOM = 14
 # Rooms that have not been put in order yet, with the files they have; these only fall, too.

@@ -77,6 +77,22 @@ class Samplers:
         wanted = self.recipe.sampling.dtype
         return wanted if wanted in DTYPES else computed
 
+    def served(
+        self, config: Any, folder: Path, *, computed: str, device: str
+    ) -> tuple[str, dict[str, Any]]:
+        """The name of a model that vLLM is to serve, and the arguments of its engine.
+
+        Args:
+            config: of the model; written to `folder` with the tokenizer.
+            folder: exists.
+            computed: the dtype that the trainer computes in.
+            device: the type of vLLM's.
+        """
+        name = write_shape(folder, config, self.tokenizer)
+        sampling, length = self.recipe.sampling, self.max_length(config)
+        dtype = self.dtype(computed)
+        return name, engine_arguments(sampling, dtype=dtype, device=device, max_length=length)
+
     def engine_of_vllm(self, policy: Policy) -> Engine:
         """The engine for models of this shape, started with the first one."""
         if self._started is None:
@@ -148,19 +164,12 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
             where="sampling.engine",
             fix="Leave --nproc out, or use sampling.engine=native.",
         )
-    dtype, device = samplers.dtype(_name(policy)), policy.device.type
-    arguments = engine_arguments(
-        recipe.sampling,
-        dtype=dtype,
-        device=device,
-        max_length=samplers.max_length(policy.model.config),
-    )
     started = time.perf_counter()
     if not settings.urls:
         log.info("Starting vLLM %s (%s); this takes a minute.", check_version(), settings.mode)
-    config = policy.model.config
+    config, computed = policy.model.config, _name(policy)
     config.architectures = config.architectures or [type(policy.model).__name__]
-    name = write_shape(folder, config, samplers.tokenizer)
+    name, arguments = samplers.served(config, folder, computed=computed, device=policy.device.type)
     engine: Engine
     if settings.mode == "colocate":
         engine = LocalEngine(folder, arguments)
@@ -175,7 +184,7 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
                 settings.urls or [process.url for process in own],
                 secret,
                 name=name,
-                dtype=DTYPES[dtype],
+                dtype=DTYPES[samplers.dtype(computed)],
                 settings=settings,
                 concurrency=recipe.sampling.max_slots,
                 processes=own,

@@ -50,10 +50,7 @@ _CANARY_TOKENS = 8
 _TOLERANCE = {True: 1e-5, False: 0.02}
 
 # vLLM reads these when it is imported.
-_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
 # What the user may set otherwise.
 ENVIRONMENT_DEFAULTS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
