@@ -26,6 +26,7 @@ HEALTHY: dict[str, Callable[[int], float]] = {
     "completion/unique": lambda t: 0.9 - 0.01 * t,
     "completion/truncated": lambda t: 0.2 + 0.2 * (t % 2),
     "policy/kl": lambda t: 0.002 * t,
+    "sampler_logprob_diff": lambda _: 0.003,
     "groups/all_right": lambda t: 0.02 * t,
 }
 

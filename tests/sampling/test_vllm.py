@@ -21,13 +21,11 @@ from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig
 from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.models.loading import load_policy
 from grouper.models.policy import Policy
-from grouper.sampling import vllm
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.vllm import (
     Engine,
     LocalEngine,
     VllmSampler,
-    check_version,
     engine_arguments,
     tolerance_of,
     write_shape,
@@ -394,19 +392,6 @@ def test_too_long_a_prompt_is_refused(fake: tuple[Policy, FakeVllm]) -> None:
     policy, engine = fake
     with pytest.raises(PromptError, match="do not fit the model's context of 320"):
         draw(over(policy, engine), requests(1, length=310))
-
-
-def test_a_version_that_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "version", lambda name: "0.19.1")
-    with pytest.raises(ConfigError, match=r"vLLM 0\.19\.1 is installed, and Grouper works with"):
-        check_version()
-
-    def missing(name: str) -> str:
-        raise vllm.PackageNotFoundError(name)
-
-    monkeypatch.setattr(vllm, "version", missing)
-    with pytest.raises(ConfigError, match="not installed"):
-        check_version()
 
 
 def test_what_an_engine_is_started_with() -> None:

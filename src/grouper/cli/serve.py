@@ -7,6 +7,7 @@ import os
 import click
 
 from grouper.cli.opening import chosen_model, open_recipe, run_of
+from grouper.errors import require_vllm
 from grouper.files import cache_folder
 
 
@@ -24,12 +25,11 @@ def serve(
 
     from grouper.models.device import find_device, on_device
     from grouper.models.loading import shape_of
-    from grouper.sampling.vllm import check_version
     from grouper.sampling.vllm_server import server_command, shared_secret
     from grouper.training.prepare import prepare
     from grouper.training.problem_sets import ProblemSets, load_problem_sets
 
-    version = check_version()
+    version = require_vllm()
     shared_secret()
     subject = chosen_model(model, opened, run_of(recipe, opened))
     sets = load_problem_sets(opened) if subject is None else ProblemSets()

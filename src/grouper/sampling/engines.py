@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grouper.config.schema import EngineName, Recipe
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, require_vllm
 from grouper.models.device import DTYPES
 from grouper.models.loading import context_length
 from grouper.models.policy import Policy
@@ -23,7 +23,6 @@ from grouper.sampling.vllm import (
     Engine,
     LocalEngine,
     VllmSampler,
-    check_version,
     engine_arguments,
     tolerance_of,
     write_shape,
@@ -166,7 +165,7 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
         )
     started = time.perf_counter()
     if not settings.urls:
-        log.info("Starting vLLM %s (%s); this takes a minute.", check_version(), settings.mode)
+        log.info("Starting vLLM %s (%s); this takes a minute.", require_vllm(), settings.mode)
     config, computed = policy.model.config, _name(policy)
     config.architectures = config.architectures or [type(policy.model).__name__]
     name, arguments = samplers.served(config, folder, computed=computed, device=policy.device.type)

