@@ -252,6 +252,15 @@ def test_adapters_arrive_merged(kind: str, folders: dict[bool, Path], lora: bool
             policy.version += 1
 
 
+@pytest.mark.skipif(not REAL, reason="the real engine: make test-vllm")
+def test_what_does_not_start_is_one_paragraph(folders: dict[bool, Path], tmp_path: Path) -> None:
+    write_shape(tmp_path, load(folders[True]).model.config, TOKENIZER)
+    plain = SamplingConfig()
+    arguments = engine_arguments(plain, dtype="float32", device="cpu", max_length=10**6)
+    with pytest.raises(ModelError, match=r"vLLM does not start: .*VLLM_CPU_KVCACHE"):
+        LocalEngine(tmp_path, arguments)
+
+
 # --- weights that are not fresh ------------------------------------------------------------------
 
 

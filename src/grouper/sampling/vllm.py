@@ -9,6 +9,7 @@ push that was skipped cannot look like an old policy.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from grouper.algorithms.batching import unweighted_rows
-from grouper.errors import ConfigError, ModelError
+from grouper.errors import ConfigError, ModelError, first_line
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, check_lengths
 from grouper.sampling.stops import StopStrings
@@ -350,7 +351,8 @@ class LocalEngine:
         threads = torch.get_num_threads()
         importlib.import_module(EXTENSION.rpartition(".")[0])  # before the model is made
         self._vllm = importlib.import_module("vllm")
-        self._llm: Any = self._vllm.LLM(model=str(folder), **arguments)
+        with _told("vLLM does not start"):
+            self._llm: Any = self._vllm.LLM(model=str(folder), **arguments)
         torch.set_num_threads(threads)
         self._llm.init_weight_transfer_engine({"init_info": {}})
         self._sleeps = bool(arguments.get("enable_sleep_mode"))
@@ -382,13 +384,12 @@ class LocalEngine:
             self._asleep = False
         self._tag = None
         HANDED[tag] = weights
-        self._llm.start_weight_update()
-        self._llm.update_weights({"update_info": {"version": tag}})
-        self._llm.finish_weight_update()
-        if not self._llm.reset_prefix_cache():
-            raise ModelError(
-                "vLLM did not clear its prefix cache", where="sampling.engine", fix="Report it."
-            )
+        with _told("vLLM does not take the weights"):
+            self._llm.start_weight_update()
+            self._llm.update_weights({"update_info": {"version": tag}})
+            self._llm.finish_weight_update(tag)
+            if not self._llm.reset_prefix_cache():
+                raise RuntimeError("its prefix cache could not be cleared")
         self._tag = tag
 
     def tag(self) -> str | None:
@@ -402,6 +403,20 @@ class LocalEngine:
     def close(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()
         self._llm = None
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What vLLM raises inside this block, as a `ModelError`."""
+    try:
+        yield
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{what}: {first_line(error)}",
+            where="sampling.engine",
+            fix="Where it lacks memory: sampling.vllm.gpu_memory_utilization (on a CPU "
+            "VLLM_CPU_KVCACHE_SPACE), sampling.max_slots, sampling.max_new_tokens.",
+        ) from error
 
 
 def _answer(output: Any) -> Answer:
