@@ -140,7 +140,7 @@ def connect(urls: list[str], **changes: Any) -> ServerEngine:
         "concurrency": 8,
         **changes,
     }
-    settings["settings"] = VllmConfig(timeout_seconds=settings.pop("timeout", 3.0))
+    settings["settings"] = VllmConfig(timeout_seconds=settings.pop("timeout", 60.0))
     return ServerEngine(urls, PASSWORD, **settings)
 
 
