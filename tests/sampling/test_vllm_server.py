@@ -186,9 +186,10 @@ def test_a_server_that_starts_again_ends_the_step_and_not_the_run(served: Made) 
 
 def test_a_server_that_vanishes_is_waited_for_and_reported(served: Made) -> None:
     policy, (server, _) = served
-    sampler = over(policy, connect([server.url], timeout=0.5))
+    engine = connect([server.url])
+    sampler = over(policy, engine)
     draw(sampler, requests(1))
-    server.broken = 10**6
+    server.broken, engine._timeout = 10**6, 0.5
     with pytest.raises(ModelError, match=r"has not answered for 0\.5 seconds.*--resume"):
         draw(sampler, requests(2))
 

@@ -7,6 +7,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,9 @@ class Samplers:
     stop_token_ids: Sequence[int]
     longest: int
     processes: ProcessGroup = field(default_factory=SingleProcess)
+    ends: ExitStack = field(default_factory=ExitStack)
+    """What `close` has to end."""
     _started: Engine | None = None
-    _folder: tempfile.TemporaryDirectory[str] | None = None
 
     def over(self, policy: Policy, *, copy_now: bool = False) -> ModelSampler:
         """A sampler over a policy's weights.
@@ -95,21 +97,15 @@ class Samplers:
     def engine_of_vllm(self, policy: Policy) -> Engine:
         """The engine for models of this shape, started with the first one."""
         if self._started is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="grouper-vllm-")
-            try:
-                self._started = _start_vllm(self, policy, Path(self._folder.name))
-            except BaseException:  # nothing may be left behind, whatever went wrong
-                self.close()
-                raise
+            folder = tempfile.TemporaryDirectory(prefix="grouper-vllm-")
+            self._started = _start_vllm(self, policy, Path(self.ends.enter_context(folder)))
+            self.ends.callback(self._started.close)
         return self._started
 
     def close(self) -> None:
         """End what was started."""
-        if self._started is not None:
-            self._started.close()
-        if self._folder is not None:
-            self._folder.cleanup()
-        self._started = self._folder = None
+        self.ends.close()
+        self._started = None
 
 
 def _native(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
@@ -178,19 +174,16 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
             ServerProcess(folder, name, arguments, secret=secret, device=number)
             for number in (() if settings.urls else settings.devices or (None,))
         ]
-        try:
-            engine = ServerEngine(
-                settings.urls or [process.url for process in own],
-                secret,
-                name=name,
-                dtype=DTYPES[samplers.dtype(computed)],
-                settings=settings,
-                concurrency=recipe.sampling.max_slots,
-                processes=own,
-            )
-        except BaseException:  # nothing may be left running, whatever went wrong
-            for process in own:
-                process.close()
-            raise
+        for process in own:
+            samplers.ends.callback(process.close)
+        engine = ServerEngine(
+            settings.urls or [process.url for process in own],
+            secret,
+            name=name,
+            dtype=DTYPES[samplers.dtype(computed)],
+            settings=settings,
+            concurrency=recipe.sampling.max_slots,
+            processes=own,
+        )
     log.info("vLLM is there after %.0f seconds.", time.perf_counter() - started)
     return engine

@@ -59,7 +59,7 @@ class ServerEngine:
         dtype: that weights are sent in.
         settings: where weights are written, and how long a server may be away.
         concurrency: requests on their way to each server at a time.
-        processes: the servers, where they end with this engine.
+        processes: the servers, where they are ours.
     """
 
     def __init__(
@@ -117,8 +117,6 @@ class ServerEngine:
         """Servers have a device of their own."""
 
     def close(self) -> None:
-        for process in self._processes:
-            process.close()
         self._folder.cleanup()
 
     def _draw(self, ask: Ask) -> Answer:
