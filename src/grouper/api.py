@@ -56,6 +56,7 @@ from grouper.rewards.calling import load_hook
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest, draw_seed
+from grouper.sampling.native import NativeSampler
 from grouper.training import phases
 from grouper.training import prepare as preparation
 from grouper.training.checkpoint import is_complete, read_state
@@ -445,11 +446,15 @@ class Generator:
             )
         k = self.recipe.evaluation.samples if samples is None else samples
         pieces = _Pieces(self.prepared.tokenizer, on_text) if on_text and k == 1 else None
-        self.sampler.on_tokens = None if pieces is None else pieces.up_to
+        # Another engine gives its text in one piece.
+        native = self.sampler if isinstance(self.sampler, NativeSampler) else None
+        if native is not None and pieces is not None:
+            native.on_tokens = pieces.up_to
         try:
             (found,) = self._answers([question], [prompt], k, Progress(quiet=True), **changes)
         finally:
-            self.sampler.on_tokens = None
+            if native is not None:
+                native.on_tokens = None
         if pieces is not None:
             pieces.end(found[0].response)
         return found

@@ -41,6 +41,7 @@ def generate(
     output_file: Path | None,
     recipe: str | None,
     format_name: str | None,
+    engine: str | None,
     quiet: bool,
     **sampling: Any,
 ) -> None:
@@ -53,7 +54,10 @@ def generate(
         raise click.UsageError("--question is empty.")
     model = model_in(model)
     named = None if recipe is None else open_recipe(recipe)
-    opened = with_sampling(recipe_for(model, named, format_name), **sampling)
+    asked = recipe_for(model, named, format_name)
+    if engine is not None:
+        asked = asked.override(f"sampling.engine={engine}")
+    opened = with_sampling(asked, **sampling)
     rows = None if input_file is None else _read_questions(input_file)
     if output_file is not None:
         require_new(output_file, f"--output {output_file}")
