@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import yaml
 
@@ -116,8 +116,9 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a whole file or nothing: temp file, fsync, rename, fsync of the folder.
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that appears as a whole or not at all: temp file, fsync, rename, fsync.
 
     Raises:
         RunFolderError: the folder is not writable or the disk is full; the old file, if there
@@ -129,7 +130,7 @@ def write_atomic(path: Path, data: bytes) -> None:
         with refusing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -137,6 +138,12 @@ def write_atomic(path: Path, data: bytes) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a whole file or nothing; raises as `whole_file` does."""
+    with whole_file(path) as file:
+        file.write(data)
 
 
 def dumps(record: Mapping[str, Any]) -> str:
@@ -161,8 +168,12 @@ def dumps(record: Mapping[str, Any]) -> str:
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Write records as gzipped JSON lines; equal records give equal bytes (no time inside)."""
-    text = "".join(dumps(record) + "\n" for record in records)
-    write_atomic(path, gzip.compress(text.encode(), compresslevel=6, mtime=0))
+    with (
+        whole_file(path) as file,
+        gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed,
+    ):
+        for record in records:
+            packed.write((dumps(record) + "\n").encode())
 
 
 def read_lines(path: Path, parse: Callable[[str], Any] = json.loads) -> Iterator[Any]:

@@ -59,6 +59,7 @@ class AnswerKind(StrEnum):
     BOXED = "boxed"
     HASHES = "hashes"
     LAST_NUMBER = "last_number"
+    PATTERN = "pattern"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,12 @@ class AnswerContract:
     """The tags around the reasoning (tags only): what stands between them answers nothing."""
     turn_markers: tuple[str, ...] = ()
     """Text that starts an invented next turn; nothing from there on counts."""
+    pattern: str = ""
+    """A regular expression whose first match holds the answer in its group (patterns only)."""
+    flexible: str = ""
+    """One whose last match is the lenient answer; empty: any known notation."""
+    as_text: bool = False
+    """Compare as text, without commas, dollar signs and a last full stop, and not as maths."""
 
     def __post_init__(self) -> None:
         if self.kind is AnswerKind.TAG:

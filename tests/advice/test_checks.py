@@ -123,6 +123,11 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("repetition", metric("completion/repetition", lambda t: 0.8), "learning_rate"),
     ("stale-sampler", metric("sampler_logprob_diff", lambda _: 0.3), "grpo.importance"),
     (
+        "sampler-drift",
+        metric("sampler_logprob_diff", lambda t: 0.003 if t < 15 else 0.03),
+        "grpo.importance",
+    ),
+    (
         "learning-rate-too-high",
         {name: lambda t: 0.5 if t < 20 else 0.02 for name in ("solve_rate", "reward/total")},
         "Lower grpo.optimizer.learning_rate",
@@ -226,6 +231,30 @@ def test_a_gain_that_is_only_format_is_told_from_a_real_one(
     run.write_evaluation(evaluation("base", "base", first(2), first(11)))
     run.write_evaluation(evaluation("grpo", "grpo", first(after), first(after)))
     assert names(tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    ("right", "since"),
+    [
+        ((10, 20, 31, 32, 30, 33), 4),  # nothing after step 4 is better than what was there
+        ((10, 20, 31, 32, 30), None),  # two later looks are too few to say so
+        ((10, 18, 26, 34, 39), None),
+        ((20, 21, 19, 20), 0),
+    ],
+)
+def test_no_evidence_of_progress_is_said_with_the_step_since_when(
+    tmp_path: Path, right: tuple[int, ...], since: int | None
+) -> None:
+    run = RunFolder(run_of(tmp_path))
+    for look, count in enumerate(right):
+        held = [i < count for i in range(40)]
+        result = evaluation(f"validation-grpo-{2 * look:06d}", "grpo", held, held)
+        run.write_evaluation(replace(result, split="validation", step=2 * look))
+    findings = [f for f in find(read_record(tmp_path)) if f.name == "no-progress"]
+    assert [f.evidence["since"] for f in findings] == ([] if since is None else [since])
+    if findings:
+        assert f"no evidence of progress since step {since}: 3 later looks" in findings[0].what
+        assert findings[0].steps == (since, 2 * (len(right) - 1))
 
 
 @pytest.mark.parametrize(("lag", "found"), [(0, []), (3, ["stale-sampler"])])

@@ -33,6 +33,7 @@ MACHINERY = (
     ("training",),
     ("advice",),
     ("report",),
+    ("publish",),
     ("api",),
     ("cli", "__main__"),
 )

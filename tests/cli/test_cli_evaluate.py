@@ -40,7 +40,9 @@ def test_a_run_folder_measures_what_it_trained_as_training_did(grouper, run):
 
 
 def test_rewards_are_left_out_where_they_are_not_wanted(grouper, run, tmp_path):
-    called = grouper("eval", run, "evaluation.rewards=false", "--output-dir", tmp_path / "plain")
+    called = grouper(
+        *("eval", run, "--no-base", "evaluation.rewards=false", "--output-dir", tmp_path / "plain")
+    )
     assert called.code == 0, called.err
     assert "tag_count" not in called.out
     (summary,) = (tmp_path / "plain").rglob("evaluations/*.json")
@@ -73,7 +75,7 @@ def test_several_models_are_compared_item_by_item_with_pass_at_k(grouper, run, t
     assert "demo-sft-final - demo-base" in called.out
     assert "no evidence of a change" in called.out
     assert "pass@4" in called.out
-    assert "pass@k % of demo-base: 1: 0.0, 2: 0.0, 4: 0.0" in called.out
+    assert "pass@2 %  pass@4 %  maj@k %" in called.out
     assert not (run / "eval_runs").exists()
     summary = json.loads((tmp_path / "mine/demo-base/evaluations/test-t1-8x4.json").read_text())
     assert summary["samples"] == 4
@@ -91,10 +93,10 @@ def test_compare_reads_a_run_or_an_earlier_evaluation_and_measures_a_model(group
 
 
 def test_other_problems_and_other_sampling_are_not_compared_in_silence(grouper, run):
-    called = grouper("eval", run, "--compare", run, "data.test.options.count=6")
-    called.refused("not of the same items")
-    # The measurement itself was made and is kept.
-    assert (run / "eval_runs" / "demo-grpo-final" / "evaluations").is_dir()
+    called = grouper("eval", run, "--compare", run, "--limit", 6)
+    assert called.code == 0, called.err
+    assert "demo-grpo has 6 of the 6 problems of test" not in called.err
+    assert "2 problems are not in all of them" in called.out
     called = grouper("eval", run, "--compare", run, "evaluation.temperature=0.5")
     assert called.code == 0, called.err
     assert "not measured with the same sampling settings" in called.err
@@ -102,11 +104,11 @@ def test_other_problems_and_other_sampling_are_not_compared_in_silence(grouper, 
 
 def test_results_of_other_settings_lie_beside_each_other(grouper, run):
     """U8."""
-    assert "same settings" not in grouper("eval", run).err
+    assert "same settings" not in grouper("eval", run, "--no-base").err
     assert grouper("eval", run, "evaluation.temperature=0.5").code == 0
     assert grouper("eval", run, "evaluation.max_new_tokens=9").code == 0
     called = grouper("eval", run)
-    assert "had the same settings, and is replaced" in " ".join(called.err.split())
+    assert "Measured before with the same settings" in " ".join(called.err.split())
     folder = run / "eval_runs" / "demo-grpo-final" / "evaluations"
     names = {path.stem for path in folder.glob("*.json")}
     assert names == {"test-greedy-8x1", "test-greedy-8x1-2", "test-t0.5-8x1"}
@@ -155,3 +157,112 @@ def test_nothing_is_written_into_a_folder_that_was_handed_over(grouper, run, tmp
     assert sorted(handed.iterdir()) == before
     found = RunFolder(tmp_path / "elsewhere" / "demo" / "eval_runs" / "handed-over")
     assert [r.name for r in found.read_evaluations()] == ["test-greedy-8x1"]
+
+
+@pytest.fixture
+def suite_file(tmp_path: Path) -> Path:
+    """Four problems; the reference of one cannot be read."""
+    rows = [("Ann has 3 eggs and gets 4. How many?", "7"), ("1+1?", "2"), ("2+2?", "4")]
+    rows.append(("Which?", r"\frac{1}{"))
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in rows))
+    return path
+
+
+def test_a_run_is_measured_on_a_suite_beside_its_base(grouper, run, suite_file):
+    called = grouper("eval", run, "--on", f"{suite_file},svamp={suite_file}", "--json", "--quiet")
+    assert called.code == 0, called.err
+    found = {row["problems"]: row for row in json.loads(called.out)["evaluations"]}
+    assert list(found) == ["mine", "svamp"]
+    names = [result["name"] for result in found["svamp"]["results"]]
+    # The base is also asked in the few-shot prompt of the suite.
+    assert names == ["demo-base", "demo-base gsm8k-5-shot", "demo-grpo-final"]
+    assert found["mine"]["results"][0]["problems"] == 4
+    (summary,) = (run / "eval_runs/demo-grpo-final/evaluations").glob("svamp-*.json")
+    card = json.loads(summary.read_text())["card"]
+    assert card["suite"] == {
+        "name": "svamp",
+        "source": "svamp",
+        "path": str(suite_file),
+        "subset": None,
+        "split": "test",
+        "answer": "number",
+        "revision": None,
+    }
+    assert card["prompt"] == "compact"
+    assert len(card["model_hash"]) == 16
+
+
+def test_a_model_without_a_recipe_is_asked_in_the_prompt_that_suits_it(
+    grouper, run, suite_file, tmp_path
+):
+    model = tmp_path / "bare"
+    shutil.copytree(run / "base", model)
+    flags = ("--on", suite_file, "--samples", 2, "--temperature", 0.7, "--top-p", 0.9, "--seed", 3)
+    called = grouper("eval", model, f"output_dir={tmp_path / 'out'}", *flags)
+    assert called.code == 0, called.err
+    (summary,) = (tmp_path / "out").rglob("evaluations/*.json")
+    found = json.loads(summary.read_text())
+    assert summary.stem.startswith("mine-")
+    assert (found["samples"], found["card"]["seed"]) == (2, 3)
+    sampling = found["card"]["sampling"]
+    assert (sampling["temperature"], sampling["top_p"]) == (0.7, 0.9)
+    assert "maj@k" in called.out
+    assert "pass@2" in called.out
+
+
+def test_several_prompts_are_tried_at_the_same_budget(grouper, run, suite_file):
+    flags = ("--on", suite_file, "--prompt", "boxed", "--prompt", "gsm8k-5-shot", "--limit", 2)
+    called = grouper("eval", run, "--no-base", "--max-new-tokens", 8, *flags)
+    assert called.code == 0, called.err
+    assert "demo-grpo-final boxed" in called.out
+    assert "demo-grpo-final gsm8k-5-shot" in called.out
+    folder = run / "eval_runs/demo-grpo-final/evaluations"
+    cards = [json.loads(path.read_text())["card"] for path in folder.glob("*.json")]
+    assert [card["sampling"]["max_new_tokens"] for card in cards] == [8, 8]
+    assert [card["n"] for card in cards] == [2, 2]
+    assert {card["prompt"] for card in cards} == {"boxed", "gsm8k-5-shot"}
+
+
+def test_suites_that_cannot_be_are_refused_before_anything_is_sampled(grouper, run, tmp_path):
+    grouper("eval", run, "--on", "gsm8").refused("no suite 'gsm8'", "gsm8k")
+    grouper("eval", run, "--on", "gsm8k=/nowhere.jsonl").refused("no such file", "/nowhere.jsonl")
+    grouper("eval", run, "--on", "gsm8k", "--prompt", "boxd").refused("boxd", "boxed")
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"question": "9+9?", "answer": "18"}\n')
+    called = grouper("eval", run, f"data.test={{source: file, path: {other}}}", "--compare", run)
+    called.refused("share no problem")
+    assert not (run / "eval_runs").exists()
+
+
+def test_recorded_evaluations_are_compared_problem_by_problem(grouper, run, tmp_path):
+    other = tmp_path / "outputs" / "other"
+    shutil.copytree(run, other)
+    called = grouper("compare", run, other)
+    assert called.code == 0, called.err
+    assert "no evidence of a change" in called.out
+    assert "0 problems won and 0 lost" in called.out
+    called = grouper("compare", run)
+    for text in ("SFT - base", "GRPO - SFT", "GRPO - base"):
+        assert text in called.out
+    base = run / "evaluations" / "base.json"
+    found = json.loads(grouper("compare", base, f"{run},{other}", "--json").out)
+    (difference,) = found["differences"]
+    assert set(difference["causes"]) == {"format", "extraction", "truncation", "reasoning"}
+    total = difference["paired"]["difference"]
+    assert sum(difference["causes"].values()) == pytest.approx(total)
+    assert found["left_out"] == 0
+    seeds = grouper("compare", f"{run},{other}")
+    assert "Over 2 seeds" in seeds.out
+
+
+def test_what_cannot_be_compared_is_refused(grouper, run, tmp_path):
+    grouper("compare", run, tmp_path / "nowhere").refused("there is nothing here")
+    grouper("compare", run, tmp_path).refused("no evaluation on test problems")
+    grouper("compare", run, run, "--on", "gsm8k").refused("no evaluation on gsm8k problems")
+    called = grouper("compare", tmp_path)
+    assert called.code == 2
+    assert "at least two" in called.err
+    summary = run / "evaluations" / "grpo.json"
+    summary.write_text(summary.read_text()[:-30])
+    grouper("compare", run, run).refused("the summary of the evaluation is damaged")

@@ -208,3 +208,27 @@ def test_the_smallest_python_program_runs_and_runs_again(small, tmp_path):
         assert done.returncode == 0, done.stderr
         assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["base", "sft", "grpo"]
     assert (tmp_path / "outputs" / "demo" / "grpo" / "final").is_dir()
+
+
+@pytest.mark.slow
+def test_several_seeds_end_with_one_table(grouper, small, tmp_path):
+    out = f"output_dir={tmp_path}"
+    called = grouper("run", "demo", *small, out, "seed=4", "--seeds", 2, "--quiet")
+    assert called.code == 0, called.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-seed4", "demo-seed5"]
+    assert load_recipe(tmp_path / "demo-seed5" / "recipe.yaml").seed == 5
+    table = called.out.partition("2 seeds of demo")[2]
+    for text in ("base", "SFT", "GRPO", "Over 2 seeds GRPO - SFT: ["):
+        assert text in table
+    # Finished runs are gone on with, and the table is printed again.
+    again = grouper("run", "demo", *small, out, "seed=4", "--seeds", 2, "--quiet", "--resume")
+    assert again.out.partition("2 seeds of demo")[2] == table
+    called = grouper("run", "demo", *small, out, "seed=4", "--seeds", 2, "--quiet")
+    called.refused("the folder already holds a run of this recipe")
+
+
+def test_seeds_under_torchrun_are_refused(grouper, small, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("os._exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
+    called = grouper("run", "demo", *small, f"output_dir={tmp_path}", "--seeds", 2)
+    called.refused("--seeds", "Call it without torchrun")

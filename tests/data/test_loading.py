@@ -42,7 +42,7 @@ def test_rows_that_cannot_be_used_are_listed_with_their_reason(tmp_path):
         {"question": "b?", "answer": "no marker"},
         {"question": " ", "answer": "so #### 1"},
         {"question": "c?", "answer": "so ####  "},
-        {"question": "d?", "answer": ["so #### 1"]},
+        {"question": "d?", "answer": {"so": "#### 1"}},
         {"question": "e?", "answer": "so #### 5"},
     ]
     problem_set = load("gsm8k", path=write_jsonl(tmp_path / "test.jsonl", rows))
@@ -51,7 +51,7 @@ def test_rows_that_cannot_be_used_are_listed_with_their_reason(tmp_path):
         1: "the answer has no ####",
         2: "the question is empty",
         3: "the answer is empty",
-        4: "column 'answer' holds a list, not text or a number",
+        4: "column 'answer' holds a dict, not text or a number",
     }
     assert problem_set.quarantined_share == 4 / 6
 

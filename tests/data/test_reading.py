@@ -251,8 +251,8 @@ def test_other_failures(fails, online, error, message):
 
 def test_every_known_set_is_its_own_nearest():
     known = [source.hub for source in reading.SOURCES.values() if source.hub is not None]
-    assert len(known) == 6
-    assert [reading._nearest(name) for name in known] == [""] * 6
+    assert len(known) == 8
+    assert [reading._nearest(name) for name in known] == [""] * 8
 
 
 READ = """

@@ -13,7 +13,7 @@ from grouper.config.schema import GradingConfig, RewardConfig
 from grouper.evaluation.compare import (
     metrics_line,
     render_metrics,
-    render_rewards_by_subject,
+    render_rewards,
 )
 from grouper.evaluation.evaluate import evaluate, reasoning_of
 from grouper.grading import Grader
@@ -133,7 +133,7 @@ def test_rewards_apart_and_by_subject(stack):
         "a": {"correctness": 1.0, "format": 0.5, "total": 2.25},
         "b": {"correctness": 0.0, "format": 0.5, "total": 0.25},
     }
-    shown = plain(render_rewards_by_subject(result))
+    shown = plain(render_rewards(result, by="subject"))
     assert [line.split() for line in shown.splitlines()[1:]] == [
         ["a", "1.000", "0.500", "2.250"],
         ["b", "0.000", "0.500", "0.250"],

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 from evaluation.plain import plain
 
 from grouper.errors import DataError
-from grouper.evaluation.compare import compare, render_parts, render_table
+from grouper.evaluation.compare import (
+    changed_problems,
+    compare,
+    pool,
+    render_answers,
+    render_parts,
+    render_table,
+)
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.types import FinishReason, Verdict
 
@@ -71,28 +79,13 @@ def test_two_results_have_one_difference_and_one_has_none():
     assert "Nothing" in plain(render_table(compare([])))
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "share"),
-    [
-        ("..--", "++++", 0.5),
-        ("..-/", "++++", 0.75),
-        ("----", "++++", 0.0),
-        ("++++", "----", None),
-        # Gains 3 from no answer, loses 1 to no answer: 2 of the net 2.
-        ("...+", "+++.", 1.0),
-        # Gains 2 from wrong, loses 1 to no answer: the net gain of 1 is in spite of format.
-        ("--+", "++.", -1.0),
-    ],
-)
-def test_the_share_of_a_gain_that_is_format(before, after, share):
-    (difference,) = compare([make_result("base", before), make_result("sft", after)]).differences
-    assert difference.from_format == share
-
-
-def test_the_table_flags_a_gain_that_is_format_and_only_that():
+def test_the_table_says_what_a_gain_is_made_of():
     text = " ".join(plain(render_table(compare([BASE, SFT, GRPO]))).split())
-    assert "Format: 100 % of SFT - base and 100 % of GRPO - base" in text
-    assert "of GRPO - SFT" not in text
+    for line in (
+        "SFT - base is format +40.0, extraction +0.0, truncation +0.0, reasoning +0.0 points.",
+        "GRPO - SFT is format +0.0, extraction +0.0, truncation +0.0, reasoning +50.0 points.",
+    ):
+        assert line in text
 
 
 def test_the_table_shows_lenient_accuracy_beside_strict():
@@ -156,12 +149,103 @@ def test_grader_timeouts_are_told():
     assert "timeouts, counted as not correct: SFT 0, GRPO 100" in text
 
 
-def test_other_items_are_refused():
-    with pytest.raises(DataError, match="1 only in the first, 0 only in the second"):
-        compare([make_result("base", "---"), make_result("sft", "--")])
+def test_only_shared_problems_are_compared():
+    comparison = compare([make_result("base", "-+-+"), make_result("sft", "++-")])
+    assert comparison.left_out == 1
+    assert [len(result.items) for result in comparison.results] == [3, 3]
+    assert comparison.differences[0].paired.problems == 3
+    assert "1 problems are not in all of them" in plain(render_table(comparison))
     changed = replace(SFT, items=(replace(SFT.items[0], answer="2"), *SFT.items[1:]))
-    with pytest.raises(DataError, match="1 with another reference answer"):
-        compare([BASE, changed])
+    assert compare([BASE, changed]).left_out == 2  # with either reference
+    other = tuple(replace(item, problem_id=f"q/{item.problem_id}") for item in SFT.items)
+    with pytest.raises(DataError, match="'base' and 'sft' share no problem"):
+        compare([BASE, replace(SFT, items=other)])
+    assert compare([BASE]).left_out == 0
+
+
+def graded(result: EvaluationResult, lenient: str) -> EvaluationResult:
+    """With the verdicts on the answers found in any format."""
+    verdicts = [VERDICTS[mark] for mark in lenient]
+    items = tuple(
+        replace(item, lenient_verdict=verdict, lenient=verdict is Verdict.CORRECT)
+        for item, verdict in zip(result.items, verdicts, strict=True)
+    )
+    return replace(result, items=items)
+
+
+@pytest.mark.parametrize(
+    ("before", "lenient", "cause"),
+    [
+        (".", "+", "format"),  # right, in another layout
+        (".", ".", "format"),  # no answer at all
+        (".", "-", "reasoning"),  # wrong, in another layout
+        ("-", "-", "reasoning"),
+        ("-", "+", "extraction"),  # in the layout, and not found in it
+        ("t", "t", "extraction"),  # not read in time
+        ("/", ".", "truncation"),
+    ],
+)
+def test_a_gain_is_split_by_what_was_wrong_before(before, lenient, cause):
+    old = graded(make_result("base", before + "++"), lenient + "++")
+    new = graded(make_result("sft", "+++"), "+++")
+    (gain,) = compare([old, new]).differences
+    assert gain.causes == {
+        name: pytest.approx(1 / 3 if name == cause else 0.0)
+        for name in ("format", "extraction", "truncation", "reasoning")
+    }
+    (loss,) = compare([new, old]).differences
+    assert loss.causes[cause] == pytest.approx(-1 / 3)
+
+
+def test_the_parts_add_up_to_the_difference_whatever_the_samples():
+    rng = random.Random(0)
+
+    def several(name: str, samples: int) -> EvaluationResult:
+        parts = [make_result(name, "".join(rng.choices("+-./t", k=12))) for _ in range(samples)]
+        return pool(name, parts)
+
+    for _ in range(20):
+        (difference,) = compare([several("base", 3), several("sft", 5)]).differences
+        total = difference.paired.difference
+        assert sum(difference.causes.values()) == pytest.approx(total, abs=1e-12)
+
+
+def test_problems_won_and_lost_stand_side_by_side():
+    rows = changed_problems(make_result("base", "-+.+"), make_result("sft", "++-/"))
+    found = [(change, old.problem_id, old.outcome, new.outcome) for change, old, new in rows]
+    assert found == [(1.0, "p/0", "wrong", "correct"), (-1.0, "p/3", "correct", "truncated")]
+
+
+def seeds_of(name: str, *outcomes: str) -> list[EvaluationResult]:
+    return [make_result(name, marks) for marks in outcomes]
+
+
+def test_seeds_of_one_recipe_are_one_arm_with_an_interval_over_them():
+    before = seeds_of("base", "+" * 20 + "-" * 80, "+" * 24 + "-" * 76, "+" * 22 + "-" * 78)
+    after = seeds_of("grpo", "+" * 60 + "-" * 40, "+" * 66 + "-" * 34, "+" * 63 + "-" * 37)
+    arms = {"base": before, "grpo": after}
+    comparison = compare([pool(name, arm) for name, arm in arms.items()], seeds=arms)
+    (difference,) = comparison.differences
+    assert comparison.results[1].accuracy == pytest.approx(0.63)
+    assert comparison.results[1].overall.problems == 100
+    # By hand: 40, 42 and 41 points; 41 -+ 4.3027 / sqrt(3).
+    assert difference.seeds.low == pytest.approx(0.41 - 0.043027 / 3**0.5, abs=1e-6)
+    assert difference.verdict == "better"
+    assert "Over 3 seeds GRPO - base: [+38.5, +43.5]." in plain(render_table(comparison))
+    assert comparison.numbers["accuracies_of_seeds"]["grpo"] == [0.6, 0.66, 0.63]
+    # Seeds that do not agree leave it open, whatever the problems say.
+    arms["grpo"] = seeds_of("grpo", "+" * 100, "+" * 95 + "-" * 5, "-" * 80 + "+" * 20)
+    comparison = compare([pool(name, arm) for name, arm in arms.items()], seeds=arms)
+    assert comparison.differences[0].paired.verdict == "better"
+    assert comparison.differences[0].verdict == "no evidence"
+
+
+def test_seeds_with_problems_of_their_own_have_all_of_them():
+    other = make_result("base", "+-")
+    other = replace(other, items=tuple(replace(i, answer="9") for i in other.items))
+    pooled = pool("base", [make_result("base", "++"), other])
+    assert pooled.overall.problems == 4
+    assert [item.problem_id for item in pooled.items][2:] == ["p/0 (seed 1)", "p/1 (seed 1)"]
 
 
 def test_by_subject_or_nothing():
@@ -199,3 +283,34 @@ def test_only_what_was_shared_is_called_shared(results, note):
     """U9."""
     text = plain(render_table(compare(results, confidence=0.95)), width=120)
     assert note in text
+
+
+def test_majority_lengths_and_the_lenient_split_have_a_table():
+    def answering(name: str, answers: str) -> EvaluationResult:
+        """A problem per word, a sample per letter; `7` is right."""
+        items = [
+            replace(
+                make_result(name, "+" if letter == "7" else "-").items[0],
+                problem_id=f"p/{n}",
+                sample=sample,
+                extracted=None if letter == "." else letter,
+                tokens=10 if letter == "7" else 40,
+                lenient_verdict=Verdict.CORRECT if letter == "7" else Verdict.INCORRECT,
+            )
+            for n, word in enumerate(answers.split())
+            for sample, letter in enumerate(word)
+        ]
+        return replace(make_result(name, ""), items=tuple(items), samples=4)
+
+    # The most frequent answer: right, wrong, half right, none.
+    result = answering("base", "7712 1172 7711 ....")
+    assert result.majority == pytest.approx((1 + 0 + 0.5 + 0) / 4)
+    assert (result.tokens_right, result.tokens_wrong) == (10, 40)
+    assert list(result.by_length) == ["8-15", "32-63"]
+    assert [part.mean for part in result.by_length.values()] == [1.0, 0.0]
+    assert result.lenient_counts["wrong"] == 11
+    row = plain(render_answers([result])).splitlines()[1].split()
+    assert row[-2:] == ["10", "40"]
+    assert row[3] == "37.5"
+    assert result.numbers["maj_at_k"] == {"4": 0.375}
+    assert make_result("base", "+").majority is None

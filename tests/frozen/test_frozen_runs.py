@@ -35,6 +35,9 @@ def test_a_run_is_as_recorded(name: str, runs: Path) -> None:
         for name in load("renames")["new in rollouts"]:
             if name not in before:
                 row.pop(name, None)
+    for row in found["metrics"]:
+        for name in load("renames")["new metrics"]:
+            row["metrics"].pop(name, None)
     same = recorded.pop("arithmetic") == found.pop("arithmetic")
     if not same:
         # Another library calculates: the same up to rounding.
@@ -67,8 +70,8 @@ def with_new_names(recorded: dict[str, Any]) -> dict[str, Any]:
     ]
     recipe = renamed(recorded["recipe"], "")
     for key, value in renames["new settings"].items():
-        *sections, name = key.split(".")
-        reduce(dict.__getitem__, sections, recipe)[name] = value
+        *path, last = key.split(".")
+        reduce(dict.__getitem__, path, recipe)[last] = value
     rollouts = [
         {
             renames["rollouts"].get(key, key): with_new_texts(v) if key == "reason" else v

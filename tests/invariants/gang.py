@@ -38,6 +38,7 @@ from grouper.algorithms.weighting import sequence_mean
 from grouper.cli.main import main
 from grouper.config.schema import GradingConfig, GRPOConfig, OptimizerConfig
 from grouper.errors import ModelError, RunFolderError
+from grouper.evaluation.evaluate import evaluate
 from grouper.grading import Grader
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup, SingleProcess
@@ -65,7 +66,7 @@ from grouper.training.parallel import (
     whole,
 )
 from grouper.training.update import Scorer, accumulate_gradient, grpo_objective
-from grouper.types import AnswerContract, AnswerKind, SamplingParams
+from grouper.types import AnswerContract, AnswerKind, Problem, SamplingParams
 
 PATIENCE = 100.0
 """Seconds for one job of one process; the longest takes a tenth of it on an idle machine."""
@@ -294,9 +295,29 @@ def sharing(count: int) -> dict[str, Any]:
         requests, ["1"] * count, sampler=sampler, grader=grader, processes=processes
     )
     texts = [one.completion.text for one in drawn]
+    measured = evaluate(
+        name="base",
+        phase="base",
+        step=0,
+        split="test",
+        items=[
+            (Problem(id=r.prompt.problem_id, question="?", answer="1", source="p"), r.prompt)
+            for r in requests
+        ],
+        sampler=sampler,
+        grader=CountingGrader(),
+        params=requests[0].params,
+        samples=1,
+        seed=0,
+        processes=processes,
+    )
+    expected = [
+        f"<answer>{draw_seed(0, 'eval', r.prompt.problem_id, 0)}</answer>" for r in requests
+    ]
     leave_processes()
     return {
-        "right": texts == [f"<answer>{r.key}</answer>" for r in requests],
+        "right": texts == [f"<answer>{r.key}</answer>" for r in requests]
+        and [item.completion for item in measured.items] == expected,
         "graded": len(grader.asked),
         "total": count,
     }

@@ -29,6 +29,11 @@ PROBLEM = Problem(id="a/0", question="2+2?", answer="4", source="a", solution="2
         ("tags", "2+2=4.<end_working_out><SOLUTION>4</SOLUTION>"),
         ("boxed", "2+2=4.\n\nThe final answer is \\boxed{4}."),
         ("question-only", "\n2+2=4.\n\nThe final answer is \\boxed{4}."),
+        ("gsm8k-5-shot", " 2+2=4.\n#### 4"),
+        (
+            "minerva-4-shot",
+            " 2+2=4.\nFinal Answer: The final answer is $4$. I hope it is correct.",
+        ),
     ],
 )
 def test_completion_text(name, text):
@@ -37,7 +42,8 @@ def test_completion_text(name, text):
 
 def test_every_format_is_tested_above():
     assert set(FORMATS) == {
-        *("xml", "compact", "think", "r1-zero", "tags", "boxed", "question-only")
+        *("xml", "compact", "think", "r1-zero", "tags", "boxed", "question-only"),
+        *("gsm8k-5-shot", "minerva-4-shot"),
     }
 
 

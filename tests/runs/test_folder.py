@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -466,18 +465,6 @@ def test_an_unknown_or_missing_field_is_damage(tmp_path, file, where):
         write_lines(tmp_path / file, [damaged])
         with pytest.raises(RunFolderError, match=r"mood: |stage: "):
             read()
-
-
-def test_an_evaluation_of_other_settings_is_never_replaced(tmp_path):
-    """U8."""
-    run = create(tmp_path)
-    result = make_result("test-greedy-3x1", "grpo", 4)
-    assert run.add_evaluation(result) == (result, False)
-    assert run.add_evaluation(result) == (result, True)
-    other, replaced = run.add_evaluation(replace(result, card={"seed": 4}))
-    assert (other.name, replaced) == ("test-greedy-3x1-2", False)
-    assert run.add_evaluation(replace(result, card={"seed": 4}))[1]
-    assert [r.name for r in run.read_evaluations()] == [result.name, other.name]
 
 
 # Resuming

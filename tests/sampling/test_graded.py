@@ -9,7 +9,7 @@ import pytest
 from tiny_models import make_prompt
 
 from grouper.sampling.base import SampleRequest
-from grouper.sampling.graded import draw_and_grade
+from grouper.sampling.graded import draw_and_grade, grade_as_drawn
 from grouper.sampling.scripted import ScriptedSampler
 from grouper.types import Completion, Grade, SamplingParams, Verdict
 
@@ -60,7 +60,6 @@ def test_answers_come_in_the_order_of_the_requests() -> None:
     )
     assert [one.completion.text for one in drawn] == ["0", "1", "2"]
     assert [one.grade.correct for one in drawn] == [True, False, True]
-    assert [one.lenient for one in drawn] == [None] * 3
     assert [text for _, text in grader.asked] == ["2", "1", "0"]
     assert seen == [(1, 3), (2, 3), (3, 3)]
     assert seconds >= 0
@@ -68,15 +67,26 @@ def test_answers_come_in_the_order_of_the_requests() -> None:
 
 def test_only_what_is_wrong_as_asked_is_graded_leniently() -> None:
     grader = Grader()
-    drawn, _ = draw_and_grade(
+    drawn = grade_as_drawn(
         requests(4),
         ["0", "1", "9", "unreadable"],
-        sampler=ScriptedSampler(lambda request, _: ["0", "so 1", "8", "7"][request.key]),
+        sampler=Backwards(lambda request, _: ["0", "so 1", "8", "7"][request.key]),
         grader=grader,
-        lenient=True,
     )
-    assert [one.lenient for one in drawn] == [True, True, False, None]
-    assert [text for kind, text in grader.asked if kind == "lenient"] == ["so 1", "8"]
+    found = {index: (grade.verdict, lenient.verdict) for index, _, grade, lenient in drawn}
+    assert {index: strict is Verdict.CORRECT for index, (strict, _) in found.items()} == {
+        3: False,
+        2: False,
+        1: False,
+        0: True,
+    }
+    assert [found[index][1] for index in range(4)] == [
+        Verdict.CORRECT,
+        Verdict.CORRECT,
+        Verdict.INCORRECT,
+        Verdict.NOT_SCORED,
+    ]
+    assert [text for kind, text in grader.asked if kind == "lenient"] == ["8", "so 1"]
 
 
 def test_a_sampler_that_forgets_a_request_is_found_out() -> None:
@@ -86,3 +96,9 @@ def test_a_sampler_that_forgets_a_request_is_found_out() -> None:
 
     with pytest.raises(AssertionError, match="2 of 3"):
         draw_and_grade(requests(3), ["0"] * 3, sampler=Forgetful(lambda *_: "0"), grader=Grader())
+    with pytest.raises(AssertionError, match="2 of 3"):
+        list(
+            grade_as_drawn(
+                requests(3), ["0"] * 3, sampler=Forgetful(lambda *_: "0"), grader=Grader()
+            )
+        )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from grouper.evaluation.statistics import wilson_interval
 from grouper.training import checkpoint
 from grouper.training.checkpoint import (
     BEST_FILE,
@@ -54,6 +55,20 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     assert OPTIMIZER_FILE not in state["files"]
     mark = json.loads((tmp_path / "checkpoint-4" / BEST_FILE).read_text())
     assert mark == {"step": 4, "validation_accuracy": 0.5}
+
+
+def test_the_best_one_says_its_accuracy_with_its_interval(tmp_path: Path) -> None:
+    make(tmp_path, 4)
+    best = BestScore()
+    assert best.offer(4, 0.5, wilson_interval(5, 10))
+    rotate(tmp_path, step=4, keep=1, best=best)
+    mark = json.loads((tmp_path / "checkpoint-4" / BEST_FILE).read_text())
+    assert mark == {
+        "step": 4,
+        "validation_accuracy": 0.5,
+        "low": pytest.approx(0.2366, abs=1e-4),
+        "high": pytest.approx(0.7634, abs=1e-4),
+    }
 
 
 def test_a_better_one_takes_the_mark_and_the_old_best_goes(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from grouper.api import prepare
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ModelError
+from grouper.evaluation import evaluate as evaluating
 from grouper.grading import Grader
 from grouper.models.loading import quiet
 from grouper.rewards import RewardStack
@@ -83,6 +84,25 @@ def test_an_evaluation_gives_the_samplers_memory_back(
         policy = run.prepared.model
         run.evaluate(policy, phase="base", step=0, split="test")
         assert released == [run.sampler(policy)]
+
+
+def test_a_time_budget_fixes_the_validation_problems_of_the_whole_run(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = recipe.override(
+        "grpo.start_from=null", "evaluation.max_new_tokens=2", "evaluation.validation_minutes=1e-9"
+    )
+    monkeypatch.setattr(evaluating, "_FIRST_WAVE", 3)
+    with Run(plain, Progress(quiet=True)) as run:
+        policy = run.prepared.model
+        looks = [
+            run.evaluate(policy, phase="sft", step=step, split="validation") for step in (0, 2)
+        ]
+        chosen = [[item.problem_id for item in look.items] for look in looks]
+        assert len(chosen[0]) == 3 < len(run.prepared.validation)
+        assert chosen[1] == chosen[0]
+        whole = run.evaluate(policy, phase="base", step=0, split="test")
+        assert len(whole.items) == len(run.prepared.test)
 
 
 @pytest.mark.parametrize("opened", ["session", "setup"])

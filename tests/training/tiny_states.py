@@ -117,7 +117,7 @@ class TinyRun:
     def evaluate(self, policy: Policy, *, phase: str, step: int, split: str) -> Any:
         del policy, phase, split
         self.evaluated.append(step)
-        return SimpleNamespace(accuracy=self._accuracies[step])
+        return SimpleNamespace(accuracy=self._accuracies[step], interval=None)
 
     def raise_if_stopped(self, what: str = "", *, together: bool = False) -> None:
         del what, together

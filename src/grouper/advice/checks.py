@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, PromptError, RunFolderError
+from grouper.evaluation.compare import compare
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import table
 from grouper.prompts.rendering import encode_completion
@@ -37,6 +38,8 @@ MOST = 0.5
 SOME = 0.05
 # Steps at the beginning and the end of a run that are compared.
 COMPARED = 10
+# Looks at the validation problems after the best one that show that nothing comes any more.
+FEW_LOOKS = 3
 # Curves are compared in runs at least as long, and a learning rate judged after as many steps.
 MIN_STEPS = 20
 # A policy that collapses within so few updates collapsed because of their size.
@@ -140,6 +143,7 @@ def window(
         "now": fmean(last),
         "median_before": median([*first, *earlier]),
         "now_median": median(last),
+        "drift": fmean(last) - fmean(first),
         "rise": slope(last) * len(last),
         "window": len(last),
     }
@@ -325,6 +329,30 @@ def format_only(record: Record) -> Iterator[Finding]:
             strict=100 * strict,
             lenient=100 * lenient,
         )
+
+
+def no_progress(record: Record) -> Iterator[Finding]:
+    """Several looks at the validation problems, and none is better than an earlier one."""
+    for phase in ("sft", "grpo"):
+        looks = [r for r in record.evaluations if (r.split, r.phase) == ("validation", phase)]
+        # After a change of the data only those of the same problems.
+        looks = [r for r in looks if r.scores.keys() == looks[-1].scores.keys()]
+        since, later = 0, 0
+        for number in range(1, len(looks)):
+            (change,) = compare([looks[since], looks[number]]).differences
+            since = number if change.paired.verdict == "better" else since
+            later = number - since
+        if later >= FEW_LOOKS:
+            paired = change.paired
+            numbers = {
+                "since": looks[since].step,
+                "looks": later,
+                "difference": 100 * paired.difference,
+                "low": 100 * paired.interval.low,
+                "high": 100 * paired.interval.high,
+            }
+            steps = (looks[since].step, looks[-1].step)
+            yield found("no-progress", numbers, phase=phase, steps=steps)
 
 
 def reward_without_correctness(record: Record) -> Iterator[Finding]:
@@ -624,6 +652,7 @@ CHECKS: dict[type, tuple[Callable[[Any], Iterator[Finding]], ...]] = {
         grader,
         during_the_run,
         format_only,
+        no_progress,
         reward_without_correctness,
         sft_rate,
         rate_too_low,

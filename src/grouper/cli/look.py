@@ -1,4 +1,4 @@
-"""`grouper runs`, `report`, `show`, `watch`, `diagnose`, `export`, `env`: what is there already."""
+"""`grouper runs`, `report`, `show`, `watch`, `diagnose` and `env`: what is there already."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from typing import Any
 
 import click
 
-from grouper.cli.measure import progress
-from grouper.cli.opening import require_new, require_writable
+from grouper.cli.opening import require_writable
 from grouper.cli.text import definitions, table
 from grouper.cli.text import show as print_rich
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
-from grouper.models.folders import RECIPE_FILE, model_in, require_model_folder
+from grouper.models.folders import RECIPE_FILE
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import is_running
 
@@ -143,21 +142,6 @@ def diagnose(run: str, *, as_json: bool) -> int:
         if not findings:
             click.echo("Nothing that Grouper knows of went wrong.")
     return int(bool(findings))
-
-
-def export(source: str, target: str, *, dtype: str) -> None:
-    """Write a whole model, and print how closely it matches its source."""
-    model, place = model_in(source), Path(target).expanduser()
-    require_model_folder(model, where="SOURCE")
-    require_new(place, "TARGET")
-    from grouper.models.export import export_model
-
-    progress(quiet=False)
-    done = export_model(model, place, dtype=dtype)
-    click.echo(
-        f"{model} -> {place} ({dtype}). Checked: log-probs differ by at most {done.gap:.2g}, "
-        f"the same most likely token at {done.same_choice:.1%} of positions."
-    )
 
 
 # --- grouper env ---------------------------------------------------------------------------------

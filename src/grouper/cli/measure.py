@@ -1,13 +1,14 @@
-"""`grouper eval`, `preview`, `data difficulty`, `plan` and `bench`: models and steps, measured."""
+"""`grouper eval`, `compare`, `preview`, `plan`, `bench` and `data difficulty`: what is measured."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,21 @@ from grouper.cli.opening import (
     open_recipe,
     require_writable,
     run_of,
+    sampled_by,
     show_plan,
 )
-from grouper.cli.text import counted, duration, show, table, warn
+from grouper.cli.text import counted, duration, is_follower, short, show, table, warn
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError
 from grouper.evaluation.result import EvaluationResult
-from grouper.models.folders import RECIPE_FILE, is_model, require_model_folder, trained_model
-from grouper.runs.folder import RunFolder
+from grouper.models.folders import (
+    RECIPE_FILE,
+    is_model,
+    recipe_for,
+    require_model_folder,
+    trained_model,
+)
+from grouper.runs.folder import PHASES, RunFolder
 from grouper.runs.samples import in_words, printable
 from grouper.types import SamplingParams
 
@@ -34,7 +42,10 @@ if TYPE_CHECKING:
     from grouper.advice.checks import Finding, Samples
     from grouper.advice.measuring import Bench
     from grouper.advice.run_plan import PhasePlan, RunPlan
+    from grouper.config.schema import Recipe
+    from grouper.data import ProblemSet
     from grouper.evaluation.compare import Comparison
+    from grouper.evaluation.suites import Suite
     from grouper.runs.progress import Progress
     from grouper.types import AnswerFormat, Rollout
 
@@ -57,61 +68,232 @@ def evaluate(
     *,
     models: tuple[str, ...],
     others: tuple[str, ...],
+    on: str | None,
+    prompts: tuple[str, ...],
     split: str,
+    limit: int | None,
+    with_base: bool | None,
     output_dir: Path | None,
+    engine: str | None,
     dry_run: bool,
+    as_json: bool,
     quiet: bool,
+    seed: int | None,
+    **sampling: Any,
 ) -> None:
     """Measure models, and print the results beside earlier ones."""
-    opened = open_recipe(recipe, overrides)
-    run = run_of(recipe, opened)
+    given = {name: value for name, value in sampling.items() if value is not None}
+    settings = [] if seed is None else [f"seed={seed}"]
+    if on is None:  # a suite has its own problems and sampling
+        settings += _as_overrides(given, split, limit, prompts)
+    opened, run, model = _asked(
+        recipe, sampled_by(engine, (*overrides, *settings)), may_be_model=on is not None
+    )
     # Never in an exported folder, which a later run replaces.
     home = Path(opened.output_dir).expanduser() / opened.name if is_model(run) else run
     target = (output_dir or home / "eval_runs").expanduser()
     folders = [Path(path).expanduser() for path in others]
     stored = [folder for folder in folders if (folder / "evaluations").is_dir()]
-    recorded = [_recorded(folder, split) for folder in stored]
     measured = [str(folder) for folder in folders if folder not in stored]
-    subjects = _labelled([*measured, *(models or [trained_model(opened, run)])])
-    for model in subjects.values():
-        require_model_folder(model, where="--model")
+    wanted = list(models) or [model or trained_model(opened, run)]
+    # Whoever names what to compare with has no need of it.
+    implied = with_base is None and not (models or others)
+    base = _base(opened, run) if with_base or implied else None
+    subjects = _labelled([*measured, *filter(None, [base]), *wanted])
+    for subject in subjects.values():
+        require_model_folder(subject, where="--model")
     require_writable(target)
+    if not (models or prompts):
+        _warn_of_other_prompt(opened, run)
+    plans = [_Measurement(opened, split, None, None)]
+    if on is not None:
+        limits = {"limit": limit, "tokens": given.pop("max_new_tokens", None)}
+        suites = [part.strip() for part in on.split(",")]
+        bare = not (run / RECIPE_FILE).is_file()
+        plans = _on_suites(opened, suites, prompts, subjects, bare=bare, **limits, **given)
+    recorded = {plan.name: [_recorded(folder, plan.name) for folder in stored] for plan in plans}
+    for plan in plans:
+        _require_shared(plan, recorded[plan.name])
+    if dry_run:
+        _show_sizes(plans, subjects, target)
+        return
+    display = progress(quiet=quiet or is_follower())
+    found = _measured(plans, subjects, recorded, target, base=base, display=display)
+    if not is_follower():
+        _show_measured(found, as_json=as_json, titles=on is not None)
+        folders = [] if as_json else [target / label / "evaluations" for label in subjects]
+        show(*(f"Items: {folder}" for folder in folders))
+
+
+def _as_overrides(
+    given: Mapping[str, Any], split: str, limit: int | None, prompts: Sequence[str]
+) -> list[str]:
+    """What the options say about the recipe's own problems."""
+    if len(prompts) > 1:
+        raise click.UsageError("several prompts are tried on suites: add --on.")
+    settings = [f"evaluation.{name}={value}" for name, value in given.items()]
+    settings += [] if limit is None else [f"data.{split}.limit={limit}"]
+    return settings + [f"prompt.format={name}" for name in prompts]
+
+
+def _show_measured(found: Mapping[str, Comparison], *, as_json: bool, titles: bool) -> None:
+    if as_json:
+        rows = [{"problems": name, **comparison.numbers} for name, comparison in found.items()]
+        click.echo(json.dumps({"evaluations": rows}, indent=2))
+        return
+    for name, comparison in found.items():
+        if titles:
+            click.echo(click.style(f"\n{name}", bold=True))
+        show_results(comparison)
+
+
+def _warn_of_other_prompt(recipe: Recipe, run: Path) -> None:
     made_with = run / RECIPE_FILE
-    if not models and made_with.is_file() and load_recipe(made_with).prompt != opened.prompt:
+    if made_with.is_file() and load_recipe(made_with).prompt != recipe.prompt:
         warn(
             f"the run in {run} was trained with other `prompt` settings than these; measure it by "
             f"its own recipe with `grouper eval {run}`."
         )
 
-    from grouper.training.problem_sets import require_part
 
-    problems = require_part(opened, split)
-    if dry_run:
-        k = opened.evaluation.samples
-        total = f"{len(problems):,} {split} problems x {k} = {k * len(problems):,} completions"
-        sizes = [f"{model}: {total}, to {target / label}" for label, model in subjects.items()]
-        missing = models_not_here(opened, *subjects.values())
-        show_plan(opened, sizes, unchecked=[*missing, "the rewards"])
-        return
-
+def _measured(
+    plans: Sequence[_Measurement],
+    subjects: Mapping[str, str],
+    recorded: Mapping[str, Sequence[EvaluationResult]],
+    target: Path,
+    *,
+    base: str | None,
+    display: Progress,
+) -> dict[str, Comparison]:
+    """What was recorded and what is measured now, compared: one table per set of problems."""
     from grouper import api
+    from grouper.evaluation.compare import compare
 
-    display = progress(quiet=quiet)
-    fresh = [
-        api.evaluate(
-            opened,
-            model,
-            split=split,
-            problems=problems,
-            folder=target / label,
-            display=display,
-        )
-        for label, model in subjects.items()
-    ]
-    labelled = [dataclasses.replace(r, name=n) for r, n in zip(fresh, subjects, strict=True)]
-    show_results([*recorded, *labelled])
-    for label, result in zip(subjects, fresh, strict=True):
-        click.echo(f"Items of {label}: {target / label / 'evaluations' / result.name}.jsonl.gz")
+    found = {name: list(earlier) for name, earlier in recorded.items()}
+    for label, model in subjects.items():
+        for plan in plans:
+            if plan.only_base and model != base:
+                continue
+            result = api.evaluate(
+                plan.recipe,
+                model,
+                split=plan.name if plan.suite is None else "test",
+                problems=plan.problems,
+                suite=plan.suite,
+                folder=target / label,
+                display=display,
+            )
+            shown = f"{label} {plan.prompt}" if plan.prompt else label
+            found[plan.name].append(dataclasses.replace(result, name=shown))
+    return {name: compare(results) for name, results in found.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Measurement:
+    """One set of problems, asked in one way."""
+
+    recipe: Recipe
+    name: str
+    suite: Suite | None
+    prompt: str | None
+    """The format, where there are several; None: the recipe's own, or the only one."""
+    only_base: bool = False
+
+    @functools.cached_property
+    def problems(self) -> ProblemSet:
+        """Loaded once for all models."""
+        from grouper.training.problem_sets import require_part
+
+        return require_part(self.recipe, self.name if self.suite is None else "test")
+
+
+def _asked(
+    name: str, overrides: tuple[str, ...], *, may_be_model: bool
+) -> tuple[Recipe, Path, str | None]:
+    """The recipe, its run folder, and the model where the first argument is one."""
+    folder = Path(name).expanduser()
+    hub = name.count("/") == 1 and not folder.exists() and not Path(name).suffix
+    bare = hub or (is_model(folder) and not (folder / RECIPE_FILE).is_file())
+    if not (may_be_model and bare):
+        opened = open_recipe(name, overrides)
+        return opened, run_of(name, opened), None
+    for run in folder.resolve().parents[:2]:
+        if not hub and (run / RECIPE_FILE).is_file():
+            return open_recipe(str(run), overrides), run, name
+    opened = recipe_for(name, None, "boxed").override(*overrides)
+    return opened, Path(opened.output_dir).expanduser() / next(iter(_labelled([name]))), name
+
+
+def _base(recipe: Recipe, run: Path) -> str | None:
+    """The model before the training of a run; None where there is no run or no such model."""
+    if is_model(run) or not (run / "run.json").is_file():
+        return None
+    return str(run / "base") if (run / "base").is_dir() else recipe.model.path
+
+
+def _on_suites(
+    recipe: Recipe,
+    suites: Sequence[str],
+    prompts: Sequence[str],
+    subjects: Mapping[str, str],
+    *,
+    bare: bool,
+    limit: int | None,
+    tokens: int | None,
+    **sampling: Any,
+) -> list[_Measurement]:
+    """Each suite in each prompt: those named, the recipe's own, or what suits a bare model.
+
+    The base of a run is also asked in the suite's few-shot prompt: it was never taught the other.
+    """
+    from grouper.evaluation.suites import recipe_on, suite_named
+    from grouper.models.loading import context_length, load_tokenizer, shape_of
+
+    lengths = [context_length(shape_of(model, None)) for model in subjects.values()]
+    room = min((length // 2 for length in lengths if length is not None), default=None)
+    found = []
+    for text in suites:
+        suite = suite_named(text)
+        if limit is not None:
+            data = suite.data.model_copy(update={"limit": limit})
+            suite = dataclasses.replace(suite, data=data)
+        longest = tokens or min(suite.tokens, room or suite.tokens)
+        if longest < suite.tokens and tokens is None:
+            warn(f"{suite.name}: completions end at {longest} tokens, half of the model's context.")
+        ways: list[tuple[str | None, bool]] = [(name, False) for name in prompts]
+        if not ways and bare:
+            chats = all(load_tokenizer(model).chat_template for model in subjects.values())
+            ways = [(suite.prompts[0 if chats else -1], False)]
+        elif not ways:
+            ways = [(None, False), (suite.prompts[-1], True)]
+        for prompt, only_base in ways:
+            changed = recipe_on(recipe, suite, prompt=prompt, tokens=longest, **sampling)
+            shown = prompt if len(ways) > 1 else None
+            found.append(_Measurement(changed, suite.name, suite, shown, only_base))
+    return found
+
+
+def _require_shared(plan: _Measurement, recorded: Sequence[EvaluationResult]) -> None:
+    """Before anything is sampled: the problems must be among those of each recorded result."""
+    from grouper.evaluation.compare import require_shared
+
+    problems = {(problem.id, problem.answer) for problem in plan.problems.problems}
+    for result in recorded:
+        shared = problems & {(item.problem_id, item.answer) for item in result.light}
+        require_shared(len(shared), [plan.name, result.name])
+        if len(shared) < len(problems):
+            warn(f"{result.name} has {len(shared)} of the {len(problems)} problems of {plan.name}.")
+
+
+def _show_sizes(plans: Sequence[_Measurement], subjects: Mapping[str, str], target: Path) -> None:
+    sizes = []
+    for plan in plans:
+        k, count = plan.recipe.evaluation.samples, len(plan.problems)
+        what = f"{count:,} {plan.name} problems x {k} = {k * count:,} completions"
+        way = f" in {plan.prompt}" if plan.prompt else ""
+        sizes += [f"{model}: {what}{way}, to {target / label}" for label, model in subjects.items()]
+    missing = models_not_here(plans[0].recipe, *subjects.values())
+    show_plan(plans[0].recipe, sizes, unchecked=[*missing, "the rewards"])
 
 
 def _labelled(models: Iterable[str]) -> dict[str, str]:
@@ -129,40 +311,129 @@ def _labelled(models: Iterable[str]) -> dict[str, str]:
     return subjects
 
 
-def _recorded(folder: Path, split: str) -> EvaluationResult:
-    """The evaluation of a run's last phase, or the latest one in a folder of eval_runs."""
-    found = [r for r in RunFolder(folder).read_evaluations() if r.split == split]
+def _recorded(place: Path, split: str) -> EvaluationResult:
+    """A recorded evaluation: that of a run's last phase, or the latest one in another folder.
+
+    Args:
+        place: a run folder, a folder of eval_runs, or the summary of one evaluation.
+        split: `test`, `validation`, or the name of a suite.
+    """
+    name = place.resolve().name
+    if place.suffix == ".json" and place.is_file():
+        one = RunFolder(place.parent.parent).read_evaluation(place.stem)
+        assert one is not None, "its summary is there"
+        return dataclasses.replace(one, name=f"{place.resolve().parents[1].name}-{one.name}")
+    is_run = (place / "run.json").exists()
+    folders = [place, *(sorted((place / "eval_runs").glob("*")) if is_run else [])]
+    found = [
+        (r, folder / f"evaluations/{r.name}.json")
+        for folder in folders
+        for r in RunFolder(folder).read_evaluations()
+        if r.split == split
+    ]
     if not found:
         raise ConfigError(
             f"there is no evaluation on {split} problems in it",
-            where=f"--compare {folder}",
+            where=str(place),
             fix="Measure it first with `grouper eval`, or name its model folder instead.",
         )
-    name = folder.resolve().name
-    if (folder / "run.json").exists():  # several runs all call theirs `grpo`
-        return dataclasses.replace(found[-1], name=f"{name}-{found[-1].name}")
-    written = {r.name: (folder / f"evaluations/{r.name}.json").stat().st_mtime for r in found}
-    return dataclasses.replace(max(found, key=lambda result: written[result.name]), name=name)
+    if is_run:  # several runs all call theirs `grpo`
+        own = [r for r, path in found if path.parent.parent == place]
+        latest = max((r for r, _ in found), key=lambda r: (PHASES.index(r.phase), r.step))
+        chosen = own[-1] if own else latest
+        return dataclasses.replace(chosen, name=f"{name}-{chosen.name}")
+    chosen, _ = max(found, key=lambda pair: pair[1].stat().st_mtime)
+    return dataclasses.replace(chosen, name=name)
 
 
-def show_results(results: Sequence[EvaluationResult], comparison: Comparison | None = None) -> None:
+def show_results(comparison: Comparison) -> None:
     """Print results side by side: accuracy and differences, pass@k, rewards, and by part."""
     from grouper.evaluation import compare
 
+    results = comparison.results
     settings = [result.card.get("sampling") for result in results]
     if any(setting != settings[0] for setting in settings):
         warn("these models were not measured with the same sampling settings.")
-    show(compare.render_table(comparison or compare.compare(results)))
-    for result in results:
-        if result.samples > 1:
-            shown = ", ".join(f"{k}: {100 * value:.1f}" for k, value in result.pass_at_k.items())
-            show(f"pass@k % of {result.name}: {shown}")
-    parts = [compare.render_parts(results, by=by) for by in ("subject", "level")]
-    rewards = map(compare.render_rewards_by_subject, results)
+    show(compare.render_table(comparison), "", compare.render_answers(results))
+    parts = [compare.render_parts(results, by=by) for by in ("subject", "level", "length")]
+    rewards = [compare.render_rewards(r, by=by) for by in ("subject", "level") for r in results]
     for found in (compare.render_metrics(results), *parts, *rewards):
         if found is not None:
             show("", found)
     show("")
+
+
+# --- grouper compare -----------------------------------------------------------------------------
+
+
+def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> None:
+    """Compare what was measured before; runs with commas between them are seeds of one arm."""
+    places = [[Path(part).expanduser() for part in arm.split(",") if part] for arm in arms]
+    for place in (place for arm in places for place in arm):
+        if not place.exists():
+            raise ConfigError("there is nothing here", where=str(place), fix="Check the path.")
+    if len(places) == 1 and len(places[0]) == 1 and not (places[0][0] / "run.json").exists():
+        raise click.UsageError("name at least two things to compare, or one run.")
+    if len(places) == 1:
+        found = stages(places[0])
+    else:
+        found = _pooled({_arm_name(arm): [_recorded(place, on) for place in arm] for arm in places})
+    if as_json:
+        click.echo(json.dumps(found.numbers, indent=2))
+        return
+    show_results(found)
+    first, last = found.results[0], found.results[-1]
+    show_changes(first, last, items)
+
+
+def stages(runs: Sequence[Path]) -> Comparison:
+    """Base, SFT and GRPO of a run, or of several seeds of one recipe.
+
+    Raises:
+        ConfigError: nothing was measured in one of them.
+    """
+    of_runs = [{r.name: r for r in RunFolder(run).read_evaluations()} for run in runs]
+    names = [name for name in PHASES if all(name in found for found in of_runs)]
+    if not names:
+        raise ConfigError(
+            "the test problems were not measured in every one of them",
+            where=", ".join(map(str, runs)),
+            fix="Finish the runs (--resume), or name their evaluations.",
+        )
+    return _pooled({name: [found[name] for found in of_runs] for name in names})
+
+
+def _pooled(arms: Mapping[str, Sequence[EvaluationResult]]) -> Comparison:
+    from grouper.evaluation.compare import compare, pool
+
+    seeds = {name: found for name, found in arms.items() if len(found) > 1}
+    results = [
+        pool(name, found) if name in seeds else dataclasses.replace(found[0], name=name)
+        for name, found in arms.items()
+    ]
+    return compare(results, seeds=seeds)
+
+
+def _arm_name(places: Sequence[Path]) -> str:
+    name = places[0].resolve().name.removesuffix(".json")
+    return name if len(places) == 1 else f"{name} and {len(places) - 1} more"
+
+
+def show_changes(before: EvaluationResult, after: EvaluationResult, count: int) -> None:
+    """Print the problems won and lost, at most `count` of each, side by side."""
+    from grouper.evaluation.compare import changed_problems, label
+
+    changes = changed_problems(before, after)
+    won = [row for row in changes if row[0] > 0]
+    lost = [row for row in changes if row[0] < 0][::-1]
+    show(f"{len(won)} problems won and {len(lost)} lost by {label(after.name)}")
+    rows = [
+        (old.problem_id, f"{100 * change:+.0f}", *(short(t, 30) for t in (old.answer, *both)))
+        for change, old, new in (*won[:count], *lost[:count])
+        for both in [[i.extracted or i.outcome.replace("_", " ") for i in (old, new)]]
+    ]
+    if rows:
+        table(("problem", "points", "reference", label(before.name), label(after.name)), rows)
 
 
 # --- grouper preview -----------------------------------------------------------------------------
@@ -173,11 +444,12 @@ def preview(
     overrides: tuple[str, ...],
     *,
     model: str | None,
+    engine: str | None,
     quiet: bool,
     **drawn: int,
 ) -> int:
     """Draw and print samples; 1 if there is nothing to learn from them."""
-    opened = open_recipe(recipe, overrides)
+    opened = open_recipe(recipe, sampled_by(engine, overrides))
     run = run_of(recipe, opened)
     subject = chosen_model(model, opened, run)
     if subject is None:

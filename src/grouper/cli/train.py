@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grouper.cli.flags import CommandLine, spelled_out
-from grouper.cli.measure import show_results
+from grouper.cli.measure import show_results, stages
 from grouper.cli.opening import open_recipe, require_writable, show_plan
 from grouper.cli.text import is_follower, show
 from grouper.config.loading import is_shipped, recipe_hash, resolved_yaml
@@ -55,12 +56,10 @@ def run(
     """
     context = click.get_current_context()
     phases = tuple(p for p in ("sft", "grpo") if context.info_name in ("run", p))
+    seeds = flags.pop("seeds", 1)
     skipped = [p for p in ("sft", "grpo") if flags.pop(f"skip_{p}", p not in phases)]
-    if resume and overwrite:
-        raise click.UsageError("--resume continues the run, --overwrite deletes it: give one.")
-    if allow_changes and not resume:
-        raise click.UsageError("--allow-changes is about a run that is continued: add --resume.")
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
+    _refuse_contradictions(**intent)
     name, overrides = _named(recipe, config, overrides)
     if resume:
         name = _run_of_that_name(name, overrides, flags["output_dir"])
@@ -77,14 +76,71 @@ def run(
     if dry_run:
         _dry_run(opened, intent)
         return
-    if not is_follower():  # before torch is imported and data are read
-        path = Path(opened.output_dir).expanduser() / opened.name
-        require_writable(path, "Set output_dir to a folder you may write to.")
-        RunFolder(path).check(recipe_hash(opened), resolved_yaml(opened), **intent)
+    runs = [opened] if seeds == 1 else _seeds(opened, seeds)
+    _run_all(runs, intent, nproc=nproc, quiet=quiet, verbose=verbose)
+    if seeds > 1:
+        click.echo(click.style(f"\n{seeds} seeds of {opened.name}", bold=True))
+        show_results(stages([_path(one) for one in runs]))
+
+
+def _run_all(
+    runs: Sequence[Recipe], intent: dict[str, bool], *, nproc: int, quiet: bool, verbose: bool
+) -> None:
+    """One run after another, each in as many processes as were asked for."""
+    for one in () if is_follower() else runs:  # before torch is imported and data are read
+        require_writable(_path(one), "Set output_dir to a folder you may write to.")
+        RunFolder(_path(one)).check(recipe_hash(one), resolved_yaml(one), **intent)
     if nproc > 1 and "WORLD_SIZE" not in os.environ:
-        require_devices(nproc, opened.device)
-        sys.exit(launch(nproc, context.find_root().obj))
-    _train(opened, intent, quiet=quiet, verbose=verbose)
+        require_devices(nproc, runs[0].device)
+        if len(runs) == 1:
+            sys.exit(launch(nproc, click.get_current_context().find_root().obj))
+        switches = {**intent, "quiet": quiet, "verbose": verbose}
+        for one in runs:
+            _launch_one(
+                nproc, one, [f"--{n.replace('_', '-')}" for n, on in switches.items() if on]
+            )
+        return
+    for one in runs:
+        _train(one, intent, quiet=quiet, verbose=verbose)
+
+
+def _refuse_contradictions(*, resume: bool, overwrite: bool, allow_changes: bool) -> None:
+    if resume and overwrite:
+        raise click.UsageError("--resume continues the run, --overwrite deletes it: give one.")
+    if allow_changes and not resume:
+        raise click.UsageError("--allow-changes is about a run that is continued: add --resume.")
+
+
+def _path(recipe: Recipe) -> Path:
+    return Path(recipe.output_dir).expanduser() / recipe.name
+
+
+def _seeds(recipe: Recipe, count: int) -> list[Recipe]:
+    """The recipe with its own seed and those after it, each a run of its own.
+
+    Raises:
+        ConfigError: under torchrun, whose processes cannot begin a second run.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "several seeds are several runs, one after another",
+            where="--seeds",
+            fix="Call it without torchrun; --nproc starts the processes of each run.",
+        )
+    seeds = range(recipe.seed, recipe.seed + count)
+    return [
+        recipe.model_copy(update={"seed": seed, "name": f"{recipe.name}-seed{seed}"})
+        for seed in seeds
+    ]
+
+
+def _launch_one(processes: int, recipe: Recipe, switches: Sequence[str]) -> None:
+    """One run in several processes; this one ends with them where they fail."""
+    with tempfile.TemporaryDirectory(prefix="grouper-") as folder:
+        file = Path(folder) / f"{recipe.name}.yaml"
+        file.write_text(resolved_yaml(recipe), encoding="utf-8")
+        if code := launch(processes, ["run", str(file), *switches]):
+            sys.exit(code)
 
 
 def _named(
@@ -142,7 +198,7 @@ def _report(recipe: Recipe, result: RunResult) -> None:
 
     show("")
     if result.comparison is not None:
-        show_results(result.results, result.comparison)
+        show_results(result.comparison)
     if recipe.note and not (recipe.skip_sft or recipe.skip_grpo):
         # One line per paragraph, which the terminal wraps.
         paragraphs = recipe.note.strip().split("\n\n")

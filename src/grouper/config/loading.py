@@ -26,6 +26,7 @@ from grouper.files import table
 NOT_THE_EXPERIMENT = (
     "output_dir",
     "save_path",
+    "push_to",
     "description",
     "note",
     "threads",
@@ -40,6 +41,15 @@ NOT_THE_EXPERIMENT = (
     "tracking.trackers",
     "grpo.allow_truncation",
     "grpo.preflight_prompts",
+    "sampling.vllm",
+)
+# Settings that came after the first runs: at their defaults they do not count.
+_LATER = (
+    "evaluation.top_p",
+    "evaluation.top_k",
+    "evaluation.min_p",
+    "evaluation.validation_minutes",
+    "sampling.engine",
 )
 
 
@@ -104,6 +114,11 @@ def recipe_hash(recipe: Recipe) -> str:
     for name in NOT_THE_EXPERIMENT:
         section, _, key = name.rpartition(".")
         del (data[section] if section else data)[key]
+    for name in _LATER:
+        section, _, key = name.partition(".")
+        settings = getattr(recipe, section)
+        if getattr(settings, key) == type(settings).model_fields[key].default:
+            del data[section][key]
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 

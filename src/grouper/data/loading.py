@@ -146,7 +146,8 @@ def _split(config: RowsConfig) -> str:
 
 def _read(config: RowsConfig, split: str, keep_unreadable: bool) -> ProblemSet:
     """The problems of a file or a set on the Hub, before its filters."""
-    label, rows = _rows(config, split)
+    commits: list[str] = []
+    label, rows = _rows(config, split, commits)
     name = f"{label}/{split}" if split else label
     where = f"{name} (source: {config.source})"
     first = list(islice(rows, LOOKED_AT))
@@ -174,6 +175,7 @@ def _read(config: RowsConfig, split: str, keep_unreadable: bool) -> ProblemSet:
             why = f"the reference {problem.answer!r} cannot be graded: {reason}"
             invalid.append(Quarantined(row=number, reason=why))
     found = _problem_set(where, name, problems, sorted(invalid, key=lambda q: q.row))
+    found = replace(found, revision=commits[0] if len(commits) == 1 else None)
     unread = sum(reasons.get(problem.answer) is not None for problem in problems)
     note = (
         f"{unread:,} of {len(found):,} references cannot be read as mathematics; their problems "
@@ -182,14 +184,16 @@ def _read(config: RowsConfig, split: str, keep_unreadable: bool) -> ProblemSet:
     return replace(found, notes=(*found.notes, note)) if unread else found
 
 
-def _rows(config: RowsConfig, split: str) -> tuple[str, Iterator[Row]]:
-    """What problem ids start with, and the rows."""
+def _rows(config: RowsConfig, split: str, commits: list[str]) -> tuple[str, Iterator[Row]]:
+    """What problem ids start with, and the rows; `commits` as in `read_hub`."""
     source, streaming = SOURCES[config.source], config.streaming
     subset, where = config.subset or source.subset, config.path or source.hub
     assert where is not None, "check_source refuses a source without a place"
     label = Path(where).stem if config.source in ("file", "hub") else config.source
     if config.source == "hub" or config.path is None:
-        return label, read_hub(where, split=split, subset=subset, streaming=streaming)
+        return label, read_hub(
+            where, split=split, subset=subset, streaming=streaming, commits=commits
+        )
     files = find_file(where, split=split, subset=subset)
     whole = next((file for file in files if file.suffix.lower() == ".json"), None)
     if streaming and whole is not None:

@@ -51,6 +51,8 @@ class ProblemSet:
     """What its filters left out, one sentence each."""
     left_out: int = 0
     """Problems that could have been used, and that filters left out."""
+    revision: str | None = None
+    """The commit on the Hub that was read; None: no set on the Hub, or it is not known."""
 
     def __len__(self) -> int:
         return len(self.problems)

@@ -6,6 +6,7 @@ import csv
 import difflib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -176,7 +177,12 @@ def _split_files(folder: Path, split: str) -> Sequence[Path]:
 
 
 def read_hub(
-    name: str, *, split: str, subset: str | None, streaming: bool = False
+    name: str,
+    *,
+    split: str,
+    subset: str | None,
+    streaming: bool = False,
+    commits: list[str] | None = None,
 ) -> Iterator[Row]:
     """The rows of one split of a set on the Hub, or of a local folder that has its layout.
 
@@ -186,6 +192,7 @@ def read_hub(
         subset: its configuration, where it has several.
         streaming: fetch rows as they are read, and keep nothing on this machine. Else the whole set
             is in the cache of `datasets` afterwards, and needs no network any more.
+        commits: gets the commit that is read, where it is known.
 
     Raises:
         DataError: no such set, subset or split; gated; or offline and not in the cache.
@@ -195,7 +202,13 @@ def read_hub(
     # Only where it is set: a stand-in of a test need not accept it.
     more: dict[str, Any] = {"streaming": True} if streaming else {}
     try:
-        yield from map(dict, datasets.load_dataset(name, subset, split=split, **more))
+        rows = datasets.load_dataset(name, subset, split=split, **more)
+        # `hf://datasets/NAME@COMMIT/FILE`, also of what the cache had.
+        files = getattr(getattr(rows, "info", None), "download_checksums", None) or {}
+        found = re.findall(rf"{re.escape(name)}@([0-9a-f]{{40}})/", " ".join(map(str, files)))
+        if commits is not None:
+            commits.extend(dict.fromkeys(found))
+        yield from map(dict, rows)
     # Its own errors, those of the Hub's client, of the network, of file formats and of the disk
     # all come out of this one call, or of reading on.
     except Exception as error:  # the library has no common type of its own

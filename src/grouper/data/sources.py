@@ -230,6 +230,12 @@ SOURCES: dict[str, Source] = {
         splits=("test",),
         columns={**ANY_COLUMNS, "subject": ("subject", "type"), "id": ("unique_id",)},
     ),
+    "math-full": Source(
+        description="MATH with all its problems: 7,500 to train on, 5,000 to test (MIT)",
+        hub="DigitalLearningGmbH/MATH-lighteval",
+        splits=("train", "test"),
+        columns={**ANY_COLUMNS, "subject": ("subject", "type"), "id": ("unique_id",)},
+    ),
     "numina-tir": Source(
         description=r"72,540 competition problems solved with tools, answer in \boxed{}",
         hub="AI-MO/NuminaMath-TIR",
@@ -275,6 +281,19 @@ SOURCES: dict[str, Source] = {
             "answer": ("Answer", "answer"),
             "subject": ("Type",),
             "id": ("ID",),
+        },
+        parse_row=_svamp,
+        has_solutions=False,
+    ),
+    "asdiv": Source(
+        description="2,305 story problems; the unit follows the answer: `9 (apples)` (CC BY-NC)",
+        hub="EleutherAI/asdiv",
+        splits=("validation",),
+        columns={
+            "question": QUESTION,
+            "body": ("body",),
+            "answer": ("answer",),
+            "subject": ("solution_type",),
         },
         parse_row=_svamp,
         has_solutions=False,
@@ -366,7 +385,13 @@ _MISSING = {"", "nan", "NaN", "NAN"}
 
 
 def _text(value: Any, column: str) -> str | None:
-    """Text as it is, numbers in their shortest form (145.0 is `145`), what is missing as None."""
+    """Text as it is, numbers in their shortest form (145.0 is `145`), what is missing as None.
+
+    A list is its elements with commas; OlympiadBench has lists of one.
+    """
+    if isinstance(value, list) and value:
+        parts = [_text(part, column) for part in value]
+        return ", ".join(part for part in parts if part is not None) or None
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, get_args
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from grouper.errors import DataError
-from grouper.evaluation.result import OUTCOMES, Accuracy, EvaluationResult, Outcome
-from grouper.evaluation.statistics import PairedComparison, paired_comparison
+from grouper.evaluation.result import (
+    OUTCOMES,
+    Accuracy,
+    EvaluationItem,
+    EvaluationResult,
+    Outcome,
+)
+from grouper.evaluation.statistics import (
+    Interval,
+    PairedComparison,
+    Verdict,
+    paired_comparison,
+    t_interval,
+)
+from grouper.types import Verdict as Graded
 
 _LABELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
 # More subjects or levels than this are not a table to read.
 _MANY_PARTS = 40
+
+# What a difference is made of.
+Cause = Literal["format", "extraction", "truncation", "reasoning"]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +46,19 @@ class Difference:
     before: str
     after: str
     paired: PairedComparison
-    from_format: float | None
-    """Share of a gain that came from completions without an answer or cut off, or None where
-    there is no gain. The rest came from wrong answers made right."""
+    causes: Mapping[Cause, float]
+    """The parts of the difference: what was wrong with completions that are right in the other
+    result. `format`: no answer in the format, though the maths is right, or no answer at all;
+    `extraction`: an answer in the format that could not be read, though the maths is right;
+    `truncation`: cut off before an answer; `reasoning`: a wrong answer."""
+    seeds: Interval | None = None
+    """Of the difference over several seeds of one recipe."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """That over the problems; with several seeds the interval over them must agree."""
+        doubtful = self.seeds is not None and self.seeds.covers(0.0)
+        return "no evidence" if doubtful else self.paired.verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,21 +66,53 @@ class Comparison:
     """Several results of the same problems, and their paired differences."""
 
     results: tuple[EvaluationResult, ...]
+    """On the problems that all have."""
     differences: tuple[Difference, ...]
     """Each result against the one before it, then the last against the first."""
     confidence: float
+    left_out: int = 0
+    """Problems that are not in all of the results, or there with another reference."""
+    seeds: Mapping[str, Sequence[EvaluationResult]] = field(default_factory=dict)
+    """The seeds of each result that is pooled from several."""
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """As JSON."""
+        seeds = {name: [one.accuracy for one in found] for name, found in self.seeds.items()}
+        return {
+            "results": [{"name": r.name, **r.numbers} for r in self.results],
+            "differences": [{**asdict(d), "verdict": d.verdict} for d in self.differences],
+            "left_out": self.left_out,
+            "accuracies_of_seeds": seeds,
+        }
 
 
-def compare(results: Sequence[EvaluationResult], *, confidence: float = 0.95) -> Comparison:
-    """Compare results of the same problems, in the order given (base, SFT, GRPO).
+def compare(
+    results: Sequence[EvaluationResult],
+    *,
+    confidence: float = 0.95,
+    seeds: Mapping[str, Sequence[EvaluationResult]] | None = None,
+) -> Comparison:
+    """Compare results on the problems that they share, in the order given (base, SFT, GRPO).
+
+    Args:
+        results: their names differ.
+        confidence: of the intervals.
+        seeds: the seeds of those that `pool` has made of several.
 
     Raises:
-        DataError: the results are not of the same problems with the same number of samples.
+        DataError: they share no problem.
     """
-    for result in results[1:]:
-        _require_same_items(results[0], result)
-    problems = dict.fromkeys(item.problem_id for result in results for item in result.items)
-    common = [name for name in problems if all(name in result.scores for result in results)]
+    seeds = seeds or {}
+    problems = [{(item.problem_id, item.answer) for item in result.light} for result in results]
+    shared = set.intersection(*problems) if problems else set()
+    left_out = len(set().union(*problems)) - len(shared)
+    if len(results) > 1:
+        require_shared(len(shared), [result.name for result in results])
+    if left_out:
+        results = [_of_problems(result, shared) for result in results]
+    names = dict.fromkeys(item.problem_id for result in results for item in result.light)
+    common = [name for name in names if all(name in result.scores for result in results)]
     pairs = list(itertools.pairwise(results))
     if len(results) > 2:
         pairs.append((results[0], results[-1]))
@@ -64,45 +124,133 @@ def compare(results: Sequence[EvaluationResult], *, confidence: float = 0.95) ->
                 [before.scores[name] for name in common],
                 [after.scores[name] for name in common],
                 confidence=confidence,
+                samples=round(min(len(r.light) for r in (before, after)) / len(shared)),
             ),
-            from_format=_share_from_format(before, after, set(common)),
+            causes=_causes(before, after, common),
+            seeds=_over_seeds(seeds.get(before.name), seeds.get(after.name), confidence),
         )
         for before, after in pairs
         if common
     ]
-    return Comparison(results=tuple(results), differences=tuple(differences), confidence=confidence)
-
-
-def _require_same_items(first: EvaluationResult, other: EvaluationResult) -> None:
-    mine, theirs = ({(i.problem_id, i.sample): i.answer for i in r.items} for r in (first, other))
-    if mine == theirs:
-        return
-    changed = sum(mine[key] != theirs[key] for key in mine.keys() & theirs.keys())
-    raise DataError(
-        f"evaluations {first.name!r} and {other.name!r} are not of the same items: "
-        f"{len(mine.keys() - theirs.keys())} only in the first, "
-        f"{len(theirs.keys() - mine.keys())} only in the second, {changed} with another reference "
-        "answer",
-        where="comparing evaluations",
-        fix="Measure every model on the same problems with the same number of samples.",
+    return Comparison(
+        results=tuple(results),
+        differences=tuple(differences),
+        confidence=confidence,
+        left_out=left_out,
+        seeds=seeds,
     )
 
 
-def _share_from_format(
-    before: EvaluationResult, after: EvaluationResult, common: set[str]
-) -> float | None:
-    """Net gain of items that had no answer (or were cut off), as a share of the whole net gain.
+def require_shared(problems: int, names: Sequence[str]) -> None:
+    """Raise `DataError` where results have no problem in common."""
+    if not problems:
+        raise DataError(
+            f"the evaluations {' and '.join(map(repr, names))} share no problem: an id and its "
+            "reference answer would have to be the same",
+            where="comparing evaluations",
+            fix="Measure every model on the same problems.",
+        )
 
-    An item that was right before and has no answer after counts against it.
+
+def pool(name: str, seeds: Sequence[EvaluationResult]) -> EvaluationResult:
+    """The results of several seeds of one recipe as one: further samples of the same problems.
+
+    Where each seed has problems of its own, they are all of these problems.
     """
-    format_gain = gain = 0
-    for old, new in zip(before.items, after.items, strict=True):
-        change = new.correct - old.correct
-        if change and old.problem_id in common:
-            gain += change
-            wrong = old if new.correct else new
-            format_gain += change * (wrong.outcome in ("no_answer", "truncated"))
-    return format_gain / gain if gain > 0 else None
+    problems = [{(item.problem_id, item.answer) for item in seed.light} for seed in seeds]
+    own = any(other != problems[0] for other in problems)
+    items = [
+        replace(
+            item,
+            problem_id=f"{item.problem_id} (seed {number})" if own else item.problem_id,
+            sample=number * seed.samples + item.sample,
+        )
+        for number, seed in enumerate(seeds)
+        for item in seed.light
+    ]
+    return replace(seeds[0], name=name, items=tuple(items))
+
+
+def _of_problems(result: EvaluationResult, shared: set[tuple[str, str]]) -> EvaluationResult:
+    items = tuple(i for i in result.light if (i.problem_id, i.answer) in shared)
+    return replace(result, items=items)
+
+
+def _over_seeds(
+    before: Sequence[EvaluationResult] | None,
+    after: Sequence[EvaluationResult] | None,
+    confidence: float,
+) -> Interval | None:
+    """The interval of a difference over seeds, each paired with its own; None without several."""
+    if before is None or after is None or len(before) != len(after) or len(before) < 2:
+        return None
+    changes = [new.accuracy - old.accuracy for old, new in zip(before, after, strict=True)]
+    return t_interval(changes, confidence)
+
+
+def _causes(
+    before: EvaluationResult, after: EvaluationResult, common: Sequence[str]
+) -> dict[Cause, float]:
+    """The parts of the difference of the accuracies, which they add up to.
+
+    Every sample of a problem is paired with every one in the other result: a pair that became
+    right counts for what was wrong before, one that became wrong against what is wrong after.
+    """
+    failed = [_failures(result) for result in (before, after)]
+    found = dict.fromkeys(CAUSES, 0.0)
+    for name in common:
+        old, new = before.scores[name], after.scores[name]
+        for cause in CAUSES:
+            gained = failed[0].get((name, cause), 0.0) * new
+            lost = failed[1].get((name, cause), 0.0) * old
+            found[cause] += (gained - lost) / len(common)
+    return found
+
+
+def _failures(result: EvaluationResult) -> dict[tuple[str, Cause], float]:
+    """(problem, cause) -> share of its samples that are not right for it."""
+    samples = Counter(item.problem_id for item in result.light)
+    found: dict[tuple[str, Cause], float] = {}
+    for item in result.light:
+        if not item.correct:
+            key = item.problem_id, _cause(item)
+            found[key] = found.get(key, 0.0) + 1 / samples[item.problem_id]
+    return found
+
+
+def _cause(item: EvaluationItem) -> Cause:
+    """What is wrong with a completion that is not correct."""
+    if item.outcome == "truncated":
+        return "truncation"
+    if item.outcome == "no_answer":
+        return "reasoning" if item.lenient_outcome == "wrong" else "format"
+    misread = item.verdict in (Graded.UNPARSEABLE, Graded.TIMEOUT, Graded.CRASH)
+    return "extraction" if misread or item.lenient else "reasoning"
+
+
+def changed_problems(
+    before: EvaluationResult, after: EvaluationResult
+) -> list[tuple[float, EvaluationItem, EvaluationItem]]:
+    """(change of the score, an item before, an item after) of each problem whose score changed.
+
+    The items are the first ones that show it. Those that were won most clearly come first.
+    """
+    found = []
+    sides = [_first_by(result) for result in (before, after)]
+    for name in before.scores.keys() & after.scores.keys():
+        change = after.scores[name] - before.scores[name]
+        if change:
+            won = change > 0
+            found.append((change, sides[0][name, not won], sides[1][name, won]))
+    return sorted(found, key=lambda row: (-row[0], row[1].problem_id))
+
+
+def _first_by(result: EvaluationResult) -> dict[tuple[str, bool], EvaluationItem]:
+    """(problem, right or wrong) -> its first such item."""
+    found: dict[tuple[str, bool], EvaluationItem] = {}
+    for item in result.light:
+        found.setdefault((item.problem_id, item.correct), item)
+    return found
 
 
 def label(name: str) -> str:
@@ -121,22 +269,18 @@ def _notes(comparison: Comparison) -> list[str]:
     results = comparison.results
     problems = len({item.problem_id for item in results[0].items})
     each = "1 completion" if results[0].samples == 1 else f"{results[0].samples} completions"
-    notes = [f"{problems} problems, {each} each{_shared(results)}."]
+    notes = [f"{problems} problems, {each} each{_shared(results, comparison.seeds)}."]
     if comparison.differences:
         methods = sorted({d.paired.method for d in comparison.differences})
         notes.append(f"Paired by problem: {'; '.join(methods)}.")
     if any(result.lenient is not None for result in results):
         notes.append("Lenient: accuracy % with the answer taken from anywhere, in any format.")
-    shares = [
-        f"{100 * min(1.0, d.from_format):.0f} % of {label(d.after)} - {label(d.before)}"
-        for d in comparison.differences
-        if d.paired.verdict == "better" and d.from_format is not None and d.from_format > 0.5
-    ]
-    if shares:
+    if comparison.left_out:
         notes.append(
-            f"{_FORMAT}: {' and '.join(shares)} comes from completions that had no answer or were "
-            "cut off before; that part of the gain may be format rather than maths."
+            f"{comparison.left_out} problems are not in all of them, or with another reference; "
+            "they take no part."
         )
+    notes += _on_differences(comparison)
     for outcome, what in _NO_VERDICT.items():
         counts = [(label(r.name), r.split_counts[outcome]) for r in results]
         if any(count for _, count in counts):
@@ -148,11 +292,22 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _shared(results: Sequence[EvaluationResult]) -> str:
+def _on_differences(comparison: Comparison) -> Iterator[str]:
+    """What each difference is made of, and how it is over seeds."""
+    for difference in comparison.differences:
+        parts = [f"{name} {100 * difference.causes[name]:+.1f}" for name in CAUSES]
+        if difference.verdict != "no evidence":
+            yield f"Parts: {_title(difference)} is {', '.join(parts)} points."
+        if difference.seeds is not None:
+            count = len(comparison.seeds[difference.after])
+            yield f"Over {count} seeds {_title(difference)}: {_points(difference.seeds)}."
+
+
+def _shared(results: Sequence[EvaluationResult], seeds_of: Mapping[str, Any]) -> str:
     """What all measurements had in common, as far as the settings kept with the results show."""
     sampling: list[Any] = [result.card.get("sampling") for result in results]
     seeds = {result.card.get("seed") for result in results}
-    if len(results) == 1:
+    if len(results) == 1 or results[0].name in seeds_of:
         return ""
     if None in sampling:
         return "; the same problems"
@@ -168,7 +323,6 @@ _NO_VERDICT: Mapping[Outcome, str] = {
     "crash": "Grader crashes, counted as not correct",
     "not_scored": "Completions whose reference answer cannot be read, taking no part",
 }
-_FORMAT = "Format"
 
 # --- tables and lines ----------------------------------------------------------------------------
 
@@ -181,11 +335,7 @@ def render_table(comparison: Comparison) -> RenderableType:
     if comparison.differences:
         parts += [Text(), _differences_table(comparison)]
     parts.append(Text())
-    parts += [
-        Text(note, style="yellow" if note.startswith(_FORMAT) else "dim")
-        for note in _notes(comparison)
-    ]
-    return Group(*parts)
+    return Group(*parts, *(Text(note, style="dim") for note in _notes(comparison)))
 
 
 def _results_table(comparison: Comparison) -> Table:
@@ -205,39 +355,47 @@ def _results_table(comparison: Comparison) -> Table:
         for result in results
     ]
     accuracy = f"accuracy % [{100 * comparison.confidence:g} %]"
-    outcomes = ("correct", "wrong", "no answer", "cut off")
-    return _table(["model", accuracy, *optional, *outcomes, "tokens"], rows)
+    return _table(["model", accuracy, *optional, *_SPLIT, "tokens"], rows)
+
+
+_SPLIT = ("correct", "wrong", "no answer", "cut off")
 
 
 def _differences_table(comparison: Comparison) -> Table:
     rows: list[list[RenderableType]] = []
     for difference in comparison.differences:
-        paired = difference.paired
-        after, before = label(difference.after), label(difference.before)
-        low, high = 100 * paired.interval.low, 100 * paired.interval.high
-        sentence = f"{after} is {paired.verdict} than {before}"
-        if paired.verdict == "no evidence":
+        paired, verdict = difference.paired, difference.verdict
+        sentence = f"{label(difference.after)} is {verdict} than {label(difference.before)}"
+        if verdict == "no evidence":
             sentence = "no evidence of a change"
         rows.append(
             [
-                f"{after} - {before}",
-                f"{100 * paired.difference:+.1f} [{low:+.1f}, {high:+.1f}]",
+                _title(difference),
+                f"{100 * paired.difference:+.1f} {_points(paired.interval)}",
                 str(paired.higher),
                 str(paired.lower),
                 "p<0.001" if paired.p_value < 0.001 else f"p={paired.p_value:.3f}",
-                Text(sentence, style=_STYLE[paired.verdict]),
+                Text(sentence, style=_STYLE[verdict]),
             ]
         )
     points = f"points [{100 * comparison.confidence:g} %]"
     return _table(["difference", points, "up", "down", "test", "verdict"], rows)
 
 
+def _title(difference: Difference) -> str:
+    return f"{label(difference.after)} - {label(difference.before)}"
+
+
+def _points(interval: Interval) -> str:
+    return f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+
+
 _STYLE = {"better": "bold green", "worse": "bold red", "no evidence": "yellow"}
 
 
 def render_parts(results: Sequence[EvaluationResult], *, by: str) -> RenderableType | None:
-    """Accuracy by `subject` or `level`, one column per result; None where problems have none."""
-    parts = [result.by_subject if by == "subject" else result.by_level for result in results]
+    """Accuracy by `subject`, `level` or `length`, a column per result; None where there is none."""
+    parts: list[Mapping[str, Accuracy]] = [getattr(result, f"by_{by}") for result in results]
     names = list(dict.fromkeys(name for part in parts for name in part))[:_MANY_PARTS]
     if not names:
         return None
@@ -246,7 +404,29 @@ def render_parts(results: Sequence[EvaluationResult], *, by: str) -> RenderableT
         found = [part.get(name) for part in parts]
         count = next(accuracy.problems for accuracy in found if accuracy is not None)
         rows.append([name, str(count), *(_interval(one, 0) if one else "-" for one in found)])
-    return _table([by, "problems", *(label(result.name) for result in results)], rows)
+    title = "tokens" if by == "length" else by
+    return _table([title, "problems", *(label(result.name) for result in results)], rows)
+
+
+def render_answers(results: Sequence[EvaluationResult]) -> RenderableType:
+    """pass@k, maj@k, the split with the answer taken from anywhere, and the lengths."""
+    sizes = sorted({k for result in results for k in result.pass_at_k if k > 1})
+    several = any(result.majority is not None for result in results)
+    lenient = [*OUTCOMES[:4]] if all(r.lenient_counts is not None for r in results) else []
+    rows = [
+        [
+            label(result.name),
+            *(_percent(result.pass_at_k.get(k)) for k in sizes),
+            *([_percent(result.majority)] if several else []),
+            *(str((result.lenient_counts or {}).get(outcome)) for outcome in lenient),
+            _number(result.tokens_right),
+            _number(result.tokens_wrong),
+        ]
+        for result in results
+    ]
+    titles = [f"pass@{k} %" for k in sizes] + (["maj@k %"] if several else [])
+    titles += ["leniently right", *_SPLIT[1:]] if lenient else []
+    return _table(["model", *titles, "tokens right", "wrong"], rows)
 
 
 def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None:
@@ -269,9 +449,9 @@ def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None
     return _table(["model", "format %", "reasoning %", "characters", "reward", *names], rows)
 
 
-def render_rewards_by_subject(result: EvaluationResult) -> RenderableType | None:
-    """The mean of each reward by subject; None where no problem has one."""
-    parts = result.rewards_by_subject
+def render_rewards(result: EvaluationResult, *, by: str) -> RenderableType | None:
+    """The mean of each reward by `subject` or `level`; None where no problem has one."""
+    parts: Mapping[str, Mapping[str, float]] = getattr(result, f"rewards_by_{by}")
     if not parts:
         return None
     names = list(dict.fromkeys(name for means in parts.values() for name in means))

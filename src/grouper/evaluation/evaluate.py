@@ -6,19 +6,34 @@ Knows nothing of training: anything that meets the sampler and grader protocols 
 from __future__ import annotations
 
 import logging
+import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from grouper.errors import DataError
+from grouper.evaluation.items import Drawn, Lightener, StoredItems, Unfinished
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
+from grouper.files import delete, write_lines
 from grouper.grading import by_text_alone
-from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.models.process_group import ProcessGroup, SingleProcess, share_of
 from grouper.rewards import Notes, RewardStack
 from grouper.rewards.builtin import format_holds
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
-from grouper.sampling.graded import Drawn, Grader, draw_and_grade
-from grouper.types import AnswerFormat, AnswerKind, Problem, Prompt, Reward, SamplingParams
+from grouper.sampling.graded import Grader, grade_as_drawn
+from grouper.types import (
+    AnswerFormat,
+    AnswerKind,
+    Problem,
+    Prompt,
+    Reward,
+    SamplingParams,
+    Verdict,
+)
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +42,7 @@ Items = Sequence[tuple[Problem, Prompt]]
 
 def evaluate(
     *,
-    name: str,
+    name: str | Callable[[Mapping[str, Any]], str],
     phase: str,
     step: int,
     split: str,
@@ -43,14 +58,19 @@ def evaluate(
     processes: ProcessGroup | None = None,
     fmt: AnswerFormat | None = None,
     rewards: RewardStack | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
+    known: Callable[[str], EvaluationResult | None] | None = None,
+    seconds: float | None = None,
 ) -> EvaluationResult:
     """Measure one model on one set of problems.
 
     Args:
-        name: names the files: `base`, `sft`, `grpo`, `validation-grpo-000020`, ...
+        name: names the files: `base`, `sft`, `grpo`, `validation-grpo-000020`, ..., or a function
+            that makes it of the card.
         phase: `base`, `sft` or `grpo`.
         step: optimizer steps of the phase the model has seen.
-        split: `test` or `validation`.
+        split: `test`, `validation`, or the name of a suite.
         items: problems with their rendered prompts; ids must differ.
         sampler: draws the completions.
         grader: grades each completion once.
@@ -63,53 +83,195 @@ def evaluate(
         processes: the processes among which the problems are divided; each is measured once.
         fmt: the prompt format; with `rewards`, each item also has its format and reasoning.
         rewards: also scores each completion; a reward that fails stops nothing.
+        folder: where completions are written as they come, and at the end the items; left out:
+            they are kept in memory.
+        resume: go on from what an interrupted call of the same settings has left there.
+        known: finds the finished evaluation of a name, which is returned as it is; left out: there
+            is none, or it is replaced.
+        seconds: draw no more problems, from the first on, than are done in about this time.
 
     Raises:
         DataError: there are no problems.
     """
     if not items:
-        where = f"evaluation {name}"
+        where = f"evaluation {name if isinstance(name, str) else split}"
         raise DataError("there are no problems", where=where, fix="Check data.test and its limit.")
     assert len({problem.id for problem, _ in items}) == len(items), "loading refuses repeated ids"
     for problem, prompt in items:
         assert problem.id == prompt.problem_id, f"{problem.id} has {prompt.problem_id}'s prompt"
-    # Neither name nor step is part of a key: all models of a run meet the same uniform numbers.
-    requests = [
-        SampleRequest(prompt=prompt, params=params, key=draw_seed(seed, "eval", problem.id, sample))
-        for problem, prompt in items
-        for sample in range(samples)
-    ]
-    drawn, _ = draw_and_grade(
-        requests,
-        [problem.answer for problem, _ in items for _ in range(samples)],
-        sampler=sampler,
-        grader=grader,
-        lenient=True,
-        processes=processes,
-        progress=progress,
-    )
+    processes = processes or SingleProcess()
+    card = {
+        "prompt_of_item_0": items[0][1].text,
+        "sampling": {**asdict(params), "stop": list(params.stop)},
+        "grader": type(grader).__qualname__,
+        "n": len(items),
+        "k": samples,
+        "seed": seed,
+        **(card or {}),
+    }
+    title = name if isinstance(name, str) else name(card)
+    if known is not None and (before := processes.on_rank0(lambda: known(title))) is not None:
+        return before
+    home = folder or Path(processes.on_rank0(lambda: tempfile.mkdtemp(prefix="grouper-eval-")))
+    unfinished = Unfinished(home, title, card)
+    try:
+        done = processes.on_rank0(lambda: unfinished.begin(resume=resume))
+        # Neither name nor step is part of a key: all models of a run meet the same numbers.
+        requests = [
+            SampleRequest(
+                prompt=prompt, params=params, key=draw_seed(seed, "eval", problem.id, sample)
+            )
+            for problem, prompt in items
+            for sample in range(samples)
+        ]
+        references = [problem.answer for problem, _ in items for _ in range(samples)]
 
-    # On rank 0 alone, since a reward may call a judge.
-    scored: Sequence[Reward | None] = (processes or SingleProcess()).on_rank0(
-        lambda: [] if rewards is None else _score(name, items, drawn, samples, rewards)
-    )
+        def draw(places: Sequence[int]) -> None:
+            """Draw and grade these completions, and write each one down at once."""
+            with unfinished.writer(processes.rank) as write:
+                graded = grade_as_drawn(
+                    [requests[place] for place in places],
+                    [references[place] for place in places],
+                    sampler=sampler,
+                    grader=grader,
+                )
+                for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
+                    verdict, place = lenient.verdict, places[n]
+                    write(Drawn(place=place, completion=completion, grade=grade, lenient=verdict))
+                    if progress is not None:
+                        progress(done, len(places))
+            processes.gather(None)  # until all have written theirs
+
+        count, started = len(items), time.monotonic()
+        end = count if seconds is None else min(count, _FIRST_WAVE)
+        drawn: set[int] = {*done}
+        while True:
+            left = [place for place in range(end * samples) if place not in drawn]
+            mine = [left[i] for i in share_of(left, processes.rank, processes.size)]
+            draw(mine)
+            drawn.update(left)
+            took = time.monotonic() - started
+            fits = processes.on_rank0(partial(_fitting, end, took, seconds))
+            if end == count or fits < 1.25 * end:
+                break
+            end = min(count, fits)
+        card["n"] = end
+        found = processes.on_rank0(
+            lambda: _finish(
+                home, title, unfinished, items[:end], samples=samples, fmt=fmt, rewards=rewards
+            )
+        )
+        stored: Sequence[EvaluationItem] = found if folder else tuple(found)
+        processes.gather(None)  # every process has read them
+    finally:
+        unfinished.close()
+        if folder is None and processes.rank == 0:
+            shutil.rmtree(home, ignore_errors=True)
     return EvaluationResult(
-        name=name,
+        name=title,
         phase=phase,
         step=step,
         split=split,
-        items=tuple(_items(items, drawn, scored or [None] * len(drawn), samples, fmt)),
+        items=stored,
         samples=samples,
         confidence=confidence,
-        card={
-            "prompt_of_item_0": items[0][1].text,
-            "sampling": {**asdict(params), "stop": list(params.stop)},
-            "grader": type(grader).__qualname__,
-            "n": len(items),
-            "k": samples,
-            "seed": seed,
-            **(card or {}),
-        },
+        card=card,
+    )
+
+
+# Problems after which it is estimated how many more there is time for.
+_FIRST_WAVE = 32
+
+
+def _fitting(done: int, took: float, seconds: float | None) -> int:
+    """How many problems, at the speed of those that are done, take `seconds` in all."""
+    return done if seconds is None else int(done * seconds / max(took, 1e-9))
+
+
+def _finish(
+    folder: Path,
+    name: str,
+    unfinished: Unfinished,
+    items: Items,
+    *,
+    samples: int,
+    fmt: AnswerFormat | None,
+    rewards: RewardStack | None,
+) -> StoredItems:
+    """Write the items of what was drawn, in order, a problem in memory at a time.
+
+    On rank 0 alone, since a reward may call a judge.
+    """
+    unfinished.index()
+    notes, light, lightened = Notes(place=name), [], Lightener()
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number, (problem, prompt) in enumerate(items):
+            drawn = [unfinished.read(number * samples + sample) for sample in range(samples)]
+            scored: Sequence[Reward | None] = [None] * samples
+            if rewards is not None:
+                scored = rewards.score(
+                    problem=problem,
+                    prompt=prompt,
+                    completions=[one.completion for one in drawn],
+                    grades=[one.grade for one in drawn],
+                    notes=notes,
+                )
+            for sample, (one, reward) in enumerate(zip(drawn, scored, strict=True)):
+                item = _item(problem, prompt, sample, one, reward=reward, fmt=fmt)
+                light.append(lightened(item))
+                yield asdict(item)
+
+    path = folder / f"{name}.jsonl.gz"
+    delete(folder / f"{name}.json")  # never an old summary beside new items
+    write_lines(path, rows())
+    unfinished.delete()
+    if notes.events:
+        log.warning(
+            "Rewards failed on %d groups of the evaluation, which have none; the first: %s",
+            len(notes.events),
+            notes.events[0],
+        )
+    return StoredItems(path, light)
+
+
+def _item(
+    problem: Problem,
+    prompt: Prompt,
+    sample: int,
+    one: Drawn,
+    *,
+    reward: Reward | None,
+    fmt: AnswerFormat | None,
+) -> EvaluationItem:
+    completion, grade = one.completion, by_text_alone(one.grade, problem.answer)
+    lenient = grade.verdict if one.grade.verdict is Verdict.NOT_SCORED else one.lenient
+    known = lenient is not Verdict.NOT_SCORED
+    observed: dict[str, Any] = {}
+    if reward is not None and fmt is not None:
+        observed = {
+            "format": format_holds(completion.text, fmt),
+            "reasoning": len(reasoning_of(completion.text, fmt)),
+            "rewards": dict(reward.components),
+            "reward": reward.total,
+        }
+    return EvaluationItem(
+        problem_id=problem.id,
+        subject=problem.subject,
+        level=problem.level,
+        sample=sample,
+        prompt=prompt.text,
+        completion=completion.text,
+        answer=problem.answer,
+        extracted=grade.extracted,
+        verdict=grade.verdict,
+        lenient=lenient is Verdict.CORRECT if known else grade.correct,
+        lenient_verdict=lenient,
+        reason=grade.reason,
+        stage=grade.stage,
+        finish_reason=completion.finish_reason,
+        tokens=len(completion.token_ids),
+        **observed,
     )
 
 
@@ -129,67 +291,6 @@ def settings_name(split: str, params: SamplingParams, problems: int, samples: in
     }
     how = [f"{letter}{value:g}" for letter, value in drawn.items() if value]
     return "-".join([split, *(how if params.temperature else ["greedy"]), f"{problems}x{samples}"])
-
-
-def _items(
-    problems: Items,
-    drawn: Sequence[Drawn],
-    rewards: Sequence[Reward | None],
-    samples: int,
-    fmt: AnswerFormat | None,
-) -> Iterator[EvaluationItem]:
-    for place, (one, reward) in enumerate(zip(drawn, rewards, strict=True)):
-        problem, prompt = problems[place // samples]
-        completion, grade = one.completion, by_text_alone(one.grade, problem.answer)
-        observed: dict[str, Any] = {}
-        if reward is not None and fmt is not None:
-            observed = {
-                "format": format_holds(completion.text, fmt),
-                "reasoning": len(reasoning_of(completion.text, fmt)),
-                "rewards": dict(reward.components),
-                "reward": reward.total,
-            }
-        yield EvaluationItem(
-            problem_id=problem.id,
-            subject=problem.subject,
-            level=problem.level,
-            sample=place % samples,
-            prompt=prompt.text,
-            completion=completion.text,
-            answer=problem.answer,
-            extracted=grade.extracted,
-            verdict=grade.verdict,
-            lenient=grade.correct if one.lenient is None else one.lenient,
-            reason=grade.reason,
-            stage=grade.stage,
-            finish_reason=completion.finish_reason,
-            tokens=len(completion.token_ids),
-            **observed,
-        )
-
-
-def _score(
-    name: str, items: Items, drawn: Sequence[Drawn], samples: int, rewards: RewardStack
-) -> list[Reward]:
-    """The reward of each completion; without components where its group cannot be scored."""
-    notes = Notes(place=name)
-    found: list[Reward] = []
-    for number, (problem, prompt) in enumerate(items):
-        group = drawn[number * samples : (number + 1) * samples]
-        found += rewards.score(
-            problem=problem,
-            prompt=prompt,
-            completions=[one.completion for one in group],
-            grades=[one.grade for one in group],
-            notes=notes,
-        )
-    if notes.events:
-        log.warning(
-            "Rewards failed on %d groups of the evaluation, which have none; the first: %s",
-            len(notes.events),
-            notes.events[0],
-        )
-    return found
 
 
 def reasoning_of(text: str, fmt: AnswerFormat) -> str:

@@ -10,13 +10,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from pydantic import ConfigDict
 
 from grouper.evaluation.statistics import Interval, mean_interval, pass_at_k
 from grouper.grading import TEXT_ALONE
+from grouper.grading.normalise import canonical, tidy
+from grouper.grading.numbers import TooLargeError, read_number
 from grouper.types import FinishReason, Verdict
 
 Thing = TypeVar("Thing")
@@ -65,14 +67,24 @@ class EvaluationItem:
     """The components of the run's reward; None within: not scored."""
     reward: float | None = None
     """Their weighted sum; also None where one that counts was not scored."""
+    lenient_verdict: Verdict | None = None
+    """The verdict on the answer found in any format; None where this was not measured."""
 
     @property
     def outcome(self) -> Outcome:
         """The four-way split: cut off before any answer is `truncated`, not `no_answer`."""
-        if self.verdict is Verdict.NO_ANSWER and self.finish_reason is FinishReason.LENGTH:
+        return self._outcome(self.verdict)
+
+    @property
+    def lenient_outcome(self) -> Outcome | None:
+        """The same, with the answer taken from anywhere."""
+        return None if self.lenient_verdict is None else self._outcome(self.lenient_verdict)
+
+    def _outcome(self, verdict: Verdict) -> Outcome:
+        if verdict is Verdict.NO_ANSWER and self.finish_reason is FinishReason.LENGTH:
             return "truncated"
         # The other verdicts are outcomes of the same names.
-        return "wrong" if self.verdict in _WRONG else cast("Outcome", self.verdict.value)
+        return "wrong" if verdict in _WRONG else cast("Outcome", verdict.value)
 
     @property
     def correct(self) -> bool:
@@ -136,8 +148,9 @@ class EvaluationResult:
     """Optimizer steps of that phase the model had seen."""
     split: str
     """The set of problems: `test` or `validation`."""
-    items: tuple[EvaluationItem, ...] = field(repr=False)
-    """In the order of the problems, then of the samples; each exactly once."""
+    items: Sequence[EvaluationItem] = field(repr=False)
+    """In the order of the problems, then of the samples; each exactly once. Those of a file
+    (`StoredItems`) are read whenever they are looked at."""
     samples: int
     """Completions per problem."""
     confidence: float
@@ -146,9 +159,18 @@ class EvaluationResult:
     """What is needed to measure the same again: prompt of item 0, sampling, grader, n, k, seed."""
 
     def __post_init__(self) -> None:
-        keys = {(item.problem_id, item.sample) for item in self.items}
-        if len(keys) != len(self.items):
+        keys = {(item.problem_id, item.sample) for item in self.light}
+        if len(keys) != len(self.light):
             raise ValueError(f"evaluation {self.name}: an item is listed twice")
+
+    @property
+    def light(self) -> Sequence[EvaluationItem]:
+        """The items, perhaps without prompt, completion and reason: what every number is made of.
+
+        Of a large evaluation only these are in memory.
+        """
+        light: Sequence[EvaluationItem] = getattr(self.items, "light", self.items)
+        return light
 
     @cached_property
     def overall(self) -> Accuracy:
@@ -189,26 +211,57 @@ class EvaluationResult:
         }
 
     @cached_property
+    def majority(self) -> float | None:
+        """maj@k with k = `samples`: share of problems whose most frequent answer is right.
+
+        Equal numbers are one answer however they are written. Of several that are equally frequent
+        each counts with its share; no answer is no vote. None with one sample.
+        """
+        if self.samples == 1:
+            return None
+        ballots = _by(self._scored_items, lambda item: item.problem_id, lambda item: item)
+        return mean_of(_majority(ballot) for ballot in ballots.values())
+
+    @cached_property
+    def lenient_counts(self) -> dict[Outcome, int] | None:
+        """As `split_counts`, with the answer taken from anywhere; None: not measured."""
+        outcomes = [item.lenient_outcome for item in self.light]
+        if None in outcomes:
+            return None
+        counts = Counter(outcomes)
+        return {outcome: counts[outcome] for outcome in OUTCOMES}
+
+    @cached_property
     def split_counts(self) -> dict[Outcome, int]:
         """How many items (problems x samples) had each outcome."""
-        counts = Counter(item.outcome for item in self.items)
+        counts = Counter(item.outcome for item in self.light)
         return {outcome: counts[outcome] for outcome in OUTCOMES}
 
     @cached_property
     def text_alone(self) -> tuple[int, int]:
         """Problems whose reference cannot be read, and how many of them are ever right."""
-        unread = {item.problem_id for item in self.items if item.stage == TEXT_ALONE}
-        right = {i.problem_id for i in self.items if i.problem_id in unread and i.correct}
+        unread = {item.problem_id for item in self.light if item.stage == TEXT_ALONE}
+        right = {i.problem_id for i in self.light if i.problem_id in unread and i.correct}
         return len(unread), len(right)
 
     @cached_property
     def cut_off(self) -> float:
         """Share of all completions that ran into the token limit, with an answer or without."""
-        return mean_of(item.finish_reason is FinishReason.LENGTH for item in self.items)
+        return mean_of(item.finish_reason is FinishReason.LENGTH for item in self.light)
 
     @cached_property
     def mean_tokens(self) -> float:
-        return mean_of(item.tokens for item in self.items)
+        return mean_of(item.tokens for item in self.light)
+
+    @cached_property
+    def tokens_right(self) -> float:
+        """Mean tokens of the right completions; NaN where there are none."""
+        return mean_of(item.tokens for item in self.light if item.correct)
+
+    @cached_property
+    def tokens_wrong(self) -> float:
+        """Mean tokens of all others."""
+        return mean_of(item.tokens for item in self.light if not item.correct)
 
     @cached_property
     def by_subject(self) -> dict[str, Accuracy]:
@@ -220,29 +273,39 @@ class EvaluationResult:
         return self._parts(lambda item: item.level)
 
     @cached_property
+    def by_length(self) -> dict[str, Accuracy]:
+        """By sampled tokens, in ranges that double; a problem is in each that a sample is in."""
+        ranges = _by(self._scored_items, lambda item: str(item.tokens.bit_length()), lambda i: i)
+        found = {}
+        for bits in sorted(map(int, ranges)):
+            scores = _by(ranges[str(bits)], lambda i: i.problem_id, lambda i: float(i.correct))
+            name = f"{2 ** (bits - 1)}-{2**bits - 1}"
+            found[name] = Accuracy.of(list(scores.values()), self.confidence)
+        return found
+
+    @cached_property
     def metrics(self) -> Metrics | None:
         """Format, reasoning and rewards; None where they were not measured."""
-        if any(item.rewards is None for item in self.items):
+        if any(item.rewards is None for item in self.light):
             return None
-        lengths = [item.reasoning or 0 for item in self.items]
+        lengths = [item.reasoning or 0 for item in self.light]
         return Metrics(
-            format_accuracy=mean_of(item.format for item in self.items),
+            format_accuracy=mean_of(item.format for item in self.light),
             answer_accuracy=self.accuracy,
             with_reasoning=mean_of(length > 0 for length in lengths),
             reasoning_length=mean_of(length for length in lengths if length > 0),
-            reward=mean_of(item.reward for item in self.items),
-            rewards=_mean_rewards(self.items),
+            reward=mean_of(item.reward for item in self.light),
+            rewards=_mean_rewards(self.light),
         )
 
     @cached_property
     def rewards_by_subject(self) -> dict[str, dict[str, float]]:
         """Subject -> component (and `total`) -> mean. Empty where no problem has a subject."""
-        known = [item for item in self.items if item.rewards is not None]
-        parts = _by(known, lambda item: item.subject, lambda item: item)
-        return {
-            subject: {**_mean_rewards(items), "total": mean_of(item.reward for item in items)}
-            for subject, items in sorted(parts.items())
-        }
+        return self._rewards_by(lambda item: item.subject)
+
+    @cached_property
+    def rewards_by_level(self) -> dict[str, dict[str, float]]:
+        return self._rewards_by(lambda item: item.level)
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -251,14 +314,20 @@ class EvaluationResult:
             **self.overall.numbers,
             "lenient": None if self.lenient is None else self.lenient.numbers,
             "pass_at_k": {str(k): value for k, value in self.pass_at_k.items()},
+            "maj_at_k": {} if self.majority is None else {str(self.samples): self.majority},
             "outcomes": self.split_counts,
+            "outcomes_lenient": self.lenient_counts,
             "text_alone": dict(zip(("problems", "right"), self.text_alone, strict=True)),
             "cut_off": self.cut_off,
             "mean_tokens": self.mean_tokens,
+            "tokens_right": self.tokens_right,
+            "tokens_wrong": self.tokens_wrong,
             "metrics": None if self.metrics is None else asdict(self.metrics),
             "rewards_by_subject": self.rewards_by_subject,
+            "rewards_by_level": self.rewards_by_level,
             "by_subject": {part: found.numbers for part, found in self.by_subject.items()},
             "by_level": {part: found.numbers for part, found in self.by_level.items()},
+            "by_length": {part: found.numbers for part, found in self.by_length.items()},
         }
 
     @cached_property
@@ -268,13 +337,45 @@ class EvaluationResult:
 
     @cached_property
     def _scored_items(self) -> tuple[EvaluationItem, ...]:
-        unreadable = {i.problem_id for i in self.items if i.verdict is Verdict.NOT_SCORED}
-        return tuple(item for item in self.items if item.problem_id not in unreadable)
+        unreadable = {i.problem_id for i in self.light if i.verdict is Verdict.NOT_SCORED}
+        return tuple(item for item in self.light if item.problem_id not in unreadable)
+
+    def _rewards_by(
+        self, part_of: Callable[[EvaluationItem], str | None]
+    ) -> dict[str, dict[str, float]]:
+        known = [item for item in self.light if item.rewards is not None]
+        parts = _by(known, part_of, lambda item: item)
+        return {
+            name: {**_mean_rewards(items), "total": mean_of(item.reward for item in items)}
+            for name, items in sorted(parts.items())
+        }
 
     def _parts(self, part_of: Callable[[EvaluationItem], str | None]) -> dict[str, Accuracy]:
-        part = {item.problem_id: part_of(item) for item in self.items}
+        part = {item.problem_id: part_of(item) for item in self.light}
         grouped = _by(self._scored.items(), lambda pair: part[pair[0]], lambda pair: pair[1])
         return {name: Accuracy.of(grouped[name], self.confidence) for name in sorted(grouped)}
+
+
+def _majority(ballot: Sequence[EvaluationItem]) -> float:
+    """The share of the most frequent answers of one problem that are right."""
+    votes = _by(ballot, lambda i: i.extracted and _as_vote(i.extracted), lambda i: i.correct)
+    most = max(map(len, votes.values()), default=0)
+    return mean_of(vote[0] for vote in votes.values() if len(vote) == most) if most else 0.0
+
+
+@lru_cache(maxsize=10_000)
+def _as_vote(answer: str) -> str:
+    r"""What equal answers have in common.
+
+    >>> _as_vote(r"\frac12") == _as_vote("0.50"), _as_vote("x + 1") == _as_vote("x+1")
+    (True, True)
+    """
+    text = tidy(answer)
+    try:
+        number = read_number(text)
+    except TooLargeError:
+        number = None
+    return canonical(text) if number is None else f"{number.value}{'%' * number.percent}"
 
 
 def mean_of(values: Iterable[float | None]) -> float:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 Verdict = Literal["better", "worse", "no evidence"]
 Array = npt.NDArray[np.float64]
 
-# Bootstrap and permutation draws; a permutation p-value is at least 1 / (RESAMPLES + 1).
+# Permutation draws; a p-value is at least 1 / (RESAMPLES + 1).
 RESAMPLES = 10_000
 # Up to this many non-zero differences every one of the 2^m sign patterns is tried.
 EXACT_FLIPS = 14
@@ -68,6 +68,64 @@ def _z(confidence: float) -> float:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, not {confidence}")
     return NormalDist().inv_cdf(0.5 + confidence / 2)
+
+
+def t_quantile(p: float, degrees: int) -> float:
+    """The quantile of Student's t distribution for p in (0.5, 1).
+
+    By bisection of its distribution function, a finite sum for whole degrees of freedom
+    (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4).
+
+    >>> round(t_quantile(0.975, 2), 4), round(t_quantile(0.975, 29), 4)
+    (4.3027, 2.0452)
+    """
+    if degrees > _MANY_DEGREES:
+        return NormalDist().inv_cdf(p)
+    low, high = 0.0, 1.0
+    while _t_within(high, degrees) < 2 * p - 1:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _t_within(middle, degrees) > 2 * p - 1 else (middle, high)
+    return high
+
+
+# Student's t is the normal distribution from here on.
+_MANY_DEGREES = 10_000
+
+
+def _t_within(t: float, degrees: int) -> float:
+    """P(|T| <= t)."""
+    angle = math.atan(t / math.sqrt(degrees))
+    cosine, odd = math.cos(angle), degrees % 2
+    term = cosine if odd else 1.0
+    total = term if degrees > 1 else 0.0
+    for k in range(2 + odd, degrees - 1, 2):
+        term *= cosine**2 * (k - 1) / k
+        total += term
+    total *= math.sin(angle)
+    return (angle + total) * 2 / math.pi if odd else total
+
+
+def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Student's interval of a mean: m -+ t s / sqrt(n), with n - 1 degrees of freedom.
+
+    By hand, 1 and 3: m = 2, s = sqrt(2), t = 12.706, so 2 -+ 12.706.
+
+    >>> interval = t_interval([1, 3])
+    >>> round(interval.low, 3), round(interval.high, 3)
+    (-10.706, 14.706)
+
+    Raises:
+        ValueError: fewer than two values, or confidence outside (0, 1).
+    """
+    n = len(values)
+    if n < 2 or not 0 < confidence < 1:
+        raise ValueError(f"no interval of {n} values at confidence {confidence}")
+    mean = math.fsum(values) / n
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
+    half = t_quantile(0.5 + confidence / 2, n - 1) * spread
+    return Interval(mean - half, mean + half)
 
 
 def wilson_interval(successes: float, trials: float, confidence: float = 0.95) -> Interval:
@@ -123,15 +181,20 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def mean_interval(scores: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
     """Interval of the mean over problems of the mean over each problem's samples.
 
-    A Wilson interval on the effective sample size n* = n p(1-p) / s^2, where s^2 is the variance
-    of the n problem means (Kish's design effect; Dean and Pagano 2015 find the Wilson form the
-    best of its kind for clustered data). n* is kept between the number of problems and the number
-    of samples. No resampling, so no seed; with one sample per problem it is exactly Wilson's.
+    A Wilson interval on the effective sample size n* = n / r (Kish's design effect; Dean and Pagano
+    2015 find the Wilson form the best of its kind for clustered data). r is the variance of the n
+    problem means over p(1-p), which is 1 where the samples of a problem always agree and 1/m where
+    they are independent. It is estimated from S = n min(p, 1-p) problems at most, so it is drawn
+    towards 1 like by a fifth of one: r = (S r + 0.2) / (S + 0.2). Without that, one right answer
+    in 30 problems of 8 samples would pass for 240 independent ones. No resampling, so no seed;
+    with one sample per problem it is exactly Wilson's.
 
-    By hand, 2 problems of 4 samples, all right and half right: p = 0.75, s^2 = 0.0625, so
-    n* = 2 * 0.1875 / 0.0625 = 6.
+    By hand, 2 problems of 4 samples, all right and half right: p = 0.75, the variance is 0.0625,
+    r = 0.0625 / 0.1875 = 1/3, S = 0.5, drawn to (0.5/3 + 0.2) / 0.7 = 11/21, so n* = 42/11.
 
-    >>> mean_interval([[1, 1, 1, 1], [1, 1, 0, 0]]) == wilson_interval(0.75 * 6, 6)
+    >>> interval = mean_interval([[1, 1, 1, 1], [1, 1, 0, 0]])
+    >>> expected = wilson_interval(0.75 * 42 / 11, 42 / 11)
+    >>> math.isclose(interval.low, expected.low)
     True
     >>> mean_interval([[1], [0], [1]]) == wilson_interval(2, 3)
     True
@@ -153,11 +216,17 @@ def mean_interval(scores: Sequence[Sequence[float]], confidence: float = 0.95) -
     variance = math.fsum((m - mean) ** 2 for m in means) / n
     most = sum(len(samples) for samples in scores)
     spread = mean * (1 - mean)
-    # Where all are right or all wrong, the correlation within problems is unknown.
-    effective = float(n)
+    ratio = 1.0
     if most > n and spread > 0:
-        effective = min(most, max(n, n * spread / variance)) if variance > 0 else float(most)
+        minority = n * min(mean, 1 - mean)
+        ratio = min(1.0, max(n / most, variance / spread))
+        ratio = (minority * ratio + _TOWARDS_ONE) / (minority + _TOWARDS_ONE)
+    effective = n / ratio
     return wilson_interval(min(mean * effective, effective), effective, confidence)
+
+
+# Problems that the design effect is drawn towards "samples of a problem agree" by.
+_TOWARDS_ONE = 0.2
 
 
 def mcnemar_p_value(higher: int, lower: int) -> float:
@@ -193,11 +262,6 @@ def _bonett_price(higher: int, lower: int, n: int, z: float) -> Interval:
     return Interval(max(-1.0, up - down - spread), min(1.0, up - down + spread))
 
 
-def _batches(draws: int, width: int) -> list[int]:
-    size = max(1, _CELLS // max(1, width))
-    return [min(size, draws - start) for start in range(0, draws, size)]
-
-
 def sign_flip_p_value(differences: Sequence[float], *, seed: int = 0) -> float:
     """Two-sided permutation test of a mean paired difference of 0 (Fisher 1935).
 
@@ -221,43 +285,41 @@ def sign_flip_p_value(differences: Sequence[float], *, seed: int = 0) -> float:
         return float(np.mean(np.abs(sums) >= reach))
     rng = np.random.default_rng([seed, 1])
     hits = 0
-    for rows in _batches(RESAMPLES, len(values)):
+    size = max(1, _CELLS // len(values))
+    for rows in [min(size, RESAMPLES - start) for start in range(0, RESAMPLES, size)]:
         signs = 1.0 - 2.0 * rng.integers(0, 2, (rows, len(values)))
         hits += int(np.sum(np.abs(signs @ values) >= reach))
     return (hits + 1) / (RESAMPLES + 1)
 
 
-def _bootstrap(differences: Array, confidence: float, seed: int) -> Interval:
-    """Percentile bootstrap of the mean over problems (Efron 1979), 10 000 draws.
+def _difference_interval(differences: Array, confidence: float, samples: int) -> Interval:
+    """Student's interval of a mean difference over problems, never without width.
 
-    Draws are widened by sqrt(n / (n-1)): the plain percentile interval is too narrow by that
-    factor (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", section 4.1).
+    Where (nearly) nothing changed, it is as wide as if one sample of one problem had: a sum of
+    squares of (n-1) / (n m^2).
     """
     n = len(differences)
     if n < 2:
         return Interval(-1.0, 1.0)
-    rng = np.random.default_rng([seed, 2])
-    means = np.concatenate(
-        [differences[rng.integers(0, n, (rows, n))].mean(axis=1) for rows in _batches(RESAMPLES, n)]
-    )
-    centre = float(differences.mean())
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
-    wider = math.sqrt(n / (n - 1))
-    return Interval(
-        max(-1.0, centre + wider * (float(low) - centre)),
-        min(1.0, centre + wider * (float(high) - centre)),
-    )
+    mean = float(differences.mean())
+    least = (n - 1) / n / samples**2
+    squares = max(float(np.sum((differences - mean) ** 2)), least)
+    half = t_quantile(0.5 + confidence / 2, n - 1) * math.sqrt(squares / (n - 1) / n)
+    return Interval(max(-1.0, mean - half), min(1.0, mean + half))
 
 
 def paired_comparison(
-    before: Sequence[float], after: Sequence[float], *, confidence: float = 0.95, seed: int = 0
+    before: Sequence[float],
+    after: Sequence[float],
+    *,
+    confidence: float = 0.95,
+    samples: int = 1,
+    seed: int = 0,
 ) -> PairedComparison:
     """Compare two score lists of the same problems in the same order.
 
     Where every score is 0 or 1: exact McNemar test and Bonett-Price interval. Else (several
-    samples per problem): sign-flip permutation test and a bootstrap over problems, both functions
-    of `seed` alone.
+    samples per problem): sign-flip permutation test and Student's interval over problems.
 
     >>> result = paired_comparison([0] * 8 + [1, 1], [1] * 8 + [1, 0])
     >>> result.higher, result.lower, round(result.difference, 1), result.p_value, result.verdict
@@ -269,7 +331,8 @@ def paired_comparison(
         before: score in [0, 1] of each problem.
         after: the same, in the same order.
         confidence: of the interval; the test's level is 1 - confidence.
-        seed: of the resampling.
+        samples: of each problem.
+        seed: of the sign flips.
 
     Raises:
         ValueError: lists of different length, empty, or with scores outside [0, 1].
@@ -287,9 +350,9 @@ def paired_comparison(
         p_value = mcnemar_p_value(higher, lower)
         method = "exact McNemar test, Bonett-Price interval"
     else:
-        interval = _bootstrap(differences, confidence, seed)
+        interval = _difference_interval(differences, confidence, samples)
         p_value = sign_flip_p_value([float(d) for d in differences], seed=seed)
-        method = "sign-flip test and bootstrap over problems"
+        method = "sign-flip test, t interval over problems"
     verdict: Verdict = "better" if interval.low > 0 else "worse"
     if p_value >= 1 - confidence or interval.covers(0.0):
         verdict = "no evidence"

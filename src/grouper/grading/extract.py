@@ -47,6 +47,9 @@ def extract(text: str, contract: AnswerContract) -> Extraction:
         turn = _first_turn(text, contract.turn_markers, _before_markers(text, contract))
     if contract.kind is AnswerKind.TAG:
         found = _in_tags(turn, contract)
+    elif contract.kind is AnswerKind.PATTERN:
+        match = re.search(contract.pattern, turn)
+        found = Extraction(match and match[1].strip(), "first match" if match else "no match")
     else:
         found = _NOTATIONS[contract.kind](turn)
     return Extraction(None, "the answer is empty") if found.answer == "" else found
@@ -219,6 +222,10 @@ def extract_lenient(text: str, contract: AnswerContract) -> Extraction:
     >>> extract_lenient("no idea", xml)
     Extraction(answer=None, reason='no <answer>, and no other answer either')
     """
+    if contract.flexible:
+        turn = _first_turn(text, contract.turn_markers)
+        last = deque(re.finditer(contract.flexible, turn), maxlen=1)
+        return Extraction(last[0].group(), "last match") if last else Extraction(None, "no match")
     strict = extract(text, contract)
     if strict.answer is not None:
         inside = _inside_a_sentence(strict.answer)

@@ -254,6 +254,8 @@ class Grader:
         answer, how = (extract_lenient if lenient else extract)(text, self.contract)
         if answer is None:
             decided: Equivalence | None = Equivalence(Verdict.NO_ANSWER, "extract", how)
+        elif self.contract.as_text:
+            decided = _compared_as_text(answer, reference)
         else:
             decided = exact(answer, reference)
             if decided is None and not self.settings.symbolic:
@@ -401,6 +403,16 @@ def require_symbolic(settings: GradingConfig) -> None:
 
 TEXT_ALONE = "text alone"
 """The stage of a grade whose reference cannot be read."""
+
+
+def _compared_as_text(answer: str, reference: str) -> Equivalence:
+    """The verdict where commas, dollar signs, a last full stop and case alone may differ."""
+    mine, theirs = (
+        text.replace(",", "").replace("$", "").removesuffix(".").lower()
+        for text in (answer, reference)
+    )
+    verdict = Verdict.CORRECT if mine == theirs else Verdict.INCORRECT
+    return Equivalence(verdict, "text", "compared as text, as the protocol does")
 
 
 def by_text_alone(grade: Grade, reference: str) -> Grade:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError, did_you_mean
+from grouper.files import table
 from grouper.types import AnswerContract, AnswerFormat, AnswerKind
 
 # Text with which models begin an invented next turn of the conversation.
@@ -56,6 +58,27 @@ def _with_tags(tags: TagsConfig) -> AnswerFormat:
         contract=_contract(four),
         tags=four,
         prefix=tags.reasoning_open,
+    )
+
+
+def _protocol(name: str, row: dict[str, Any]) -> AnswerFormat:
+    """A row of `protocols.yaml`: its examples stand before the question, in the same layout."""
+    layout: str = row["question"]
+    shots = [f"{layout.replace('{question}', q)} {answer}\n\n" for q, answer in row["examples"]]
+    return AnswerFormat(
+        name=name,
+        description=row["description"],
+        template=row["template"],
+        contract=AnswerContract(
+            kind=AnswerKind.PATTERN,
+            pattern=row["pattern"],
+            flexible=row.get("flexible", ""),
+            as_text=row.get("as_text", False),
+            turn_markers=tuple(row["stop"]),
+        ),
+        stop=tuple(row["stop"]),
+        chat="plain",
+        plain="".join(shots) + layout,
     )
 
 
@@ -128,6 +151,7 @@ _TABLE = (
         contract=BOXED,
     ),
     _with_tags(TagsConfig()),
+    *(_protocol(*row) for row in table("grouper.prompts", "protocols.yaml").items()),
 )
 FORMATS = {fmt.name: fmt for fmt in _TABLE}
 

@@ -27,12 +27,13 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from grouper.errors import RunFolderError
+from grouper.evaluation.items import StoredItems, Unfinished
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import (
     delete,
@@ -91,10 +92,15 @@ def _read(path: Path, what: str, parse: Callable[[dict[str, Any]], Value]) -> Va
         ) from error
 
 
-def _settings(result: EvaluationResult) -> tuple[object, ...]:
+def _of_card(card: Mapping[str, Any]) -> tuple[object, ...]:
     """What two evaluations have in common where one may replace the other."""
-    card = {name: result.card.get(name) for name in ("model", "data", "seed", "sampling")}
-    return result.split, result.samples, card, result.card.get("prompt_of_item_0")
+    # Through JSON, as a stored card went.
+    named = ("model", "model_hash", "data", "seed", "sampling", "n", "k", "prompt_of_item_0")
+    return tuple(json.dumps(card.get(name), sort_keys=True) for name in named)
+
+
+def _settings(summary: Mapping[str, Any]) -> tuple[object, ...]:
+    return summary["split"], *_of_card(summary["card"])
 
 
 class Intent(TypedDict, total=False):
@@ -408,9 +414,9 @@ class RunFolder:
             with_ids: also keep prompt ids, sampled ids and their log-probs.
             tokens: (group, sample) -> what is recorded of the tokens of some rollouts.
         """
-        rows = records.rollout_rows(
-            phase, step, groups, advantages, with_ids=with_ids, tokens=tokens
-        )
+        rows = [
+            *records.rollout_rows(phase, step, groups, advantages, with_ids=with_ids, tokens=tokens)
+        ]
         write_lines(self.path / "rollouts" / f"{phase}-{step:06d}.jsonl.gz", rows)
 
     def read_rollouts(
@@ -439,27 +445,30 @@ class RunFolder:
         if not _EVALUATION.fullmatch(result.name):
             raise ValueError(f"{result.name!r} cannot be a file name")
         summary, items = self._evaluation_files(result.name)
-        # Never an old summary beside new items.
-        delete(summary)
-        write_lines(items, map(asdict, result.items))
+        # Written as they came, unless the evaluation was made elsewhere.
+        if getattr(result.items, "path", None) != items:
+            # Never an old summary beside new items.
+            delete(summary)
+            write_lines(items, map(asdict, result.items))
         # The summary last: an evaluation without one does not exist.
         text = json.dumps(records.evaluation_summary(result), indent=2)
         write_atomic(summary, (text + "\n").encode())
 
-    def add_evaluation(self, result: EvaluationResult) -> tuple[EvaluationResult, bool]:
-        """Record an evaluation beside those of other settings.
+    def name_for(self, name: str, split: str, card: Mapping[str, Any]) -> str:
+        """The name itself, or with a number where one of other settings has it.
 
-        Returns:
-            It, under another name where its own is taken, and whether it replaces one of the same
-            settings.
+        Args:
+            name: wanted for an evaluation.
+            split: of the evaluation.
+            card: of the evaluation.
         """
-        name = result.name
-        for number in itertools.count(2):
-            there = self.read_evaluation(result.name)
-            if there is None or _settings(there) == _settings(result):
-                self.write_evaluation(result)
-                return result, there is not None
-            result = replace(result, name=f"{name}-{number}")
+        for number in itertools.count(1):
+            chosen = name if number == 1 else f"{name}-{number}"
+            summary, _ = self._evaluation_files(chosen)
+            there = read_json(summary, _DAMAGED) if summary.exists() else None
+            begun = Unfinished(summary.parent, chosen, card).of_others()
+            if not begun and (there is None or _settings(there) == (split, *_of_card(card))):
+                return chosen
         raise AssertionError
 
     def read_evaluation(self, name: str) -> EvaluationResult | None:
@@ -471,8 +480,8 @@ class RunFolder:
         summary, items = self._evaluation_files(name)
         if not summary.exists():
             return None
-        rows = read_lines(items, records.parse_item)
-        return _read(summary, _DAMAGED, lambda found: records.evaluation_of(found, rows))
+        stored = StoredItems.read(items)
+        return _read(summary, _DAMAGED, lambda found: records.evaluation_of(found, stored))
 
     def read_evaluations(self) -> list[EvaluationResult]:
         """All evaluations by phase, step and name; raises as `read_evaluation` does."""

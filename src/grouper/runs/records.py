@@ -7,22 +7,20 @@ are, as Python's `json`, pydantic and pandas read them; null means that nothing 
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter
 
-from grouper.evaluation.result import EvaluationItem, EvaluationResult
+from grouper.evaluation.items import StoredItems, checked
+from grouper.evaluation.result import EvaluationResult
 from grouper.runs.identity import RunInfo
 from grouper.types import RolloutGroup, StepReport, Tally
-
-Row = TypeVar("Row")
 
 # Amounts per completion, and differences per token, of which a single large one may matter. Beside
 # the mean, these metrics have their minimum, maximum and count.
@@ -93,34 +91,11 @@ class TokenRecord:
     clipped: Sequence[int]
 
 
-_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
-
-
-def _checked(read: Callable[[Any], Row]) -> Callable[[Any], Row]:
-    """As `read`, a function of pydantic's; the first thing that is wrong in one line."""
-
-    def parse(content: Any) -> Row:
-        try:
-            if isinstance(content, str) and _SURROGATE.search(content):
-                # pydantic reads no lone surrogates, of which a text may hold some.
-                content = json.dumps(json.loads(content), ensure_ascii=False).encode(
-                    "utf-8", "replace"
-                )
-            return read(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = "".join(f"{part}: " for part in first["loc"])
-            raise ValueError(place + first["msg"]) from error
-
-    return parse
-
-
 # Each takes a line, or what `read_json` gave, and raises `ValueError` where it is damaged.
-parse_step = _checked(MetricsRow.model_validate_json)
-parse_rollout = _checked(RolloutRow.model_validate_json)
-parse_item = _checked(TypeAdapter(EvaluationItem).validate_json)
-parse_info = _checked(RunInfo.model_validate)
-_parse_result = _checked(TypeAdapter(EvaluationResult).validate_python)
+parse_step = checked(MetricsRow.model_validate_json)
+parse_rollout = checked(RolloutRow.model_validate_json)
+parse_info = checked(RunInfo.model_validate)
+_parse_result = checked(TypeAdapter(EvaluationResult).validate_python)
 
 
 def metrics_row(report: StepReport, *, elapsed: float = 0.0) -> dict[str, Any]:
@@ -255,14 +230,14 @@ def evaluation_summary(result: EvaluationResult) -> dict[str, Any]:
     return {**settings, **result.numbers, "card": dict(card)}
 
 
-def evaluation_of(summary: Mapping[str, Any], items: Iterable[EvaluationItem]) -> EvaluationResult:
+def evaluation_of(summary: Mapping[str, Any], items: StoredItems) -> EvaluationResult:
     """Back from both files; the derived numbers are computed again from the items.
 
     Raises:
         ValueError: the settings are damaged.
     """
     found = {name: value for name, value in summary.items() if name in _SETTINGS}
-    return _parse_result({**found, "items": tuple(items)})
+    return replace(_parse_result({**found, "items": ()}), items=items)
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

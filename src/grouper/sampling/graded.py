@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,8 +30,6 @@ class Drawn:
 
     completion: Completion
     grade: Grade
-    lenient: bool | None
-    """Whether the maths is right regardless of format; None if not requested or not known."""
 
 
 def draw_and_grade(
@@ -39,7 +38,6 @@ def draw_and_grade(
     *,
     sampler: Sampler,
     grader: Grader,
-    lenient: bool = False,
     processes: ProcessGroup | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Drawn], float]:
@@ -50,7 +48,6 @@ def draw_and_grade(
         references: the reference answer of each request.
         sampler: draws the completions.
         grader: grades each one as it comes in.
-        lenient: also grade what is not correct leniently.
         processes: the processes that split the requests among them.
         progress: called with (completions drawn, completions in all) of this process.
 
@@ -70,21 +67,55 @@ def draw_and_grade(
             progress(len(drawn), len(mine))
     seconds = time.perf_counter() - started
     assert len(drawn) == len(mine), f"the sampler answered {len(drawn)} of {len(mine)} requests"
-    graded = [(drawn[i][0], drawn[i][1].result()) for i in mine]
-    # What is right as asked, or cannot be graded, is not graded again.
-    again = {
-        index: grader.submit_lenient(completion.text, references[index])
-        for index, (completion, grade) in zip(mine, graded, strict=True)
-        if lenient and not grade.correct and grade.verdict is not Verdict.NOT_SCORED
-    }
-
-    def known(index: int, grade: Grade) -> bool | None:
-        verdict = again[index].result() if index in again else grade
-        scored = lenient and verdict.verdict is not Verdict.NOT_SCORED
-        return verdict.correct if scored else None
-
-    answered = [
-        Drawn(completion=completion, grade=grade, lenient=known(index, grade))
-        for index, (completion, grade) in zip(mine, graded, strict=True)
-    ]
+    answered = [Drawn(completion=drawn[i][0], grade=drawn[i][1].result()) for i in mine]
     return [one for part in processes.gather(answered) for one in part], seconds
+
+
+# Completions whose grades are waited for at one time: a slow grader holds up drawing, not memory.
+_WAITING = 1_000
+
+
+def grade_as_drawn(
+    requests: Sequence[SampleRequest],
+    references: Sequence[str],
+    *,
+    sampler: Sampler,
+    grader: Grader,
+) -> Iterator[tuple[int, Completion, Grade, Grade]]:
+    """Answer every request, and give each answer away as soon as it is graded.
+
+    Args:
+        requests: what to draw.
+        references: the reference answer of each request.
+        sampler: draws the completions.
+        grader: grades each one as it comes in.
+
+    Yields:
+        The index of the request, its completion, its grade, and its lenient grade: the same one
+        where that is correct, or the reference cannot be read.
+    """
+    waiting: deque[tuple[int, Completion, Future[Grade]]] = deque()
+    again: deque[tuple[int, Completion, Grade, Future[Grade]]] = deque()
+
+    def graded(most: int) -> Iterator[tuple[int, Completion, Grade, Grade]]:
+        while waiting and (len(waiting) > most or waiting[0][2].done()):
+            index, completion, future = waiting.popleft()
+            grade = future.result()
+            if not grade.correct and grade.verdict is not Verdict.NOT_SCORED:
+                future = grader.submit_lenient(completion.text, references[index])
+            again.append((index, completion, grade, future))
+        while again and (len(again) > most or again[0][3].done()):
+            index, completion, grade, future = again.popleft()
+            yield index, completion, grade, future.result()
+
+    seen: set[int] = set()
+    for index, completion in sampler.sample(requests):
+        assert index not in seen, f"the sampler answered request {index} twice"
+        seen.add(index)
+        future = grader.submit(completion.text, references[index])
+        waiting.append((index, completion, future))
+        yield from graded(_WAITING)
+    assert len(seen) == len(requests), (
+        f"the sampler answered {len(seen)} of {len(requests)} requests"
+    )
+    yield from graded(0)

@@ -32,6 +32,7 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.config.loading import resolved_yaml
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import CheckpointError, RunFolderError, first_line, is_out_of_memory
+from grouper.evaluation.statistics import Interval
 from grouper.files import refusing, remove_folder, whole_folder, write_atomic
 from grouper.models.folders import ADAPTER_FILE, RECIPE_FILE
 from grouper.models.loading import save_policy
@@ -73,12 +74,15 @@ class BestScore:
 
     step: int | None = None
     accuracy: float = -1.0
+    interval: list[float] | None = None
+    """Both ends, for the accuracy."""
 
-    def offer(self, step: int, accuracy: float) -> bool:
+    def offer(self, step: int, accuracy: float, interval: Interval | None = None) -> bool:
         """Record an evaluation; returns whether it beats all earlier ones."""
         if not accuracy > self.accuracy:  # NaN beats nothing
             return False
         self.step, self.accuracy = step, accuracy
+        self.interval = None if interval is None else [interval.low, interval.high]
         return True
 
 
@@ -137,6 +141,7 @@ class TrainState:
             "difficulty": None if self.difficulty is None else self.difficulty.seen,
             "best_step": self.best.step,
             "best_accuracy": self.best.accuracy,
+            "best_interval": self.best.interval,
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -147,7 +152,9 @@ class TrainState:
         total = self.total
         for name in _COUNTERS:
             setattr(self, name, saved[name])
-        self.best = BestScore(saved["best_step"], saved["best_accuracy"])
+        self.best = BestScore(
+            saved["best_step"], saved["best_accuracy"], saved.get("best_interval")
+        )
         if self.difficulty is not None and saved["difficulty"] is not None:
             self.difficulty.seen = dict(saved["difficulty"])
         if total > self.total:
@@ -537,7 +544,10 @@ def rotate(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
 
 def mark_best(folder: Path, best: BestScore) -> None:
     """Mark a folder as the best one so far."""
-    text = json.dumps({"step": best.step, "validation_accuracy": best.accuracy}) + "\n"
+    found: dict[str, Any] = {"step": best.step, "validation_accuracy": best.accuracy}
+    if best.interval is not None:
+        found |= dict(zip(("low", "high"), best.interval, strict=True))
+    text = json.dumps(found) + "\n"
     if not (folder / BEST_FILE).exists():
         write_atomic(folder / BEST_FILE, text.encode())
 

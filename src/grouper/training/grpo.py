@@ -213,7 +213,7 @@ def _collect_step(run: Run, state: TrainState, notes: Notes) -> RolloutBatch:
     """The rollouts of the next step, without problems outside the difficulty band."""
     config, train, step = run.recipe.grpo, run.prepared.train, state.step
     sampler, position, seen = run.sampler(state.policy), state.position, Counter[str]()
-    earlier = sampler.prefill_seconds
+    earlier = dict(sampler.seconds)
 
     band = state.difficulty
     wanted = None if band is None else lambda index, epoch: band.allows(train[index][0].id, epoch)
@@ -250,11 +250,11 @@ def _collect_step(run: Run, state: TrainState, notes: Notes) -> RolloutBatch:
     if config.shuffle_rewards:  # the control experiment
         dealt = shuffle_rewards(rollouts.groups, draw_seed(run.recipe.seed, "shuffle", step))
         rollouts = replace(rollouts, groups=dealt)
-    prefill = sampler.prefill_seconds - earlier
+    spent = {name: value - earlier[name] for name, value in sampler.seconds.items()}
     state.clock.sampled((*rollouts.groups, *rollouts.replaced))
     state.clock.took(
-        prefill=prefill,
-        decode=rollouts.sample_seconds - prefill,
+        **spent,
+        decode=rollouts.sample_seconds - math.fsum(spent.values()),
         grade=rollouts.grade_seconds,
     )
     return rollouts
@@ -520,6 +520,9 @@ def _report(
     if config.dynamic_sampling_rounds:
         tallies["groups/replaced"] = Tally.of([len(rollouts.replaced)])
         tallies["resample_rounds"] = Tally.of([rollouts.rounds])
+    gap = run.sampler(state.policy).gap
+    if gap is not None:
+        tallies["sampler_push_gap"] = Tally.of([gap])
     if state.difficulty is not None:
         ids = [problem.id for problem, _ in run.prepared.train]
         left_out = state.difficulty.left_out(ids, state.stream.epoch(state.position))

@@ -87,6 +87,8 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
     saved = on_rank0(lambda: export_to_save_path(recipe, run.path))
     if saved is not None:
         run.display.say(saved)
+    for hook in hooks:
+        hook.run_ends(run)
     return RunResult(path=run.path, results=results, comparison=comparison)
 
 

@@ -43,9 +43,8 @@ from grouper.prompts.preparing import (
 from grouper.prompts.rendering import find_stop_tokens, install_template, right_completion
 from grouper.rewards import RewardStack, build_rewards
 from grouper.runs.identity import flat_settings
-from grouper.sampling.base import Sampler
-from grouper.sampling.native import NativeSampler
-from grouper.sampling.weights import SamplingWeights, copy_dtype
+from grouper.sampling.base import ModelSampler, Sampler
+from grouper.sampling.engines import Samplers
 from grouper.training.checkpoint import is_complete, read_state
 from grouper.training.problem_sets import ProblemSets, load_part
 from grouper.types import (
@@ -243,7 +242,8 @@ class Prepared:
         """How every model of the run is measured."""
         e = self.recipe.evaluation
         most = e.max_new_tokens or self.max_new_tokens
-        return self._params(temperature=e.temperature, max_new_tokens=most)
+        how = {name: getattr(e, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        return self._params(**how, max_new_tokens=most)
 
     def _params(self, **settings: Any) -> SamplingParams:
         s = self.recipe.sampling
@@ -270,22 +270,24 @@ class Prepared:
         """The model before training, loaded when it is first looked at; `release` lets it go."""
         return self.load(self.model_path)
 
-    def sampler(self, policy: Policy, *, copy_now: bool = False) -> NativeSampler:
-        """A native sampler over a policy's weights, with a copy of them where the recipe wants one.
+    @cached_property
+    def samplers(self) -> Samplers:
+        """Makes the samplers that the recipe names."""
+        return Samplers(
+            recipe=self.recipe,
+            tokenizer=self.tokenizer,
+            stop_token_ids=self.stop_tokens.all,
+            longest=max(self.max_new_tokens, self.recipe.evaluation.max_new_tokens or 1),
+        )
+
+    def sampler(self, policy: Policy, *, copy_now: bool = False) -> ModelSampler:
+        """The recipe's sampler over a policy's weights.
 
         Args:
             policy: whose weights.
-            copy_now: copy the weights while they are still in one piece.
+            copy_now: copy the weights while they are still in one piece, if there is to be a copy.
         """
-        sampling = self.recipe.sampling
-        dtype = copy_dtype(sampling, self.recipe.model, policy.device.type)
-        return NativeSampler(
-            SamplingWeights(policy, dtype, copy_now=copy_now),
-            self.tokenizer,
-            stop_token_ids=self.stop_tokens.all,
-            max_slots=sampling.max_slots,
-            max_length=context_length(policy.model.config),
-        )
+        return self.samplers.over(policy, copy_now=copy_now)
 
     @cached_property
     def grader(self) -> Grader:
@@ -317,31 +319,28 @@ class Prepared:
         self,
         sampler: Sampler,
         *,
-        name: str,
-        split: str,
+        items: Items,
         card: dict[str, Any] | None = None,
         **others: Any,
     ) -> EvaluationResult:
-        """Measure the model of a sampler on the `test` or `validation` problems.
+        """Measure the model of a sampler.
 
         Args:
             sampler: draws the completions.
-            name: of the result.
-            split: `test` or `validation`.
+            items: some of the problems, with their prompts.
             card: more to record.
             others: as in `evaluate`.
         """
         recipe = self.recipe
+        known = {"recipe_hash": recipe_hash(recipe), "prompt": self.format.name}
         return evaluate(
-            name=name,
-            split=split,
-            items=self.test if split == "test" else self.validation,
+            items=items,
             sampler=sampler,
             grader=self.grader,
             params=self.evaluation_params(),
             samples=recipe.evaluation.samples,
             seed=recipe.seed,
-            card={"recipe_hash": recipe_hash(recipe), **(card or {})},
+            card={**known, **(card or {})},
             fmt=self.format,
             rewards=self.rewards if recipe.evaluation.rewards else None,
             **others,
@@ -379,6 +378,8 @@ class Prepared:
         self.release()
         if "grader" in self.__dict__:
             self.grader.close()
+        if "samplers" in self.__dict__:
+            self.samplers.close()
         if self._folder is not None:
             self._folder.cleanup()
 

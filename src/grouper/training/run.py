@@ -33,11 +33,11 @@ from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, setup_logging
 from grouper.runs.recorder import Recorder
-from grouper.sampling.native import NativeSampler
+from grouper.sampling.base import ModelSampler, draw_seed
 from grouper.sampling.weights import describe_dtypes
 from grouper.training.checkpoint import STATE_FILE
 from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
-from grouper.training.prepare import Prepared, make_base, named_base, prepare
+from grouper.training.prepare import Items, Prepared, make_base, named_base, prepare
 from grouper.training.problem_sets import (
     ProblemSets,
     find_leaks,
@@ -131,6 +131,7 @@ class Run:
         if _needs_start(recipe, self.path):
             self._check_start(str(recipe.grpo.start_from))
         self.prepared = prepare(recipe, sets, model=self.base_path)
+        self.prepared.samplers.processes = self.processes
         self.grader = self.prepared.grader
         self.grader.start()
         if self.prepared.budget_note is not None:
@@ -149,7 +150,7 @@ class Run:
         """The text of a token id, special ones included."""
         for text in self.prepared.check_rewards():
             log.warning(text)
-        self._sampler: tuple[Policy, NativeSampler] | None = None
+        self._sampler: tuple[Policy, ModelSampler] | None = None
         self._replica: ParallelPolicy | None = None
         self.watchdog = Watchdog(rank=self.processes.rank, fatal=self.processes.size > 1)
         self._stop_requested = False
@@ -164,7 +165,7 @@ class Run:
         with self.display.track(f"loading {path}"):
             return self.prepared.load(path)
 
-    def sampler(self, policy: Policy) -> NativeSampler:
+    def sampler(self, policy: Policy) -> ModelSampler:
         """The sampler over a policy's weights: one per policy, with at most one copy of them."""
         if self._sampler is None or self._sampler[0] is not policy:
             self._forget_sampler()
@@ -222,7 +223,9 @@ class Run:
     def evaluate(self, policy: Policy, *, phase: str, step: int, split: str) -> EvaluationResult:
         """Measure a policy on the test or validation problems and record it."""
         name = phase if split == "test" else f"validation-{phase}-{step:06d}"
-        items = self.prepared.test if split == "test" else self.prepared.validation
+        items, seconds = self.prepared.test, None
+        if split == "validation":
+            items, seconds = self._validation()
         total = len(items) * self.recipe.evaluation.samples
         with self.display.track(f"evaluating {phase} on {split}", total) as task:
 
@@ -236,9 +239,12 @@ class Run:
                 phase=phase,
                 step=step,
                 split=split,
+                items=items,
                 progress=progress,
                 card=self._loss_card(policy, phase, split),
                 processes=self.processes,
+                folder=self.path / "evaluations",
+                seconds=seconds,
             )
         # An evaluation may need far more cache than a training step.
         self.sampler(policy).release()
@@ -247,6 +253,26 @@ class Run:
             self.display.say(line)
         self.folder.write_evaluation(result)
         return result
+
+    def _validation(self) -> tuple[Items, float | None]:
+        """What a look at the validation problems has, and how many seconds the first one has.
+
+        With `evaluation.validation_minutes` it is the problems of the first look.
+        """
+        items, minutes = self.prepared.validation, self.recipe.evaluation.validation_minutes
+        if minutes is None:
+            return items, None
+        looks = (r for r in self.folder.read_evaluations() if r.split == "validation")
+        first = self.processes.on_rank0(lambda: next(looks, None))
+        if first is not None:
+            by_id = {item[0].id: item for item in items}
+            chosen = dict.fromkeys(item.problem_id for item in first.light)
+            return tuple(by_id[name] for name in chosen), None
+        seed = self.recipe.seed
+        return (
+            tuple(sorted(items, key=lambda item: draw_seed(seed, "validation", item[0].id))),
+            60 * minutes,
+        )
 
     def _loss_card(self, policy: Policy, phase: str, split: str) -> dict[str, Any]:
         """The loss on held-out demonstrations, another measure of SFT."""

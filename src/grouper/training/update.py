@@ -26,6 +26,7 @@ from grouper.algorithms.losses import (
     LOG_RATIOS,
     SURROGATES,
     Bounds,
+    kl_k3,
     log_ratio,
     nll,
 )
@@ -333,6 +334,9 @@ def grpo_objective(config: GRPOConfig, see: See | None = None) -> Objective:
         if batch.sampler_logprobs is not None:
             difference = log_ratio(old, batch.sampler_logprobs)
             tallies["sampler_logprob_diff"] = _tally(difference.abs(), mask)
+            # Of KL(sampler || trainer); rounding may leave it a little below 0.
+            apart = kl_k3(batch.sampler_logprobs, old).clamp(min=0)
+            tallies["sampler_kl"] = _tally(apart, mask)
             if importance is not None:
                 weights = importance(difference, IMPORTANCE_CAP)
                 tallies["policy/importance"] = _tally(weights, mask)

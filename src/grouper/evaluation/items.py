@@ -1,0 +1,186 @@
+"""The items of an evaluation on disk: written as they come, read when they are looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from sys import intern
+from typing import Any, BinaryIO, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from grouper.evaluation.result import EvaluationItem
+from grouper.files import dumps, read_lines, refusing, write_atomic
+from grouper.types import Completion, Grade, Verdict
+
+Row = TypeVar("Row")
+
+
+_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
+
+
+def checked(read: Callable[[Any], Row]) -> Callable[[Any], Row]:
+    """As `read`, a function of pydantic's; a `ValueError` names the first thing that is wrong."""
+
+    def parse(content: Any) -> Row:
+        try:
+            if isinstance(content, str) and _SURROGATE.search(content):
+                # pydantic reads no lone surrogates, of which a text may hold some.
+                text = json.dumps(json.loads(content), ensure_ascii=False)
+                return read(text.encode("utf-8", "replace"))
+            return read(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = "".join(f"{part}: " for part in first["loc"])
+            raise ValueError(place + first["msg"]) from error
+
+    return parse
+
+
+parse_item = checked(TypeAdapter(EvaluationItem).validate_json)
+
+
+class StoredItems(Sequence[EvaluationItem]):
+    """The items of a file, in its order; each look at them reads it again.
+
+    Args:
+        path: of the file.
+        light: the same items without their texts, from `Lightener`.
+    """
+
+    def __init__(self, path: Path, light: Sequence[EvaluationItem]) -> None:
+        self.path = path
+        self.light = tuple(light)
+        """In memory: what the numbers of an evaluation are made of."""
+
+    @classmethod
+    def read(cls, path: Path) -> StoredItems:
+        """Those of a file. Raises `RunFolderError`: it is missing or damaged."""
+        return cls(path, [*map(Lightener(), read_lines(path, parse_item))])
+
+    def __len__(self) -> int:
+        return len(self.light)
+
+    def __iter__(self) -> Iterator[EvaluationItem]:
+        return iter(read_lines(self.path, parse_item))
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment] # as a list
+
+
+class Lightener:
+    """Takes the texts off items, and lets those that are alike share what is left."""
+
+    def __init__(self) -> None:
+        self._rewards: dict[tuple[object, ...], Mapping[str, float | None]] = {}
+
+    def __call__(self, item: EvaluationItem) -> EvaluationItem:
+        texts: dict[str, Any] = {name: getattr(item, name) for name in _SHARED}
+        rewards = item.rewards
+        if rewards is not None:
+            rewards = self._rewards.setdefault(tuple(rewards.items()), rewards)
+        texts = {name: text and intern(text) for name, text in texts.items()}
+        return replace(item, prompt="", completion="", reason="", rewards=rewards, **texts)
+
+
+_SHARED = ("problem_id", "subject", "level", "answer", "stage", "extracted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A completion as an unfinished evaluation keeps it."""
+
+    place: int
+    """Problem number x samples + sample."""
+    completion: Completion
+    """Without log-probs, which are all 0."""
+    grade: Grade
+    lenient: Verdict
+    """On the answer found in any format."""
+
+
+_DRAWN = TypeAdapter(Drawn)
+
+
+class Unfinished:
+    """What an evaluation has drawn so far, a line per completion in a file per process.
+
+    Args:
+        folder: of the evaluation's files.
+        name: of the evaluation.
+        settings: what the completions follow from; those of other settings are not gone on from.
+    """
+
+    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
+        self._folder = folder / f".{name}.part"
+        self._settings = dumps(settings).encode()
+        self._places: dict[int, tuple[BinaryIO, int]] = {}
+        self._files: list[BinaryIO] = []
+
+    def of_others(self) -> bool:
+        """Whether an evaluation of other settings has begun under this name."""
+        marker = self._folder / "settings.json"
+        return marker.exists() and marker.read_bytes() != self._settings
+
+    def begin(self, *, resume: bool) -> list[int]:
+        """The places that are there already; without `resume`, or of other settings, none."""
+        marker = self._folder / "settings.json"
+        with refusing(self._folder):
+            if not resume or not marker.exists() or self.of_others():
+                self.delete()
+                self._folder.mkdir(parents=True)
+                write_atomic(marker, self._settings)
+            self.index()
+            return sorted(self._places)
+
+    def index(self) -> None:
+        """Find every whole line; what a kill left after the last one is cut off."""
+        self.close()
+        for path in sorted(self._folder.glob("*.jsonl")):
+            file = path.open("r+b")
+            self._files.append(file)
+            start = 0
+            for line in file:
+                if not line.endswith(b"\n"):
+                    file.truncate(start)
+                    break
+                self._places[json.loads(line)["place"]] = file, start
+                start += len(line)
+
+    def read(self, place: int) -> Drawn:
+        file, start = self._places[place]
+        file.seek(start)
+        return _DRAWN.validate_json(file.readline())
+
+    @contextlib.contextmanager
+    def writer(self, rank: int) -> Iterator[Callable[[Drawn], None]]:
+        """Writes completions into the file of a process, each as a whole line and at once."""
+        path = self._folder / f"{rank}.jsonl"
+        with refusing(path), path.open("ab", buffering=0) as file:
+
+            def write(drawn: Drawn) -> None:
+                known = drawn.completion
+                bare = replace(known, logprobs=(0.0,) * len(known.token_ids), entropies=())
+                row = _DRAWN.dump_python(replace(drawn, completion=bare), mode="json")
+                file.write((dumps(row) + "\n").encode())
+
+            yield write
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+        self._files, self._places = [], {}
+
+    def delete(self) -> None:
+        self.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

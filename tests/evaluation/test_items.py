@@ -1,0 +1,173 @@
+"""Items are written as they come, gone on with after a kill, and never all in memory."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluation.test_evaluate import FakeGrader, make_items
+
+from grouper.evaluation.evaluate import evaluate
+from grouper.evaluation.items import StoredItems, Unfinished
+from grouper.evaluation.result import EvaluationResult
+from grouper.runs.folder import RunFolder
+from grouper.sampling.base import SampleRequest
+from grouper.sampling.scripted import ScriptedSampler
+from grouper.types import Completion, SamplingParams
+
+
+class Counting:
+    """Answers `=1`, in reverse, and stops with an error after `limit` completions."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit, self.drawn = limit, 0
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        inner = ScriptedSampler(lambda request, index: "=1")
+        for index in reversed(range(len(requests))):
+            if self.drawn == self.limit:
+                raise KeyboardInterrupt
+            self.drawn += 1
+            ((_, completion),) = inner.sample([requests[index]])
+            yield index, completion
+
+
+def measure(folder: Path | None, sampler: Counting | None = None, **more: Any) -> EvaluationResult:
+    settings: dict[str, Any] = {
+        "name": "test-greedy",
+        "phase": "base",
+        "step": 0,
+        "split": "test",
+        "items": make_items(["1", "2", "1"]),
+        "sampler": sampler or Counting(),
+        "grader": FakeGrader(),
+        "params": SamplingParams(max_new_tokens=5),
+        "samples": 2,
+        "seed": 7,
+        "folder": folder,
+        "resume": True,
+    }
+    return evaluate(**{**settings, **more})
+
+
+def test_on_disk_and_in_memory_are_the_same_items(tmp_path):
+    stored, held = measure(tmp_path), measure(None)
+    assert stored == held
+    assert isinstance(held.items, tuple)
+    assert stored.items[1] == held.items[1]
+    assert stored.items[-2:] == held.items[-2:]
+    assert [item.completion for item in stored.items] == ["=1"] * 6
+    assert {item.completion for item in stored.light} == {""}
+    assert stored.items != held.items[:-1]
+    assert stored.numbers == held.numbers
+    assert [path.name for path in tmp_path.iterdir()] == ["test-greedy.jsonl.gz"]
+
+
+def test_what_was_drawn_before_a_kill_is_not_drawn_again(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path, Counting(limit=4))
+    part = tmp_path / ".test-greedy.part" / "0.jsonl"
+    whole = part.read_bytes()
+    assert len(whole.splitlines()) == 4
+    part.write_bytes(whole[:-7])  # a line that the kill has cut
+    sampler = Counting()
+    assert measure(tmp_path, sampler) == measure(None)
+    assert sampler.drawn == 3
+    assert not part.parent.exists()
+
+
+@pytest.mark.parametrize("change", [{"seed": 8}, {"params": SamplingParams(max_new_tokens=6)}])
+def test_what_other_settings_have_drawn_is_not_gone_on_with(tmp_path, change):
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path, Counting(limit=4))
+    sampler = Counting()
+    measure(tmp_path, sampler, **change)
+    assert sampler.drawn == 6
+
+
+def test_without_resume_everything_is_drawn(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path, Counting(limit=4))
+    sampler = Counting()
+    measure(tmp_path, sampler, resume=False)
+    assert sampler.drawn == 6
+
+
+def test_a_known_result_is_not_measured(tmp_path):
+    before = measure(tmp_path)
+    sampler = Counting()
+    assert measure(tmp_path, sampler, known=lambda name: before) is before
+    assert sampler.drawn == 0
+
+
+def test_results_of_other_settings_get_a_name_of_their_own(tmp_path):
+    folder = RunFolder(tmp_path)
+    card = {"seed": 1, "sampling": {"temperature": 0.0, "stop": []}, "n": 3}
+    assert folder.name_for("a", "test", card) == "a"
+    result = measure(tmp_path / "evaluations", name="a")
+    folder.write_evaluation(result)
+    assert folder.name_for("a", "test", result.card) == "a"
+    assert folder.name_for("a", "gsm8k", result.card) == "a-2"
+    assert folder.name_for("a", "test", card) == "a-2"
+    Unfinished(tmp_path / "evaluations", "a-2", card).begin(resume=True)
+    assert folder.name_for("a", "test", card) == "a-2"
+    assert folder.name_for("a", "test", {**card, "seed": 2}) == "a-3"
+
+
+def test_a_summary_beside_streamed_items_reads_back(tmp_path):
+    folder = RunFolder(tmp_path)
+    result = measure(tmp_path / "evaluations", name="base")
+    folder.write_evaluation(result)
+    again = folder.read_evaluation("base")
+    assert again == result
+    assert isinstance(again.items, StoredItems)
+    # Made elsewhere, it is written as a whole.
+    other = RunFolder(tmp_path / "other")
+    other.write_evaluation(replace(result, items=tuple(result.items)))
+    assert other.read_evaluation("base") == result
+
+
+def test_a_time_budget_takes_the_first_problems_that_fit(tmp_path, monkeypatch):
+    from grouper.evaluation import evaluate as module
+
+    # Two problems take a second; 20 of them, which fit in 10 seconds, take all of it.
+    clock = iter([0, 1, 10, 0, 1, 10])
+    monkeypatch.setattr(module, "_FIRST_WAVE", 2)
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
+    result = measure(tmp_path, items=make_items(["1"] * 30), seconds=10.0)
+    assert [item.problem_id for item in result.items][::2] == [f"p/{i}" for i in range(20)]
+    assert result.card["n"] == 20
+    whole = measure(tmp_path, items=make_items(["1"] * 30), seconds=1000.0)
+    assert len(whole.items) == 60
+
+
+@pytest.mark.slow
+def test_memory_is_flat(tmp_path):
+    """10,000 problems with 8 samples of 2 kB each: 160 MB of text."""
+
+    class Long:
+        def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+            for index in range(len(requests)):
+                (drawn,) = ScriptedSampler(lambda r, i: "long " * 400 + "=1").sample([requests[0]])
+                yield index, drawn[1]
+
+    class Grading(FakeGrader):
+        calls: Any = property(lambda self: [], lambda self, value: None)
+
+    items = make_items(["1"] * 10_000)
+    params = SamplingParams(max_new_tokens=3000)
+    tracemalloc.start()
+    try:
+        result = measure(tmp_path, Long(), items=items, samples=8, grader=Grading(), params=params)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(result.items) == 80_000
+    assert result.accuracy == 1.0
+    assert max(held, peak) < 100e6, (held, peak)
+    assert json.dumps(result.numbers)
