@@ -13,7 +13,9 @@ from grouper.report.panels import FEW, Array, Panel, Series
 
 # In units of the drawing, which is scaled to the width that there is.
 WIDTH, HEIGHT = 420, 210
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 22
+LEFT, RIGHT, TOP, BOTTOM = 46, 16, 8, 22
+# A curve of more measurements has no dots.
+MOST_DOTS = 50
 # The part of the width that the curves have.
 INNER = (LEFT / WIDTH, 1 - RIGHT / WIDTH)
 
@@ -121,7 +123,7 @@ def _line(scale: _Scale, series: Series) -> Iterable[str]:
             )
     few = " few" if series.bounds is not None and len(series.steps) <= FEW else ""
     yield f'<polyline class="line{few} {series.color}" points="{points}"/>'
-    if series.bounds is not None or len(series.steps) == 1:
+    if len(series.steps) == 1 or (series.bounds is not None and len(series.steps) < MOST_DOTS):
         for pair in points.split():
             x, _, y = pair.partition(",")
             yield f'<circle class="dot {series.color}" cx="{x}" cy="{y}" r="3"/>'

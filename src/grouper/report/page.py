@@ -25,7 +25,14 @@ from rich.table import Table
 from rich.text import Text
 
 from grouper.errors import DataError, RunFolderError
-from grouper.evaluation.compare import compare, label, render_metrics, render_parts, render_table
+from grouper.evaluation.compare import (
+    compare,
+    label,
+    render_answers,
+    render_metrics,
+    render_parts,
+    render_table,
+)
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import read_lines, write_atomic
 from grouper.report import charts
@@ -239,7 +246,14 @@ def _results(views: Views) -> Iterator[Part]:
     for name, run in views.items():
         for split, results in _tests(run).items():
             heading = f"Results on {split}" if len(views) == 1 else f"{name}: results on {split}"
-            yield heading, [*_compared(results), *_blocks(render_metrics(results))]
+            yield (
+                heading,
+                [
+                    *_compared(results),
+                    *_blocks(render_answers(results)),
+                    *_blocks(render_metrics(results)),
+                ],
+            )
     last = {name: results[-1] for name, run in views.items() for results in _tests(run).values()}
     if len(last) > 1:
         named = [replace(result, name=name) for name, result in last.items()]
@@ -259,8 +273,7 @@ def _parts(views: Views) -> Iterator[Part]:
     for name, run in views.items():
         for split, results in _tests(run).items():
             for by in ("subject", "level", "length"):
-                found = render_parts(results, by=by) if hasattr(results[0], f"by_{by}") else None
-                if found is not None:
+                if (found := render_parts(results, by=by)) is not None:
                     yield f"{name}: {split} by {by}", [*_blocks(found)]
 
 

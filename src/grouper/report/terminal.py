@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ Row = Mapping[str, Any]
 # Characters of a text, from its end, where the question or the answer is.
 PROMPT, COMPLETION = 600, 3000
 VERDICTS = {"correct": "bold green", "incorrect": "bold red", "no_answer": "bold yellow"}
-# Points of a curve in `watch`, and events below it.
-POINTS, EVENTS = 32, 4
+# In `watch`: points of a curve, characters of its name, and events below.
+POINTS, NAME, EVENTS = 24, 40, 4
 
 
 # --- grouper show --------------------------------------------------------------------------------
@@ -188,8 +188,10 @@ def frame(run: RunFolder) -> RenderableType:
     except RunFolderError as error:  # a file is being replaced
         return Text(error.paragraph())
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("", "first", "now", ""):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    table.add_column(max_width=NAME, no_wrap=True)
+    table.add_column("first", justify="right", min_width=9)
+    table.add_column("now", justify="right", min_width=9)
+    table.add_column(no_wrap=True)
     panels = [panel for panel in panels_of(view) if not panel.stacked]
     last = view.reports[-1].phase if view.reports else ""
     for panel in panels:
@@ -224,7 +226,7 @@ def _progress(view: RunView) -> str:
 
 
 def _curve(name: str, series: Series) -> tuple[str, str, str, str]:
-    thin = series.thinned(POINTS)
+    thin = replace(series, bounds=None).thinned(POINTS)
     low, high = float(thin.values.min()), float(thin.values.max())
     blocks = "▁▂▃▄▅▆▇█"
     size = (high - low) or 1.0

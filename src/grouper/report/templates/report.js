@@ -50,9 +50,9 @@ for (const figure of document.querySelectorAll("figure")) {
   const read = at => {
     out.textContent = `step ${steps[at]}`;
     lines.forEach((line, k) => {
-      const i = nearest(line.steps, steps[at]);
+      const i = nearest(line.steps, steps[at]), over = steps[at] > line.steps[line.steps.length - 1];
       const ends = line.bounds ? ` [${line.bounds.map(bound => number(bound[i])).join(", ")}]` : "";
-      values[k].textContent = number(line.values[i]) + ends;
+      values[k].textContent = over ? "" : number(line.values[i]) + ends;
     });
     cursor.hidden = false;
     cursor.style.left = `${100 * (left + (steps[at] - span[0]) / (span[1] - span[0]) * (right - left))}%`;
