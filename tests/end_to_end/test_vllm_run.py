@@ -41,6 +41,7 @@ def recipe(
             return FakeVllm(policy.model, samplers.tokenizer)
 
         monkeypatch.setattr(engines, "_start_vllm", start)
+        monkeypatch.setattr("grouper.advice.recipe_checks.require_vllm", lambda: "fake")
     mode = request.param.replace("fake", "colocate")
     changes = ["model.new.head_dim=32", "grpo.steps=3", f"output_dir={tmp_path}", "name=run"]
     return load_recipe(

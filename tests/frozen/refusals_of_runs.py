@@ -235,7 +235,7 @@ FOLDERS = (
         deleted("tiny/evaluations"), lambda f: (f / "tiny/evaluations").mkdir()),
     row("run/compare-other-items", "eval ./tiny --compare other --quiet",
         copied("tiny", "other"),
-        lambda f: _fewer_items(f / "other/evaluations/grpo.jsonl.gz")),
+        lambda f: _other_items(f / "other/evaluations/grpo.jsonl.gz")),
     row("run/no-test", "eval ./tiny data.test=null"),
     row("run/grade-nowhere", "grade nowhere"),
     row("run/grade-no-run", "grade ./"),
@@ -274,9 +274,9 @@ FOLDERS = (
 )  # fmt: skip
 
 
-def _fewer_items(file: Path) -> None:
+def _other_items(file: Path) -> None:
     with gzip.open(file, "rt") as rows:
-        kept = list(rows)[1:]
+        kept = [row.replace('"problem_id":"', '"problem_id":"other/') for row in rows]
     with gzip.open(file, "wt") as target:
         target.writelines(kept)
 

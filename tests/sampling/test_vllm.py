@@ -253,6 +253,15 @@ def test_adapters_arrive_merged(kind: str, folders: dict[bool, Path], lora: bool
 
 
 @pytest.mark.skipif(not REAL, reason="the real engine: make test-vllm")
+def test_the_threads_of_the_trainer_stay_its_own(folders: dict[bool, Path]) -> None:
+    engine_for("real", load(folders[True]), folders[True])
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    assert torch.get_num_threads() == before + 1
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not REAL, reason="the real engine: make test-vllm")
 def test_what_does_not_start_is_one_paragraph(folders: dict[bool, Path], tmp_path: Path) -> None:
     write_shape(tmp_path, load(folders[True]).model.config, TOKENIZER)
     plain = SamplingConfig()

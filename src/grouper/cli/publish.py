@@ -1,8 +1,9 @@
-"""`grouper export`, `push` and `serve`: a trained model for other programs and other people."""
+"""`grouper export`, `push`, `serve` and `serve-rollouts`: a model for others, and for runs."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -13,8 +14,9 @@ from pathlib import Path
 import click
 
 from grouper.cli.measure import progress
-from grouper.cli.opening import require_new
-from grouper.errors import ModelError
+from grouper.cli.opening import chosen_model, open_recipe, require_new, run_of
+from grouper.errors import ModelError, require_vllm
+from grouper.files import cache_folder
 from grouper.models.folders import EXPORT_FILE, model_in, require_model_folder
 
 
@@ -113,3 +115,43 @@ def _curl(folder: Path, host: str, port: int) -> str:
     return (
         f"curl http://{host}:{port}/v1/chat/completions {header} -d {shlex.quote(json.dumps(body))}"
     )
+
+
+# --- grouper serve-rollouts ----------------------------------------------------------------------
+
+
+def serve_rollouts(
+    recipe: str,
+    overrides: tuple[str, ...],
+    *,
+    model: str | None,
+    host: str,
+    port: int,
+    dry_run: bool,
+) -> None:
+    """Become vLLM's server for models of the recipe's shape; the run brings the weights."""
+    opened = open_recipe(recipe, (*overrides, "sampling.engine=vllm", "sampling.vllm.mode=server"))
+
+    from grouper.models.device import find_device, on_device
+    from grouper.models.loading import shape_of
+    from grouper.sampling.vllm_server import server_command, shared_secret
+    from grouper.training.prepare import prepare
+    from grouper.training.problem_sets import ProblemSets, load_problem_sets
+
+    version = require_vllm()
+    shared_secret()
+    subject = chosen_model(model, opened, run_of(recipe, opened))
+    sets = load_problem_sets(opened) if subject is None else ProblemSets()
+    folder, device = cache_folder() / "rollouts" / str(port), find_device(opened.device).type
+    folder.mkdir(parents=True, exist_ok=True)
+    with prepare(opened, sets, model=subject, quiet=True) as prepared:
+        computed = on_device(opened.model, device).compute_dtype
+        name, arguments = prepared.samplers.served(
+            shape_of(prepared.model_path), folder, computed=computed, device=device
+        )
+    command, environment = server_command(folder, name, arguments, host=host, port=port)
+    click.echo(f"vLLM {version} serves {name} on http://{host}:{port}; Ctrl-C ends it.", err=True)
+    if dry_run:
+        click.echo(" ".join(command))
+    else:
+        os.execvpe(command[0], command, environment)  # noqa: S606 - it becomes the server

@@ -50,7 +50,7 @@ _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1
 ENVIRONMENT_DEFAULTS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
 
@@ -348,12 +348,13 @@ class LocalEngine:
 
     def __init__(self, folder: Path, arguments: dict[str, Any]) -> None:
         os.environ |= ENVIRONMENT_DEFAULTS | dict(os.environ) | _ENVIRONMENT
-        threads = torch.get_num_threads()
+        threads, set_threads = torch.get_num_threads(), torch.set_num_threads
         importlib.import_module(EXTENSION.rpartition(".")[0])  # before the model is made
         self._vllm = importlib.import_module("vllm")
         with _told("vLLM does not start"):
             self._llm: Any = self._vllm.LLM(model=str(folder), **arguments)
-        torch.set_num_threads(threads)
+        torch.set_num_threads = set_threads  # on a CPU vLLM has switched it off
+        set_threads(threads)
         self._llm.init_weight_transfer_engine({"init_info": {}})
         self._sleeps = bool(arguments.get("enable_sleep_mode"))
         self._asleep = False

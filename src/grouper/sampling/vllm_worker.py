@@ -13,9 +13,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +42,28 @@ def end_with_parent() -> None:
     """Have the kernel kill this process when its parent ends, however it ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_with_server() -> None:
+    """Have a worker of vLLM's server end with it, and take the engine between them along (Linux).
+
+    The engine's own process imports nothing of ours.
+    """
+    end_with_parent()
+    engine = os.getppid()
+    name = Path(f"/proc/{engine}/comm")
+    if name.exists() and name.read_text().startswith("VLLM::Engine"):
+        threading.Thread(target=_watch, args=(engine, _parent(engine)), daemon=True).start()
+
+
+def _watch(engine: int, server: int) -> None:
+    while _parent(engine) == server:
+        time.sleep(1)
+    os.kill(engine, signal.SIGKILL)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class Extension:
@@ -148,7 +173,7 @@ def _install() -> None:
     transfer = type("HandOver", (Receiver, WeightTransferEngine), {})
     WeightTransferEngineFactory.register_engine(BACKEND, transfer)
     if multiprocessing.parent_process() is not None:
-        end_with_parent()  # the engine of a server that was killed
+        end_with_server()
 
 
 if find_spec("vllm") is not None:
