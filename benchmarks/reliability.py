@@ -51,13 +51,13 @@ from demo_seeds import machine
 from run_records import differences, everything
 from tiny_runs import TINY_RUN, data_from, write_problems
 
+from grouper import api
 from grouper.advice import checks
 from grouper.api import train
 from grouper.cli.main import main as grouper
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError
 from grouper.runs.progress import Progress
-from grouper.training import run as whole_run
 from grouper.training.run import Run
 from grouper.types import StepReport
 
@@ -108,7 +108,7 @@ def start(folder: Path, arguments: Sequence[str], *, processes: int = 1) -> list
                 place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes}
                 os.environ |= {name: str(value) for name, value in place.items()}
                 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            whole_run.draw_curves = whole_run.draw_times = lambda _: None
+            api.draw_pictures = lambda _: None
             checks.WINDOW = 2  # six steps have findings to keep, too
             grouper(list(arguments))
         except SystemExit as end:

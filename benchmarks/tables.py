@@ -1,4 +1,4 @@
-"""Puts the tables of docs/speed.md and docs/models.md in place, from the benchmarks' result files.
+"""Puts the tables of the pages in docs/ in place, from the benchmarks' result files.
 
     python benchmarks/tables.py
 
@@ -18,7 +18,7 @@ __all__ = ["PAGES", "TABLES", "read", "render"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "docs" / "speed.md", ROOT / "docs" / "models.md")
+PAGES = tuple(ROOT / "docs" / name for name in ("speed.md", "models.md", "memory.md"))
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_YET = "Not measured here."
 
@@ -304,6 +304,23 @@ def gpu(records: Records) -> str:
     return f"{_table(head, rows)}\n\n" + "\n".join(where)
 
 
+def cost(records: Records) -> str:
+    """Planned memory, and hours where a model fits."""
+    found = records["cost_table"]
+    cards = found["rows"][0]["cards"]
+    head = ["model", "trained", "GiB", *(f"{gb} GB ({c['card']})" for gb, c in cards.items())]
+    rows = [
+        [
+            row["model"],
+            row["kind"],
+            f"{row['gib']:.0f}",
+            *(f"{c['hours']:.1f} h" if c["hours"] else "-" for c in row["cards"].values()),
+        ]
+        for row in found["rows"]
+    ]
+    return _table(head, rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[Records], str]]] = {
     "step": ("cpu_step", step),
     "gradients": ("cpu_step", gradients),
@@ -317,6 +334,7 @@ TABLES: dict[str, tuple[str, Callable[[Records], str]]] = {
     "parts": ("kernel_parts", parts),
     "profiles": ("cpu_profile", profiles),
     "families": ("families", families),
+    "cost": ("cost_table", cost),
 }
 """Name of a table -> (result file, what makes it)."""
 

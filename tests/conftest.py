@@ -47,8 +47,7 @@ def _own_grouper_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw nothing at their end: it takes longer than all else in a run of a few steps."""
-    for name in ("draw_curves", "draw_times"):
-        monkeypatch.setattr(f"grouper.training.phases.{name}", lambda folder: None)
+    monkeypatch.setattr("grouper.api.draw_pictures", lambda folder: None)
 
 
 @pytest.fixture(scope="session")

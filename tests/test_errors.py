@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grouper.errors import ConfigError, first_line, is_out_of_memory, require_extra
+from grouper import errors
+from grouper.errors import (
+    ConfigError,
+    first_line,
+    is_out_of_memory,
+    require_extra,
+    require_vllm,
+)
 
 
 def test_what_is_installed_passes() -> None:
@@ -48,3 +55,20 @@ def test_what_counts_as_out_of_memory(error: Exception, expected: bool) -> None:
 def test_an_exception_is_told_in_one_line() -> None:
     assert first_line(RuntimeError("one\ntwo")) == "one"
     assert first_line(MemoryError()) == "MemoryError"
+
+
+def test_a_version_of_vllm_that_is_not_supported_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(errors, "version", lambda name: "0.19.1")
+    with pytest.raises(ConfigError, match=r"vLLM 0\.19\.1 is installed, and Grouper works with 0"):
+        require_vllm()
+    monkeypatch.setattr(errors, "version", lambda name: "0.32.7")
+    assert require_vllm() == "0.32.7"
+
+    def missing(name: str) -> str:
+        raise errors.PackageNotFoundError(name)
+
+    monkeypatch.setattr(errors, "version", missing)
+    with pytest.raises(ConfigError, match="not installed"):
+        require_vllm()

@@ -7,10 +7,14 @@ import shutil
 
 import pytest
 
-from grouper.api import append_jsonl, load_generator, solve
+from grouper.api import append_jsonl, load_generator, solve, stream, synthesize
 from grouper.config.loading import load_recipe
+from grouper.data import load_problems
 from grouper.errors import ConfigError, DataError, ModelError, RunFolderError
+from grouper.prompts import make_format
 from grouper.runs.folder import RunFolder
+from grouper.sampling.scripted import ScriptedSampler
+from grouper.training.prepare import Prepared
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +91,7 @@ def test_questions_need_neither_training_data_nor_their_budget(lora_run):
 def test_what_cannot_be_loaded_or_asked(lora_run, generator, tmp_path):
     with pytest.raises(ModelError, match="no folder"):
         load_generator(tmp_path / "none", format="xml")
-    with pytest.raises(ConfigError, match="not known how"):
+    with pytest.raises(ConfigError, match="prompt format of this model is not known"):
         load_generator("someone/a-model")
     with pytest.raises(ConfigError, match="no prompt format 'xlm'"):
         load_generator(lora_run, format="xlm")
@@ -104,5 +108,54 @@ def test_lines_are_added_whole_and_nothing_is_overwritten(generator, tmp_path):
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     assert [row["question"] for row in rows] == ["Pick 1.", "Pick é 2."]
     assert all(row["prompt"].startswith("<|user|>Pick") and "response" in row for row in rows)
+    assert all("extracted" in row and "answer" not in row for row in rows)
+    append_jsonl(file, solve("Pick 3.", generator), answer="3", source="mine")
+    last = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
+    assert (last["answer"], last["source"]) == ("3", "mine")
     with pytest.raises(RunFolderError):
         append_jsonl(tmp_path / "no" / "answers.jsonl", solve("Pick 1.", generator))
+
+
+def test_settings_of_one_question(lora_run, generator):
+    """S12: another temperature or seed for one call, several answers, a model by its folder."""
+    question = "Pick 7."
+    greedy = solve(question, generator)
+    assert solve(question, lora_run) == greedy
+    drawn = solve(question, generator, temperature=5.0, samples=6)
+    assert len(drawn) == 6
+    assert len({one.response for one in drawn}) > 1
+    assert solve(question, generator, temperature=5.0, samples=6) == drawn
+    assert solve(question, generator, temperature=5.0, samples=6, seed=1) != drawn
+    assert solve(question, generator, max_new_tokens=1).tokens == 1
+    assert solve(question, generator) == greedy
+
+
+def test_a_stream_is_the_answer_in_pieces(generator):
+    pieces = list(stream("Pick 12.", generator))
+    assert "".join(pieces) == solve("Pick 12.", generator).response
+    assert len([piece for piece in pieces if piece]) > 1
+    with pytest.raises(DataError, match="empty"):
+        list(stream(" ", generator))
+
+
+def test_right_answers_become_demonstrations(lora_run, tmp_path, monkeypatch):
+    recipe = load_recipe(lora_run / "recipe.yaml").override("sampling.max_new_tokens=200")
+    texts = [
+        "<reasoning>0</reasoning><answer>0</answer>",
+        "<reasoning>1</reasoning><answer>1</answer>",
+        "<reasoning>" + "1" * 300,
+    ]
+    scripted = ScriptedSampler(lambda request, index: texts[index % 3])
+    monkeypatch.setattr(Prepared, "sampler", lambda self, policy: scripted)
+    file = tmp_path / "right.jsonl"
+    written, drawn = synthesize(recipe, str(lora_run / "grpo" / "final"), file, samples=3)
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    # Of each problem one answer is right, one wrong, and one is cut off.
+    assert drawn == 3 * len(rows) == 3 * written > 0
+    assert {"id", "question", "answer", "response", "model", "seed", "sample"} <= rows[0].keys()
+    assert all(row["response"] == texts[int(row["answer"])] for row in rows)
+    columns = "columns: {response: response}"
+    trained = recipe.override(f"data.sft={{source: file, path: {file}, {columns}}}")
+    again = load_problems(trained.data.sft, seed=0, fmt=make_format(recipe.prompt))
+    assert not again.quarantined
+    assert [p.response for p in again.problems] == [row["response"] for row in rows]

@@ -50,6 +50,8 @@ PINNED = [
     "prepare",
     "reward",
     "solve",
+    "stream",
+    "synthesize",
     "train",
 ]
 

@@ -8,6 +8,8 @@ from grouper.api import load_generator as load_generator
 from grouper.api import pass_rates as pass_rates
 from grouper.api import prepare as prepare
 from grouper.api import solve as solve
+from grouper.api import stream as stream
+from grouper.api import synthesize as synthesize
 from grouper.api import train as train
 from grouper.config.loading import load_recipe as load_recipe
 from grouper.config.schema import Recipe as Recipe

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from queue import SimpleQueue
+from typing import Any, Self, overload
 
 from grouper.advice.checks import Samples
 from grouper.advice.live_checks import usual_hooks
@@ -48,14 +50,18 @@ from grouper.models.folders import (
 from grouper.models.loading import context_length
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import render
+from grouper.publish.hub import PushCheckpoints
+from grouper.report.page import draw_pictures
 from grouper.rewards.calling import load_hook
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest, draw_seed
+from grouper.sampling.native import NativeSampler
 from grouper.training import phases
 from grouper.training import prepare as preparation
 from grouper.training.checkpoint import is_complete, read_state
-from grouper.training.curriculum import PassRates, first_met, measure_pass_rates
+from grouper.training.curriculum import CHUNK, PassRates, first_met, measure_pass_rates
+from grouper.training.grpo import collect
 from grouper.training.parallel import join_processes
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import (
@@ -65,7 +71,7 @@ from grouper.training.problem_sets import (
     require_part,
 )
 from grouper.training.run import Run
-from grouper.types import Completion, Problem, Prompt
+from grouper.types import Completion, Message, Problem, Prompt
 
 log = logging.getLogger(__name__)
 
@@ -122,11 +128,14 @@ def train(
     if isinstance(what, Run):
         if resume or overwrite or allow_changes or display is not None:
             raise ValueError("give resume, overwrite, allow_changes and display to the Run")
-        return phases.train(what, usual_hooks(what.recipe))
+        what.folder.draw = draw_pictures
+        repo = what.recipe.push_to
+        pushes = [] if repo is None else [PushCheckpoints(repo)]
+        return phases.train(what, [*usual_hooks(what.recipe), *pushes])
     what.release()
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     with Run(what.recipe, display, **intent) as run:
-        return phases.train(run, usual_hooks(run.recipe))
+        return train(run)
 
 
 # --- measuring a model ---------------------------------------------------------------------------
@@ -305,6 +314,12 @@ class Solution:
     tokens: int
     """Sampled tokens, the stop token included."""
 
+    def as_row(self) -> dict[str, Any]:
+        """For JSONL: `answer` is `extracted` there, since data sets call their references so."""
+        row = asdict(self)
+        row["extracted"] = row.pop("answer")
+        return row
+
 
 class Generator:
     """A loaded model that answers questions, each on its own. Close it, or use it with `with`.
@@ -328,11 +343,19 @@ class Generator:
         self.room = None if limit is None else limit - self.params.max_new_tokens
         """Tokens that a prompt may have; None: any number."""
 
-    def prompt(self, question: str) -> Prompt:
-        """The prompt of a question."""
+    def prompt(self, question: str, earlier: Sequence[Message] = ()) -> Prompt:
+        """The prompt of a question.
+
+        Args:
+            question: of the user.
+            earlier: the turns before it, if any, as the chat template takes them.
+
+        Raises:
+            PromptError: turns come before it, and the model was trained without a chat template.
+        """
         # The reference is not known here, and rendering does not look at it.
         problem = Problem(id="question", question=question, answer="?", source="generate")
-        return render(problem, self.prepared.format, self.prepared.tokenizer)
+        return render(problem, self.prepared.format, self.prepared.tokenizer, earlier)
 
     def answers(
         self,
@@ -340,6 +363,7 @@ class Generator:
         *,
         samples: int | None = None,
         display: Progress | None = None,
+        **changes: Any,
     ) -> list[list[Solution]]:
         """The answers to each question; none to one that the model's context has no room for.
 
@@ -347,22 +371,38 @@ class Generator:
             questions: what to answer.
             samples: answers to each; left out: the recipe's `evaluation.samples`.
             display: where progress goes; nowhere by default.
+            changes: settings of sampling for this call: `temperature`, `top_p`, `top_k`, `min_p`,
+                `max_new_tokens`; and `seed`.
         """
-        k = self.recipe.evaluation.samples if samples is None else samples
         prompts = [self.prompt(question) for question in questions]
+        k = self.recipe.evaluation.samples if samples is None else samples
+        return self._answers(questions, prompts, k, display or Progress(quiet=True), **changes)
+
+    def _answers(
+        self,
+        questions: Sequence[str],
+        prompts: Sequence[Prompt],
+        k: int,
+        display: Progress,
+        *,
+        seed: int | None = None,
+        **changes: Any,
+    ) -> list[list[Solution]]:
         room = math.inf if self.room is None else self.room
         fitting = [n for n, prompt in enumerate(prompts) if len(prompt.token_ids) <= room]
         if left_out := len(questions) - len(fitting):
             log.warning("%d questions are too long for the model; they get no answer.", left_out)
+        given = {name: value for name, value in changes.items() if value is not None}
+        params = replace(self.params, **given)
         # Addressed by the text: the answer to a question does not depend on its neighbours.
-        seed, params = self.recipe.seed, self.params
+        seed = self.recipe.seed if seed is None else seed
         requests = [
             SampleRequest(prompt=p, params=params, key=draw_seed(seed, "generate", p.text, sample))
             for p in (prompts[n] for n in fitting)
             for sample in range(k)
         ]
         drawn: dict[int, Completion] = {}
-        with (display or Progress(quiet=True)).track("answering", len(requests)) as task:
+        with display.track("answering", len(requests)) as task:
             for index, completion in self.sampler.sample(requests):
                 drawn[index] = completion
                 task.advance()
@@ -372,15 +412,31 @@ class Generator:
             found[n].append(self._solution(questions[n], prompts[n], drawn[index]))
         return found
 
-    def answer(self, question: str, samples: int | None = None) -> list[Solution]:
+    def answer(
+        self,
+        question: str,
+        samples: int | None = None,
+        *,
+        earlier: Sequence[Message] = (),
+        on_text: Callable[[str], None] | None = None,
+        **changes: Any,
+    ) -> list[Solution]:
         """The answers to one question, as many as asked for or as the recipe evaluates.
+
+        Args:
+            question: of the user.
+            samples: how many answers.
+            earlier: as in `prompt`.
+            on_text: called with each new piece of the text of a single answer as it is drawn.
+            changes: as in `answers`.
 
         Raises:
             DataError: the question is empty, or longer than the model's context leaves room for.
         """
         if not question.strip():
             raise DataError("the question is empty", where="solve", fix="Give it some text.")
-        tokens = len(self.prompt(question).token_ids)
+        prompt = self.prompt(question, earlier)
+        tokens = len(prompt.token_ids)
         if self.room is not None and tokens > self.room:
             raise DataError(
                 f"the question has {tokens} tokens, and the model's context leaves room for "
@@ -388,7 +444,20 @@ class Generator:
                 where="the question",
                 fix="Shorten it, or lower --max-new-tokens (max_new_tokens in Python).",
             )
-        return self.answers([question], samples=samples)[0]
+        k = self.recipe.evaluation.samples if samples is None else samples
+        pieces = _Pieces(self.prepared.tokenizer, on_text) if on_text and k == 1 else None
+        # Another engine gives its text in one piece.
+        native = self.sampler if isinstance(self.sampler, NativeSampler) else None
+        if native is not None and pieces is not None:
+            native.on_tokens = pieces.up_to
+        try:
+            (found,) = self._answers([question], [prompt], k, Progress(quiet=True), **changes)
+        finally:
+            if native is not None:
+                native.on_tokens = None
+        if pieces is not None:
+            pieces.end(found[0].response)
+        return found
 
     def _solution(self, question: str, prompt: Prompt, completion: Completion) -> Solution:
         """A completion of a question's prompt, with the answer that it commits to."""
@@ -446,23 +515,159 @@ def load_generator(
     return Generator(settings, model)
 
 
-def solve(question: str, generator: Generator) -> Solution:
-    """The model's answer to one question; the same question always gets the same answer.
+class _Pieces:
+    """The text of a growing list of token ids, in the pieces that are new each time."""
+
+    def __init__(self, tokenizer: Any, send: Callable[[str], None]) -> None:
+        self._tokenizer, self._send, self._sent = tokenizer, send, ""
+
+    def up_to(self, token_ids: Sequence[int]) -> None:
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        # The first bytes of a character are not text yet.
+        if text.startswith(self._sent) and not text.endswith("\ufffd"):
+            self._send(text.removeprefix(self._sent))
+            self._sent = text
+
+    def end(self, text: str) -> None:
+        self._send(text.removeprefix(self._sent))
+
+
+@overload
+def solve(
+    question: str, model: Generator | str | Path, *, samples: None = None, **changes: Any
+) -> Solution: ...
+@overload
+def solve(
+    question: str, model: Generator | str | Path, *, samples: int, **changes: Any
+) -> list[Solution]: ...
+def solve(
+    question: str,
+    model: Generator | str | Path,
+    *,
+    samples: int | None = None,
+    **changes: Any,
+) -> Solution | list[Solution]:
+    """The model's answer to one question; the same question and seed always get the same answer.
+
+    Args:
+        question: of the user.
+        model: a generator, or what `load_generator` loads one from, for this call alone.
+        samples: this many answers, as a list; left out: one, by itself.
+        changes: as in `Generator.answers`: `temperature`, `seed` and so on.
 
     Raises:
         DataError: see `Generator.answer`.
     """
-    return generator.answer(question, samples=1)[0]
+    if not isinstance(model, Generator):
+        with load_generator(model) as generator:
+            found = generator.answer(question, samples=samples or 1, **changes)
+    else:
+        found = model.answer(question, samples=samples or 1, **changes)
+    return found[0] if samples is None else found
 
 
-def append_jsonl(path: str | Path, solution: Solution) -> None:
-    """Add one line to a JSONL file, which is made if it is not there: prompt, response, and more.
+def stream(question: str, model: Generator, **changes: Any) -> Iterator[str]:
+    """Yield the text of an answer piece by piece while it is drawn; together they are its response.
 
-    The line is written in one piece, so that several writers do not mix theirs.
+    Args:
+        question: of the user.
+        model: a generator; no other call may use it until the last piece.
+        changes: as in `Generator.answers`.
+
+    Raises:
+        DataError: see `Generator.answer`.
+    """
+    pieces: SimpleQueue[str | None] = SimpleQueue()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(model.answer, question, 1, on_text=pieces.put, **changes)
+        done.add_done_callback(lambda _: pieces.put(None))
+        while (piece := pieces.get()) is not None:
+            yield piece
+        done.result()
+
+
+def append_jsonl(path: str | Path, solution: Solution, **extra: Any) -> None:
+    """Add one line to a JSONL file, which is made if it is not there.
+
+    Its fields are those that `grouper generate` writes: `question`, `prompt`, `response`,
+    `extracted`, `reason`, `finish_reason`, `tokens`; and those of `extra`. The line is written in
+    one piece, so that several writers do not mix theirs.
 
     Raises:
         RunFolderError: the file cannot be written.
     """
     target = Path(path).expanduser()
     with refusing(target), target.open("ab", buffering=0) as file:
-        file.write((dumps(asdict(solution)) + "\n").encode())
+        file.write((dumps({**solution.as_row(), **extra}) + "\n").encode())
+
+
+# --- demonstrations out of a model's own answers -------------------------------------------------
+
+
+def synthesize(
+    recipe: Recipe,
+    model: str,
+    path: Path | str,
+    *,
+    samples: int = 4,
+    display: Progress | None = None,
+) -> tuple[int, int]:
+    """Sample the training problems, and write the answers that are right as data for SFT.
+
+    Each line has `question`, `answer` and `response`, and where it comes from: problem, model,
+    sample, seed, temperature. `data.sft={source: file, path: FILE, columns: {response:
+    response}}` trains on them.
+
+    Args:
+        recipe: whose problems, prompts, sampling and grading.
+        model: a model or adapter folder, or a Hub name.
+        path: JSON lines; lines are added.
+        samples: of each problem.
+        display: where progress goes; nowhere by default.
+
+    Returns:
+        Rows written, and completions drawn.
+
+    Raises:
+        GrouperError: the model or the problems cannot be loaded, or the file not written.
+    """
+    written = drawn_in_all = 0
+    display = display or Progress(quiet=True)
+    target = Path(path).expanduser()
+    with _loaded(recipe, model, train=load_part(recipe, "train")) as (prepared, policy):
+        sampler, params = prepared.sampler(policy), prepared.training_params()
+        with display.track("sampling", len(prepared.train)) as task:
+            for start in range(0, len(prepared.train), CHUNK):
+                items = prepared.train[start : start + CHUNK]
+                batch = collect(
+                    items,
+                    sampler=sampler,
+                    grader=prepared.grader,
+                    rewards=prepared.rewards,
+                    params=params,
+                    group_size=samples,
+                    key=(recipe.seed, "synthesize"),
+                )
+                rows = [
+                    {
+                        "id": f"{group.problem.id}#{sample}",
+                        "question": group.problem.question,
+                        "answer": group.problem.answer,
+                        "response": rollout.completion.text,
+                        "problem_id": group.problem.id,
+                        "model": model,
+                        "sample": sample,
+                        "seed": recipe.seed,
+                        "temperature": params.temperature,
+                        "tokens": len(rollout.completion.token_ids),
+                        "reward": rollout.reward.total,
+                    }
+                    for group in batch.groups
+                    for sample, rollout in enumerate(group.rollouts)
+                    if rollout.grade.correct and not rollout.completion.truncated
+                ]
+                with refusing(target), target.open("ab") as file:
+                    file.write("".join(dumps(row) + "\n" for row in rows).encode())
+                written, drawn_in_all = written + len(rows), drawn_in_all + samples * len(items)
+                task(start + len(items))
+    return written, drawn_in_all

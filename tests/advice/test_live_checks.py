@@ -26,6 +26,7 @@ HEALTHY: dict[str, Callable[[int], float]] = {
     "completion/unique": lambda t: 0.9 - 0.01 * t,
     "completion/truncated": lambda t: 0.2 + 0.2 * (t % 2),
     "policy/kl": lambda t: 0.002 * t,
+    "sampler_logprob_diff": lambda _: 0.003,
     "groups/all_right": lambda t: 0.02 * t,
 }
 
@@ -38,6 +39,7 @@ BROKEN: list[tuple[str, str, Callable[[int], float]]] = [
     ("kl", "policy/kl", lambda t: 0.01 if t < 15 else 0.05 * (t - 15)),
     ("truncated", "completion/truncated", lambda t: 0.2 if t < 15 else 0.8),
     ("saturated", "groups/all_right", lambda t: 0.2 if t < 15 else 1.0),
+    ("sampler-drift", "sampler_logprob_diff", lambda t: 0.003 if t < 15 else 0.03),
 ]
 
 

@@ -176,3 +176,9 @@ def test_a_plan_can_be_written_as_json(demo: RunPlan) -> None:
     assert told["peak"] == max(part["peak"] for part in told["memory"])
     assert [phase["name"] for phase in told["phases"]] == ["sft", "grpo"]
     assert told["phases"][0]["tokens"] > 0
+
+
+def test_the_share_of_vllm_is_proposed(demo: RunPlan) -> None:
+    (note,) = (n for n in plan("sampling.engine=vllm").notes if "vLLM" in n)
+    assert "sampling.vllm.gpu_memory_utilization would be 0.10 on 24 GB" in note
+    assert not any("vLLM" in n for n in demo.notes)

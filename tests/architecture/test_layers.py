@@ -29,9 +29,11 @@ MACHINERY = (
     ("models",),
     ("sampling",),
     ("evaluation",),
-    ("runs", "report"),
+    ("runs",),
     ("training",),
     ("advice",),
+    ("report",),
+    ("publish",),
     ("api",),
     ("cli", "__main__"),
 )

@@ -103,6 +103,20 @@ def records() -> dict[str, Any]:
                 }
             },
         },
+        "cost_table": {
+            "machine": MACHINE,
+            "rows": [
+                {
+                    "model": "0.5B",
+                    "kind": "LoRA",
+                    "gib": 12.34,
+                    "cards": {
+                        "24": {"card": "A", "hours": 1.26},
+                        "40": {"card": "B", "hours": None},
+                    },
+                }
+            ],
+        },
         "families": {
             "machine": MACHINE,
             "models": {
@@ -182,6 +196,7 @@ SHOWN = {
     "lora": "| 25M bf16 | 6.00 (5.00-7.00) | 2.00 (2.00-2.00) | **3.00** | 1.0e-03 | 2.0e-03 |",
     "families": "| Some 1B | 1,024 | 16 (8) | 128 | yes | yes | 2.5e-06 | **no** |",
     "profiles": "| 0.5M, sampling | 75 % | 25 % | 0.50 |",
+    "cost": "| 0.5B | LoRA | 12 | 1.3 h | - |",
     "scaling": "| layers | 2, 4 | 2.00, 4.00 | 0.50 (0.50) | 0.90 (0.90) | 0.70 (1.00) |",
 }
 

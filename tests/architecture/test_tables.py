@@ -17,6 +17,7 @@ from grouper.cli.main import cli
 from grouper.config import schema
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
 from grouper.config.named import PRESETS
+from grouper.sampling.engines import SAMPLERS
 from grouper.training.optimizers import OPTIMIZERS, SCHEDULES
 
 TABLES: list[tuple[Any, dict[str, Any]]] = [
@@ -28,6 +29,7 @@ TABLES: list[tuple[Any, dict[str, Any]]] = [
     (schema.ImportanceName, {"none": None, **IMPORTANCE_WEIGHTS}),
     (schema.WeightingName, WEIGHTINGS),
     (schema.OptimizerName, OPTIMIZERS),
+    (schema.EngineName, SAMPLERS),
     (schema.ScheduleName, SCHEDULES),
 ]
 

@@ -80,3 +80,13 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     called = call("run", "demo", *SMALL, f"output_dir={outputs}", "--quiet")
     assert called.code == 0, called.err
     return outputs / "demo"
+
+
+@pytest.fixture(scope="session")
+def exported(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `grouper export` makes of it. Tests write nothing into it."""
+    target = tmp_path_factory.mktemp("export") / "model"
+    called = call("export", finished_run, target, "--license", "mit")
+    assert called.code == 0, called.err
+    assert "Checked: log-probs differ by at most" in called.out
+    return target

@@ -47,6 +47,8 @@ def test_a_signal_saves_exits_with_130_and_resume_finishes(grouper, small, tmp_p
     assert "--resume" in err or number == signal.SIGHUP  # its terminal is gone
     (checkpoint,) = (run / "grpo").glob("checkpoint-*")
     saved = json.loads((checkpoint / "trainer_state.json").read_text())["step"]
+    assert f"at GRPO step {saved}" in (run / "report.html").read_text()
+    assert (run / "curves.png").exists()
     reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert saved == max(r["step"] for r in reports if r["phase"] == "grpo")
     # Another number of steps would be another recipe, so the rest is really done.

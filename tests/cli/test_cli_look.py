@@ -59,3 +59,61 @@ def test_env_names_what_numbers_depend_on(grouper):
     text = grouper("env").out
     assert "Versions:" in text
     assert torch.__version__ in text
+
+
+# --- report, show, watch -------------------------------------------------------------------------
+
+
+def test_a_run_has_written_its_report_with_tokens(finished_run):
+    text = (finished_run / "report.html").read_text()
+    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    rows = [dict(zip(data["fields"], row, strict=True)) for row in data["rows"]]
+    traced = [row for row in rows if row["trace"]]
+    assert traced
+    for row in traced:
+        texts, sampled, trained, entropies, _ = row["trace"]
+        assert len(texts) == len(sampled) == len(entropies) == row["tokens"]
+        if trained is not None:
+            assert max(abs(a - b) for a, b in zip(sampled, trained, strict=True)) < 0.01
+    assert {source["name"] for source in data["sources"]} >= {"GRPO step 1", "base on test"}
+
+
+def test_reports_of_one_run_and_of_several(grouper, finished_run, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "again")
+    (tmp_path / "again" / "report.html").unlink()
+    called = grouper("report", tmp_path / "again")
+    assert called.code == 0, called.err
+    assert called.out.startswith(f"{tmp_path / 'again' / 'report.html'} (")
+    both = tmp_path / "both.html"
+    called = grouper("report", finished_run, tmp_path / "again", "--output", both)
+    assert called.code == 0, called.err
+    assert "demo against again" in both.read_text()
+
+
+def test_a_folder_that_is_no_run_is_refused(grouper, tmp_path):
+    for command in ("report", "show", "watch"):
+        grouper(command, tmp_path).refused("this is not a run folder of Grouper", str(tmp_path))
+    info = {"format": 2, "recipe_hash": "a", "warp": 9}
+    (tmp_path / "run.json").write_text(json.dumps(info))
+    grouper("report", tmp_path).refused("this is not a run folder of Grouper")
+
+
+def test_show_prints_what_was_asked_for(grouper, finished_run):
+    called = grouper("show", finished_run)
+    assert called.code == 0, called.err
+    assert called.out.count("grpo step 2  ") == 5
+    one = grouper("show", finished_run, "--step", "1", "--worst", "-n", "1").out
+    assert one.count("grpo step 1  ") == 1
+    assert "advantage" in one
+    assert grouper("show", finished_run, "--problem", "nowhere").out == (
+        "No rollout is like that.\n"
+    )
+    grouper("show", finished_run, "--step", "7").refused("no rollouts are stored of step 7")
+    assert "give one" in grouper("show", finished_run, "--best", "--worst").err
+    assert "only --problem" in grouper("show", finished_run, "--diff", "1", "2", "--best").err
+
+
+def test_watch_prints_the_state_once_without_a_terminal(grouper, finished_run):
+    called = grouper("watch", finished_run)
+    assert called.code == 0, called.err
+    assert "demo: not running, GRPO step 2 of 2" in called.out

@@ -55,7 +55,7 @@ def test_fields_are_found_by_name_meaning_and_what_others_call_them(grouper, wor
 
 def test_a_word_of_no_setting_is_one_sentence(grouper):
     grouper("recipes", "fields", "grop").refused("Did you mean 'grpo'?")
-    grouper("recipes", "fields", "use_vllm").refused("Grouper samples with its own engine")
+    grouper("recipes", "fields", "vllm_model_impl").refused("Grouper samples with its own engine")
     grouper("recipes", "fields", "zzz", "yyy").refused("no setting has 'zzz yyy' in its name")
     assert "Pydantic" not in grouper("recipes", "fields").out
 
@@ -78,10 +78,12 @@ def test_every_command_a_field_refers_to_exists(grouper):
 
 def test_a_trl_file_becomes_a_recipe_that_can_be_run(grouper, tmp_path):
     theirs, ours = tmp_path / "theirs.yaml", tmp_path / "ours.yaml"
-    theirs.write_text("num_generations: 4\nper_device_train_batch_size: 8\nuse_vllm: true\n")
+    theirs.write_text(
+        "num_generations: 4\nper_device_train_batch_size: 8\nvllm_model_impl: vllm2\n"
+    )
     called = grouper("recipes", "from", theirs, "-o", ours)
     assert called.code == 0, called.err
-    assert "use_vllm: Grouper samples with its own engine" in called.err
+    assert "vllm_model_impl: Grouper samples with its own engine" in called.err
     assert grouper("recipes", "show", ours).code == 0
     before = ours.read_text()
     assert grouper("recipes", "from", theirs).out == before

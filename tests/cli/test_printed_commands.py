@@ -63,7 +63,9 @@ def printed() -> list[str]:
 
 
 def needs_hub(command: str) -> bool:
-    """Whether a command's model or data come from the Hub."""
+    """Whether a command's model or data come from the Hub, or its samples from vLLM."""
+    if "vllm" in command or "serve-rollouts" in command:  # which is not installed here, either
+        return True
     words = shlex.split(command)
     named = set(words) & {name for name, _ in recipes.list_recipes()} - {"demo"}
     kinds = {"run", "sft", "grpo", "eval", "preview", "plan", "bench", "generate"}

@@ -83,6 +83,8 @@ TYPED: list[tuple[str, dict[str, Any]]] = [
     ("sft --config unique_256.yaml --unique-train-examples all", {"data.sft.unique": "all"}),
     ("sft --config unique_256.yaml", {"data.sft.unique": 256, "skip_grpo": True}),
     (COMMAND_OF_C, {**ONE_OF_C, "tracking.trackers.0": WANDB}),
+    (f"{COMMAND_OF_C} {PUBLISHING}", {**ONE_OF_C, "push_to": "your-hf-user/model-name"}),
+    ("run gsm8k-lite --push-to-hub --run-name mine", {"name": "mine", "push_to": "mine"}),
     ("run gsm8k-lite", {**ONE_OF_C, "tracking.trackers": []}),
     (
         "run gsm8k-lite --system-prompt-path FILE",
@@ -205,18 +207,6 @@ def test_what_is_typed_elsewhere_means_the_same(resolved, command, expected, spe
     if tracker is not None:
         found["tracking.trackers.0"] = {key: tracker[key] for key in WANDB}
     assert found == expected
-
-
-@pytest.mark.parametrize("spelling", [in_underscores, in_dashes], ids=lambda f: f.__name__)
-def test_publishing_is_refused_with_what_to_do(grouper, spelling):
-    words = [spelling(word) for word in f"{COMMAND_OF_C} {PUBLISHING}".split()]
-    called = grouper(*words, "--dry-run")
-    assert called.code == 2
-    told = " ".join(called.err.split())
-    assert f"There is no option {spelling('--push-to-hub')}." in told
-    assert "has no counterpart: publishing comes later. Leave it out:" in told
-    assert "`grouper export RUN FOLDER` writes one folder" in told
-    assert "Traceback" not in called.err
 
 
 def test_steps_and_rate_of_the_two_phases_say_whose_they_are(resolved):

@@ -72,7 +72,8 @@ HINTS = [
     ("loss_type=dapo", "See grpo.weighting and grpo.surrogate."),
     ("gradient_accumulation_steps=4", "See grpo.prompts_per_step and sft.batch_size."),
     ("dataset_name=openai/gsm8k", "See data.train.source."),
-    ("use_vllm=true", "use_vllm has no counterpart: Grouper samples with its own engine"),
+    ("use_vllm=true", "Write sampling.engine=vllm."),
+    ("vllm_gpu_mem_utilization=0.5", "Write sampling.vllm.gpu_memory_utilization=0.5."),
     # A section that is not there: each setting in it for itself.
     ("vllm_sampling={temperature: 1.2}", "vllm_sampling.temperature: there is no section"),
     ("vllm_sampling={temperature: 1.2}", "Write sampling.temperature=1.2."),

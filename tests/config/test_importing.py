@@ -200,7 +200,7 @@ def test_a_json_file_is_read_as_well(tmp_path):
     [
         ({"num_generatoins": 8}, "num_generatoins", "Did you mean 'num_generations'"),
         ({"packing": True}, "packing", "a setting of SFTConfig"),
-        ({"use_vllm": True}, "use_vllm", "its own engine"),
+        ({"vllm_model_impl": "transformers"}, "vllm_model_impl", "its own engine"),
         ({"loss_type": "sapo"}, "loss_type", "this loss is not supported"),
         ({"scale_rewards": "batch"}, "scale_rewards", "keeps its default"),
         ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type", "keeps its default"),

@@ -126,7 +126,15 @@ DAPO = {
 
 # File -> the settings that it becomes, and what is left out.
 WHOLE: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "trl_gsm8k.yaml": ({**GSM8K, "rewards.2.name": "my_rewards.py:brevity"}, {"use_vllm"}),
+    "trl_gsm8k.yaml": (
+        {
+            **GSM8K,
+            "rewards.2.name": "my_rewards.py:brevity",
+            "sampling.engine": "vllm",
+            "grpo.importance": "truncate",
+        },
+        set(),
+    ),
     "trl_gsm8k.py": (
         {
             **GSM8K,
@@ -205,8 +213,12 @@ WHOLE: dict[str, tuple[dict[str, Any], set[str]]] = {
         set(),
     ),
     "math_sft_devices.yaml": (
-        {"model.path": ".models/Qwen2.5-Math-1.5B", "data.sft.unique": 128},
-        {"num_warmup", "train_device", "vllm_device", "gpu_memory_utilization"},
+        {
+            "model.path": ".models/Qwen2.5-Math-1.5B",
+            "data.sft.unique": 128,
+            "sampling.vllm.gpu_memory_utilization": 0.85,
+        },
+        {"num_warmup", "train_device", "vllm_device"},
     ),
     "dapo_default.yaml": (
         DAPO,

@@ -83,7 +83,7 @@ USAGE = (
     usage("attention", "run demo --attention flash"),
     usage("plan-device", "plan demo --device tpu"),
     usage("trl-option-with-key", "grpo demo --lora-r 8"),
-    usage("trl-option-without-key", "grpo demo --push-to-hub"),
+    usage("trl-option-without-key", "grpo demo --hub-token x"),
     usage("preview-samples", "preview demo --samples 1"),
     usage(
         "question-and-input", "generate ./tiny -Q 2+2? --input rows.jsonl", files={"rows.jsonl": ""}

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 NOT_COMPARED = ("time", "elapsed_s", "memory.", "host.")
 
-LEFT_OUT = ("curves.png", "times.png", "training.log")
+LEFT_OUT = ("report.html", "curves.png", "training.log")
 
 
 def everything(path: Path) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from drawn_runs import report, result
 from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper import errors
@@ -15,8 +17,11 @@ from grouper.api import train
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.config.schema import TrackerConfig, TrackingConfig
 from grouper.errors import ConfigError
+from grouper.models.process_group import SingleProcess
+from grouper.report.page import draw_pictures
 from grouper.runs.folder import RunFolder
 from grouper.runs.identity import recipe_changes
+from grouper.runs.recorder import Recorder
 from grouper.runs.trackers import Step, TrackedRun, WandbSink, check_trackers
 from grouper.training.run import Run
 from grouper.types import StepReport, Tally
@@ -80,6 +85,7 @@ def fake_wandb(opened: FakeRun | None = None) -> Any:
         return made
 
     module.Settings, module.init, module.Histogram = Settings, init, lambda values: values
+    module.Table = lambda columns, data: (columns, data)
     return module
 
 
@@ -119,11 +125,19 @@ def test_wandb_gets_the_recipe_the_metrics_and_reward_histograms_offline(tmp_pat
     steps = {key: line for line in wandb.made.logged for key in line if key.endswith("/step")}
     assert {"sft/step", "grpo/step"} <= steps.keys()
     grpo = next(line for line in wandb.made.logged if "grpo/reward/total" in line)
-    report = next(r for r in done.read_metrics() if r.phase == "grpo")
-    assert grpo["grpo/reward/total"] == report.mean("reward/total")
-    assert len(grpo["grpo/rewards/total"]) == report.tallies["reward/total"].count == 20
+    first = next(r for r in done.read_metrics() if r.phase == "grpo")
+    assert grpo["grpo/reward/total"] == first.mean("reward/total")
+    assert len(grpo["grpo/rewards/total"]) == first.tallies["reward/total"].count == 20
     assert len(grpo["grpo/rewards/correctness"]) == 20
-    assert any("grpo/test/accuracy" in line for line in wandb.made.logged)
+    weights = {reward["name"]: reward["weight"] for reward in call["config"]["rewards"]}
+    for name, weight in weights.items():
+        weighted = grpo[f"grpo/reward_weighted/{name}"]
+        assert weighted == pytest.approx(weight * grpo[f"grpo/reward/{name}"])
+    columns, rows = grpo["grpo/completions"]
+    assert len(rows) == 16
+    assert {"completion", "verdict", "reward"} <= set(columns)
+    tested = next(line for line in wandb.made.logged if "grpo/test/accuracy" in line)
+    assert tested["grpo/test/low"] <= tested["grpo/test/accuracy"] <= tested["grpo/test/high"]
     assert wandb.made.finished
 
 
@@ -147,8 +161,8 @@ def test_a_run_that_the_caller_opened_is_used_and_left_open(tmp_path, monkeypatc
     wandb = fake_wandb(opened=theirs)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     sink = sink_of(tmp_path)
-    report = StepReport(phase="sft", step=1, tallies={"loss": Tally.of([2])}, status="learning")
-    sink.send(Step(report=report, rewards={}))
+    done = StepReport(phase="sft", step=1, tallies={"loss": Tally.of([2])}, status="learning")
+    sink.send(Step(report=done))
     sink.close()
     assert wandb.calls == []
     assert theirs.logged == [{"sft/step": 1, "sft/loss": 2.0}]
@@ -225,3 +239,72 @@ def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch):
     monkeypatch.setattr(errors, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'pip install "grouper-rl\[wandb\]"'):
         check_trackers(TrackingConfig(trackers=(TrackerConfig(name="wandb"),)))
+
+
+# --- pictures ------------------------------------------------------------------------------------
+
+
+def recording(folder: Path) -> Recorder:
+    """A new run without steps, of which every drawing is counted."""
+    recipe = load_recipe("demo", [f"output_dir={folder}"])
+    return Recorder(recipe, SingleProcess(), {}, versions={}, fingerprints={})
+
+
+def test_pictures_are_drawn_at_evaluations_and_at_the_end_if_there_is_news(tmp_path):
+    recorder, drawn = recording(tmp_path), []
+    recorder.draw = drawn.append
+    recorder.write_evaluation(result("base", "base", 0, "test", 3))
+    assert [folder.path for folder in drawn] == [recorder.path]
+    recorder.append_metrics(report("grpo", 1, {"solve_rate": 0.5}))
+    recorder.redraw()
+    recorder.close()
+    assert len(drawn) == 2
+
+
+def test_drawing_takes_a_twentieth_of_the_time_at_most_but_at_the_end(tmp_path):
+    recorder, drawn = recording(tmp_path), []
+
+    def draw(folder: RunFolder) -> None:
+        drawn.append(folder)
+        time.sleep(0.05)
+
+    recorder.draw = draw
+    for step in (1, 2, 3):
+        recorder.write_evaluation(result(f"v-{step}", "grpo", step, "validation", 3))
+    assert len(drawn) == 1
+    recorder.close()
+    assert len(drawn) == 2
+
+
+def test_a_picture_that_cannot_be_drawn_stops_nothing(tmp_path, caplog):
+    recorder = recording(tmp_path)
+
+    def draw(folder: RunFolder) -> None:
+        raise ZeroDivisionError("no ink")
+
+    recorder.draw = draw
+    recorder.write_evaluation(result("base", "base", 0, "test", 3))
+    assert recorder.read_evaluation("base") is not None
+    recorder.close()
+    assert caplog.text.count("ZeroDivisionError: no ink") == 1
+    assert f"`grouper report {recorder.path}`" in caplog.text
+
+
+def test_only_the_first_process_draws(tmp_path):
+    recorder = recording(tmp_path)
+    recorder.draw = lambda folder: pytest.fail("drawn by another process")
+    recorder.append_metrics(report("grpo", 1, {"solve_rate": 0.5}))
+    recorder.processes = SimpleNamespace(rank=1)
+    recorder.close()
+
+
+def test_a_run_that_ends_with_an_error_has_its_report(tmp_path):
+    write_problems(tmp_path)
+    overrides = [*TINY_RUN, *data_from(str(tmp_path)), "sft.steps=1", "grpo.steps=3"]
+    recipe = load_recipe("demo", [*overrides, f"output_dir={tmp_path}", "evaluation.base=false"])
+    opened = Run(recipe)
+    opened.folder.draw = draw_pictures
+    opened.folder.append_metrics(report("sft", 1, {"loss": 2.0}))
+    opened.__exit__(RuntimeError, RuntimeError("the lights went out"), None)
+    assert "Loss" in (tmp_path / "demo" / "report.html").read_text()
+    assert (tmp_path / "demo" / "curves.png").exists()

@@ -121,7 +121,8 @@ def _everything_is_heard(caplog):
 # --- the built-in trackers ----------------------------------------------------------------------
 
 REPORT = StepReport(phase="grpo", step=3, tallies={"loss": Tally.of([0.5, 1.5])}, status="learning")
-STEP = Step(report=REPORT, rewards={"total": (0.0, 1.0, 1.0)})
+TABLE = ({"problem": "p/1", "completion": "so <b>|2|</b>\nand `3`"},)
+STEP = Step(report=REPORT, rewards={"total": (0.0, 1.0, 1.0)}, completions=TABLE)
 
 
 def made(name: str, folder: Path) -> Sink:
@@ -159,6 +160,8 @@ def test_tensorboard_reads_back_what_was_written(tmp_path):
     (rewards,) = events.Histograms("rewards/total")
     assert rewards.histogram_value.num == 3
     assert "group_size" in str(events.Tensors("recipe/text_summary")[0].tensor_proto)
+    (shown,) = events.Tensors("completions/text_summary")
+    assert "`so <b>¦2¦</b> and '3'`" in shown.tensor_proto.string_val[0].decode()
 
 
 def test_wandb_writes_an_offline_run(tmp_path, monkeypatch):
@@ -196,7 +199,7 @@ class Run:
     def finish(self):
         print("done")
 
-Histogram = list
+Histogram = Table = list
 
 def init(**_):
     print("hello")
@@ -233,3 +236,4 @@ def test_trackio_writes_its_local_database(tmp_path, monkeypatch, capsys):
         ((logged,),) = database.execute("select metrics from metrics").fetchall()
     assert b'"grpo/loss":1.0' in logged
     assert b"grpo/rewards/total" in logged
+    assert b"so <b>|2|</b>" in logged

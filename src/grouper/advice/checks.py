@@ -143,6 +143,7 @@ def window(
         "now": fmean(last),
         "median_before": median([*first, *earlier]),
         "now_median": median(last),
+        "drift": fmean(last) - fmean(first),
         "rise": slope(last) * len(last),
         "window": len(last),
     }

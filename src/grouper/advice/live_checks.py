@@ -10,6 +10,7 @@ from grouper.config.schema import Recipe
 from grouper.errors import CheckError, PreflightError
 from grouper.models.loading import context_length
 from grouper.sampling.base import SampleRequest, draw_seed
+from grouper.sampling.engines import STRETCH
 from grouper.training.checkpoint import TrainState, last_good
 from grouper.training.curriculum import first_met
 from grouper.training.loop import Asked, Hook, UserHook
@@ -19,8 +20,6 @@ from grouper.types import StepReport
 
 log = logging.getLogger(__name__)
 
-# The pre-flight samples up to this many times the budget, to see how long answers want to be.
-STRETCH = 4
 # Completions that are looked at after SFT.
 STOP_SAMPLES = 10
 

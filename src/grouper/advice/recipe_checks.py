@@ -14,7 +14,7 @@ from pathlib import Path
 from grouper.advice.checks import Finding, found, refusal
 from grouper.config.schema import Recipe, RowsConfig, SourceConfig
 from grouper.data import SOURCES, check_source
-from grouper.errors import GrouperError, did_you_mean, raise_all, require_extra
+from grouper.errors import GrouperError, did_you_mean, raise_all, require_extra, require_vllm
 from grouper.prompts import make_format
 from grouper.prompts.formats import warn_about_system
 from grouper.rewards import build_rewards
@@ -171,6 +171,9 @@ def _missing_packages(recipe: Recipe) -> list[GrouperError]:
     for where, instead in needs.items():
         with collected(missing):
             require_extra("bitsandbytes", "quantized", where=where, instead=instead)
+    if recipe.sampling.engine == "vllm" and not recipe.sampling.vllm.urls:
+        with collected(missing):
+            require_vllm()
     if recipe.model.attention == "flash_attention_2":
         with collected(missing):
             _require_flash_attention()

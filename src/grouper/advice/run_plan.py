@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +25,7 @@ from grouper.config.schema import ModelConfig, OptimizerConfig, Recipe
 from grouper.errors import GrouperError
 from grouper.kernels.cpu.graph import packable
 from grouper.kernels.cpu.library import library
+from grouper.models.device import DTYPES
 from grouper.models.loading import context_length, shape_of, weightless_policy
 from grouper.models.new_model import make_new_model, new_model_config
 from grouper.models.policy import Policy
@@ -51,6 +53,9 @@ CARDS = (24, 40, 80, 141)
 
 # GiB of a card that nothing can be put into: the context, kernels, and fragmentation.
 RESERVE = 1.25
+
+# GiB that vLLM takes beside weights and cache: activations and its graphs. Not measured on a GPU.
+VLLM_ITSELF = 1.5
 
 # Bytes of an NF4 weight: half a byte, a byte of scale for 64 of them, a float for 256 scales.
 FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -315,6 +320,7 @@ def plan_run(
         cards.append(card)
     # What `auto` means there; elsewhere all is in model.dtype.
     notes = [describe_dtypes(recipe.sampling, recipe.model)] if device == "cuda" else []
+    notes += planner.share_of_vllm()
     notes += [] if planner.prepared else [str(found("unmeasured"))]
     notes += [] if planner.policy.native else [str(found("padded-rows"))]
     phases = [planner.phase(name, tokens_per_second) for name in planner.slices]
@@ -471,6 +477,22 @@ class _Planner:
         free = room - (part.peak - part.activations - part.cache)
         fitting = slots_that_fit(self.model.sampled(self.copy)[0], size, free)
         return most if fitting == size.slots else fitting
+
+    def share_of_vllm(self) -> list[str]:
+        """What to set `gpu_memory_utilization` to, by card; nothing where vLLM does not sample."""
+        sampling = self.recipe.sampling
+        if sampling.engine != "vllm" or not self.sampled:
+            return []
+        _, size = self._sizes(self.sampled[0], sampling.max_slots)
+        size = size._replace(prompts=size.slots)  # only whole blocks of a prompt are shared
+        dtype = DTYPES.get(sampling.dtype, self.policy.products_dtype)
+        cache = cache_bytes(self.policy.model.config.get_text_config(), dtype, size)
+        needed = self.model.parameters * dtype.itemsize + cache + VLLM_ITSELF * GIB
+        shares = {gib: math.ceil(20 * needed / (gib * GIB)) / 20 for gib in CARDS}
+        told = [f"{share:.2f} on {gib} GB" for gib, share in shares.items() if share < 1]
+        return [
+            str(found("vllm-share", gib=f"{needed / GIB:.1f}", shares=", ".join(told) or "none"))
+        ]
 
     def _sizes(self, name: str, slots: int) -> tuple[int, CacheSize]:
         """Completions of a prompt, and what at most so many slots hold."""

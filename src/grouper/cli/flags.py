@@ -303,12 +303,28 @@ def _rewards(_flag: str, value: str, line: CommandLine) -> Settings:
     return {"rewards": [known.get(name, {"name": name}) for name in _names(value)]}
 
 
+def _push(_flag: str, value: str, line: CommandLine) -> Settings:
+    """To `--hub-model-id`, else to a repository of the run's name."""
+    if value != "true":
+        return {"push_to": None}
+    name = line.values.get("run-name") or line.recipe.name
+    return {"push_to": line.values.get("hub-model-id", name)}
+
+
+def _repository(_flag: str, _value: str, line: CommandLine) -> Settings:
+    if "push-to-hub" not in line.values:
+        raise click.UsageError("--hub-model-id names what --push-to-hub pushes to: give both.")
+    return {}
+
+
 WORKED_OUT: dict[str, Callable[[str, str, CommandLine], Settings]] = {
     "learning-rate": _learning_rate,
     "unique-examples": _unique,
     "dataset": _dataset,
     "rewards": _rewards,
     "system-prompt-file": _system_prompt,
+    "push-to-hub": _push,
+    "hub-model-id": _repository,
 }
 
 

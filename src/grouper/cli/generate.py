@@ -1,10 +1,10 @@
-"""`grouper generate`: answers to one question, to a file of them, or in a conversation."""
+"""`grouper generate`, `chat` and `synthesize`: a model's answers, to people and to files."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,18 +12,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grouper.cli.measure import progress
-from grouper.cli.opening import open_recipe, read_rows, require_new
+from grouper.cli.opening import open_recipe, read_rows, require_new, run_of
 from grouper.cli.text import write_rows
 from grouper.errors import DataError
-from grouper.models.folders import model_in, recipe_for, require_model_folder, with_sampling
+from grouper.models.folders import (
+    model_in,
+    recipe_for,
+    require_model_folder,
+    trained_model,
+    with_sampling,
+)
 from grouper.runs.samples import printable
+from grouper.types import Message
 
 if TYPE_CHECKING:
     from grouper.api import Generator, Solution
 
 QUESTION_COLUMNS = ("question", "problem", "prompt")
 # What the rows of an output file have beside the columns of the input.
-ADDED = ("response", "extracted", "finish_reason", "sample")
+ADDED = ("response", "extracted", "finish_reason", "tokens", "sample")
 
 
 def generate(
@@ -34,6 +41,7 @@ def generate(
     output_file: Path | None,
     recipe: str | None,
     format_name: str | None,
+    engine: str | None,
     quiet: bool,
     **sampling: Any,
 ) -> None:
@@ -46,7 +54,10 @@ def generate(
         raise click.UsageError("--question is empty.")
     model = model_in(model)
     named = None if recipe is None else open_recipe(recipe)
-    opened = with_sampling(recipe_for(model, named, format_name), **sampling)
+    asked = recipe_for(model, named, format_name)
+    if engine is not None:
+        asked = asked.override(f"sampling.engine={engine}")
+    opened = with_sampling(asked, **sampling)
     rows = None if input_file is None else _read_questions(input_file)
     if output_file is not None:
         require_new(output_file, f"--output {output_file}")
@@ -63,8 +74,10 @@ def generate(
                 click.echo(f"{output_file}: {len(lines):,} rows.")
         elif question is not None:
             _show(question, generator)
-        else:
+        elif _typed():
             _converse(generator)
+        else:
+            _read_lines(generator)
 
 
 def _read_questions(path: Path) -> Sequence[Mapping[str, Any]]:
@@ -110,6 +123,7 @@ def _answered(
             kept["response"] = one and one.response
             kept["extracted"] = one and one.answer
             kept["finish_reason"] = one.finish_reason if one else "too_long"
+            kept["tokens"] = one.tokens if one else 0
             yield kept | ({"sample": sample} if samples > 1 else {})
 
 
@@ -117,34 +131,140 @@ def _show(question: str, generator: Generator) -> None:
     """Answer one question on standard output."""
     for solution in generator.answer(question):
         click.echo(printable(generator.prepared.format.prefix + solution.response))
-        if solution.answer is None:
-            click.echo(click.style(f"No answer: {solution.reason}.", fg="yellow"))
-        else:
-            answer = printable(f"Answer: {solution.answer}")
-            click.echo(click.style(answer, fg="green", bold=True))
+        _show_answer(solution)
         if solution.finish_reason == "length":
             limit = generator.params.max_new_tokens
             click.echo(f"(cut off after {limit} tokens; see --max-new-tokens)")
 
 
-def _converse(generator: Generator) -> None:
-    """Answer every line, typed or piped in, until the end of input; each stands alone."""
-    typed = _typed()
-    if typed:
-        click.echo("One question a line; Ctrl-D ends.", err=True)
+def _show_answer(solution: Solution) -> None:
+    if solution.answer is None:
+        click.echo(click.style(f"No answer: {solution.reason}.", fg="yellow"))
+    else:
+        answer = printable(f"Answer: {solution.answer}")
+        click.echo(click.style(answer, fg="green", bold=True))
+
+
+def _read_lines(generator: Generator) -> None:
+    """Answer every line of standard input; each stands alone."""
     questions = 0
-    with contextlib.suppress(EOFError):
-        while True:
-            question = input("> " if typed else "").strip()
-            questions += bool(question)
-            try:
-                if question:
-                    _show(question, generator)
-            except DataError as error:  # a question that is too long ends nothing
-                click.echo(error.paragraph(), err=True)
-    if not questions and not typed:
+    for line in sys.stdin:
+        question = line.strip()
+        questions += bool(question)
+        try:
+            if question:
+                _show(question, generator)
+        except DataError as error:  # a question that is too long ends nothing
+            click.echo(error.paragraph(), err=True)
+    if not questions:
         click.echo("No question on standard input; see --question and --input.", err=True)
 
 
 def _typed() -> bool:
     return sys.stdin.isatty()
+
+
+# --- grouper chat --------------------------------------------------------------------------------
+
+
+def chat(model: str, *, recipe: str | None, format_name: str | None, **sampling: Any) -> None:
+    """Converse in the terminal; the reasoning is dimmed, the answer is not."""
+    model = model_in(model)
+    named = None if recipe is None else open_recipe(recipe)
+    opened = with_sampling(recipe_for(model, named, format_name), samples=1, **sampling)
+    require_model_folder(model, where="MODEL")
+    from grouper.api import Generator
+
+    with Generator(opened, model) as generator:
+        _converse(generator)
+
+
+def _converse(generator: Generator) -> None:
+    """Turn after turn where the model was trained in a chat, else question by question."""
+    from grouper.prompts.rendering import uses_chat
+
+    turns = uses_chat(generator.prepared.format, generator.prepared.tokenizer)
+    kind = "" if turns else " This model was trained on single questions: each stands alone."
+    click.echo(f"/stats shows or hides numbers, /new begins anew, Ctrl-D ends.{kind}", err=True)
+    _Chat(generator, remembers=turns).converse()
+
+
+class _Chat:
+    """A conversation, and whether numbers are shown after each answer."""
+
+    def __init__(self, generator: Generator, *, remembers: bool) -> None:
+        self._generator, self._remembers = generator, remembers
+        self._earlier: list[Message] = []
+        self._stats = False
+        self._text = ""
+
+    def converse(self) -> None:
+        while True:
+            try:
+                line = input("> ").strip()
+                if line == "/stats":
+                    self._stats = not self._stats
+                elif line == "/new":
+                    self._earlier.clear()
+                elif line:
+                    self._answer(line)
+            except EOFError:
+                return
+            except DataError as error:  # what is too long ends nothing
+                click.echo(error.paragraph(), err=True)
+
+    def _answer(self, question: str) -> None:
+        fmt, started = self._generator.prepared.format, time.perf_counter()
+        self._text = ""
+        self._print(fmt.prefix)
+        (solution,) = self._generator.answer(
+            question, 1, earlier=self._earlier, on_text=self._print
+        )
+        seconds = time.perf_counter() - started
+        click.echo()
+        _show_answer(solution)
+        if self._stats:
+            click.echo(
+                f"{solution.tokens} tokens in {seconds:.1f} s ({solution.tokens / seconds:.0f} "
+                f"per second), ended by {solution.finish_reason}, answer {solution.answer!r}",
+                err=True,
+            )
+        if self._remembers:
+            written = fmt.prefix + solution.response
+            self._earlier += [
+                Message(role="user", content=question),
+                Message(role="assistant", content=written),
+            ]
+
+    def _print(self, piece: str) -> None:
+        """Print a piece as it comes; before the tag that opens the answer it is dimmed."""
+        fmt = self._generator.prepared.format
+        self._text += piece
+        thinking = fmt.tags is not None and fmt.tags[2] not in self._text
+        click.echo(click.style(printable(piece), dim=thinking), nl=False)
+
+
+# --- grouper synthesize --------------------------------------------------------------------------
+
+
+def synthesize(
+    recipe: str,
+    overrides: tuple[str, ...],
+    *,
+    model: str | None,
+    samples: int,
+    output: Path,
+    quiet: bool,
+) -> None:
+    """Write right answers as data for SFT, and print how many there are."""
+    opened = open_recipe(recipe, overrides)
+    subject = model or trained_model(opened, run_of(recipe, opened))
+    require_model_folder(subject, where="--model")
+    require_new(output, f"--output {output}")
+    from grouper import api
+
+    display = progress(quiet=quiet)
+    rows, drawn = api.synthesize(opened, subject, output, samples=samples, display=display)
+    click.echo(f"{output}: {rows:,} right answers of {drawn:,} completions.")
+    sft = f"{{source: file, path: {output}, columns: {{response: response}}}}"
+    click.echo(f"Train on them with 'data.sft={sft}'.")

@@ -1,7 +1,8 @@
-"""`grouper runs`, `diagnose`, `export` and `env`: commands about what is there already."""
+"""`grouper runs`, `report`, `show`, `watch`, `diagnose` and `env`: what is there already."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -14,13 +15,13 @@ from typing import Any
 
 import click
 
-from grouper.cli.measure import progress
-from grouper.cli.opening import require_new
+from grouper.cli.opening import require_writable
 from grouper.cli.text import definitions, table
+from grouper.cli.text import show as print_rich
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
-from grouper.models.folders import RECIPE_FILE, model_in, require_model_folder
+from grouper.models.folders import RECIPE_FILE
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import is_running
 
@@ -61,6 +62,65 @@ def _run(path: Path) -> dict[str, Any]:
     }
 
 
+def report(runs: tuple[str, ...], *, output: Path | None) -> None:
+    """Write what runs hold as one HTML file, and print its path."""
+    folders = [_opened(run) for run in runs]
+    several = Path("report.html") if len(runs) > 1 else None
+    target = (output or several or folders[0].path / "report.html").expanduser()
+    require_writable(target.absolute(), "Name another file with --output.")
+    from grouper.report.page import write_report
+
+    written = write_report(folders, target)
+    click.echo(f"{written} ({written.stat().st_size / 1e6:.1f} MB)")
+
+
+def show(
+    run: str,
+    *,
+    step: int | None,
+    problem: str | None,
+    verdict: str | None,
+    best: bool,
+    worst: bool,
+    diff: tuple[int, int] | None,
+    count: int,
+) -> None:
+    """Print what the model wrote in training."""
+    if best and worst:
+        raise click.UsageError("--best and --worst are opposite orders: give one.")
+    others = step is not None or verdict or best or worst
+    if diff is not None and others:
+        raise click.UsageError("--diff compares two steps: only --problem and -n go with it.")
+    from grouper.report.terminal import changes, in_words, rollouts
+
+    folder = _opened(run)
+    if diff is not None:
+        print_rich(*itertools.islice(changes(folder, *diff, problem), count))
+        return
+    found = rollouts(folder, step=step, problem=problem, verdict=verdict, best=best, worst=worst)
+    row = None
+    for row in itertools.islice(found, count):
+        print_rich(in_words(row))
+    if row is None:
+        click.echo("No rollout is like that.")
+
+
+def watch(run: str, *, every: float) -> None:
+    """Show how a run is doing until it ends."""
+    from rich.console import Console
+
+    from grouper.report.terminal import watch as follow
+
+    follow(_opened(run), Console(), seconds=every)
+
+
+def _opened(run: str) -> RunFolder:
+    """A run folder that exists."""
+    folder = RunFolder(Path(run).expanduser())
+    folder.read_info()
+    return folder
+
+
 def diagnose(run: str, *, as_json: bool) -> int:
     """Print the findings; 1 if there are any."""
     from grouper.advice.checks import find, read_record
@@ -82,21 +142,6 @@ def diagnose(run: str, *, as_json: bool) -> int:
         if not findings:
             click.echo("Nothing that Grouper knows of went wrong.")
     return int(bool(findings))
-
-
-def export(source: str, target: str, *, dtype: str) -> None:
-    """Write a whole model, and print how closely it matches its source."""
-    model, place = model_in(source), Path(target).expanduser()
-    require_model_folder(model, where="SOURCE")
-    require_new(place, "TARGET")
-    from grouper.models.export import export_model
-
-    progress(quiet=False)
-    done = export_model(model, place, dtype=dtype)
-    click.echo(
-        f"{model} -> {place} ({dtype}). Checked: log-probs differ by at most {done.gap:.2g}, "
-        f"the same most likely token at {done.same_choice:.1%} of positions."
-    )
 
 
 # --- grouper env ---------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from grouper.cli.opening import (
     open_recipe,
     require_writable,
     run_of,
+    sampled_by,
     show_plan,
 )
 from grouper.cli.text import counted, duration, is_follower, short, show, table, warn
@@ -74,6 +75,7 @@ def evaluate(
     limit: int | None,
     with_base: bool | None,
     output_dir: Path | None,
+    engine: str | None,
     dry_run: bool,
     as_json: bool,
     quiet: bool,
@@ -85,7 +87,9 @@ def evaluate(
     settings = [] if seed is None else [f"seed={seed}"]
     if on is None:  # a suite has its own problems and sampling
         settings += _as_overrides(given, split, limit, prompts)
-    opened, run, model = _asked(recipe, (*overrides, *settings), may_be_model=on is not None)
+    opened, run, model = _asked(
+        recipe, sampled_by(engine, (*overrides, *settings)), may_be_model=on is not None
+    )
     # Never in an exported folder, which a later run replaces.
     home = Path(opened.output_dir).expanduser() / opened.name if is_model(run) else run
     target = (output_dir or home / "eval_runs").expanduser()
@@ -448,11 +452,12 @@ def preview(
     overrides: tuple[str, ...],
     *,
     model: str | None,
+    engine: str | None,
     quiet: bool,
     **drawn: int,
 ) -> int:
     """Draw and print samples; 1 if there is nothing to learn from them."""
-    opened = open_recipe(recipe, overrides)
+    opened = open_recipe(recipe, sampled_by(engine, overrides))
     run = run_of(recipe, opened)
     subject = chosen_model(model, opened, run)
     if subject is None:

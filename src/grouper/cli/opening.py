@@ -48,6 +48,11 @@ def open_recipe(name: str, overrides: Sequence[str] = (), *, runs_here: bool = T
     return recipe
 
 
+def sampled_by(engine: str | None, overrides: Sequence[str]) -> tuple[str, ...]:
+    """The overrides, with what `--engine` names."""
+    return (*overrides, *([] if engine is None else [f"sampling.engine={engine}"]))
+
+
 def read_recipe(name: str, overrides: Sequence[str]) -> Recipe:
     """Load a recipe with overrides, without checks; `name` is as in `open_recipe`."""
     folder = run_folder_of(name)

@@ -203,7 +203,7 @@ def _report(recipe: Recipe, result: RunResult) -> None:
         # One line per paragraph, which the terminal wraps.
         paragraphs = recipe.note.strip().split("\n\n")
         show(*(Text(" ".join(text.split())) for text in paragraphs), "")
-    show(f"Run folder: {result.path}", f"Curves:     {result.path / 'curves.png'}")
+    show(f"Run folder: {result.path}", f"Report:     {result.path / 'report.html'}")
 
 
 # --- several processes ---------------------------------------------------------------------------

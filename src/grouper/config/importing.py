@@ -414,6 +414,8 @@ def _run(s: _Settings, path: Path) -> None:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or "imported"
     s.put({"name": name, "description": f"From {path.name}, a file for {s.dialect['label']}"})
     s.put({"output_dir": str(folder.parent) if output else "outputs"})
+    if s.get("push_to_hub"):
+        s.put({"push_to": s.get("hub_model_id") or name})
 
 
 def _data(s: _Settings, source_named: Callable[[str], dict[str, Any]]) -> None:

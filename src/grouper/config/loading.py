@@ -18,7 +18,7 @@ import yaml
 from grouper.config.aliases import dialect_of
 from grouper.config.checks import validate_json
 from grouper.config.overrides import as_json, parse_yaml
-from grouper.config.schema import EvaluationConfig, Recipe
+from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, did_you_mean
 from grouper.files import table
 
@@ -26,6 +26,7 @@ from grouper.files import table
 NOT_THE_EXPERIMENT = (
     "output_dir",
     "save_path",
+    "push_to",
     "description",
     "note",
     "threads",
@@ -36,12 +37,20 @@ NOT_THE_EXPERIMENT = (
     "on_finding",
     "hooks",
     "tracking.print_every_steps",
+    "tracking.token_groups",
     "tracking.trackers",
     "grpo.allow_truncation",
     "grpo.preflight_prompts",
+    "sampling.vllm",
 )
 # Settings that came after the first runs: at their defaults they do not count.
-_LATER = ("top_p", "top_k", "min_p", "validation_minutes")
+_LATER = (
+    "evaluation.top_p",
+    "evaluation.top_k",
+    "evaluation.min_p",
+    "evaluation.validation_minutes",
+    "sampling.engine",
+)
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -106,8 +115,10 @@ def recipe_hash(recipe: Recipe) -> str:
         section, _, key = name.rpartition(".")
         del (data[section] if section else data)[key]
     for name in _LATER:
-        if getattr(recipe.evaluation, name) == EvaluationConfig.model_fields[name].default:
-            del data["evaluation"][name]
+        section, _, key = name.partition(".")
+        settings = getattr(recipe, section)
+        if getattr(settings, key) == type(settings).model_fields[key].default:
+            del data[section][key]
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -247,6 +247,7 @@ RatioName = Literal["token", "sequence"]
 KLName = Literal["k1", "k2", "k3"]
 ImportanceName = Literal["none", "truncate", "mask"]
 ScheduleName = Literal["constant", "linear", "cosine"]
+EngineName = Literal["native", "vllm"]
 OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
 
 _NO_GROUP_BASELINE = ("none", "batch_standardised")
@@ -442,6 +443,41 @@ class GRPOConfig(PhaseConfig):
 
 
 _MAX_NEW_TOKENS = 512
+# vLLM raises a temperature below this to it, without a word that a run would see.
+_LOWEST_OF_VLLM = 0.01
+
+
+class VllmConfig(Section):
+    """vLLM as the sampler of a run (`sampling.engine: vllm`); see docs/vllm.md."""
+
+    mode: Literal["colocate", "server"] = "colocate"
+    """colocate: in the training process; server: in processes of its own, here or elsewhere"""
+    gpu_memory_utilization: Share = 0.3
+    """share of a GPU's memory that vLLM may use, weights and cache included"""
+    urls: Names = ()
+    """servers that `grouper serve-rollouts` has started, as http://127.0.0.1:8765; left out: the
+    run starts and ends its own"""
+    devices: Annotated[tuple[NonNegative, ...], Field(strict=False)] = ()
+    """GPUs of the servers that the run starts, one server each; left out: one server, where vLLM
+    puts it"""
+    weights_dir: str | None = None
+    """a folder that trainer and servers see under the same name; left out: the shared memory of
+    this machine"""
+    tolerance: PositiveFloat | None = None
+    """most that log-probs may differ from the trainer's after a push of weights, mean in nats;
+    left out: 1e-5 where both compute in float32, else 0.02"""
+    timeout_seconds: PositiveFloat = 600.0
+    """for a start, an answer, or the return of a server that has vanished"""
+    params: Params = {}
+    """further arguments of vLLM's engine, by its own names"""
+
+    def contradictions(self) -> Iterator[str]:
+        if self.mode == "colocate" and (self.urls or self.devices):
+            yield "urls and devices are of servers: set mode: server"
+        elif wrong := [url for url in self.urls if not url.startswith(("http://", "https://"))]:
+            yield f"urls: write {wrong[0]} as http://127.0.0.1:8765"
+        elif self.urls and self.devices:
+            yield "devices are of the servers that a run starts itself, not of those at urls"
 
 
 class SamplingConfig(Section):
@@ -467,6 +503,10 @@ class SamplingConfig(Section):
     """dtype of a copy of the weights to sample from, LoRA merged into it; same: no copy, LoRA
     beside the weights; auto: a copy in the dtype of products where that is faster (with LoRA; on
     CUDA also of float32 weights), else same"""
+    engine: EngineName = "native"
+    """native: Grouper's own, on the training device; vllm: needs vLLM, see docs/vllm.md"""
+    vllm: VllmConfig = VllmConfig()
+    """only for engine: vllm"""
 
     def contradictions(self) -> Iterator[str]:
         if self.max_total_tokens is not None and self.max_new_tokens != _MAX_NEW_TOKENS:
@@ -477,6 +517,20 @@ class SamplingConfig(Section):
             yield (
                 "top_p, top_k or min_p cut the distribution that GRPO's gradient assumes; set "
                 "sampling.allow_truncated: true to train with that bias, or leave them off"
+            )
+        if self.engine == "vllm":
+            yield from self._not_with_vllm()
+
+    def _not_with_vllm(self) -> Iterator[str]:
+        if self.temperature < _LOWEST_OF_VLLM:
+            yield f"vLLM draws at no temperature below {_LOWEST_OF_VLLM:g}"
+        # vLLM reports log-probs either before the temperature, or after everything.
+        cut = self.top_p < 1 or self.top_k or self.min_p or self.min_new_tokens
+        if cut and self.temperature != 1:
+            yield (
+                "vLLM cannot report log-probs at a temperature other than 1 together with top_p, "
+                "top_k, min_p or min_new_tokens; use temperature: 1, leave the others off, or "
+                "engine: native"
             )
 
 
@@ -569,6 +623,9 @@ class TrackingConfig(Section):
 
     token_ids: bool = False
     """keep ids and log-probs of every rollout"""
+    token_groups: NonNegative = 2
+    """groups per step whose tokens are recorded one by one: log-probs, entropy, clipping; the
+    report shows them"""
     log_every: Positive = 1
     """steps between lines on the console and in training.log"""
     print_every_steps: Positive | None = None
@@ -598,6 +655,8 @@ class Recipe(Section):
     output_dir: str = "outputs"
     save_path: str | None = None
     """a folder for what was trained, the adapter alone where there is one"""
+    push_to: str | None = None
+    """owner/name on the Hub: each checkpoint is pushed as a revision, the result with its card"""
     threads: Positive | None = None
     """CPU threads; left out: PyTorch's choice"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -623,11 +682,24 @@ class Recipe(Section):
     hooks: Names = ()
     """your own `path/to/file.py:function`, called after each step"""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _correct_for_another_engine(cls, data: Any) -> Any:
+        """Truncated importance weights by default: vLLM's numbers are not quite the trainer's."""
+        if not isinstance(data, dict) or not isinstance(data.get("sampling"), dict):
+            return data
+        grpo = data.get("grpo", {})
+        if data["sampling"].get("engine") != "vllm" or not isinstance(grpo, dict):
+            return data
+        return {**data, "grpo": {"importance": "truncate", **grpo}}
+
     def contradictions(self) -> Iterator[str]:
         if not self.rewards:
             yield "rewards is empty: GRPO needs at least one"
         if twice := _twice(self.rewards):
             yield f"reward {twice!r} is listed twice; use its weight instead"
+        if self.sampling.engine == "vllm" and self.model.quantization is not None:
+            yield "vLLM cannot sample from 4bit weights with an adapter: sampling.engine: native"
 
     def override(self, *settings: str, **sections: Any) -> Recipe:
         """This recipe with other settings; everything is checked again, and `self` stays as it is.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import shutil
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,11 +22,18 @@ from grouper.types import Completion, Grade, Verdict
 Row = TypeVar("Row")
 
 
+_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
+
+
 def checked(read: Callable[[Any], Row]) -> Callable[[Any], Row]:
     """As `read`, a function of pydantic's; a `ValueError` names the first thing that is wrong."""
 
     def parse(content: Any) -> Row:
         try:
+            if isinstance(content, str) and _SURROGATE.search(content):
+                # pydantic reads no lone surrogates, of which a text may hold some.
+                text = json.dumps(json.loads(content), ensure_ascii=False)
+                return read(text.encode("utf-8", "replace"))
             return read(content)
         except ValidationError as error:
             first = error.errors()[0]
@@ -102,6 +111,7 @@ class Drawn:
 
 
 _DRAWN = TypeAdapter(Drawn)
+_read_drawn = checked(_DRAWN.validate_json)
 # Where the number stands in a line, which need not be read as a whole to find it.
 _PLACE = len('{"place":')
 _FIELDS = [field.name for field in fields(EvaluationItem)]
@@ -166,7 +176,7 @@ class Unfinished:
         start, number = divmod(self._lines[place], len(self._files))
         file = self._files[number]
         file.seek(start)
-        return _DRAWN.validate_json(file.readline())
+        return _read_drawn(file.readline().decode())
 
     @contextlib.contextmanager
     def writer(self, rank: int) -> Iterator[Callable[[Drawn], None]]:

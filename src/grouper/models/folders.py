@@ -8,15 +8,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe
 from grouper.config.schema import DataConfig, ModelConfig, PromptConfig, Recipe, SourceConfig
 from grouper.errors import ConfigError, ModelError, did_you_mean
+from grouper.files import read_json
 from grouper.prompts import FORMATS
 
 # What a run folder, and a model exported by it, keep the resolved recipe in, so that the model is
 # asked as it was trained.
 RECIPE_FILE = "recipe.yaml"
 ADAPTER_FILE = "adapter_config.json"
+# What an exported model says about itself: its recipe, its prompt, how it was measured.
+EXPORT_FILE = "grouper.json"
 # Where people keep models, below the folder that the command runs in.
 MODEL_FOLDERS = ("models", ".models")
 
@@ -195,8 +199,36 @@ def trained_model(recipe: Recipe, run: Path) -> str:
     return recipe.model.path or str(run / "base")
 
 
+def run_of(model: str) -> Path | None:
+    """The run folder of `<run>`, `<run>/base` or `<run>/grpo/final`; None for any other folder."""
+    folder = Path(model).expanduser().resolve()
+    places = [folder, *folder.parents][:3] if folder.is_dir() else []
+    return next((place for place in places if (place / RECIPE_FILE).is_file()), None)
+
+
+def export_record(model: str) -> dict[str, Any] | None:
+    """The content of `grouper.json` of an exported model, or None if it has none.
+
+    Args:
+        model: a folder, or a Hub name, of which only that file is downloaded.
+
+    Raises:
+        RunFolderError: the file is damaged.
+    """
+    file = Path(model).expanduser() / EXPORT_FILE
+    if not looks_local(model):
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        try:
+            file = Path(hf_hub_download(model, EXPORT_FILE))
+        except (OSError, HfHubHTTPError, HFValidationError):  # no such file, no right, no network
+            return None
+    return read_json(file, "the record of the export") if file.is_file() else None
+
+
 def recipe_for(model: str, recipe: Recipe | None = None, format_name: str | None = None) -> Recipe:
-    """The recipe given, else that of the run that contains `model`; with another format if given.
+    """The recipe given, else that `model` was trained by; with another format if given.
 
     Raises:
         ConfigError: neither is there and no format was given, or there is no such format.
@@ -208,18 +240,18 @@ def recipe_for(model: str, recipe: Recipe | None = None, format_name: str | None
             fix=did_you_mean(format_name, FORMATS),
         )
     if recipe is None:
-        folder = Path(model).expanduser().resolve()
-        # The run of `<run>`, `<run>/base` and `<run>/grpo/final`.
-        places = [folder, *folder.parents][:3] if folder.is_dir() else []
-        files = [place / RECIPE_FILE for place in places if (place / RECIPE_FILE).is_file()]
-        if files:
-            recipe = load_recipe(files[0])
+        if run := run_of(model):
+            recipe = load_recipe(run / RECIPE_FILE)
+        elif record := export_record(model):
+            where = f"{EXPORT_FILE} of {model}"
+            recipe = validate_json(Recipe, json.dumps(record.get("recipe")), where=where)
         elif format_name is not None:
             data = DataConfig(train=SourceConfig(source="arithmetic"))
             recipe = Recipe(name="generate", model=ModelConfig(path=model), data=data)
         else:
             raise ConfigError(
-                "it is not known how this model is to be asked: it does not lie in a run folder",
+                f"the prompt format of this model is not known: it is not in a run folder, and has "
+                f"no {EXPORT_FILE}",
                 where=model,
                 fix="Give --recipe, or --format with one of " + ", ".join(FORMATS) + ".",
             )

@@ -293,7 +293,12 @@ def _attention(name: str, shape: PretrainedConfig) -> str:
 
 
 def save_policy(
-    policy: Policy, tokenizer: Any, folder: Path, weights: Mapping[str, Tensor] | None = None
+    policy: Policy,
+    tokenizer: Any,
+    folder: Path,
+    weights: Mapping[str, Tensor] | None = None,
+    *,
+    shard_bytes: int | None = None,
 ) -> None:
     """Write weights (or the adapter alone), tokenizer, template and generation config.
 
@@ -305,6 +310,7 @@ def save_policy(
         folder: exists, and is empty.
         weights: the values by the names of `policy.model`, where the policy does not hold them in
             one piece; tied weights once.
+        shard_bytes: most bytes in one file of whole weights; left out: transformers' own.
     """
     target = policy.model if policy.adapter is None else policy.adapter
     if weights is not None and policy.adapter is not None:
@@ -317,7 +323,9 @@ def save_policy(
             if isinstance(value, set):
                 setattr(settings, name, sorted(value))
     with quiet():
-        target.save_pretrained(folder, state_dict=weights)
+        sharded = policy.adapter is None and shard_bytes is not None
+        options = {"max_shard_size": shard_bytes} if sharded else {}
+        target.save_pretrained(folder, state_dict=weights, **options)
     tokenizer.save_pretrained(folder)
     if policy.adapter is not None and policy.model.generation_config is not None:
         policy.model.generation_config.save_pretrained(folder)

@@ -56,10 +56,18 @@ class Tokenizer(Protocol):
 # --- prompts -------------------------------------------------------------------------------------
 
 
-def render(problem: Problem, fmt: AnswerFormat, tokenizer: Tokenizer) -> Prompt:
+def render(
+    problem: Problem, fmt: AnswerFormat, tokenizer: Tokenizer, earlier: Sequence[Message] = ()
+) -> Prompt:
     """The prompt of `problem`, generation prompt and prefix included.
 
     If the problem has a whole prompt, that is used word for word.
+
+    Args:
+        problem: its question, or its prompt.
+        fmt: the format.
+        tokenizer: of the model.
+        earlier: turns before the question; only a chat template knows how to write them.
 
     Raises:
         PromptError: the chat template cannot render it, or it has no tokens.
@@ -69,9 +77,14 @@ def render(problem: Problem, fmt: AnswerFormat, tokenizer: Tokenizer) -> Prompt:
     if problem.prompt is not None:
         text, question = problem.prompt, ""  # rendered already: its special tokens are meant
     elif uses_chat(fmt, tokenizer):
-        text, messages = _render_chat(tokenizer, fmt.system, question)
+        text, messages = _render_chat(tokenizer, fmt.system, question, tuple(earlier))
         if not text.endswith(fmt.prefix):  # a template may have opened it already
             text += fmt.prefix
+    elif earlier:
+        raise PromptError(
+            "the model was trained on single questions in plain text, without turns",
+            where="prompt.template",
+        )
     else:
         text = fmt.plain_prompt(question)
     ids = _encode_prompt(tokenizer, text, question, chat=messages is not None)
@@ -113,32 +126,41 @@ def install_template(fmt: AnswerFormat, tokenizer: Any) -> None:
         tokenizer.chat_template = own_chat_template(fmt)
 
 
-def own_chat_template(fmt: AnswerFormat) -> str:
+def own_chat_template(fmt: AnswerFormat, layout: str = "{system}\n\n{question}\n") -> str:
     """A Jinja chat template: instruction, turns, and the opened tag as the generation prompt.
 
     Conversations without a system message get the format's, so that a saved tokenizer renders the
     same layout in any program that loads it.
+
+    Args:
+        fmt: its instruction and its prefix.
+        layout: of a first turn.
     """
+    before, _, after = layout.partition("{question}")
+    between = before.partition("{system}")[2]
+    turn = between.lstrip()
+    gap = between.removesuffix(turn)
     # A JSON string is a Jinja string: the same quotes and escapes.
-    instruction, opened = json.dumps(fmt.system), json.dumps(fmt.prefix)
+    instruction, opened, gap, turn, after = map(
+        json.dumps, (fmt.system, fmt.prefix, gap, turn, after)
+    )
     return (
         "{%- if messages[0]['role'] == 'system' -%}"
         "{%- set instruction = messages[0]['content'] -%}{%- set turns = messages[1:] -%}"
         "{%- else -%}"
         f"{{%- set instruction = {instruction} -%}}{{%- set turns = messages -%}}"
         "{%- endif -%}"
-        "{%- if instruction -%}{{- instruction + '\n\n' -}}{%- endif -%}"
-        "{%- for turn in turns -%}"
-        "{{- turn['content'] -}}"
-        "{%- if turn['role'] == 'assistant' -%}{{- eos_token -}}{%- endif -%}"
-        "{{- '\n' -}}"
+        f"{{%- if instruction -%}}{{{{- instruction + {gap} -}}}}{{%- endif -%}}"
+        "{%- for message in turns -%}"
+        "{%- if message['role'] == 'assistant' -%}{{- message['content'] + eos_token + '\n' -}}"
+        f"{{%- else -%}}{{{{- {turn} + message['content'] + {after} -}}}}{{%- endif -%}}"
         "{%- endfor -%}"
         f"{{%- if add_generation_prompt -%}}{{{{- {opened} -}}}}{{%- endif -%}}"
     )
 
 
 def _render_chat(
-    tokenizer: Tokenizer, system: str, question: str
+    tokenizer: Tokenizer, system: str, question: str, earlier: tuple[Message, ...] = ()
 ) -> tuple[str, tuple[Message, ...]]:
     """The rendered text up to where the assistant begins, and the messages that gave it.
 
@@ -148,12 +170,13 @@ def _render_chat(
     Raises:
         PromptError: the template cannot render even one user message, or loses the question.
     """
-    messages: tuple[Message, ...] = (Message(role="user", content=question),)
+    messages: tuple[Message, ...] = (*earlier, Message(role="user", content=question))
     if system:
         messages = (Message(role="system", content=system), *messages)
     text = _apply_template(tokenizer, messages)
     if system and (isinstance(text, Exception) or system.strip() not in text):
-        messages = (Message(role="user", content=f"{system}\n\n{question}"),)
+        first, *rest = messages[1:]
+        messages = (Message(role="user", content=f"{system}\n\n{first['content']}"), *rest)
         text = _apply_template(tokenizer, messages)
     cause = text if isinstance(text, Exception) else None
     if isinstance(text, Exception) or question.strip() not in text:

@@ -6,14 +6,14 @@
                    metrics.jsonl                   one flat line per step
                    rollouts/grpo-000001.jsonl.gz   every rollout of a step
                    evaluations/<name>.json         summary; <name>.jsonl.gz beside it: each item
-                   training.log  curves.png  times.png
+                   training.log  report.html  curves.png
                    base/                           the recipe's new random model, if it has one
                    {sft,grpo}/checkpoint-<step>/   and final/ (written by training, like base/)
                    nan_dump/<phase>-<step>/        why a run stopped by itself
                    eval_runs/<model>/              what `grouper eval` measured afterwards
                    trackers/                       what TensorBoard or W&B write, if they are used
 
-Two equal runs leave equal bytes in everything but `training.log`, `times.png`, `trackers/`, the
+Two equal runs leave equal bytes in everything but `training.log`, the pictures, `trackers/`, the
 `host` part of `run.json` and, of the metrics, `time`, `elapsed_s`, `time.*`, `memory.*` and
 `host.*`.
 """
@@ -28,6 +28,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from grouper.errors import RunFolderError
@@ -68,7 +69,8 @@ PHASES = ("base", "sft", "grpo")
 # What reward functions that vary have answered.
 ANSWERS_FILE = "reward_answers.jsonl"
 
-_FILES = ("recipe.yaml", "metrics.jsonl", "training.log", "curves.png", "times.png", ANSWERS_FILE)
+PICTURES = ("report.html", "curves.png")
+_FILES = ("recipe.yaml", "metrics.jsonl", "training.log", *PICTURES, ANSWERS_FILE)
 OUR_FOLDERS = (*PHASES, "rollouts", "evaluations", "eval_runs", "nan_dump", "trackers")
 # What may be in a folder without a `run.json`: the run was killed at its very start, or a model was
 # measured before anything was trained.
@@ -398,6 +400,7 @@ class RunFolder:
         advantages: Sequence[float | None],
         *,
         with_ids: bool = False,
+        tokens: Mapping[tuple[int, int], records.TokenRecord] = MappingProxyType({}),
     ) -> None:
         """Record every rollout of a step, one line each.
 
@@ -408,20 +411,24 @@ class RunFolder:
             advantages: one per rollout, in the order of the groups and of their rollouts; None for
                 a rollout that was not trained on.
             with_ids: also keep prompt ids, sampled ids and their log-probs.
+            tokens: (group, sample) -> what is recorded of the tokens of some rollouts.
         """
-        rows = [*records.rollout_rows(phase, step, groups, advantages, with_ids=with_ids)]
+        rows = [
+            *records.rollout_rows(phase, step, groups, advantages, with_ids=with_ids, tokens=tokens)
+        ]
         write_lines(self.path / "rollouts" / f"{phase}-{step:06d}.jsonl.gz", rows)
 
     def read_rollouts(
         self, phase: str | None = None, step: int | None = None
     ) -> Iterator[dict[str, Any]]:
         """Rollouts in order of phase, step, group and sample; of one phase or step if given."""
-        for file_phase, file_step, file in self._rollout_files():
+        for file_phase, file_step, file in self.rollout_files():
             if phase in (None, file_phase) and step in (None, file_step):
                 for row in read_lines(file, records.parse_rollout):
                     yield row.model_dump(exclude_unset=True)
 
-    def _rollout_files(self) -> Iterator[tuple[str, int, Path]]:
+    def rollout_files(self) -> Iterator[tuple[str, int, Path]]:
+        """(phase, step, file) of every step whose rollouts are stored, in order."""
         found = []
         for file in (self.path / "rollouts").glob("*.jsonl.gz"):
             match = _ROLLOUTS.fullmatch(file.name)
@@ -502,7 +509,7 @@ class RunFolder:
             return (PHASES.index(of_phase), of_step) > here
 
         self._rewrite_metrics(lambda row: not later(row.phase, row.step))
-        for file_phase, file_step, file in list(self._rollout_files()):
+        for file_phase, file_step, file in list(self.rollout_files()):
             if later(file_phase, file_step):
                 delete(file)
         for path in self._summaries():
@@ -518,7 +525,7 @@ class RunFolder:
             steps: phase -> the steps that it has done.
         """
         rows = {(row.phase, row.step) for _, row in self._metrics_lines()}
-        files = {(phase, step) for phase, step, f in self._rollout_files() if f.stat().st_size}
+        files = {(phase, step) for phase, step, f in self.rollout_files() if f.stat().st_size}
         lost = {"the lines of metrics.jsonl": rows, "the rollouts": files}
         return [
             f"{what} of {phase} step {numbers_in_words(missing)}"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from grouper.config.loading import recipe_hash, resolved_yaml
@@ -13,11 +16,21 @@ from grouper.evaluation.result import EvaluationResult
 from grouper.models.process_group import ProcessGroup
 from grouper.runs.folder import Intent, RunFolder
 from grouper.runs.lock import RunLock
+from grouper.runs.records import TokenRecord
+from grouper.runs.samples import END, printable
 from grouper.runs.trackers import Background, Record, Sink, Step, close_all, find_trackers
 from grouper.types import RolloutGroup, StepReport
 
 Parameters = ParamSpec("Parameters")
 Value = TypeVar("Value")
+
+log = logging.getLogger(__name__)
+
+# Of the time of a run, what drawing its pictures may take before its end.
+DRAWING_SHARE = 0.05
+# Trackers get a table of completions every so many steps, unless the recipe prints them more often,
+# with at most so many rows.
+TABLE_EVERY, TABLE_ROWS = 25, 16
 
 
 def _on_rank0(
@@ -39,6 +52,9 @@ class Recorder(RunFolder):
     Every process of the run has one. What is wrapped in `_on_rank0` is called by all of them, and
     never from work that rank 0 does alone. Trackers get each record once it is written. They are
     opened by the first record: a run that is refused at its start opens none.
+
+    Pictures are drawn by rank 0 at evaluations and on closing, whatever ends the run: `draw` is
+    called with the folder. It may fail without stopping anything.
 
     Args:
         recipe: of the run; names the folder and the trackers.
@@ -64,7 +80,12 @@ class Recorder(RunFolder):
         self._lock: RunLock | None = None
         self._builders: dict[str, Callable[[], Sink]] = {}
         self._open: list[Background] | None = None
-        self._rewards: tuple[int, Mapping[str, tuple[float, ...]]] = (0, {})
+        self._sampled: dict[str, Any] = {}
+        """What trackers get of the rollouts of the step that comes next."""
+        self._table_every = recipe.tracking.print_every_steps or TABLE_EVERY
+        self.draw: Callable[[RunFolder], object] | None = None
+        self._undrawn = False
+        self._draw_from = 0.0
         try:
             processes.on_rank0(lambda: self._begin_record(recipe, intent, contents))
         except BaseException:  # the lock is given back, whatever went wrong
@@ -97,8 +118,9 @@ class Recorder(RunFolder):
     @_on_rank0
     def append_metrics(self, report: StepReport) -> None:
         super().append_metrics(report)
-        step, rewards = self._rewards
-        self._send(Step(report=report, rewards=rewards if step == report.step else {}))
+        self._undrawn = True
+        self._send(Step(report=report, **self._sampled))
+        self._sampled = {}
 
     @_on_rank0
     def write_rollouts(
@@ -109,15 +131,41 @@ class Recorder(RunFolder):
         advantages: Sequence[float | None],
         *,
         with_ids: bool = False,
+        tokens: Mapping[tuple[int, int], TokenRecord] = MappingProxyType({}),
     ) -> None:
-        super().write_rollouts(phase, step, groups, advantages, with_ids=with_ids)
+        super().write_rollouts(phase, step, groups, advantages, with_ids=with_ids, tokens=tokens)
         if self._builders:
-            self._rewards = step, _rewards(groups, advantages)
+            self._sampled = {"rewards": _rewards(groups, advantages)}
+            self._sampled["weights"] = groups[0].rollouts[0].reward.weights
+            if step == 1 or step % self._table_every == 0:
+                self._sampled["completions"] = _table(groups)
 
     @_on_rank0
     def write_evaluation(self, result: EvaluationResult) -> None:
         super().write_evaluation(result)
+        self._undrawn = True
         self._send(result)
+        if time.monotonic() >= self._draw_from:
+            self.redraw()
+
+    def redraw(self) -> None:
+        """Draw the pictures anew, on rank 0, if anything was recorded since the last time."""
+        if self.draw is None or self.processes.rank > 0 or not self._undrawn:
+            return
+        started = time.monotonic()
+        self._undrawn = False
+        try:
+            self.draw(RunFolder(self.path))
+        except Exception as error:  # noqa: BLE001 - a run does not need its pictures
+            log.warning(
+                "The pictures of the run could not be drawn (%s: %s); the run goes on, and "
+                "`grouper report %s` tries again.",
+                type(error).__name__,
+                error,
+                self.path,
+            )
+        now = time.monotonic()
+        self._draw_from = now + (now - started) * (1 / DRAWING_SHARE - 1)
 
     def discard(self) -> None:
         """As `RunFolder.discard`, where this process has made the folder."""
@@ -125,11 +173,14 @@ class Recorder(RunFolder):
             super().discard()
 
     def close(self) -> None:
-        """End the trackers, which may take `CLOSING_SECONDS`, and let another process write."""
-        close_all(self._open or [])
-        self._open = None
-        if self._lock is not None:
-            self._lock.release()
+        """Draw, end the trackers (within `CLOSING_SECONDS`), and let another process write."""
+        try:
+            self.redraw()
+        finally:  # Ctrl-C while it draws
+            close_all(self._open or [])
+            self._open = None
+            if self._lock is not None:
+                self._lock.release()
 
     def _send(self, record: Record) -> None:
         if self._open is None:
@@ -150,3 +201,20 @@ def _rewards(
             if advantage is not None and value is not None:
                 values.setdefault(name, []).append(value)
     return {name: tuple(found) for name, found in values.items() if found}
+
+
+def _table(groups: Sequence[RolloutGroup]) -> list[dict[str, str]]:
+    """A few rollouts of as many problems as possible, with what trackers show of them."""
+    pairs = [(group, sample) for sample in range(len(groups[0].rollouts)) for group in groups]
+    return [
+        {
+            "problem": group.problem.id,
+            "question": printable(group.problem.question)[-END:],
+            "completion": printable(rollout.completion.text)[-END:],
+            "answer": printable(str(rollout.grade.extracted)),
+            "reference": printable(group.problem.answer),
+            "verdict": rollout.grade.verdict.value,
+            "reward": f"{rollout.reward.total}",
+        }
+        for group, rollout in ((g, g.rollouts[n]) for g, n in pairs[:TABLE_ROWS])
+    ]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, Field, TypeAdapter
@@ -45,7 +46,10 @@ class MetricsRow(BaseModel, strict=True, frozen=True, extra="allow"):
 
 
 class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
-    """One line of `rollouts/`; ids and log-probs are there where `tracking.token_ids` is on."""
+    """One line of `rollouts/`; ids and log-probs are there where `tracking.token_ids` is on.
+
+    Those whose tokens are recorded (`tracking.token_groups`) have all from `logprobs` on.
+    """
 
     phase: str
     step: int
@@ -68,6 +72,23 @@ class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
+    """Of the sampler, one per token; likewise what follows."""
+    token_texts: list[str] | None = None
+    trainer_logprobs: list[float] | None = None
+    """Of the policy before the step; left out where it was not trained on."""
+    entropies: list[float] | None = None
+    """Of the sampler, in nats."""
+    clipped: list[int] | None = None
+    """Places of the tokens whose ratio was beyond its bound in some update of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """What is recorded of each token of a rollout beside the sampler's own numbers."""
+
+    texts: Sequence[str]
+    trainer_logprobs: Sequence[float] | None
+    clipped: Sequence[int]
 
 
 # Each takes a line, or what `read_json` gave, and raises `ValueError` where it is damaged.
@@ -134,8 +155,18 @@ def rollout_rows(
     advantages: Sequence[float | None],
     *,
     with_ids: bool,
+    tokens: Mapping[tuple[int, int], TokenRecord] = MappingProxyType({}),
 ) -> Iterator[dict[str, Any]]:
-    """See `RolloutRow`; `advantages` has one entry per rollout, in the order of the groups."""
+    """See `RolloutRow`.
+
+    Args:
+        phase: `grpo`.
+        step: of the phase.
+        groups: all that were drawn.
+        advantages: one per rollout, in the order of the groups.
+        with_ids: also keep ids and log-probs.
+        tokens: (group, sample) -> what is recorded of the tokens of some rollouts.
+    """
     rollouts = [
         (number, group, sample, rollout)
         for number, group in enumerate(groups)
@@ -149,6 +180,15 @@ def rollout_rows(
                 "prompt_token_ids": list(group.prompt.token_ids),
                 "token_ids": list(completion.token_ids),
                 "logprobs": list(completion.logprobs),
+            }
+        if record := tokens.get((number, sample)):
+            trained = record.trainer_logprobs
+            ids |= {
+                "token_texts": list(record.texts),
+                "logprobs": list(completion.logprobs) if with_ids else _short(completion.logprobs),
+                "clipped": list(record.clipped),
+                **({"trainer_logprobs": _short(trained)} if trained is not None else {}),
+                **({"entropies": _short(completion.entropies)} if completion.entropies else {}),
             }
         row = RolloutRow(
             phase=phase,
@@ -172,6 +212,11 @@ def rollout_rows(
             **ids,
         )
         yield row.model_dump(exclude_unset=True)
+
+
+def _short(values: Sequence[float]) -> list[float]:
+    """Four decimals of a nat are enough to look at."""
+    return [round(value, 4) for value in values]
 
 
 # What an evaluation is made of beside its items.

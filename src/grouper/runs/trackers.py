@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -73,8 +73,12 @@ class Step:
     """One training step and, in GRPO, the rewards of its rollouts."""
 
     report: StepReport
-    rewards: Mapping[str, tuple[float, ...]]
+    rewards: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """`total` and each component: one value per rollout that took part. Empty in SFT."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of the components."""
+    completions: Sequence[Mapping[str, str]] = ()
+    """Of some steps: a few rollouts as rows of a table."""
 
 
 Record = Step | EvaluationResult
@@ -97,15 +101,25 @@ class Numbers:
     values: Mapping[str, float]
     histograms: Mapping[str, list[float]]
     """Of rewards, one value per rollout."""
+    completions: Sequence[Mapping[str, str]] = ()
 
     @classmethod
     def of(cls, record: Record) -> Numbers:
-        """The mean of each metric of a step; of an evaluation each number, after its split."""
+        """The mean of each metric of a step, rewards also times their weights.
+
+        Of an evaluation each number after its split: `test/accuracy`, and the ends of its interval
+        `test/low` and `test/high`.
+        """
         if isinstance(record, Step):
             report = record.report
             means = {name: tally.mean for name, tally in report.tallies.items() if tally.count}
             rewards = {f"rewards/{name}": [*values] for name, values in record.rewards.items()}
-            return cls(report.phase, report.step, means, rewards)
+            means |= {
+                f"reward_weighted/{name}": weight * means[f"reward/{name}"]
+                for name, weight in record.weights.items()
+                if f"reward/{name}" in means
+            }
+            return cls(report.phase, report.step, means, rewards, record.completions)
         numbers = {
             f"{record.split}/{name}": float(value)
             for name, value in flat(record.numbers).items()
@@ -149,6 +163,8 @@ class TensorBoardSink:
             self._writers[phase].add_scalar(name, value, step)
         for name, values in numbers.histograms.items():
             self._writers[phase].add_histogram(name, np.asarray(values), step)
+        if numbers.completions:
+            self._writers[phase].add_text("completions", _markdown(numbers.completions), step)
 
     def close(self) -> None:
         for writer in self._writers.values():
@@ -161,16 +177,23 @@ class LoggedRun:
     Args:
         run: of the tracker.
         histogram: makes a value of that tracker from a list of numbers.
+        table: makes one from `columns` and `data`.
     """
 
-    def __init__(self, run: Any, histogram: Callable[[list[float]], Any]) -> None:
+    def __init__(
+        self, run: Any, histogram: Callable[[list[float]], Any], table: Callable[..., Any]
+    ) -> None:
         self._run = run
         self._histogram = histogram
+        self._table = table
 
     def send(self, record: Record) -> None:
         numbers = Numbers.of(record)
         made = {name: self._histogram(values) for name, values in numbers.histograms.items()}
         values = {"step": numbers.step, **numbers.values, **made}
+        if rows := numbers.completions:
+            data = [[*row.values()] for row in rows]
+            values["completions"] = self._table(columns=[*rows[0]], data=data)
         self._run.log({f"{numbers.phase}/{name}": value for name, value in values.items()})
 
     def close(self) -> None:
@@ -193,7 +216,7 @@ class WandbSink(LoggedRun):
 
         self._is_ours = wandb.run is None
         opened = _open_wandb(wandb, run, params) if wandb.run is None else wandb.run
-        super().__init__(opened, wandb.Histogram)
+        super().__init__(opened, wandb.Histogram, wandb.Table)
         if not self._is_ours:
             opened.config.update({"grouper": dict(run.recipe)}, allow_val_change=True)
         for phase in ("base", "sft", "grpo"):
@@ -271,7 +294,7 @@ class TrackioSink(LoggedRun):
                 **params,
             }
         )
-        super().__init__(opened, trackio.Histogram)
+        super().__init__(opened, trackio.Histogram, trackio.Table)
         log.info("Trackio shows this run with `trackio show --project %s`.", run.project)
 
 
@@ -306,6 +329,23 @@ class UsersSink:
 
     def close(self) -> None:
         getattr(self._made, "close", _ignore)()
+
+
+def _markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    r"""A table in which no text is markup.
+
+    >>> print(_markdown([{"answer": "|x|\n*y*"}]))
+    | answer |
+    | --- |
+    | `¦x¦ *y*` |
+    """
+    lines = [[*rows[0]], ["---"] * len(rows[0])]
+    for row in rows:
+        plain = (
+            " ".join(text.split()).replace("|", "¦").replace("`", "'") for text in row.values()
+        )
+        lines.append([f"`{text}`" for text in plain])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _ignore(*_: object, **__: object) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from grouper.errors import PromptError
 from grouper.types import Completion, Prompt, SamplingParams
 
 
@@ -31,6 +32,41 @@ class Sampler(Protocol):
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
         """Yield (index of the request, its completion) as each finishes, each index once."""
+
+
+class ModelSampler(Sampler, Protocol):
+    """A sampler over a model's weights, always at the trainer's version."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Of all sampling so far, what was not spent on decoding: `prefill`, `push` of weights."""
+
+    @property
+    def gap(self) -> float | None:
+        """How far log-probs were from the trainer's after the last push of weights.
+
+        In nats per token; None where nothing is pushed.
+        """
+
+    def release(self) -> None:
+        """Free what is held between calls; the next call makes it anew."""
+
+
+def check_lengths(requests: Sequence[SampleRequest], limit: int | None) -> None:
+    """Refuse what is longer than the model takes, prompt and completion together.
+
+    Raises:
+        PromptError: a prompt and its completion may not fit.
+    """
+    for request in requests:
+        tokens, new = len(request.prompt.token_ids), request.params.max_new_tokens
+        if limit is not None and tokens + new > limit:
+            raise PromptError(
+                f"a prompt of {tokens} tokens and {new} new ones do not fit the model's context "
+                f"of {limit}",
+                where=request.prompt.problem_id,
+                fix="Lower sampling.max_new_tokens or prompt.max_prompt_tokens.",
+            )
 
 
 def draw_seed(*parts: int | str) -> int:

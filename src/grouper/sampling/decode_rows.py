@@ -183,6 +183,11 @@ class HostLog:
             self._tables = np.vstack([self._tables, self._tables[0] | may])
         self._set[slot] = self._sets.index(params.stop)
 
+    def drawn_so_far(self, slot: int) -> list[int]:
+        """The ids of an unfinished sequence."""
+        ids: list[int] = self._tokens[slot, : self._counts[slot]].tolist()
+        return ids if self.live[slot] else []
+
     def longest(self) -> int:
         """Number of tokens drawn by the longest unfinished sequence."""
         return int(self._counts[self.live].max())

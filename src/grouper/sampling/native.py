@@ -23,14 +23,14 @@ import torch
 
 from grouper.errors import ModelError, PromptError, first_line, is_out_of_memory
 from grouper.models.policy import Policy
-from grouper.sampling.base import SampleRequest
+from grouper.sampling.base import SampleRequest, check_lengths
 from grouper.sampling.decode_rows import Finished, HostLog
 from grouper.sampling.draw import Drawn
 from grouper.sampling.engine import BaseEngine, make_engine
 from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.stops import StopStrings
 from grouper.sampling.weights import SamplingWeights
-from grouper.types import Completion, FinishReason, SamplingParams
+from grouper.types import Completion
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,8 @@ class NativeSampler:
         """Whether an engine may be kept from call to call."""
         self.watcher = functools.cache(functools.partial(StopStrings, tokenizer))
         """A set of stop strings -> what finds them."""
+        self.on_tokens: Callable[[Sequence[int]], None] | None = None
+        """Called with the ids of the first slot's sequence so far, every few tokens."""
         self.prefill_seconds = 0.0
         """Seconds of all sampling so far that were spent on prompts."""
         self.captured: list[float] = []
@@ -95,7 +97,7 @@ class NativeSampler:
         """
         if not requests:
             return
-        self._check_lengths(requests)
+        check_lengths(requests, self._max_length)
         policy = self._weights.current()
         unanswered = dict(enumerate(requests))
         while unanswered:
@@ -114,6 +116,14 @@ class NativeSampler:
             if reason is not None:
                 # By now the exception is gone, and with it what its traceback kept alive.
                 self._halve(policy, size, reason)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {"prefill": self.prefill_seconds}
+
+    @property
+    def gap(self) -> None:
+        """None: the weights are the trainer's own, or a copy made in this process."""
 
     def release(self) -> None:
         """Free the cache and the recorded steps; the next call creates new ones."""
@@ -152,9 +162,19 @@ class NativeSampler:
         try:
             engine.begin(list(requests.values()))
             while queue or log.live.any():
+                if self.on_tokens is not None:
+                    self.on_tokens(log.drawn_so_far(0))
                 for ended in run.step():
                     params = requests[ended.request].params
-                    yield ended.request, self._completion(ended, params, engine.policy.version)
+                    completion = self.watcher(params.stop).completion(
+                        ended.token_ids,
+                        ended.logprobs,
+                        ended.reason,
+                        include_stop=params.include_stop,
+                        policy_version=engine.policy.version,
+                        entropies=tuple(ended.entropies),
+                    )
+                    yield ended.request, completion
             if engine.keeps and self.keeps:
                 self._kept = engine
         finally:
@@ -182,31 +202,6 @@ class NativeSampler:
             *(size.slots, reason, self.max_slots),
         )
         self.release()
-
-    def _check_lengths(self, requests: Sequence[SampleRequest]) -> None:
-        for request in requests:
-            tokens, new = len(request.prompt.token_ids), request.params.max_new_tokens
-            if self._max_length is not None and tokens + new > self._max_length:
-                raise PromptError(
-                    f"a prompt of {tokens} tokens and {new} new ones do not fit the model's "
-                    f"context of {self._max_length}",
-                    where=request.prompt.problem_id,
-                    fix="Lower sampling.max_new_tokens or prompt.max_prompt_tokens.",
-                )
-
-    def _completion(self, ended: Finished, params: SamplingParams, version: int) -> Completion:
-        ids, watcher = ended.token_ids, self.watcher(params.stop)
-        text = watcher.text(ids[:-1] if ended.reason is FinishReason.STOP_TOKEN else ids)
-        if ended.reason is FinishReason.STOP_STRING:
-            text = watcher.cut(text, include_stop=params.include_stop)
-        return Completion(
-            token_ids=tuple(ids),
-            logprobs=tuple(ended.logprobs),
-            text=text,
-            finish_reason=ended.reason,
-            policy_version=version,
-            entropies=tuple(ended.entropies),
-        )
 
 
 _SAMPLERS: WeakSet[NativeSampler] = WeakSet()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
+from grouper.types import Completion, FinishReason
+
 
 class Decoder(Protocol):
     """The part of a tokenizer this file needs."""
@@ -54,3 +56,26 @@ class StopStrings:
         found = [(text.find(stop), stop) for stop in self._stops if stop in text]
         start, stop = min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
         return text[: start + len(stop)] if include_stop else text[:start]
+
+    def completion(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        reason: FinishReason,
+        *,
+        include_stop: bool,
+        policy_version: int,
+        entropies: tuple[float, ...] = (),
+    ) -> Completion:
+        """What was drawn, with its text: without the stop token, cut at the stop string."""
+        text = self.text(token_ids[:-1] if reason is FinishReason.STOP_TOKEN else token_ids)
+        if reason is FinishReason.STOP_STRING:
+            text = self.cut(text, include_stop=include_stop)
+        return Completion(
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs),
+            text=text,
+            finish_reason=reason,
+            policy_version=policy_version,
+            entropies=entropies,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,14 +112,31 @@ class SamplingWeights:
     @torch.no_grad()
     def _refresh(self, target: Policy) -> None:
         """Copy every weight, LoRA deltas added in the training dtype before rounding."""
-        sources = dict(self._policy.model.named_modules())
-        for name, module in target.model.named_modules():
-            source = sources[name]
-            delta = _lora_delta(source)
-            base = getattr(source, "base_layer", source)
-            for key, parameter in module.named_parameters(recurse=False):
-                value = _whole(getattr(base, key))
-                parameter.copy_(value + delta if key == "weight" and delta is not None else value)
+        held = dict(target.model.named_parameters())
+        for name, value in whole_weights(self._policy):
+            held[name].copy_(value)
+
+
+@torch.no_grad()
+def whole_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every weight of a policy under the name that the plain model has for it, adapters merged in.
+
+    Tied weights come once. Weights that are split over processes are gathered one by one, so every
+    process has to go through all of them.
+    """
+    seen = set[int]()
+    for name, module in policy.model.named_modules():
+        if name.endswith(".base_layer") or ".lora_" in name:
+            continue  # part of the layer around it
+        delta = _lora_delta(module)
+        base = getattr(module, "base_layer", module)
+        for key, parameter in base.named_parameters(recurse=False):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                value = _whole(parameter)
+                if key == "weight" and delta is not None:
+                    value = value + delta
+                yield f"{name}.{key}".lstrip("."), value
 
 
 def _lora_delta(module: Any) -> torch.Tensor | None:

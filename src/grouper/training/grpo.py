@@ -21,13 +21,14 @@ from grouper.config.schema import GRPOConfig
 from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.rewards import Notes, RewardStack
 from grouper.runs.samples import format_sample
+from grouper.runs.tokens import TokenLog
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import Grader, draw_and_grade
 from grouper.training.checkpoint import TrainState
 from grouper.training.metrics import rollout_tallies, status_of
 from grouper.training.optimizers import schedule
 from grouper.training.run import Run
-from grouper.training.update import Scorer, UpdateResult, update_phase
+from grouper.training.update import Scorer, UpdateResult, grpo_objective, update_phase
 from grouper.types import (
     Problem,
     Prompt,
@@ -68,9 +69,11 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
             max_new_tokens=run.prepared.max_new_tokens,
             orders=_orders(run, state, len(rollouts.groups)),
         )
-        updates = [update_phase(state, b, run.objective, config) for b in assembled.batches]
+        tokens = TokenLog(rollouts.groups, assembled.advantages, run.recipe.tracking.token_groups)
+        objective = grpo_objective(config, tokens.see)
+        updates = [update_phase(state, b, objective, config) for b in assembled.batches]
     _advance(state, rollouts)
-    _record(run, state, rollouts, assembled.advantages)
+    _record(run, state, rollouts, assembled.advantages, tokens)
     return _report(run, state, rollouts, assembled, updates, notes=notes)
 
 
@@ -210,7 +213,7 @@ def _collect_step(run: Run, state: TrainState, notes: Notes) -> RolloutBatch:
     """The rollouts of the next step, without problems outside the difficulty band."""
     config, train, step = run.recipe.grpo, run.prepared.train, state.step
     sampler, position, seen = run.sampler(state.policy), state.position, Counter[str]()
-    earlier = sampler.prefill_seconds
+    earlier = dict(sampler.seconds)
 
     band = state.difficulty
     wanted = None if band is None else lambda index, epoch: band.allows(train[index][0].id, epoch)
@@ -247,11 +250,11 @@ def _collect_step(run: Run, state: TrainState, notes: Notes) -> RolloutBatch:
     if config.shuffle_rewards:  # the control experiment
         dealt = shuffle_rewards(rollouts.groups, draw_seed(run.recipe.seed, "shuffle", step))
         rollouts = replace(rollouts, groups=dealt)
-    prefill = sampler.prefill_seconds - earlier
+    spent = {name: value - earlier[name] for name, value in sampler.seconds.items()}
     state.clock.sampled((*rollouts.groups, *rollouts.replaced))
     state.clock.took(
-        prefill=prefill,
-        decode=rollouts.sample_seconds - prefill,
+        **spent,
+        decode=rollouts.sample_seconds - math.fsum(spent.values()),
         grade=rollouts.grade_seconds,
     )
     return rollouts
@@ -476,7 +479,11 @@ def _advance(state: TrainState, rollouts: RolloutBatch) -> None:
 
 
 def _record(
-    run: Run, state: TrainState, rollouts: RolloutBatch, advantages: Sequence[Sequence[float]]
+    run: Run,
+    state: TrainState,
+    rollouts: RolloutBatch,
+    advantages: Sequence[Sequence[float]],
+    log: TokenLog,
 ) -> None:
     """Write every rollout drawn; those that took no part in the step have no advantage."""
     flat: list[float | None] = []
@@ -486,7 +493,9 @@ def _record(
     flat += [None for group in rollouts.replaced for _ in group.rollouts]
     tracking = run.recipe.tracking
     drawn = (*rollouts.groups, *rollouts.replaced)
-    run.folder.write_rollouts("grpo", state.step, drawn, flat, with_ids=tracking.token_ids)
+    tokens = log.records(run.processes, run.token_text)
+    ids = tracking.token_ids
+    run.folder.write_rollouts("grpo", state.step, drawn, flat, with_ids=ids, tokens=tokens)
     every = tracking.print_every_steps
     if every is not None and state.step % every == 0 and run.processes.rank == 0:
         run.display.sample(format_sample(drawn[0], state.step))
@@ -511,6 +520,9 @@ def _report(
     if config.dynamic_sampling_rounds:
         tallies["groups/replaced"] = Tally.of([len(rollouts.replaced)])
         tallies["resample_rounds"] = Tally.of([rollouts.rounds])
+    gap = run.sampler(state.policy).gap
+    if gap is not None:
+        tallies["sampler_push_gap"] = Tally.of([gap])
     if state.difficulty is not None:
         ids = [problem.id for problem, _ in run.prepared.train]
         left_out = state.difficulty.left_out(ids, state.stream.epoch(state.position))

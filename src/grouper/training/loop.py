@@ -48,8 +48,14 @@ class Hook:
         del run, state, report
         return Asked()
 
+    def checkpoint_saved(self, run: Run, state: TrainState, folder: Path) -> None:
+        """After a checkpoint, or the best policy so far, is whole on disk."""
+
     def phase_ends(self, run: Run, state: TrainState) -> None:
         """After the last step, before the final model is saved."""
+
+    def run_ends(self, run: Run) -> None:
+        """After every phase, when all else of the run is written."""
 
 
 def run_phase(
@@ -77,7 +83,7 @@ def run_phase(
     """
     for hook in hooks:
         hook.phase_begins(run, state)
-    saves = _Saves(run, state)
+    saves = _Saves(run, state, hooks)
     tidy(run, state)  # a kill may have come before it
     with run.display.track(f"training {state.phase}", state.total) as task:
         try:
@@ -148,8 +154,8 @@ def _has_ended(run: Run, state: TrainState) -> bool:
 class _Saves:
     """The checkpoints of one phase: when they are written, and what happens when that fails."""
 
-    def __init__(self, run: Run, state: TrainState) -> None:
-        self._run, self._state = run, state
+    def __init__(self, run: Run, state: TrainState, hooks: Sequence[Hook]) -> None:
+        self._run, self._state, self._hooks = run, state, hooks
         # Step and time of the last resumable checkpoint; the first step needs none.
         self._saved, self._since = state.step, time.monotonic()
         self._events: list[str] = []
@@ -196,7 +202,11 @@ class _Saves:
         # The checkpoint that the run resumed from is never replaced by weights alone.
         if resumable or state.step != self._saved:
             tokenizer, mark = run.prepared.tokenizer, run.hash
-            save_checkpoint(run.path, state, tokenizer, recipe_hash=mark, resumable=resumable)
+            folder = save_checkpoint(
+                run.path, state, tokenizer, recipe_hash=mark, resumable=resumable
+            )
+            for hook in self._hooks:
+                hook.checkpoint_saved(run, state, folder)
         if resumable:
             self._saved, self._since = state.step, time.monotonic()
         tidy(run, state)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import resource
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +27,8 @@ from grouper.types import Rollout, RolloutGroup, Tally, Verdict
 # Rows of the largest matrix that is tried: it must fit beside a model that fills a GPU.
 _LARGEST = 4096
 _MEASURED_SECONDS = 0.1
+# The unit in which the system counts the memory of a process.
+MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 # Where configurations of a mixture of experts say how many there are.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -101,6 +105,7 @@ class StepClock:
 
         `time.prefill`, `time.decode`, `time.grade` (waiting for grades and rewards),
         `time.update` and `time.other` add up to `time.step`; `time.sample` is the first two.
+        `memory.peak_gib` is that of the run so far.
         """
         wait_for_device(self._device)
         whole = time.perf_counter() - self._started
@@ -117,7 +122,12 @@ class StepClock:
                 values[f"mfu_{part}"] = self._flops[part] / (seconds[part] * self._rate)
         if done and not self._is_mixture:
             values["mfu"] = sum(self._flops.values()) / (whole * self._rate)
-        return {f"time.{name}": Tally.of([value]) for name, value in values.items()}
+        times = {f"time.{name}": Tally.of([value]) for name, value in values.items()}
+        # Of a GPU what was allocated; elsewhere what the process held.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_BYTES
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
+        return {**times, "memory.peak_gib": Tally.of([peak / 2**30])}
 
 
 class Matrices(NamedTuple):

@@ -18,7 +18,6 @@ from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.allocator import prefer_expandable_segments
 from grouper.models.policy import Policy
-from grouper.report.curves import draw_curves, draw_times
 from grouper.runs.identity import LENGTHS, Changes, RunInfo, describe_changes, that_differ
 from grouper.training.checkpoint import (
     OPTIMIZER_FOLDER,
@@ -57,7 +56,7 @@ class RunResult:
 
 
 def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
-    """Run every phase of the recipe that is not finished yet, compare, and draw the pictures.
+    """Run every phase of the recipe that is not finished yet, and compare.
 
     Args:
         run: the open run.
@@ -84,10 +83,12 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
     names = ("base", "sft", "grpo")
     results = tuple(r for name in names if (r := run.folder.read_evaluation(name)) is not None)
     comparison = compare(results) if len(results) > 1 else None
-    on_rank0(lambda: (draw_curves(run.folder), draw_times(run.folder)))
+    on_rank0(run.folder.redraw)
     saved = on_rank0(lambda: export_to_save_path(recipe, run.path))
     if saved is not None:
         run.display.say(saved)
+    for hook in hooks:
+        hook.run_ends(run)
     return RunResult(path=run.path, results=results, comparison=comparison)
 
 

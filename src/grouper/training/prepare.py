@@ -43,9 +43,8 @@ from grouper.prompts.preparing import (
 from grouper.prompts.rendering import find_stop_tokens, install_template, right_completion
 from grouper.rewards import RewardStack, build_rewards
 from grouper.runs.identity import flat_settings
-from grouper.sampling.base import Sampler
-from grouper.sampling.native import NativeSampler
-from grouper.sampling.weights import SamplingWeights, copy_dtype
+from grouper.sampling.base import ModelSampler, Sampler
+from grouper.sampling.engines import Samplers
 from grouper.training.checkpoint import is_complete, read_state
 from grouper.training.problem_sets import ProblemSets, load_part
 from grouper.types import (
@@ -271,22 +270,24 @@ class Prepared:
         """The model before training, loaded when it is first looked at; `release` lets it go."""
         return self.load(self.model_path)
 
-    def sampler(self, policy: Policy, *, copy_now: bool = False) -> NativeSampler:
-        """A native sampler over a policy's weights, with a copy of them where the recipe wants one.
+    @cached_property
+    def samplers(self) -> Samplers:
+        """Makes the samplers that the recipe names."""
+        return Samplers(
+            recipe=self.recipe,
+            tokenizer=self.tokenizer,
+            stop_token_ids=self.stop_tokens.all,
+            longest=max(self.max_new_tokens, self.recipe.evaluation.max_new_tokens or 1),
+        )
+
+    def sampler(self, policy: Policy, *, copy_now: bool = False) -> ModelSampler:
+        """The recipe's sampler over a policy's weights.
 
         Args:
             policy: whose weights.
-            copy_now: copy the weights while they are still in one piece.
+            copy_now: copy the weights while they are still in one piece, if there is to be a copy.
         """
-        sampling = self.recipe.sampling
-        dtype = copy_dtype(sampling, self.recipe.model, policy.device.type)
-        return NativeSampler(
-            SamplingWeights(policy, dtype, copy_now=copy_now),
-            self.tokenizer,
-            stop_token_ids=self.stop_tokens.all,
-            max_slots=sampling.max_slots,
-            max_length=context_length(policy.model.config),
-        )
+        return self.samplers.over(policy, copy_now=copy_now)
 
     @cached_property
     def grader(self) -> Grader:
@@ -377,6 +378,8 @@ class Prepared:
         self.release()
         if "grader" in self.__dict__:
             self.grader.close()
+        if "samplers" in self.__dict__:
+            self.samplers.close()
         if self._folder is not None:
             self._folder.cleanup()
 

@@ -9,7 +9,7 @@ import platform
 import signal
 import sys
 import threading
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
@@ -33,8 +33,7 @@ from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, setup_logging
 from grouper.runs.recorder import Recorder
-from grouper.sampling.base import draw_seed
-from grouper.sampling.native import NativeSampler
+from grouper.sampling.base import ModelSampler, draw_seed
 from grouper.sampling.weights import describe_dtypes
 from grouper.training.checkpoint import STATE_FILE
 from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
@@ -46,7 +45,7 @@ from grouper.training.problem_sets import (
     opening_lines,
     quarantine_lines,
 )
-from grouper.training.update import grpo_objective, validation_loss
+from grouper.training.update import validation_loss
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +131,7 @@ class Run:
         if _needs_start(recipe, self.path):
             self._check_start(str(recipe.grpo.start_from))
         self.prepared = prepare(recipe, sets, model=self.base_path)
+        self.prepared.samplers.processes = self.processes
         self.grader = self.prepared.grader
         self.grader.start()
         if self.prepared.budget_note is not None:
@@ -145,10 +145,12 @@ class Run:
             self.rewards.remember(self.path / ANSWERS_FILE)
         self.params = self.prepared.training_params()
         """How GRPO draws its rollouts."""
-        self.objective = grpo_objective(recipe.grpo)
+        decode = partial(self.prepared.tokenizer.decode, skip_special_tokens=False)
+        self.token_text = cache(lambda token: decode([token]))
+        """The text of a token id, special ones included."""
         for text in self.prepared.check_rewards():
             log.warning(text)
-        self._sampler: tuple[Policy, NativeSampler] | None = None
+        self._sampler: tuple[Policy, ModelSampler] | None = None
         self._replica: ParallelPolicy | None = None
         self.watchdog = Watchdog(rank=self.processes.rank, fatal=self.processes.size > 1)
         self._stop_requested = False
@@ -163,7 +165,7 @@ class Run:
         with self.display.track(f"loading {path}"):
             return self.prepared.load(path)
 
-    def sampler(self, policy: Policy) -> NativeSampler:
+    def sampler(self, policy: Policy) -> ModelSampler:
         """The sampler over a policy's weights: one per policy, with at most one copy of them."""
         if self._sampler is None or self._sampler[0] is not policy:
             self._forget_sampler()

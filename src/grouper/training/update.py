@@ -26,6 +26,7 @@ from grouper.algorithms.losses import (
     LOG_RATIOS,
     SURROGATES,
     Bounds,
+    kl_k3,
     log_ratio,
     nll,
 )
@@ -295,8 +296,17 @@ def rehearsal_objective(entropy_bonus: float) -> Objective:
     return Objective(term, entropy_gradient=True) if entropy_bonus > 0 else sft_objective
 
 
-def grpo_objective(config: GRPOConfig) -> Objective:
-    """The surrogate, plus the KL and entropy terms of the recipe."""
+# (slice, log-probs [R, T] before the first update, clipped [R, T] or None).
+See = Callable[[TrainBatch, Tensor, Tensor | None], None]
+
+
+def grpo_objective(config: GRPOConfig, see: See | None = None) -> Objective:
+    """The surrogate, plus the KL and entropy terms of the recipe.
+
+    Args:
+        config: the algorithm.
+        see: called with every slice, and what is known of its tokens.
+    """
     ratio_of, surrogate = LOG_RATIOS[config.ratio], SURROGATES[config.surrogate]
     bounds = Bounds(low=config.clip_low, high=config.clip_high, dual=config.dual_clip)
     importance = IMPORTANCE_WEIGHTS.get(config.importance)
@@ -311,6 +321,7 @@ def grpo_objective(config: GRPOConfig) -> Objective:
         loss = surrogate(ratios, logprobs, advantages, bounds)
         tallies["trained/entropy"] = _tally(outputs.entropies, mask)
         tallies["trained/logprob"] = _tally(logprobs, mask)
+        clipped: Tensor | None = None
         if batch.old_logprobs is not None:
             ratio = ratios.detach().exp()
             tallies["policy/ratio"] = _tally(ratio, mask)
@@ -318,9 +329,14 @@ def grpo_objective(config: GRPOConfig) -> Objective:
             above = (ratio > 1 + bounds.high) & (advantages > 0)
             clipped = above | ((ratio < 1 - bounds.low) & (advantages < 0))
             tallies["policy/clip_fraction"] = _tally(clipped.double(), mask)
+        if see is not None:
+            see(batch, old, clipped)
         if batch.sampler_logprobs is not None:
             difference = log_ratio(old, batch.sampler_logprobs)
             tallies["sampler_logprob_diff"] = _tally(difference.abs(), mask)
+            # Of KL(sampler || trainer); rounding may leave it a little below 0.
+            apart = kl_k3(batch.sampler_logprobs, old).clamp(min=0)
+            tallies["sampler_kl"] = _tally(apart, mask)
             if importance is not None:
                 weights = importance(difference, IMPORTANCE_CAP)
                 tallies["policy/importance"] = _tally(weights, mask)

@@ -1,0 +1,105 @@
+"""What the site has beside the pages in docs/: the front page and the reference.
+
+The front page is README.md; settings, commands and the Python API are written from the schema, the
+command line and the docstrings each time the site is built, so that they cannot be out of date.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+
+from grouper.cli.main import cli
+from grouper.config.checks import settings
+from grouper.config.schema import Recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+# Formulas: the browser draws MathML by itself, without a script.
+FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$([^$\n]+?)\$(?!\w)", re.DOTALL)
+FENCE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+# A Markdown link to something in the repository that is no page.
+OUTSIDE = re.compile(r"(!?)\[([^\]]+)\]\((\.\./[^)#]+)(#[^)]*)?\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are made here."""
+    pages = {
+        "index.md": _front_page(),
+        "reference/settings.md": _settings_page(),
+        "reference/commands.md": _commands_page(),
+        "reference/python.md": _python_page(),
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Draw formulas, and leave the words of links to what the site does not have (tests, code)."""
+    here = (ROOT / "docs" / page.file.src_uri).parent
+
+    def as_text(match: re.Match[str]) -> str:
+        picture, words, target, _ = match.groups()
+        place = (here / target).resolve()
+        outside = place.exists() and not place.is_relative_to(ROOT / "docs")
+        return words if outside and not picture else match[0]
+
+    def drawn(match: re.Match[str]) -> str:
+        block, inline = match.groups()
+        return convert(block or inline, display="block" if block else "inline")
+
+    parts = FENCE.split(OUTSIDE.sub(as_text, markdown))
+    # Every other part is code, which stays as it is.
+    parts[::2] = [FORMULA.sub(drawn, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _front_page() -> str:
+    """README.md, with its links as docs/ has them."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"\]\((?!docs/|https?:|#)", "](../", text)
+    return re.sub(r"\]\(docs/", "](", text)
+
+
+def _settings_page() -> str:
+    sections: dict[str, list[str]] = {}
+    for key, field in settings(Recipe):
+        head = key.rpartition(".")[0].replace("[]", "") or "top level"
+        default = "required"
+        if not field.is_required():
+            default = f"`{json.dumps(field.get_default(), default=lambda _: {})}`"
+        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+        sections.setdefault(head, []).append(f"| `{key}` | {default} | {meaning} |")
+    text = "# Settings\n\nEvery setting of a recipe, with its default as YAML has it. "
+    text += "`grouper recipes fields WORD` searches them.\n"
+    for head, rows in sections.items():
+        table = "\n".join(["| setting | default | meaning |", "|---|---|---|", *rows])
+        text += f"\n## {head}\n\n{table}\n"
+    return text
+
+
+def _commands_page() -> str:
+    return "# Commands\n\n" + "".join(_command(cli, "grouper"))
+
+
+def _command(command: click.Command, path: str) -> list[str]:
+    context = click.Context(command, info_name=path, max_content_width=100)
+    found = [f"## {path}\n\n```\n{command.get_help(context)}\n```\n\n"]
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found += _command(command.commands[name], f"{path} {name}")
+    return found
+
+
+def _python_page() -> str:
+    """Every public name, by the module that it comes from."""
+    text = (ROOT / "src/grouper/__init__.pyi").read_text(encoding="utf-8")
+    names = re.findall(r"from (\S+) import (\w+) as", text)
+    entries = "".join(f"::: {module}.{name}\n\n" for module, name in names)
+    return f"# Python\n\nAll of these are in `grouper` itself: `import grouper`.\n\n{entries}"

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Several machines: start it on each of them, with the same HEAD (a host and a free port there).
+# output_dir must be one folder on a file system that all of them see.
+#
+#   RECIPE=./mine.yaml NODES=2 GPUS=8 HEAD=node-0:29500 examples/launch/several_nodes.sh
+#
+# Under Slurm: srun --nodes 2 --ntasks-per-node 1 examples/launch/several_nodes.sh, with
+# HEAD="$(scontrol show hostnames | head -1):29500".
+set -euo pipefail
+
+exec torchrun \
+    --nnodes "${NODES:?number of machines}" \
+    --nproc-per-node "${GPUS:-1}" \
+    --rdzv-backend c10d \
+    --rdzv-endpoint "${HEAD:?host:port of the first machine}" \
+    --rdzv-id "${RUN:-grouper}" \
+    -m grouper run "${RECIPE:?name a recipe or a file}" --resume "$@"

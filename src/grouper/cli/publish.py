@@ -1,0 +1,157 @@
+"""`grouper export`, `push`, `serve` and `serve-rollouts`: a model for others, and for runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from grouper.cli.measure import progress
+from grouper.cli.opening import chosen_model, open_recipe, require_new, run_of
+from grouper.errors import ModelError, require_vllm
+from grouper.files import cache_folder
+from grouper.models.folders import EXPORT_FILE, model_in, require_model_folder
+
+
+def export(source: str, target: str, *, dtype: str, adapter: bool, license_id: str | None) -> None:
+    """Write a model folder, and print how closely it matches its source."""
+    model, place = model_in(source), Path(target).expanduser()
+    require_model_folder(model, where="SOURCE")
+    require_new(place, "TARGET")
+    from grouper.publish.export import export_model
+
+    progress(quiet=False)
+    done = export_model(model, place, dtype=dtype, adapter=adapter, license_id=license_id)
+    click.echo(
+        f"{model} -> {place} ({dtype}). Checked: log-probs differ by at most {done.gap:.2g}, "
+        f"the same most likely token at {done.same_choice:.1%} of positions."
+    )
+    if not done.prompts_alone:
+        click.echo("Its chat template does not write the prompt of training: see its README.md.")
+
+
+def push(
+    source: str,
+    repo: str,
+    *,
+    public: bool,
+    revision: str | None,
+    adapter: bool,
+    license_id: str | None,
+) -> None:
+    """Push a model, and print where it is."""
+    model = model_in(source)
+    require_model_folder(model, where="SOURCE")
+    from grouper.publish.hub import export_and_push
+
+    progress(quiet=False)
+    address = export_and_push(
+        model,
+        repo,
+        adapter=adapter,
+        private=not public,
+        revision=revision,
+        license_id=license_id,
+    )
+    click.echo(f"{model} -> {address}")
+
+
+# --- grouper serve -------------------------------------------------------------------------------
+
+ENGINES = ("vllm", "transformers")
+
+
+def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool) -> int:
+    """Serve a model with another program until that ends; returns its exit code."""
+    source = model_in(model)
+    require_model_folder(source, where="MODEL")
+    chosen = engine or next((name for name in ENGINES if find_spec(name)), "transformers")
+    if find_spec(chosen) is None:
+        raise ModelError(
+            f"{chosen} is not installed", where="--engine", fix=f"pip install {chosen}"
+        )
+    from grouper.publish.export import export_model
+
+    with tempfile.TemporaryDirectory(prefix="grouper-serve-") as place:
+        folder = Path(source).expanduser()
+        if not (folder / EXPORT_FILE).is_file():
+            # Served programs know nothing of recipes: template and stops must be in the folder.
+            folder = Path(place) / "model"
+            export_model(source, folder)
+        words = _server(chosen, folder, host, port)
+        click.echo(shlex.join(words))
+        click.echo(_curl(folder, host, port))
+        return 0 if dry_run else subprocess.run(words, check=False).returncode
+
+
+def _server(engine: str, folder: Path, host: str, port: int) -> list[str]:
+    place = ["--host", host, "--port", str(port)]
+    if engine == "vllm":
+        module = "vllm.entrypoints.openai.api_server"
+        return [sys.executable, "-m", module, "--model", str(folder), *place]
+    program = str(Path(sys.executable).with_name("transformers"))
+    return [program, "serve", str(folder), *place]
+
+
+def _curl(folder: Path, host: str, port: int) -> str:
+    """A request that can be typed, with the stops of the model."""
+    record = json.loads((folder / EXPORT_FILE).read_text(encoding="utf-8"))
+    prompt = record["prompt"]
+    body = {
+        "model": str(folder),
+        "messages": [{"role": "user", "content": "What is 3 + 4?"}],
+        "max_tokens": record["sampling"]["max_new_tokens"],
+        "temperature": record["sampling"]["temperature"],
+        **({"stop": prompt["stop"]} if prompt["stop"] else {}),
+    }
+    header = "-H 'Content-Type: application/json'"
+    return (
+        f"curl http://{host}:{port}/v1/chat/completions {header} -d {shlex.quote(json.dumps(body))}"
+    )
+
+
+# --- grouper serve-rollouts ----------------------------------------------------------------------
+
+
+def serve_rollouts(
+    recipe: str,
+    overrides: tuple[str, ...],
+    *,
+    model: str | None,
+    host: str,
+    port: int,
+    dry_run: bool,
+) -> None:
+    """Become vLLM's server for models of the recipe's shape; the run brings the weights."""
+    opened = open_recipe(recipe, (*overrides, "sampling.engine=vllm", "sampling.vllm.mode=server"))
+
+    from grouper.models.device import find_device, on_device
+    from grouper.models.loading import shape_of
+    from grouper.sampling.vllm_server import server_command, shared_secret
+    from grouper.training.prepare import prepare
+    from grouper.training.problem_sets import ProblemSets, load_problem_sets
+
+    version = require_vllm()
+    shared_secret()
+    subject = chosen_model(model, opened, run_of(recipe, opened))
+    sets = load_problem_sets(opened) if subject is None else ProblemSets()
+    folder, device = cache_folder() / "rollouts" / str(port), find_device(opened.device).type
+    folder.mkdir(parents=True, exist_ok=True)
+    with prepare(opened, sets, model=subject, quiet=True) as prepared:
+        computed = on_device(opened.model, device).compute_dtype
+        name, arguments = prepared.samplers.served(
+            shape_of(prepared.model_path), folder, computed=computed, device=device
+        )
+    command, environment = server_command(folder, name, arguments, host=host, port=port)
+    click.echo(f"vLLM {version} serves {name} on http://{host}:{port}; Ctrl-C ends it.", err=True)
+    if dry_run:
+        click.echo(" ".join(command))
+    else:
+        os.execvpe(command[0], command, environment)  # noqa: S606 - it becomes the server

@@ -1,0 +1,1 @@
+"""A trained model for others: exports, model cards, and the Hub."""

@@ -1,0 +1,146 @@
+"""The model card: what a model is, how well it does and how sure that is, from the run's record."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, StrictUndefined
+
+from grouper.data import SOURCES
+from grouper.evaluation.compare import compare, label
+from grouper.evaluation.result import EvaluationResult
+from grouper.models.folders import base_of, looks_local, read_adapter
+from grouper.runs.folder import RunFolder
+
+CURVES_FILE = "curves.png"
+
+
+def model_card(
+    source: str,
+    record: Mapping[str, Any] | None,
+    *,
+    run: Path | None = None,
+    name: str | None = None,
+    license_id: str | None = None,
+) -> str:
+    """The text of README.md, with the metadata that the Hub reads.
+
+    Args:
+        source: the model folder that is exported.
+        record: the content of `grouper.json`; None where the model's recipe is not known.
+        run: the run that trained it, if there is one.
+        name: of the model; left out: that of its recipe or its folder.
+        license_id: the Hub's name of a licence; left out: that of the base model's card.
+    """
+    recipe = record["recipe"] if record else {}
+    base = (recipe.get("model") or {}).get("path") or base_of(source)
+    results = RunFolder(run).read_evaluations() if run is not None else []
+    tested = [result for result in results if result.split == "test"]
+    name = name or recipe.get("name") or Path(source).name
+    data = {
+        part: rows for part, rows in (recipe.get("data") or {}).items() if isinstance(rows, dict)
+    }
+    license_id = license_id or license_of(base)
+    metadata = {
+        "library_name": "transformers" if read_adapter(source) is None else "peft",
+        "pipeline_tag": "text-generation",
+        "tags": ["grouper", "math", *(["grpo"] if recipe and not recipe["skip_grpo"] else [])],
+        **({} if looks_local(base) else {"base_model": base}),
+        **({"license": license_id} if license_id else {}),
+        **({"datasets": sets} if (sets := sorted(_hub_sets(data))) else {}),
+        **({"model-index": _index(name, tested, data)} if tested else {}),
+    }
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - Markdown, not HTML
+    environment.filters["percent"] = lambda share: f"{100 * share:.1f} %"
+    environment.filters["cell"] = lambda text: re.sub(r"[\s|]+", " ", str(text))
+    template = (importlib.resources.files("grouper.publish") / "card.md.j2").read_text("utf-8")
+    return environment.from_string(template).render(
+        metadata=yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True),
+        name=name,
+        base="a new random model" if (recipe.get("model") or {}).get("new") else base,
+        base_is_public=not looks_local(base),
+        license_id=license_id,
+        record=record,
+        recipe=recipe,
+        data=data,
+        info=None if run is None else RunFolder(run).read_info(),
+        results=tested,
+        label=label,
+        verdicts=_verdicts(tested),
+        adapter=read_adapter(source) is not None,
+        curves=CURVES_FILE if run is not None else None,
+        version=version("grouper-rl"),
+    )
+
+
+def license_of(base: str) -> str | None:
+    """The licence that the card of a local or cached base model names, or None."""
+    from huggingface_hub import ModelCard, hf_hub_download
+
+    try:
+        folder = Path(base).expanduser()
+        file = folder / "README.md" if looks_local(base) else hf_hub_download(base, "README.md")
+        found = ModelCard.load(file).data.license
+    except Exception:  # noqa: BLE001 - no card, no network, or metadata of any other kind
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _hub_sets(data: Mapping[str, Any]) -> set[str]:
+    """The Hub names of the data sets that a recipe reads."""
+    rows = [row for part in data.values() for row in (part.get("mixture") or [part])]
+    named = {SOURCES[row["source"]].hub if row["source"] in SOURCES else None for row in rows}
+    own = {row["path"] for row in rows if row["source"] == "hub"}
+    return {name for name in named | own if name}
+
+
+def _index(name: str, results: list[EvaluationResult], data: Mapping[str, Any]) -> list[Any]:
+    """The last evaluation as the Hub's `model-index`."""
+    last, rows = results[-1], data.get("test") or {}
+    low, high = last.interval.low, last.interval.high
+    source = str(rows.get("path") or rows.get("source") or "test")
+    split = rows.get("split") or "test"
+    metric = {
+        "type": "accuracy",
+        "value": round(last.accuracy, 4),
+        "name": f"accuracy ({last.confidence:.0%} interval {low:.4f} to {high:.4f}, "
+        f"{last.overall.problems} problems, {last.samples} sample(s) each)",
+    }
+    return [
+        {
+            "name": name,
+            "results": [
+                {
+                    "task": {"type": "text-generation"},
+                    "dataset": {
+                        "type": source,
+                        "name": source,
+                        "split": split,
+                    },
+                    "metrics": [metric],
+                }
+            ],
+        }
+    ]
+
+
+def _verdicts(results: list[EvaluationResult]) -> list[str]:
+    """One sentence for each difference between results of the same problems."""
+    if len(results) < 2:
+        return []
+    sentences = []
+    for found in compare(results).differences:
+        after, before, paired = label(found.after), label(found.before), found.paired
+        points = f"{100 * paired.difference:+.1f} points"
+        interval = f"[{100 * paired.interval.low:+.1f}, {100 * paired.interval.high:+.1f}]"
+        verdict = f"{after} is {paired.verdict} than {before}"
+        if paired.verdict == "no evidence":
+            verdict = f"There is no evidence that {after} differs from {before}"
+        sentences.append(f"{verdict}: {points} {interval}, p = {paired.p_value:.3g}.")
+    return sentences

@@ -1,0 +1,250 @@
+"""Exporting: one folder that any program can load and prompt, checked against what it came from.
+
+config.json, *.safetensors     whole weights, or adapter_config.json and the adapter alone
+tokenizer*, chat_template      a user message alone gives the prompt that the model was trained on
+generation_config.json         stop tokens and sampling, as the model was measured
+grouper.json                   recipe, prompt, stop strings, evaluation results
+README.md, curves.png          the model card, and the curves of the run
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grouper.config.schema import LoraConfig, ModelConfig, Recipe
+from grouper.errors import ConfigError, ModelError
+from grouper.files import whole_folder
+from grouper.models.device import DTYPES
+from grouper.models.folders import (
+    ADAPTER_FILE,
+    EXPORT_FILE,
+    looks_local,
+    read_adapter,
+    recipe_for,
+    require_model_folder,
+    run_of,
+)
+from grouper.models.loading import load_policy, load_tokenizer, save_policy
+from grouper.models.policy import Policy
+from grouper.prompts.rendering import own_chat_template, render, uses_chat
+from grouper.publish.card import CURVES_FILE, model_card
+from grouper.report.curves import draw_curves
+from grouper.runs.folder import RunFolder
+from grouper.runs.records import evaluation_summary
+from grouper.training.prepare import Prepared, prepare
+from grouper.training.problem_sets import ProblemSets
+from grouper.types import Problem
+
+log = logging.getLogger(__name__)
+
+# How far log-probs may be from the source's: merging adds two products in another order, and
+# bfloat16 rounds every weight to 8 bits.
+BOUNDS = {"float32": 1e-3, "bfloat16": 0.5}
+# Of one file of weights.
+SHARD_BYTES = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written, and how well it agrees with what it was made from."""
+
+    gap: float
+    """The largest difference between log-probs of source and export on the probe, in nats."""
+    same_choice: float
+    """The share of positions at which both find the same token most likely."""
+    prompts_alone: bool
+    """Whether a user message alone, through the chat template, gives the prompt of training."""
+
+
+def export_model(
+    source: str,
+    target: Path,
+    *,
+    dtype: str = "float32",
+    adapter: bool = False,
+    name: str | None = None,
+    license_id: str | None = None,
+) -> Exported:
+    """Write `source` as one folder that other programs load and prompt as it was trained.
+
+    Whole weights are loaded again and compared with the source, base and adapter side by side.
+
+    Args:
+        source: a model or adapter folder, or a Hub name.
+        target: must not exist yet.
+        dtype: of the saved weights, `float32` or `bfloat16`; merging is done in float32.
+        adapter: write the adapter alone instead of merging it into its base.
+        name: of the model, on its card; left out: that of the run.
+        license_id: on the card; left out: that of the base model's card, if it can be read.
+
+    Raises:
+        ModelError: nothing loadable there, the target exists, or the two disagree; then nothing
+            is left behind.
+    """
+    require_model_folder(source, where="SOURCE")
+    if target.exists():
+        raise ModelError(
+            f"{target} exists already", where="export", fix="Name a folder that does not exist."
+        )
+    settings = read_adapter(source)
+    if adapter:
+        _require_portable_adapter(source, settings)
+    lora = None if settings is None else LoraConfig(rank=settings["r"])
+    original = _load(source, lora)
+    expected = _probe(original)
+    saved = original if adapter else _load(source)
+    saved.model.to(DTYPES[dtype])
+    del original
+    tokenizer, recipe = load_tokenizer(source), _known_recipe(source)
+    found, alone, record = expected, False, None
+    if recipe is not None:
+        with prepare(recipe, ProblemSets(), model=source, quiet=True) as prepared:
+            alone = _make_portable(prepared, tokenizer)
+            _set_generation(prepared, saved)
+            record = _record(prepared, source, in_template=alone)
+    with whole_folder(target) as folder:
+        save_policy(saved, tokenizer, folder, shard_bytes=SHARD_BYTES)
+        del saved
+        if record is not None:
+            text = json.dumps(record, indent=2, ensure_ascii=False, default=dict) + "\n"
+            (folder / EXPORT_FILE).write_text(text, encoding="utf-8")
+        run = run_of(source)
+        if run is not None:
+            draw_curves(RunFolder(run), folder / CURVES_FILE)
+        card = model_card(source, record, run=run, name=name, license_id=license_id)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        if not adapter:
+            found = _probe(_load(str(folder)))
+        gap = float((found - expected).abs().max())
+        if not gap <= BOUNDS[dtype]:
+            raise ModelError(
+                f"the exported model disagrees with {source}: log-probs differ by {gap:.3g}, "
+                f"allowed {BOUNDS[dtype]:g}",
+                where="export",
+                fix="Export as float32; if it disagrees there, too, please report it.",
+            )
+    same = float((found.argmax(-1) == expected.argmax(-1)).double().mean())
+    return Exported(gap=gap, same_choice=same, prompts_alone=alone)
+
+
+def _require_portable_adapter(source: str, settings: dict[str, Any] | None) -> None:
+    """Raise `ModelError` if there is no adapter, or its base exists on this machine alone."""
+    if settings is None:
+        raise ModelError(
+            f"{source} is a whole model, and has no adapter",
+            where="--adapter",
+            fix="Leave the option out.",
+        )
+    base = str(settings["base_model_name_or_path"])
+    if looks_local(base):
+        raise ModelError(
+            f"the adapter's base is a folder of this machine ({base}), which nobody else has",
+            where="--adapter",
+            fix=f"Leave the option out, which merges the two; or write the base's Hub name into "
+            f"{ADAPTER_FILE}.",
+        )
+
+
+def _known_recipe(source: str) -> Recipe | None:
+    try:
+        return recipe_for(source)
+    except ConfigError:
+        log.info("%s is not in a run folder: nothing is said of how to prompt it.", source)
+        return None
+
+
+def _load(path: str, lora: LoraConfig | None = None) -> Policy:
+    return load_policy(ModelConfig(path=path, dtype="float32", lora=lora), path, seed=0)
+
+
+@torch.no_grad()
+def _probe(policy: Policy) -> Tensor:
+    """Log-probs [rows, tokens, V] in float32 on token ids spread over the vocabulary."""
+    ids = (torch.arange(128).view(4, 32) * 7919 + 11) % policy.vocabulary
+    logprobs: Tensor = policy.model(ids, use_cache=False).logits.float().log_softmax(-1)
+    return logprobs
+
+
+# --- how the model is prompted -------------------------------------------------------------------
+
+_QUESTIONS = ("What is 3 + 4?", 'Let $x^2 = 9$.\nFind the "larger" x, in {x}.')
+
+
+def _make_portable(prepared: Prepared, tokenizer: Any) -> bool:
+    """Give the tokenizer a chat template that writes the whole prompt of training.
+
+    Returns:
+        Whether it does, token by token; where it does not, the template stays as it was.
+    """
+    fmt, before = prepared.format, tokenizer.chat_template
+    problems = [Problem(id="q", question=q, answer="?", source="export") for q in _QUESTIONS]
+    prompts = [render(problem, fmt, prepared.tokenizer) for problem in problems]
+    if not uses_chat(fmt, prepared.tokenizer):
+        starts = prompts[0].token_ids[0] == tokenizer.bos_token_id
+        bos = "{{- bos_token -}}" if starts else ""
+        tokenizer.chat_template = bos + own_chat_template(fmt, fmt.plain)
+    elif fmt.chat == "install" or not isinstance(before, str):
+        tokenizer.chat_template = prepared.tokenizer.chat_template
+    else:
+        system, opened = json.dumps(fmt.system), json.dumps(fmt.prefix)
+        first = f"[{{'role': 'system', 'content': {system}}}] + messages"
+        if [message["role"] for message in prompts[0].messages or ()] == ["user"]:
+            joined = f"{json.dumps(fmt.system + chr(10) * 2)} + messages[0]['content']"
+            first = f"[{{'role': 'user', 'content': {joined}}}] + messages[1:]"
+        tokenizer.chat_template = (
+            "{%- if messages[0]['role'] != 'system' -%}"
+            f"{{%- set messages = {first if fmt.system else 'messages'} -%}}"
+            f"{{%- endif -%}}{before}"
+            f"{{%- if add_generation_prompt -%}}{{{{- {opened} -}}}}{{%- endif -%}}"
+        )
+    for problem, prompt in zip(problems, prompts, strict=True):
+        turn = [{"role": "user", "content": problem.question}]
+        ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
+        if tuple(ids) != prompt.token_ids:
+            tokenizer.chat_template = before
+            return False
+    return True
+
+
+def _set_generation(prepared: Prepared, policy: Policy) -> None:
+    """Stop tokens and sampling, for programs that read them."""
+    config, params = policy.model.generation_config, prepared.evaluation_params()
+    assert config is not None, "a model that generates has one"
+    config.eos_token_id = list(prepared.stop_tokens.all)
+    config.max_new_tokens = params.max_new_tokens
+    config.do_sample = params.temperature > 0
+    # Whatever the base model came with; greedy decoding has none of them.
+    config.temperature = params.temperature if params.temperature > 0 else None
+    config.top_p = config.top_k = None
+
+
+def _record(prepared: Prepared, source: str, *, in_template: bool) -> dict[str, Any]:
+    """The content of `grouper.json`."""
+    run, fmt, recipe = run_of(source), prepared.format, prepared.recipe
+    if recipe.prompt.template == "auto":  # the export has a chat template in any case
+        chat = uses_chat(fmt, prepared.tokenizer)
+        recipe = recipe.override(f"prompt.template={'chat' if chat else 'plain'}")
+    # Folders of this machine mean nothing elsewhere.
+    settings = recipe.model_dump(mode="json", exclude={"output_dir", "save_path"})
+    results = RunFolder(run).read_evaluations() if run is not None else []
+    return {
+        "format": 1,
+        "recipe": settings,
+        "prompt": {
+            "format": fmt.name,
+            "system": fmt.system,
+            "prefix": fmt.prefix,
+            "stop": list(fmt.stop),
+            "stop_token_ids": list(prepared.stop_tokens.all),
+            "in_chat_template": in_template,
+        },
+        "sampling": asdict(prepared.evaluation_params()),
+        "evaluations": [evaluation_summary(result) for result in results],
+    }

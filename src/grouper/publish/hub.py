@@ -1,0 +1,210 @@
+"""Pushing to the Hub: a folder on request, and checkpoints while a run goes on.
+
+The token comes from the environment or the Hub's own login (`hf auth login`), is never written, and
+is masked in messages. The Hub knows files by their content, so that a push that was cut off uploads
+only what is missing when it is repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of httpx, or what follows it
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    OfflineModeIsEnabled,
+)
+
+from grouper.errors import ModelError, first_line, hide
+from grouper.models.folders import EXPORT_FILE, model_in
+from grouper.publish.export import export_model
+from grouper.training.checkpoint import BEST_FILE, OPTIMIZER_FOLDER, STATE_FILE, TrainState
+from grouper.training.loop import Hook
+from grouper.training.run import Run
+
+log = logging.getLogger(__name__)
+
+# What a new repository holds by itself.
+_EMPTY = {".gitattributes", "README.md"}
+# Seconds that the end of a run waits for a checkpoint's upload.
+CLOSING_SECONDS = 600.0
+
+
+def push(
+    folder: Path,
+    repo: str,
+    *,
+    private: bool = True,
+    revision: str | None = None,
+    tag: str | None = None,
+    message: str = "Upload by Grouper",
+) -> str:
+    """Upload a model folder, and return the address of the commit.
+
+    Args:
+        folder: of an export or a checkpoint; what only training needs is left out.
+        repo: `owner/name`, or `name` of the token's owner; made if it is not there.
+        private: whether a repository that is made can be seen by its owner alone.
+        revision: a branch to push to, made if it is not there; left out: main.
+        tag: a name for this commit.
+        message: of the commit.
+
+    Raises:
+        ModelError: there is no token or no right, the Hub cannot be reached, or the repository
+            holds something that Grouper did not push.
+    """
+    token = get_token()
+    if token is None:
+        raise ModelError(
+            "there is no token for the Hub",
+            where="push",
+            fix="Run `hf auth login`, or set HF_TOKEN in the environment.",
+        )
+    hide(token, "${HF_TOKEN}")
+    api = HfApi(token=token)
+    with _explained(repo):
+        repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
+        there = {*api.list_repo_files(repo)}
+        if there - _EMPTY and EXPORT_FILE not in there:
+            raise ModelError(
+                f"{repo} exists, and holds something that Grouper did not push "
+                f"({', '.join(sorted(there - _EMPTY)[:3])})",
+                where="push",
+                fix="Choose another name.",
+            )
+        if revision is not None:
+            api.create_branch(repo, branch=revision, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repo,
+            folder_path=folder,
+            revision=revision,
+            commit_message=message,
+            ignore_patterns=[f"{OPTIMIZER_FOLDER}/*", STATE_FILE, BEST_FILE],
+            # Shards of an earlier push, if this one has others.
+            delete_patterns="*.safetensors",
+        )
+        if tag is not None:
+            api.create_tag(repo, tag=tag, revision=commit.oid, exist_ok=True)
+    return str(commit.commit_url)
+
+
+@contextlib.contextmanager
+def _explained(repo: str) -> Iterator[None]:
+    """Raise what the Hub or the network refuses as one `ModelError`."""
+    try:
+        yield
+    except HFValidationError as error:
+        raise ModelError(
+            f"{repo!r} is not a name that the Hub has ({first_line(error)})",
+            where="push",
+            fix="Write OWNER/NAME, of letters, digits, -, _ and dots.",
+        ) from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        fixes = {
+            401: "The token is not valid: run `hf auth login`, or set HF_TOKEN to a new one.",
+            403: "The token has no right to write there: make one with write access, or choose a "
+            "name of your own.",
+        }
+        raise ModelError(
+            f"the Hub refuses to let {repo} be pushed to (status {status})",
+            where="push",
+            fix=fixes.get(status, "Push again: what has arrived is not sent twice."),
+        ) from error
+    # An upload that breaks off is a RuntimeError.
+    except (OSError, HTTPError, OfflineModeIsEnabled, RuntimeError) as error:
+        raise ModelError(
+            f"the Hub cannot be reached ({first_line(error)})",
+            where="push",
+            fix="Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and push again: what has "
+            "arrived is not sent twice.",
+        ) from error
+
+
+def export_and_push(
+    source: str,
+    repo: str,
+    *,
+    adapter: bool = False,
+    private: bool = True,
+    revision: str | None = None,
+    license_id: str | None = None,
+) -> str:
+    """Push a model: an exported folder as it is, any other as `export_model` would write it.
+
+    Raises:
+        ModelError: as `export_model` and `push`.
+    """
+    folder = Path(source).expanduser()
+    if (folder / EXPORT_FILE).is_file():
+        return push(folder, repo, private=private, revision=revision)
+    with tempfile.TemporaryDirectory(prefix="grouper-push-") as place:
+        target = Path(place) / "model"
+        export_model(source, target, adapter=adapter, name=repo, license_id=license_id)
+        return push(target, repo, private=private, revision=revision)
+
+
+class PushCheckpoints(Hook):
+    """Pushes every checkpoint as a revision while training goes on; a failure is only reported.
+
+    Args:
+        repo: as in `push`.
+    """
+
+    def __init__(self, repo: str) -> None:
+        self._repo = repo
+        self._last: Future[None] | None = None
+
+    def checkpoint_saved(self, run: Run, state: TrainState, folder: Path) -> None:
+        """Push a checkpoint in the background, unless the one before is still on its way."""
+        if run.processes.rank != 0:
+            return
+        tag = f"{state.phase}-{state.step:06d}"
+        if self._last is not None and not self._last.done():
+            log.warning("%s is not pushed: the one before is still being uploaded.", tag)
+            return
+        # Old checkpoints are removed while the upload goes on; links keep what they hold.
+        place = Path(tempfile.mkdtemp(dir=run.path, prefix=".push-", suffix=".tmp"))
+        for file in folder.iterdir():
+            if file.is_file():
+                os.link(file, place / file.name)
+        (place / EXPORT_FILE).write_text('{"format": 1, "checkpoint": true}\n', encoding="utf-8")
+        self._last = Future()
+        arguments = (place, tag, self._last)
+        threading.Thread(target=self._push, args=arguments, daemon=True).start()
+
+    def _push(self, place: Path, tag: str, done: Future[None]) -> None:
+        try:
+            push(place, self._repo, tag=tag, message=f"Checkpoint {tag}")
+            log.info("Pushed %s to %s.", tag, self._repo)
+        except Exception as error:  # noqa: BLE001 - nothing that a push does may end a run
+            log.warning("%s was not pushed: %s", tag, error)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+            done.set_result(None)
+
+    def run_ends(self, run: Run) -> None:
+        """Push the trained model with its card, after the last checkpoint."""
+        if run.processes.rank != 0:
+            return
+        if self._last is not None:
+            with contextlib.suppress(TimeoutError):
+                self._last.result(CLOSING_SECONDS)
+        try:
+            trained = model_in(str(run.path))
+            run.display.say(f"Pushed {trained}: {export_and_push(trained, self._repo)}")
+        except Exception as error:  # noqa: BLE001 - as above: the run is finished and saved
+            log.warning(
+                "The model was not pushed: %s\nTry again: grouper push %s %s",
+                *(error, run.path, self._repo),
+            )

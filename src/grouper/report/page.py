@@ -1,0 +1,507 @@
+"""The report: a run, or several, as one HTML file that needs no network.
+
+What a model or a data set wrote is data: control characters and direction marks are shown as
+escapes, HTML is escaped, long texts are cut, and the rest reaches the page as JSON that a script
+puts into text nodes. The file stays below 3 MB: what is left out is said in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from grouper.errors import DataError, RunFolderError
+from grouper.evaluation.compare import (
+    compare,
+    label,
+    render_answers,
+    render_metrics,
+    render_parts,
+    render_table,
+)
+from grouper.evaluation.result import EvaluationItem, EvaluationResult
+from grouper.files import read_lines, write_atomic
+from grouper.report import charts
+from grouper.report.curves import draw_curves
+from grouper.report.panels import RunView, overlaid, panels_of
+from grouper.runs.folder import PHASES, RunFolder
+from grouper.runs.identity import flat_settings, numbers_in_words
+from grouper.runs.samples import printable
+
+# Bytes of JSON that completions may take, for all runs together.
+ROLLOUT_BYTES, EVALUATION_BYTES, TRACE_BYTES = 800_000, 700_000, 400_000
+# Steps whose rollouts are looked at, and points of all curves of one metric together.
+MOST_STEPS, MOST_POINTS = 40, 400
+# Problems of a set whose completions may be in the page.
+MOST_PROBLEMS = 300
+# Characters of a text: its beginning and, after what is left out, its end.
+HEAD, TAIL = 2400, 1200
+MOST_EVENTS = 60
+READING = (
+    "running mean over a tenth of the steps. Point at a chart, or focus it and use the arrow keys, "
+    "to read its values."
+)
+FIELDS = (
+    "problem_id", "completion", "answer", "extracted", "verdict", "reason", "finish_reason",
+    "tokens", "rewards", "reward", "advantage", "sample",
+)  # fmt: skip
+"""Of a rollout or an item of an evaluation, as the page has them."""
+# What a row of another version may lack.
+_EMPTY = dict.fromkeys(("prompt", *FIELDS[:3], "verdict", "reason", "finish_reason"), "")
+
+
+def write_report(runs: Sequence[RunFolder | RunView], path: Path | None = None) -> Path:
+    """Write what the run folders hold so far as one HTML file.
+
+    Args:
+        runs: one, or several whose curves are laid over each other.
+        path: the file; `report.html` in the first run folder by default.
+
+    Returns:
+        The path written.
+
+    Raises:
+        RunFolderError: a run cannot be read, or the file not written.
+    """
+    views = [run if isinstance(run, RunView) else RunView.of(run) for run in runs]
+    target = path or views[0].folder.path / "report.html"
+    # A text of a model may hold lone surrogates, which UTF-8 cannot carry.
+    write_atomic(target, _page(views).encode("utf-8", "backslashreplace"))
+    return target
+
+
+def draw_pictures(folder: RunFolder) -> None:
+    """Draw everything that is drawn of a run, into its folder."""
+    run = RunView.of(folder)
+    write_report([run])
+    draw_curves(run)
+
+
+def _page(runs: Sequence[RunView]) -> str:
+    names = [run.name for run in runs]
+    names = names if len({*names}) == len(names) else [str(run.folder.path) for run in runs]
+    views = dict(zip(names, runs, strict=True))
+    panels = panels_of(runs[0])
+    if len(runs) > 1:
+        panels = overlaid({name: panels_of(run) for name, run in views.items()})
+    most = max(60, MOST_POINTS // len(runs))
+    drawn = [charts.chart(panel, most) for panel in panels]
+    completions = _Completions(len(runs))
+    for name, run in views.items():
+        completions.add(run, f"{name}: " if len(runs) > 1 else "")
+    size = -(-max(len(run.of_phase(phase)) for run in runs for phase in PHASES) // most)
+    grain = f"Faint: {f'means of {size} steps' if size > 1 else 'every step'}; strong: " + READING
+    state = "; ".join(f"{run.folder.path}: {_state(run)}" for run in runs)
+    now = datetime.now().astimezone().isoformat(" ", "minutes")
+    sections: Sequence[tuple[str, str, str, list[Part]]] = (
+        ("verdict", "Verdict", "Did it get better?", [*_verdicts(views), *_results(views)]),
+        ("findings", "Findings", "Findings", [*_findings(views)]),
+        ("curves", "Curves", "Curves", [("", [_cell(grain)])]),
+        ("parts", "Parts", "By subject, level and length", [*_parts(views)]),
+        ("completions", "Completions", "Completions", [("", [*map(_cell, completions.notes)])]),
+        ("same", "Before and after", "The same problem before and after", [("", [])]),
+        ("recipe", "Recipe", "Settings that differ from the defaults", [_recipes(views)]),
+        ("environment", "Environment", "Environment", [_environments(views)]),
+    )
+    return (
+        _templates()
+        .get_template("report.html")
+        .render(
+            title=" against ".join(names) if len(runs) < 4 else f"{len(runs)} runs",
+            about=f"{state}. Written {now} by Grouper {version('grouper-rl')}.",
+            sections=[
+                dict(zip(("id", "name", "title", "parts"), section, strict=True))
+                for section in sections
+                if section[-1]
+            ],
+            panels=[
+                {"title": p.title, "unit": p.unit, "svg": c["svg"], "lines": c["values"]["lines"]}
+                for p, c in zip(panels, drawn, strict=True)
+            ],
+            data=_json(
+                {
+                    "charts": [chart["values"] for chart in drawn],
+                    "inner": charts.INNER,
+                    "fields": ("source", "prompt", "trace", *FIELDS),
+                    "sources": completions.sources,
+                    "prompts": list(completions.prompts),
+                    "rows": completions.rows,
+                }
+            ),
+        )
+    )
+
+
+def _templates() -> Environment:
+    return Environment(
+        loader=PackageLoader("grouper.report"),
+        autoescape=True,
+        finalize=lambda value: (
+            printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _json(value: Any) -> Markup:
+    """JSON inside a script element: ASCII, and nothing that HTML could take for its own."""
+    text = json.dumps(_finite(value), separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)  # noqa: S704 - everything that could end the element is escaped above
+
+
+def _finite(value: Any) -> Any:
+    """The same without NaN and infinities, which JSON in a browser does not know."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+# --- sections: (heading, tables and lines) -------------------------------------------------------
+
+Part = tuple[str, list[dict[str, Any]]]
+Views = Mapping[str, RunView]
+
+
+def _state(run: RunView) -> str:
+    wanted = [p for p in PHASES[1:] if run.recipe and not getattr(run.recipe, f"skip_{p}")]
+    if wanted and all((run.folder.path / phase / "final").is_dir() for phase in wanted):
+        return "finished"
+    last = run.reports[-1] if run.reports else None
+    return f"at {label(last.phase)} step {last.step}" if last else "before its first step"
+
+
+def _tests(run: RunView) -> dict[str, list[EvaluationResult]]:
+    """Set of problems -> base, SFT and GRPO, as far as they were measured on it.
+
+    Validation counts where no other set was measured twice: its first result and its last. What
+    was measured afterwards follows.
+    """
+    splits: dict[str, list[EvaluationResult]] = {}
+    for result in run.evaluations:
+        splits.setdefault(result.split, []).append(result)
+    looks = splits.pop("validation", [])
+    if not any(len(results) > 1 for results in splits.values()):
+        ends = [looks[0], looks[-1]][: len(looks)] if looks else []
+        named = [replace(r, name=f"{label(r.phase)} step {r.step}") for r in ends]
+        splits = {**({"validation": named} if named else {}), **splits}
+    return {**splits, **{name: [*results] for name, results in run.later.items()}}
+
+
+def _verdicts(views: Views) -> Iterator[Part]:
+    """What the first set of problems says about the last model of each run against its first."""
+    for name, run in views.items():
+        tone, text = "unsure", "Nothing has been measured on held-out problems yet."
+        tests = _tests(run)
+        chosen = [split for split, results in tests.items() if len(results) > 1] or [*tests]
+        for split in chosen[:1]:
+            tone, text = _verdict(split, tests[split])
+        yield name if len(views) > 1 else "", [{"text": text, "tone": tone, "kind": "verdict"}]
+
+
+def _verdict(split: str, results: Sequence[EvaluationResult]) -> tuple[str, str]:
+    """Its tone, and the sentences."""
+    first, last = results[0], results[-1]
+    before, after = label(first.name), label(last.name)
+    problems = f"{last.overall.problems} problems of {split}"
+    try:
+        differences = compare([first, last]).differences if len(results) > 1 else ()
+    except DataError:
+        differences = ()
+    if not differences:
+        found = f"{after} solves {100 * last.accuracy:.1f} % of {problems}"
+        return "unsure", f"{found}; there is nothing to compare it with yet."
+    paired = differences[0].paired
+    low, high = (100 * end for end in (paired.interval.low, paired.interval.high))
+    tone, text = {
+        "better": ("good", f"Yes: {after} is better than {before}."),
+        "worse": ("bad", f"No: {after} is worse than {before}."),
+    }.get(paired.verdict, ("unsure", f"No evidence of a change from {before} to {after}."))
+    return tone, (
+        f"{text} {100 * first.accuracy:.1f} % before and {100 * last.accuracy:.1f} % after, of "
+        f"{problems}: {100 * paired.difference:+.1f} points [{low:+.1f}, {high:+.1f}]."
+    )
+
+
+def _results(views: Views) -> Iterator[Part]:
+    """The table of each set of problems; of several runs also of their last models, paired."""
+    for name, run in views.items():
+        for split, results in _tests(run).items():
+            heading = f"Results on {split}" if len(views) == 1 else f"{name}: results on {split}"
+            yield (
+                heading,
+                [
+                    *_compared(results),
+                    *_blocks(render_answers(results)),
+                    *_blocks(render_metrics(results)),
+                ],
+            )
+    last = {name: results[-1] for name, run in views.items() for results in _tests(run).values()}
+    if len(last) > 1:
+        named = [replace(result, name=name) for name, result in last.items()]
+        yield "The last models against each other", [*_compared(named)]
+
+
+def _compared(results: Sequence[EvaluationResult]) -> Iterator[dict[str, Any]]:
+    try:
+        yield from _blocks(render_table(compare(results)))
+    except DataError as error:
+        for result in results:
+            yield from _blocks(render_table(compare([result])))
+        yield {"text": error.paragraph(), "tone": "unsure"}
+
+
+def _parts(views: Views) -> Iterator[Part]:
+    for name, run in views.items():
+        for split, results in _tests(run).items():
+            for by in ("subject", "level", "length"):
+                if (found := render_parts(results, by=by)) is not None:
+                    yield f"{name}: {split} by {by}", [*_blocks(found)]
+
+
+def _findings(views: Views) -> Iterator[Part]:
+    """What went wrong, how often steps taught something and why others did not, and events."""
+    for name, run in views.items():
+        blocks: list[dict[str, Any]] = [
+            {
+                "text": f"{f.name} ({f.phase} step {f.steps[0]} to {f.steps[1]})\n{f}",
+                "tone": "unsure",
+                "kind": "finding",
+            }
+            for f in run.findings()
+        ]
+        nothing = "Nothing that Grouper knows of went wrong." if run.reports else ""
+        if run.trouble or not blocks:
+            blocks.append(_cell(run.trouble or nothing or "No step has been done yet."))
+        counts = Counter((r.phase, r.status) for r in run.reports)
+        rows = [
+            (
+                _cell(f"{label(phase)}: {status}"),
+                _cell(f"{100 * count / len(run.of_phase(phase)):.0f} %"),
+                _words(_steps([r.step for r in run.of_phase(phase) if r.status == status])),
+            )
+            for (phase, status), count in counts.items()
+        ]
+        events = [(f"{r.phase} {r.step}", e) for r in run.reports for e in r.events]
+        blocks += _table(("status of the steps", "share", "which"), rows)
+        shown = [(_cell(step), _words(event)) for step, event in events[:MOST_EVENTS]]
+        blocks += _table((f"{len(shown)} of {len(events)} events", "what happened"), shown)
+        yield name if len(views) > 1 else "", blocks
+
+
+def _steps(numbers: Sequence[int]) -> str:
+    text = numbers_in_words(numbers)
+    return text if len(text) < 160 else f"{text[:160]} ..."
+
+
+def _recipes(views: Views) -> Part:
+    texts = {"name", "description", "note"}
+    tables = [
+        {"recipe": run.trouble}
+        if run.recipe is None
+        else dict(
+            flat_settings(run.recipe.model_dump(mode="json", exclude_defaults=True, exclude=texts))
+        )
+        for run in views.values()
+    ]
+    return "", _side_by_side(views, tables)
+
+
+def _environments(views: Views) -> Part:
+    tables = []
+    for run in views.values():
+        info = run.folder.read_info()
+        facts = {"recipe": info.recipe_hash, **info.versions, **info.host, **(info.resolved or {})}
+        facts |= {f"data: {name}": mark for name, mark in info.fingerprints.items()}
+        facts |= {f"code: {name}": mark for name, mark in info.code.items()}
+        for change in info.changes:
+            facts[f"changed at {change.phase} step {change.step}"] = str(change.changes)
+        tables.append(facts)
+    return "", _side_by_side(views, tables)
+
+
+def _side_by_side(views: Views, tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row per setting and a column per run; where these differ, it is marked."""
+    rows = []
+    for key in dict.fromkeys(key for found in tables for key in found):
+        values = [str(found.get(key, "-")) for found in tables]
+        tone = "words unsure" if len({*values}) > 1 else "words"
+        rows.append([_words(key), *({**_words(value), "tone": tone} for value in values)])
+    return _table(("", *views) if len(views) > 1 else ("", "value"), rows)
+
+
+# --- blocks: a table, or a line of text ----------------------------------------------------------
+
+
+def _table(head: Sequence[str], rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """A table, unless it has no rows."""
+    return [{"head": head, "rows": rows}] if rows else []
+
+
+_TONES = {"green": "good", "red": "bad", "yellow": "unsure"}
+
+
+def _blocks(thing: Any) -> Iterator[dict[str, Any]]:
+    """Tables and lines for a terminal as the page takes them."""
+    if isinstance(thing, Group):
+        for inner in thing.renderables:
+            yield from _blocks(inner)
+    elif isinstance(thing, Table):
+        columns = [[_cell(cell) for cell in column.cells] for column in thing.columns]
+        head = [str(column.header) for column in thing.columns]
+        yield from _table(head, [*zip(*columns, strict=True)])
+    elif isinstance(thing, Text | str) and str(thing):
+        yield _cell(thing)
+
+
+def _cell(thing: Any) -> dict[str, str]:
+    style = str(getattr(thing, "style", ""))
+    return {"text": str(thing), "tone": next((t for c, t in _TONES.items() if c in style), "")}
+
+
+def _words(text: object) -> dict[str, str]:
+    """A cell that may be wrapped."""
+    return {"text": _cut(str(text)), "tone": "words"}
+
+
+# --- completions ---------------------------------------------------------------------------------
+
+
+def _cut(text: str) -> str:
+    """A text for people: what steers a terminal or the page is escaped, and what is long is cut."""
+    if len(text) > HEAD + TAIL:
+        left_out = f"\n[... {len(text) - HEAD - TAIL:,} characters are left out here ...]\n"
+        text = text[:HEAD] + left_out + text[-TAIL:]
+    return printable(text)
+
+
+@dataclass
+class _Completions:
+    """Collects what the page holds of rollouts and evaluations, and says what it leaves out."""
+
+    runs: int
+    rows: list[list[Any]] = field(default_factory=list)
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    prompts: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    trace_room: int = 0
+
+    def add(self, run: RunView, prefix: str) -> None:
+        """Add what is kept of a run."""
+        self._evaluations(run, prefix)
+        self._rollouts(run, prefix)
+
+    def _source(self, name: str, compared: str = "") -> int:
+        self.sources.append({"name": name, "compared": compared})
+        return len(self.sources) - 1
+
+    def _put(self, source: int, row: Mapping[str, Any]) -> int:
+        """Add a row; returns how many bytes it takes, its tokens left out."""
+        row = {**_EMPTY, **row}
+        before, prompt = len(self.prompts), _cut(row["prompt"])
+        place = self.prompts.setdefault(prompt, before)
+        values = [_cut(v) if isinstance(v := row.get(name), str) else v for name in FIELDS]
+        self.rows.append([source, place, self._trace(row), *values])
+        return len(json.dumps([values, prompt if place == before else place]))
+
+    def _trace(self, row: Mapping[str, Any]) -> list[Any] | None:
+        """The tokens of a rollout with what was recorded of each, if there is room for them."""
+        texts = row.get("token_texts")
+        if texts is None:
+            return None
+        trace: list[Any] = [[printable(text) for text in texts]]
+        for name in ("logprobs", "trainer_logprobs", "entropies"):
+            values = row.get(name)
+            trace.append(values and [round(value, 3) for value in values])
+        trace.append(row.get("clipped") or [])
+        size = len(json.dumps(trace))
+        if size > self.trace_room:
+            return None
+        self.trace_room -= size
+        return trace
+
+    def _evaluations(self, run: RunView, prefix: str) -> None:
+        """Problems of each set in turn: what got worse, better, stayed wrong, stayed right."""
+        groups = _tests(run)
+        looks = [r for r in run.evaluations if r.split == "validation"]
+        groups |= {} if "validation" in groups or not looks else {"validation": looks[-1:]}
+        budget = EVALUATION_BYTES // (self.runs * max(1, len(groups)))
+        for name, results in groups.items():
+            compared = name if len(results) > 1 or self.runs > 1 else ""
+            ids, kept, left = _in_turn(results), 0, budget
+            wanted = {*ids[:MOST_PROBLEMS]}
+            items: dict[str, list[tuple[int, EvaluationItem]]] = {}
+            for result in results:
+                source = self._source(f"{prefix}{label(result.name)} on {result.split}", compared)
+                for item in result.items:
+                    if item.problem_id in wanted:
+                        items.setdefault(item.problem_id, []).append((source, item))
+            for problem in ids[:MOST_PROBLEMS]:
+                if left < 0:
+                    break
+                kept += 1
+                left -= sum(self._put(source, asdict(item)) for source, item in items[problem])
+            if kept < len(ids):
+                self.notes.append(
+                    f"{prefix}Of {name}, {kept} of {len(ids)} problems are here, in turn those "
+                    "that got worse, got better, stayed wrong and stayed right."
+                )
+
+    def _rollouts(self, run: RunView, prefix: str) -> None:
+        """Evenly spaced steps, and of each those rollouts first whose tokens were recorded."""
+        files = [*run.folder.rollout_files()]
+        count = min(len(files), MOST_STEPS // self.runs)
+        chosen = [files[i * (len(files) - 1) // max(1, count - 1)] for i in range(count)]
+        budget = ROLLOUT_BYTES // (self.runs * max(1, count))
+        kept = whole = 0
+        for phase, step, file in chosen:
+            try:
+                rows = [*read_lines(file)]
+            except RunFolderError as error:
+                self.notes.append(f"Left out: {error.paragraph()}")
+                continue
+            rows.sort(key=lambda row: "token_texts" not in row)
+            source, left = self._source(f"{prefix}{label(phase)} step {step}"), budget
+            self.trace_room += TRACE_BYTES // (self.runs * count)  # what is left is for later ones
+            for row in rows:
+                if left < 0:
+                    break
+                left -= self._put(source, row)
+                kept += 1
+            whole += len(rows)
+        if not files:
+            self.notes.append(f"{prefix}No rollouts are stored in the run folder.")
+        elif kept < whole or count < len(files):
+            self.notes.append(
+                f"{prefix}Rollouts of {count} of {len(files)} steps are here, evenly spaced, "
+                f"and {kept:,} of the {whole:,} of these steps. `grouper show` reads all of them."
+            )
+
+
+def _in_turn(results: Sequence[EvaluationResult]) -> list[str]:
+    """Problem ids in turn: one that got worse, got better, stayed wrong, stayed right."""
+    first, last = results[0].scores, results[-1].scores
+    kinds: list[list[str]] = [[], [], [], []]
+    for name in {**first, **last}:
+        before, after = first.get(name, 0.0), last.get(name, 0.0)
+        kinds[0 if after < before else 1 if after > before else 2 if after < 1 else 3].append(name)
+    turns: Iterable[tuple[str | None, ...]] = itertools.zip_longest(*kinds)
+    return [name for turn in turns for name in turn if name is not None]

@@ -1,0 +1,189 @@
+"""The samplers that a recipe can name in `sampling.engine`: each a function and a row."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grouper.config.schema import EngineName, Recipe
+from grouper.errors import ConfigError, require_vllm
+from grouper.models.device import DTYPES
+from grouper.models.loading import context_length
+from grouper.models.policy import Policy
+from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.sampling.base import ModelSampler
+from grouper.sampling.native import NativeSampler
+from grouper.sampling.vllm import (
+    Engine,
+    LocalEngine,
+    VllmSampler,
+    engine_arguments,
+    tolerance_of,
+    write_shape,
+)
+from grouper.sampling.vllm_server import ServerEngine, ServerProcess, shared_secret
+from grouper.sampling.weights import SamplingWeights, copy_dtype
+
+log = logging.getLogger(__name__)
+
+# The pre-flight samples completions of up to this many times the budget.
+STRETCH = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class Samplers:
+    """Makes the samplers of a recipe; an engine that was started serves all of them.
+
+    Args:
+        recipe: names the engine.
+        tokenizer: of all its models.
+        stop_token_ids: ids that end a completion.
+        longest: tokens of the longest completion.
+        processes: those that train together.
+    """
+
+    recipe: Recipe
+    tokenizer: Any
+    stop_token_ids: Sequence[int]
+    longest: int
+    processes: ProcessGroup = field(default_factory=SingleProcess)
+    ends: ExitStack = field(default_factory=ExitStack)
+    """What `close` has to end."""
+    _started: Engine | None = None
+
+    def over(self, policy: Policy, *, copy_now: bool = False) -> ModelSampler:
+        """A sampler over a policy's weights.
+
+        Args:
+            policy: whose weights.
+            copy_now: copy the weights while they are still in one piece, if there is to be a copy.
+        """
+        return SAMPLERS[self.recipe.sampling.engine](self, policy, copy_now)
+
+    def max_length(self, config: Any) -> int | None:
+        """The longest sequence that an engine has to have room for."""
+        most = self.recipe.prompt.max_prompt_tokens + STRETCH * self.longest
+        limit = context_length(config)
+        return most if limit is None else min(most, limit)
+
+    def dtype(self, computed: str) -> str:
+        """What vLLM computes in: what the recipe wants of a copy, else what the trainer does."""
+        wanted = self.recipe.sampling.dtype
+        return wanted if wanted in DTYPES else computed
+
+    def served(
+        self, config: Any, folder: Path, *, computed: str, device: str
+    ) -> tuple[str, dict[str, Any]]:
+        """The name of a model that vLLM is to serve, and the arguments of its engine.
+
+        Args:
+            config: of the model; written to `folder` with the tokenizer.
+            folder: exists.
+            computed: the dtype that the trainer computes in.
+            device: the type of vLLM's.
+        """
+        name = write_shape(folder, config, self.tokenizer)
+        sampling, length = self.recipe.sampling, self.max_length(config)
+        dtype = self.dtype(computed)
+        return name, engine_arguments(sampling, dtype=dtype, device=device, max_length=length)
+
+    def engine_of_vllm(self, policy: Policy) -> Engine:
+        """The engine for models of this shape, started with the first one."""
+        if self._started is None:
+            folder = tempfile.TemporaryDirectory(prefix="grouper-vllm-")
+            self._started = _start_vllm(self, policy, Path(self.ends.enter_context(folder)))
+            self.ends.callback(self._started.close)
+        return self._started
+
+    def close(self) -> None:
+        """End what was started."""
+        self.ends.close()
+        self._started = None
+
+
+def _native(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
+    sampling = samplers.recipe.sampling
+    dtype = copy_dtype(sampling, samplers.recipe.model, policy.device.type)
+    return NativeSampler(
+        SamplingWeights(policy, dtype, copy_now=copy_now),
+        samplers.tokenizer,
+        stop_token_ids=samplers.stop_token_ids,
+        max_slots=sampling.max_slots,
+        max_length=context_length(policy.model.config),
+    )
+
+
+def _vllm(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
+    del copy_now  # it gathers the weights at every push
+    sampling = samplers.recipe.sampling
+    return VllmSampler(
+        policy,
+        samplers.engine_of_vllm(policy),
+        samplers.tokenizer,
+        stop_token_ids=samplers.stop_token_ids,
+        max_length=samplers.max_length(policy.model.config),
+        tolerance=tolerance_of(
+            sampling, engine=samplers.dtype(_name(policy)), trainer=_name(policy)
+        ),
+    )
+
+
+SAMPLERS: dict[EngineName, Callable[[Samplers, Policy, bool], ModelSampler]] = {
+    "native": _native,
+    "vllm": _vllm,
+}
+
+
+def _name(policy: Policy) -> str:
+    return str(policy.products_dtype).removeprefix("torch.")
+
+
+def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
+    """Start vLLM, or connect to its servers, as the recipe says.
+
+    Raises:
+        ConfigError: vLLM is missing or of another version, or cannot be used like this.
+        ModelError: it does not start, or serves another model.
+    """
+    recipe, settings = samplers.recipe, samplers.recipe.sampling.vllm
+    if samplers.processes.size > 1:
+        raise ConfigError(
+            f"vLLM samples for one training process, and there are {samplers.processes.size}",
+            where="sampling.engine",
+            fix="Leave --nproc out, or use sampling.engine=native.",
+        )
+    started = time.perf_counter()
+    if not settings.urls:
+        log.info("Starting vLLM %s (%s); this takes a minute.", require_vllm(), settings.mode)
+    config, computed = policy.model.config, _name(policy)
+    config.architectures = config.architectures or [type(policy.model).__name__]
+    name, arguments = samplers.served(config, folder, computed=computed, device=policy.device.type)
+    engine: Engine
+    if settings.mode == "colocate":
+        engine = LocalEngine(folder, arguments)
+    else:
+        secret = shared_secret() if settings.urls else secrets.token_hex(32)
+        own = [
+            ServerProcess(folder, name, arguments, secret=secret, device=number)
+            for number in (() if settings.urls else settings.devices or (None,))
+        ]
+        for process in own:
+            samplers.ends.callback(process.close)
+        engine = ServerEngine(
+            settings.urls or [process.url for process in own],
+            secret,
+            name=name,
+            dtype=DTYPES[samplers.dtype(computed)],
+            settings=settings,
+            concurrency=recipe.sampling.max_slots,
+            processes=own,
+        )
+    log.info("vLLM is there after %.0f seconds.", time.perf_counter() - started)
+    return engine

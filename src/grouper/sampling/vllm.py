@@ -1,0 +1,427 @@
+"""vLLM behind the sampler protocol: requests and answers, and weights that are proved fresh.
+
+`VllmSampler` is the adapter. It pushes the policy's weights whenever those of the engine are of
+another version, has the push acknowledged, and then compares log-probs with the trainer's on fixed
+prompts; beyond the tolerance nothing is sampled. An `Engine` is vLLM in this process
+(`LocalEngine`) or behind HTTP (`vllm_server.py`). Engines start with random weights, so that a
+push that was skipped cannot look like an old policy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from grouper.algorithms.batching import unweighted_rows
+from grouper.errors import ConfigError, ModelError, first_line
+from grouper.models.policy import Policy
+from grouper.sampling.base import SampleRequest, check_lengths
+from grouper.sampling.stops import StopStrings
+from grouper.sampling.vllm_worker import BACKEND, EXTENSION, HANDED
+from grouper.sampling.weights import whole_weights
+from grouper.types import Completion, FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from grouper.config.schema import SamplingConfig
+
+# Tokens of the fixed prompts: one within a block of the prefix cache (128 tokens on a CPU, 16 on a
+# GPU), and one that shares a block with its last time, so that a stale cache is seen.
+_CANARIES = (24, 200)
+_CANARY_TOKENS = 8
+
+# Mean difference of log-probs, by whether both sides compute in float32.
+_TOLERANCE = {True: 1e-5, False: 0.02}
+
+# vLLM reads these when it is imported.
+_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
+# What the user may set otherwise.
+ENVIRONMENT_DEFAULTS = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+class Ask(NamedTuple):
+    """One completion to draw, in vLLM's words."""
+
+    prompt: tuple[int, ...]
+    params: dict[str, Any]
+    """Arguments of `vllm.SamplingParams`, which are also fields of a request over HTTP."""
+    replica: int | None = None
+    """Which one is to draw it; None: any."""
+
+
+class Answer(NamedTuple):
+    """What came back."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stopped: bool
+    """False: cut off at its longest length."""
+
+
+class Engine(Protocol):
+    """vLLM, wherever it runs."""
+
+    replicas: int
+
+    def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
+        """Yield (index, answer) as each finishes."""
+
+    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str) -> None:
+        """Give every replica these weights, and clear its prefix cache."""
+
+    def tag(self) -> str | None:
+        """Of the weights that every replica says it has; None if they differ, or have none."""
+
+    def rest(self) -> None:
+        """Nothing is drawn for a while: give the device's memory back, weights included."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class VllmSampler:
+    """Draws completions with vLLM from the weights of a policy.
+
+    Args:
+        policy: the policy being trained, or measured.
+        engine: runs a model of the policy's shape.
+        tokenizer: for decoding and stop strings.
+        stop_token_ids: ids that end a completion.
+        max_length: the longest sequence the engine takes, or None.
+        tolerance: how far the engine's log-probs may be from the policy's, mean in nats.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        engine: Engine,
+        tokenizer: Any,
+        *,
+        stop_token_ids: Sequence[int],
+        max_length: int | None,
+        tolerance: float,
+    ) -> None:
+        self._policy, self._engine = policy, engine
+        self._stop_ids = sorted(set(stop_token_ids))
+        self._max_length, self._tolerance = max_length, tolerance
+        self._watcher = functools.cache(functools.partial(StopStrings, tokenizer))
+        # Another sampler over the same engine must never take its weights for ours.
+        self._name = secrets.token_hex(4)
+        self._proved: str | None = None
+        self.gap: float | None = None
+        self.seconds = {"prefill": 0.0, "push": 0.0}
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        """Yield (request index, completion) as each finishes. Zero requests yield nothing.
+
+        Raises:
+            PromptError: a prompt and its completion do not fit.
+            ModelError: the engine is gone, or does not have the policy's weights.
+        """
+        if not requests:
+            return
+        check_lengths(requests, self._max_length)
+        tag = self._freshen()
+        asks = [Ask(r.prompt.token_ids, self._params(r.params, r.key)) for r in requests]
+        try:
+            for index, answer in self._engine.answers(asks):
+                yield index, self._completion(answer, requests[index].params)
+            self._require(tag, "lost its weights while it sampled (has a server started again?)")
+        finally:
+            self._engine.rest()
+
+    def release(self) -> None:
+        """The engine stays: it is ended with the run."""
+
+    def _freshen(self) -> str:
+        """The tag of the policy's weights, once the engine has them and that has been proved."""
+        tag = f"{self._name}-{self._policy.version}"
+        if self._proved == tag and self._engine.tag() == tag:
+            return tag
+        started = time.perf_counter()
+        self._proved = None
+        self._engine.push(whole_weights(self._policy), tag)
+        self._require(tag, "did not acknowledge its weights")
+        self._prove()
+        self._proved = tag
+        self.seconds["push"] += time.perf_counter() - started
+        return tag
+
+    def _require(self, tag: str, otherwise: str) -> None:
+        """Raise `ModelError` if the engine says that it has other weights."""
+        found = self._engine.tag()
+        if found != tag:
+            raise ModelError(
+                f"vLLM {otherwise}: it has {found or 'none'}, not {tag}",
+                where="sampling.engine",
+                fix="Nothing of this step was kept: go on with --resume.",
+            )
+
+    @torch.no_grad()
+    def _prove(self) -> None:
+        """Compare log-probs on the fixed prompts, on every replica. Raises `ModelError`."""
+        room = (self._max_length or max(_CANARIES) + _CANARY_TOKENS) - _CANARY_TOKENS
+        prompts = [
+            tuple(((torch.arange(min(n, room)) * 7919 + 11) % self._policy.vocabulary).tolist())
+            for n in _CANARIES
+        ]
+        quiet = {"stop_token_ids": [], "min_tokens": 0}  # nothing ends early, nothing is masked
+        greedy = SamplingParams(temperature=0.0, max_new_tokens=_CANARY_TOKENS)
+        asks = [
+            Ask(prompt, self._params(greedy, 0) | quiet, replica)
+            for replica in range(self._engine.replicas)
+            for prompt in prompts
+        ]
+        drawn = dict(self._engine.answers(asks))
+        rows = unweighted_rows(
+            [ask.prompt for ask in asks],
+            [drawn[i].token_ids for i in range(len(asks))],
+            range(len(asks)),
+        )
+        ours = self._policy(rows.to(self._policy.device)).logprobs.double().cpu()
+        theirs = torch.tensor([drawn[i].logprobs for i in range(len(asks))], dtype=torch.float64)
+        gaps = (ours - theirs).abs().mean(1)
+        self.gap = float(gaps.max())
+        # What is not finite is found by the update, which says more about it.
+        if self.gap > self._tolerance and bool(ours.isfinite().all()):
+            stale = float(gaps[:: len(prompts)].max()) <= self._tolerance
+            raise ModelError(
+                f"after the push of version {self._policy.version} vLLM's log-probs differ from "
+                f"the trainer's by {self.gap:.3g} nats per token, allowed {self._tolerance:g}: "
+                + ("its prefix cache is stale" if stale else "its weights are others"),
+                where="sampling.engine",
+                fix="Nothing was sampled. A difference of precision: raise sampling.vllm.tolerance "
+                "or set sampling.dtype. Else use sampling.engine=native, and please report it.",
+            )
+
+    def _params(self, params: SamplingParams, key: int) -> dict[str, Any]:
+        """A request: every argument that could change a draw, so that none is inherited."""
+        return {
+            "n": 1,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "min_p": params.min_p,
+            "min_tokens": params.min_new_tokens,
+            "max_tokens": params.max_new_tokens,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "seed": key >> 1,  # 63 bits: vLLM's seeds are signed
+            "stop": list(params.stop),
+            "stop_token_ids": self._stop_ids,
+            "ignore_eos": True,  # the model's own; ours are in stop_token_ids
+            "logprobs": 0,  # of the drawn token alone
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "include_stop_str_in_output": True,
+        }
+
+    def _completion(self, answer: Answer, params: SamplingParams) -> Completion:
+        length, reason = self._end(answer, params)
+        return self._watcher(params.stop).completion(
+            answer.token_ids[:length],
+            answer.logprobs[:length],
+            reason,
+            include_stop=params.include_stop,
+            policy_version=self._policy.version,
+        )
+
+    def _end(self, answer: Answer, params: SamplingParams) -> tuple[int, FinishReason]:
+        """Where a completion ends and why, by the rules of the native sampler.
+
+        vLLM looks for stop strings only after `min_tokens`, so some of what it drew may be too
+        much.
+        """
+        ids, watcher = answer.token_ids, self._watcher(params.stop)
+        if params.stop:
+            known = watcher.candidates
+            for length, token in enumerate(ids, start=1):
+                may = token >= len(known) or known[token]
+                if token not in self._stop_ids and may and watcher.completed(ids[:length]):
+                    return length, FinishReason.STOP_STRING
+        if answer.stopped and ids[-1] in self._stop_ids:
+            return len(ids), FinishReason.STOP_TOKEN
+        # Also where vLLM saw a stop string that is not in the text as we decode it: it was cut off.
+        return len(ids), FinishReason.LENGTH
+
+
+# --- what an engine is started with --------------------------------------------------------------
+
+
+def engine_arguments(
+    sampling: SamplingConfig, *, dtype: str, device: str, max_length: int | None
+) -> dict[str, Any]:
+    """Arguments of vLLM's engine that follow from a recipe.
+
+    Args:
+        sampling: how is sampled.
+        dtype: of weights and products.
+        device: its type.
+        max_length: the longest sequence, or None.
+
+    Raises:
+        ConfigError: `sampling.vllm.params` sets one of them.
+    """
+    chosen: dict[str, Any] = {
+        "dtype": dtype,
+        "load_format": "dummy",  # random: the first push brings the weights
+        "generation_config": "vllm",  # nothing is taken from the model's
+        "max_num_seqs": sampling.max_slots,
+        # At the sampling temperature and before any truncation; see `_not_with_vllm`.
+        "logprobs_mode": "raw_logprobs" if sampling.temperature == 1 else "processed_logprobs",
+        "weight_transfer_config": {"backend": BACKEND},
+        "worker_extension_cls": EXTENSION,
+        "trust_remote_code": False,
+        "seed": 0,  # of draws without a seed, of which there are none
+    }
+    if max_length is not None:
+        chosen["max_model_len"] = max_length
+    if device == "cpu":
+        chosen["enforce_eager"] = True
+    else:
+        chosen["gpu_memory_utilization"] = sampling.vllm.gpu_memory_utilization
+        chosen["enable_sleep_mode"] = sampling.vllm.mode == "colocate"
+    own = sampling.vllm.params
+    if taken := sorted(own.keys() & {*chosen, "model", "tokenizer", "quantization"}):
+        raise ConfigError(
+            f"{', '.join(taken)}: this follows from the rest of the recipe",
+            where="sampling.vllm.params",
+            fix="Leave it out.",
+        )
+    return chosen | own
+
+
+def tolerance_of(sampling: SamplingConfig, *, engine: str, trainer: str) -> float:
+    """How far log-probs may be apart, by the dtypes of both sides."""
+    exact = engine == trainer == "float32"
+    return sampling.vllm.tolerance or _TOLERANCE[exact]
+
+
+def write_shape(folder: Path, config: Any, tokenizer: Any) -> str:
+    """Write what vLLM has to know of a model before it has weights.
+
+    Args:
+        folder: exists.
+        config: of the model, from transformers.
+        tokenizer: from transformers.
+
+    Returns:
+        A name that only models of this shape and tokenizer have.
+    """
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    shape = config.get_text_config()
+    names = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+    known = [getattr(shape, name, None) for name in (*names, "tie_word_embeddings")]
+    text = json.dumps([known, sorted(tokenizer.get_vocab().items())])
+    return f"grouper-{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
+
+
+# --- in this process -----------------------------------------------------------------------------
+
+
+class LocalEngine:
+    """vLLM in this process, on its device.
+
+    Args:
+        folder: configuration and tokenizer.
+        arguments: from `engine_arguments`.
+    """
+
+    replicas = 1
+
+    def __init__(self, folder: Path, arguments: dict[str, Any]) -> None:
+        os.environ |= ENVIRONMENT_DEFAULTS | dict(os.environ) | _ENVIRONMENT
+        threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+        importlib.import_module(EXTENSION.rpartition(".")[0])  # before the model is made
+        self._vllm = importlib.import_module("vllm")
+        with _told("vLLM does not start"):
+            self._llm: Any = self._vllm.LLM(model=str(folder), **arguments)
+        torch.set_num_threads = set_threads  # on a CPU vLLM has switched it off
+        set_threads(threads)
+        self._llm.init_weight_transfer_engine({"init_info": {}})
+        self._sleeps = bool(arguments.get("enable_sleep_mode"))
+        self._asleep = False
+        self._tag: str | None = None
+        self._calls = 0
+
+    def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
+        engine, whole = self._llm.llm_engine, self._vllm.sampling_params.RequestOutputKind
+        self._calls += 1
+        waiting: dict[str, int] = {}
+        try:
+            for number, ask in enumerate(asks):
+                params = self._vllm.SamplingParams(**ask.params, output_kind=whole.FINAL_ONLY)
+                name = f"{self._calls}-{number}"
+                engine.add_request(name, {"prompt_token_ids": list(ask.prompt)}, params)
+                waiting[name] = number
+            while waiting:
+                for output in engine.step():
+                    if output.finished:
+                        yield waiting.pop(output.request_id), _answer(output.outputs[0])
+        finally:
+            if waiting:  # Ctrl-C, or an error elsewhere
+                engine.abort_request(list(waiting))
+
+    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str) -> None:
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
+        self._tag = None
+        HANDED[tag] = weights
+        with _told("vLLM does not take the weights"):
+            self._llm.start_weight_update()
+            self._llm.update_weights({"update_info": {"version": tag}})
+            self._llm.finish_weight_update(tag)
+            if not self._llm.reset_prefix_cache():
+                raise RuntimeError("its prefix cache could not be cleared")
+        self._tag = tag
+
+    def tag(self) -> str | None:
+        return self._tag
+
+    def rest(self) -> None:
+        if self._sleeps and not self._asleep:
+            self._llm.sleep(level=2)  # the weights are pushed again when it wakes
+            self._asleep, self._tag = True, None
+
+    def close(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()
+        self._llm = None
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What vLLM raises inside this block, as a `ModelError`."""
+    try:
+        yield
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{what}: {first_line(error)}",
+            where="sampling.engine",
+            fix="Where it lacks memory: sampling.vllm.gpu_memory_utilization (on a CPU "
+            "VLLM_CPU_KVCACHE_SPACE), sampling.max_slots, sampling.max_new_tokens.",
+        ) from error
+
+
+def _answer(output: Any) -> Answer:
+    ids = tuple(output.token_ids)
+    entries = zip(ids, output.logprobs, strict=True)
+    logprobs = tuple(float(entry[token].logprob) for token, entry in entries)
+    return Answer(ids, logprobs, output.finish_reason == "stop")

@@ -1,0 +1,72 @@
+"""`grouper export`, `push`, `serve`, `chat` and `synthesize` as they are typed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from grouper.models.folders import EXPORT_FILE
+
+
+def test_an_exported_model_is_asked_without_its_run(grouper, exported):
+    question = "Eva has 7 eggs and drops 3. How many?"
+    called = grouper("generate", exported, "--question", question, "--quiet")
+    assert called.code == 0, called.err
+    assert "license: mit" in (exported / "README.md").read_text()
+
+
+def test_what_would_be_served(grouper, exported, finished_run):
+    called = grouper("serve", exported, "--engine", "transformers", "--dry-run", "--port", "8123")
+    assert called.code == 0, called.err
+    command, request = called.out.splitlines()
+    assert str(exported) in shlex.split(command)
+    assert "http://127.0.0.1:8123/v1/chat/completions" in request
+    body = json.loads(shlex.split(request)[-1])
+    record = json.loads((exported / EXPORT_FILE).read_text())
+    assert body["max_tokens"] == record["sampling"]["max_new_tokens"]
+    # A run is exported first, and what was made for that is gone afterwards.
+    called = grouper("serve", finished_run, "--engine", "transformers", "--dry-run")
+    assert called.code == 0, called.err
+    folder = Path(next(w for w in shlex.split(called.out.splitlines()[0]) if "grouper-serve" in w))
+    assert not folder.exists()
+
+
+def test_a_program_that_is_not_installed(grouper, exported, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setattr("grouper.cli.publish.find_spec", lambda name: None)
+    grouper("serve", exported, "--engine", "vllm").refused("vllm is not installed", "pip install")
+
+
+def test_a_push_without_a_token(grouper, exported, monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    grouper("push", exported, "me/model").refused("there is no token for the Hub", "hf auth login")
+
+
+def test_a_conversation(grouper, finished_run, monkeypatch):
+    lines = iter(["/stats", "What is 3 + 4?", "", "And 2 more?", "/new", "What is 1 + 1?"])
+
+    def typed(prompt: str = "") -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", typed)
+    called = grouper("chat", finished_run, "--max-new-tokens", "12")
+    assert called.code == 0, called.err
+    assert called.err.count(" per second), ended by ") == 3
+
+
+def test_right_answers_as_data(grouper, finished_run, tmp_path):
+    target = tmp_path / "right.jsonl"
+    words = ("synthesize", finished_run, "--samples", "2", "--output", target)
+    called = grouper(*words, "data.train.limit=4", "-q")
+    assert called.code == 0, called.err
+    assert "right answers of 8 completions" in called.out
+    assert target.exists()
+    grouper(*words).refused("--output")

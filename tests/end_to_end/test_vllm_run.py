@@ -1,0 +1,96 @@
+"""A whole run with rollouts of vLLM: of the fake one, and where GROUPER_VLLM=1 of the real one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import TINY_RUN, data_from, write_problems
+
+from grouper import load_recipe, prepare, train
+from grouper.config.schema import Recipe
+from grouper.errors import ConfigError
+from grouper.models.folders import RECIPE_FILE
+from grouper.models.policy import Policy
+from grouper.runs.folder import RunFolder
+from grouper.sampling import engines
+from grouper.sampling.engines import Samplers
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sampling"))
+
+from fake_vllm import FakeVllm
+
+REAL = os.environ.get("GROUPER_VLLM") == "1"
+KINDS = ["fake", *(["colocate", "server"] if REAL else [])]
+
+
+@pytest.fixture(params=KINDS)
+def recipe(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_pictures: None,
+) -> Recipe:
+    write_problems(tmp_path)
+    if request.param == "fake":
+
+        def start(samplers: Samplers, policy: Policy, folder: Path) -> Any:
+            return FakeVllm(policy.model, samplers.tokenizer)
+
+        monkeypatch.setattr(engines, "_start_vllm", start)
+        monkeypatch.setattr("grouper.advice.recipe_checks.require_vllm", lambda: "fake")
+    mode = request.param.replace("fake", "colocate")
+    changes = ["model.new.head_dim=32", "grpo.steps=3", f"output_dir={tmp_path}", "name=run"]
+    return load_recipe(
+        "demo",
+        [
+            *TINY_RUN,
+            *data_from(str(tmp_path)),
+            *changes,
+            "sampling.engine=vllm",
+            f"sampling.vllm.mode={mode}",
+            "tracking.token_ids=true",
+        ],
+    )
+
+
+def test_a_run_records_what_it_was_sampled_by(recipe: Recipe) -> None:
+    assert recipe.grpo.importance == "truncate"
+    with prepare(recipe) as setup:
+        result = train(setup)
+    folder = RunFolder(result.path)
+    steps = [r for r in folder.read_metrics() if r.phase == "grpo"]
+    assert len(steps) == 3
+    updates = 0
+    for report in steps:
+        assert report.tallies["sampler_push_gap"].max < 1e-5
+        if report.tallies["updates"].sum:
+            assert report.tallies["sampler_logprob_diff"].max < 2e-5
+            assert report.tallies["sampler_kl"].mean < 1e-6
+            assert report.mean("policy/importance") == pytest.approx(1, abs=1e-4)
+        drawn = list(folder.read_rollouts("grpo", report.step))
+        versions = {row["policy_version"] for row in drawn}
+        assert len(versions) == 1
+        first = versions.pop() - updates if report.step == 1 else first  # noqa: F821 - set above
+        assert versions <= {first + updates}
+        updates += int(report.tallies["updates"].sum)
+    assert updates, "something was learned"
+    assert sum(r.mean("time.push") for r in steps) > 0
+    assert [r.name for r in result.results] == ["base", "sft", "grpo"]
+    longer = load_recipe(result.path / RECIPE_FILE, ["grpo.steps=4"])
+    with prepare(longer) as setup:
+        train(setup, resume=True, allow_changes=True)
+    assert [r.step for r in folder.read_metrics() if r.phase == "grpo"] == [1, 2, 3, 4]
+
+
+def test_several_processes_are_refused(recipe: Recipe) -> None:
+    samplers = Samplers(recipe=recipe, tokenizer=None, stop_token_ids=[1], longest=1)
+    samplers.processes = type("Two", (), {"size": 2})()  # type: ignore[assignment]
+    engines_start = engines._start_vllm
+    if engines_start.__name__ == "start":
+        pytest.skip("the fake has no processes")
+    with pytest.raises(ConfigError, match="one training process, and there are 2"):
+        engines_start(samplers, None, Path())  # type: ignore[arg-type]

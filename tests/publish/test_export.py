@@ -1,0 +1,237 @@
+"""Exporting: the merged model is the model, or it is not written."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from peft import LoraConfig, PeftModel, get_peft_model
+from tiny_models import tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+import grouper
+from grouper.errors import ModelError
+from grouper.models.folders import EXPORT_FILE, recipe_for
+from grouper.models.policy import Policy
+from grouper.prompts.rendering import render
+from grouper.publish import export
+from grouper.publish.export import export_model
+from grouper.training.prepare import Prepared
+from grouper.training.problem_sets import ProblemSets
+from grouper.types import Problem
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A tied-head model with a tokenizer."""
+    from tokenizers import Tokenizer, models
+
+    folder = tmp_path / "base"
+    tiny_model("qwen3", scale=1.0).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def adapter(base: Path, tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    settings = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(base), settings)
+    wrapped.peft_config["default"].base_model_name_or_path = str(base)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.tensor([[5, 6, 7, 8]])).logits
+    return found
+
+
+def test_a_merged_export_gives_the_adapters_logits(
+    base: Path, adapter: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = export_model(str(adapter), tmp_path / "out")
+    loud = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert not loud, "nobody has set a rank here (U17)"
+    assert done.gap < 1e-4
+    assert done.same_choice == 1.0
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    side_by_side = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+    torch.testing.assert_close(logits(exported), logits(side_by_side), rtol=0, atol=1e-4)
+    assert not torch.allclose(logits(exported), logits(plain), atol=1e-2)
+    assert not (tmp_path / "out" / "adapter_config.json").exists()
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "out")) == 97
+
+
+def test_a_whole_model_can_be_exported_in_bfloat16(base: Path, tmp_path: Path) -> None:
+    done = export_model(str(base), tmp_path / "out", dtype="bfloat16")
+    assert 0 < done.gap < 0.5
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert model.dtype == torch.bfloat16
+
+
+def test_an_export_that_disagrees_is_not_left_behind(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = export.save_policy
+
+    def forgetful(policy: Policy, *others: Any, **options: Any) -> None:
+        with torch.no_grad():
+            next(policy.model.parameters()).mul_(1.5)
+        honest(policy, *others, **options)
+
+    monkeypatch.setattr(export, "save_policy", forgetful)
+    with pytest.raises(ModelError, match="disagrees"):
+        export_model(str(adapter), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_overwritten(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="exists already"):
+        export_model(str(base), base)
+    with pytest.raises(ModelError, match="no folder"):
+        export_model(str(tmp_path / "nothing"), tmp_path / "out")
+
+
+def test_an_adapter_of_a_folder_is_not_exported_alone(adapter: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"a folder of this machine.*which merges the two"):
+        export_model(str(adapter), tmp_path / "out", adapter=True)
+    with pytest.raises(ModelError, match="whole model, and has no adapter"):
+        export_model(str(adapter.parent / "base"), tmp_path / "out", adapter=True)
+    assert not (tmp_path / "out").exists()
+
+
+# --- an export of a run --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def exported(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("export") / "demo-model"
+    done = export_model(str(finished_run / "grpo" / "final"), target, license_id="apache-2.0")
+    assert done.prompts_alone
+    return target
+
+
+TRANSFORMERS_ALONE = """
+import json, sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+assert "grouper" not in sys.modules
+folder, question = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+inputs = tokenizer.apply_chat_template(
+    [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt",
+    return_dict=True,
+)
+drawn = model.generate(**inputs)[0, inputs["input_ids"].shape[1]:]
+drawn = drawn[:-1] if int(drawn[-1]) in model.generation_config.eos_token_id else drawn
+print(json.dumps(tokenizer.decode(drawn)))
+"""
+
+
+def test_transformers_alone_gives_the_same_text(exported: Path) -> None:
+    question = "Eva has 7 eggs and drops 3. How many eggs does Eva have?"
+    own = grouper.solve(question, exported, temperature=0.0)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    words = [sys.executable, "-c", TRANSFORMERS_ALONE, str(exported), question]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment, cwd=exported, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == own.response
+
+
+def test_an_export_knows_how_it_is_prompted(exported: Path, finished_run: Path) -> None:
+    own, theirs = recipe_for(str(exported)), recipe_for(str(finished_run))
+    assert own.prompt.format == theirs.prompt.format
+    assert (own.seed, own.rewards, own.evaluation) == (
+        theirs.seed,
+        theirs.rewards,
+        theirs.evaluation,
+    )
+    record = json.loads((exported / EXPORT_FILE).read_text())
+    assert [row["name"] for row in record["evaluations"] if row["split"] == "test"]
+    assert str(finished_run.parent) not in (exported / EXPORT_FILE).read_text()
+
+
+def test_the_card_has_the_results_with_their_intervals(exported: Path, finished_run: Path) -> None:
+    card = (exported / "README.md").read_text()
+    metadata = yaml.safe_load(card.split("---")[1])
+    result = grouper.RunFolder(finished_run).read_evaluation("grpo")
+    assert result is not None
+    (metric,) = metadata["model-index"][0]["results"][0]["metrics"]
+    assert metric["value"] == round(result.accuracy, 4)
+    assert metadata["license"] == "apache-2.0"
+    assert f"{100 * result.interval.low:.1f} % to {100 * result.interval.high:.1f} %" in card
+    assert "| GRPO |" in card
+    assert "![" in card
+    assert (exported / "curves.png").is_file()
+    assert "load_generator(" in card
+    assert "None" not in card
+
+
+def test_stops_are_in_the_generation_config(exported: Path) -> None:
+    config = json.loads((exported / "generation_config.json").read_text())
+    record = json.loads((exported / EXPORT_FILE).read_text())
+    assert config["eos_token_id"] == record["prompt"]["stop_token_ids"]
+    assert config["max_new_tokens"] == record["sampling"]["max_new_tokens"]
+
+
+FORMATS = ("xml", "compact", "think", "r1-zero", "question-only", "boxed", "tags")
+
+
+@pytest.mark.parametrize("template", ["auto", "plain", "install"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_user_message_alone_is_the_prompt(finished_run: Path, name: str, template: str) -> None:
+    if (name, template) == ("question-only", "install"):
+        pytest.skip("it has no layout of its own to install")
+    recipe = grouper.load_recipe(
+        "demo", [f"prompt={{format: {name}, template: {template}, max_prompt_tokens: 512}}"]
+    )
+    source = str(finished_run / "grpo" / "final")
+    with Prepared(recipe, ProblemSets(), model=source, quiet=True) as prepared:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        assert export._make_portable(prepared, tokenizer)
+        problem = Problem(id="q", question="1+1?", answer="2", source="test")
+        prompt = render(problem, prepared.format, prepared.tokenizer)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "1+1?"}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == prompt.text
+
+
+CHATS = {
+    "with system": "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    "without": "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}",
+    "thinks": "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]<think>\n{% endif %}",
+}
+
+
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("name", ["xml", "boxed", "tags"])
+def test_a_base_models_own_chat_template_is_kept(finished_run: Path, name: str, chat: str) -> None:
+    source = str(finished_run / "grpo" / "final")
+    recipe = grouper.load_recipe("demo", [f"prompt={{format: {name}}}"])
+    with Prepared(recipe, ProblemSets(), model=source, quiet=True) as prepared:
+        prepared.tokenizer.chat_template = CHATS[chat]
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer.chat_template = CHATS[chat]
+        alone = export._make_portable(prepared, tokenizer)
+    # Where the template opens a thinking block that training leaves out, it says that it cannot.
+    assert alone is (chat != "thinks")
+    assert (tokenizer.chat_template == CHATS[chat]) is not alone

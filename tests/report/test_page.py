@@ -1,0 +1,186 @@
+"""The HTML report: what it says and leaves out, how large it gets, and that texts stay texts."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+from drawn_runs import GRPO, NASTY, make_run, new_run, report, result, rollout
+
+from grouper.errors import RunFolderError
+from grouper.files import write_lines
+from grouper.report.page import write_report
+from grouper.runs.folder import RunFolder
+
+DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+
+
+def page(*runs):
+    """The text of a report and the data in it."""
+    text = write_report(runs, runs[0].path / "x.html").read_text(encoding="utf-8")
+    found = DATA.search(text)
+    assert found is not None
+    return text, json.loads(found[1])
+
+
+def rows(data):
+    return [dict(zip(data["fields"], row, strict=True)) for row in data["rows"]]
+
+
+def test_it_says_first_whether_it_got_better(tmp_path):
+    text, _ = page(make_run(tmp_path / "demo"))
+    verdict = re.search(r'<p class="verdict (\w+)"><bdi>(.*?)</bdi></p>', text)
+    assert verdict is not None
+    assert verdict[1] == "good"
+    assert verdict[2].startswith(
+        "Yes: GRPO is better than base. 0.0 % before and 90.0 % after, of 20 problems of test: "
+        "+90.0 points ["
+    )
+    assert text.index("Yes: GRPO") < text.index("<svg")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "tone", "words"),
+    [
+        (10, 10, "unsure", "No evidence of a change from base to GRPO."),
+        (18, 1, "bad", "No: GRPO is worse than base."),
+    ],
+)
+def test_it_does_not_claim_what_is_not_so(tmp_path, before, after, tone, words):
+    run = new_run(tmp_path / "run")
+    run.write_evaluation(result("base", "base", 0, "test", before))
+    run.write_evaluation(result("grpo", "grpo", 9, "test", after))
+    text, _ = page(run)
+    assert f'<p class="verdict {tone}"><bdi>{words}' in text
+
+
+def test_validation_speaks_where_nothing_else_was_measured_twice(tmp_path):
+    run = new_run(tmp_path / "run")
+    assert "Nothing has been measured on held-out problems yet." in page(run)[0]
+    run.write_evaluation(result("base", "base", 0, "test", 3))
+    assert "there is nothing to compare it with yet" in page(run)[0]
+    for step, solved in ((10, 2), (20, 9), (30, 19)):
+        name = f"validation-grpo-{step:06d}"
+        run.write_evaluation(result(name, "grpo", step, "validation", solved))
+    assert "Yes: GRPO step 30 is better than GRPO step 10." in page(run)[0]
+
+
+def test_tables_curves_recipe_and_environment_are_there(tmp_path):
+    text, data = page(make_run(tmp_path / "demo"))
+    for words in (
+        "accuracy % [95 %]",
+        "GRPO - base",
+        "algebra",
+        "data.test.options.count",
+        "2.13.0",
+    ):
+        assert words in text
+    assert len(data["charts"]) == text.count("<figure ") > 10
+    assert data["charts"][0]["lines"][0]["bounds"]
+
+
+def test_what_a_model_or_a_data_set_wrote_stays_text(tmp_path):
+    run = make_run(tmp_path / "demo", text=NASTY)
+    text, data = page(run)
+    assert text.count("<script") == 2
+    assert "<img" not in text
+    assert "<b>geometry" not in text
+    assert not re.search("[\x00\x1b\u202a-\u202e\u2066-\u2069]", text)
+    shown = next(row["completion"] for row in rows(data) if row["sample"] == 0)
+    assert "</script><script>" in shown
+    assert r"\x1b[31m" in shown
+    assert r"\u202e" in shown
+    assert "שלום" in shown
+
+
+def test_a_text_of_a_megabyte_is_cut_and_that_is_said(tmp_path):
+    text, data = page(make_run(tmp_path / "demo", text="x" * 1_000_000))
+    assert len(text) < 3_000_000
+    long = next(row["completion"] for row in rows(data) if "x" * 99 in row["completion"])
+    assert len(long) < 4000
+    assert "characters are left out here" in long
+
+
+def test_rollouts_with_their_tokens_come_first(tmp_path):
+    run = make_run(tmp_path / "demo")
+    found = [row for row in rows(page(run)[1]) if row["trace"]]
+    assert len(found) == 5 * 4
+    texts, sampled, trained, entropies, clipped = found[0]["trace"]
+    assert texts == ["so", " 2", "<eos>"]
+    assert (sampled[1], trained[1], entropies[1], clipped) == (-1.0, -1.25, 2.0, [1])
+
+
+def test_a_large_run_is_small_and_quick_and_says_what_it_holds(tmp_path):
+    run = make_run(tmp_path / "demo", steps=2)
+    text = "step by step we find that " * 40
+    for step in range(3, 1001):
+        run.append_metrics(report("grpo", step, GRPO))
+    for step in range(1, 1001, 10):  # of which forty are read, as they would be of a thousand
+        lines = [rollout(step, n, text=f"{n} {text}", traced=n < 16) for n in range(64)]
+        write_lines(run.path / "rollouts" / f"grpo-{step:06d}.jsonl.gz", lines)
+    started = time.monotonic()
+    path = write_report([run])
+    assert time.monotonic() - started < 10  # 5 on an idle machine
+    assert path.stat().st_size < 3_000_000
+    said = re.search(r"Rollouts of 40 of 101 steps are here.*?</p>", path.read_text())
+    assert said is not None
+
+
+def test_several_runs_lie_over_each_other(tmp_path):
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", sft=False)]
+    text, data = page(*runs)
+    assert "<h1>a against b</h1>" in text
+    assert "The last models against each other" in text
+    assert "no evidence of a change" in text
+    names = {line["name"] for chart in data["charts"] for line in chart["lines"]}
+    assert names == {"a", "b"}
+
+
+def test_runs_of_other_problems_are_not_compared(tmp_path):
+    first, second = make_run(tmp_path / "a"), new_run(tmp_path / "b")
+    second.write_evaluation(result("grpo", "grpo", 5, "test", 3, problem="other"))
+    said = re.search(r'class="note unsure"><bdi>(.*?)</bdi>', page(first, second)[0])
+    assert said is not None
+    assert "share no problem" in said[1]
+
+
+def test_what_was_measured_afterwards_has_a_table_of_its_own(tmp_path):
+    run = make_run(tmp_path / "demo")
+    for model, phase, solved in (("first", "sft", 4), ("second", "grpo", 9)):
+        measured = result("gsm8k-greedy-20x1", phase, 5, "gsm8k", solved)
+        RunFolder(run.path / "eval_runs" / model).write_evaluation(measured)
+    text = page(run)[0]
+    assert "Results on gsm8k-greedy-20x1" in text
+    assert "second - first" in text
+    assert '<p class="verdict good"><bdi>Yes: GRPO is better than base.' in text
+
+
+def test_what_is_damaged_or_missing_is_said(tmp_path):
+    run = make_run(tmp_path / "demo")
+    (run.path / "rollouts" / "grpo-000002.jsonl.gz").write_bytes(b"no gzip")
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"phase": "grpo", "st')  # a run being written
+    (run.path / "recipe.yaml").write_text("name: from-the-future\nwarp: 9\n")
+    text, data = page(run)
+    assert "grpo-000002.jsonl.gz: the file cannot be read" in text
+    assert "The recipe cannot be read by this version of Grouper" in text
+    assert "GRPO step 3" in {source["name"] for source in data["sources"]}
+    for file in (run.path / "rollouts").iterdir():
+        file.unlink()
+    assert "No rollouts are stored in the run folder." in page(run)[0]
+
+
+def test_a_run_of_an_older_version_has_fewer_fields(tmp_path):
+    run = make_run(tmp_path / "demo")
+    old = {k: v for k, v in rollout(9, 0).items() if k not in ("advantage", "rewards", "stage")}
+    write_lines(run.path / "rollouts" / "grpo-000009.jsonl.gz", [old])
+    assert any(row["advantage"] is None for row in rows(page(run)[1]) if row["tokens"] == 3)
+
+
+def test_a_damaged_record_is_refused(tmp_path):
+    run = make_run(tmp_path / "demo")
+    run.path.joinpath("metrics.jsonl").write_text("nonsense\n")
+    with pytest.raises(RunFolderError, match="line 1 cannot be read"):
+        write_report([run])

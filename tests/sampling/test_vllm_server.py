@@ -1,0 +1,373 @@
+"""vLLM behind HTTP: balance, retries, secrets and ends, with a fake server and the real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_vllm import FakeVllm
+from pydantic import ValidationError
+from safetensors.torch import load_file
+from test_vllm import (
+    LENGTH,
+    REAL,
+    TOKENIZER,
+    draw,
+    folders,  # noqa: F401 - a fixture
+    gap,
+    load,
+    over,
+    requests,
+    train,
+)
+
+from grouper.config.schema import SamplingConfig, VllmConfig
+from grouper.errors import ConfigError, ModelError
+from grouper.models.policy import Policy
+from grouper.sampling import vllm_server
+from grouper.sampling.vllm import Ask, engine_arguments, write_shape
+from grouper.sampling.vllm_server import (
+    ServerEngine,
+    ServerProcess,
+    server_command,
+    shared_secret,
+)
+from grouper.sampling.vllm_worker import SECRET, RequireSecret
+
+NAME = "grouper-test"
+PASSWORD = "a secret of the tests"
+
+
+class FakeServer:
+    """vLLM's routes over a `FakeVllm`."""
+
+    def __init__(self, engine: FakeVllm, port: int = 0, name: str = NAME) -> None:
+        self.engine, self.name = engine, name
+        self.calls: Counter[str] = Counter()
+        self.broken = 0
+        """How many more requests are answered with 503."""
+        outer, lock = self, threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None: ...
+
+            def do_GET(self) -> None:
+                self._handle({})
+
+            def do_POST(self) -> None:
+                size = int(self.headers["Content-Length"])
+                self._handle(json.loads(self.rfile.read(size)))
+
+            def _handle(self, body: dict[str, Any]) -> None:
+                with lock:
+                    outer.calls[self.path] += 1
+                    if self.headers["Authorization"] != f"Bearer {PASSWORD}":
+                        self._send(401, {})
+                    elif outer.broken:
+                        outer.broken -= 1
+                        self._send(503, {})
+                    else:
+                        self._send(200, outer.answer(self.path, body))
+
+            def _send(self, status: int, body: dict[str, Any]) -> None:
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path == "/v1/models":
+            return {"data": [{"id": self.name}]}
+        if path == "/weight_info":
+            return {"weight_version": self.engine.tag()}
+        if path == "/update_weights":
+            self.engine.push(load_file(body["update_info"]["path"]).items(), "loaded")
+        if path == "/finish_weight_update":
+            self.engine._tag = body["weight_version"]
+        if path == "/v1/completions":
+            ((_, found),) = self.engine.answers([Ask(tuple(body["prompt"]), body)])
+            choice = {
+                "token_ids": found.token_ids,
+                "logprobs": {"token_logprobs": found.logprobs},
+                "finish_reason": "stop" if found.stopped else "length",
+            }
+            return {"choices": [choice]}
+        return {}
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+Made = tuple[Policy, list[FakeServer]]
+
+
+@pytest.fixture
+def served(folders: dict[bool, Path]) -> Iterator[Made]:  # noqa: F811 - the fixture
+    policy = load(folders[True])
+    servers = [FakeServer(FakeVllm(policy.model, TOKENIZER)) for _ in range(2)]
+    yield policy, servers
+    for server in servers:
+        server.close()
+
+
+def connect(urls: list[str], **changes: Any) -> ServerEngine:
+    settings: dict[str, Any] = {
+        "name": NAME,
+        "dtype": torch.float32,
+        "concurrency": 8,
+        **changes,
+    }
+    settings["settings"] = VllmConfig(timeout_seconds=settings.pop("timeout", 60.0))
+    return ServerEngine(urls, PASSWORD, **settings)
+
+
+@torch.no_grad()
+def test_several_servers_share_the_work(served: Made) -> None:
+    policy, servers = served
+    engine = connect([server.url for server in servers])
+    sampler = over(policy, engine)
+    for _ in range(2):
+        wanted = requests(24)
+        assert gap(policy, wanted, draw(sampler, wanted)) < 2e-5
+        train(policy)
+    counts = [server.calls["/v1/completions"] for server in servers]
+    assert sum(counts) == 2 * (24 + 2 * 2), "every request once, and the fixed prompts of each"
+    assert max(counts) - min(counts) <= 2, "in turns"
+    assert [server.calls["/reset_prefix_cache"] for server in servers] == [2, 2]
+    folder = Path(engine._folder.name)
+    assert folder.is_dir()
+    engine.close()
+    assert not folder.exists()
+
+
+def test_a_server_that_stumbles_is_asked_again(served: Made) -> None:
+    policy, servers = served
+    sampler = over(policy, connect([server.url for server in servers]))
+    expected = draw(sampler, requests())
+    servers[0].broken = 2
+    assert draw(sampler, requests()) == expected
+
+
+def test_a_server_that_starts_again_ends_the_step_and_not_the_run(served: Made) -> None:
+    policy, (server, _) = served
+    sampler = over(policy, connect([server.url]))
+    expected = draw(sampler, requests(8))
+    running = sampler.sample(requests(8))
+    next(running)
+    server.engine._tag = None
+    with pytest.raises(ModelError, match="lost its weights while it sampled"):
+        list(running)
+    assert draw(sampler, requests(8)) == expected, "it was given its weights again"
+    assert server.calls["/update_weights"] == 2
+
+
+def test_a_server_that_vanishes_is_waited_for_and_reported(served: Made) -> None:
+    policy, (server, _) = served
+    engine = connect([server.url])
+    sampler = over(policy, engine)
+    draw(sampler, requests(1))
+    server.broken, engine._timeout = 10**6, 0.5
+    with pytest.raises(ModelError, match=r"has not answered for 0\.5 seconds.*--resume"):
+        draw(sampler, requests(2))
+
+
+def test_nobody_there_is_one_sentence() -> None:
+    with pytest.raises(ModelError, match="has not answered"):
+        connect(["http://127.0.0.1:9"], timeout=0.1)
+    with pytest.raises(ValidationError, match="as http"):
+        VllmConfig(mode="server", urls=("localhost",))
+
+
+def test_a_server_of_another_model_is_refused(served: Made) -> None:
+    server = served[1][0]
+    with pytest.raises(ModelError, match="another model or tokenizer than the run"):
+        connect([server.url], name="grouper-other")
+
+
+def test_a_wrong_secret_is_refused(served: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = served[1][0]
+    engine = connect([server.url])
+    engine._headers["Authorization"] = "Bearer wrong"
+    with pytest.raises(ModelError, match="same GROUPER_ROLLOUT_SECRET"):
+        engine.tag()
+    monkeypatch.delenv(SECRET, raising=False)
+    with pytest.raises(ConfigError, match="is not set"):
+        shared_secret()
+
+
+def test_names_tell_models_and_tokenizers_apart(
+    folders: dict[bool, Path],  # noqa: F811 - the fixture
+    tmp_path: Path,
+) -> None:
+    names = {write_shape(tmp_path, load(folders[t]).model.config, TOKENIZER) for t in (0, 1)}
+    assert len(names) == 2
+    config = load(folders[True]).model.config
+    assert write_shape(tmp_path, config, TOKENIZER) in names
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_no_route_answers_without_the_secret(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    monkeypatch.setenv(SECRET, PASSWORD)
+    passed, sent = [], []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope["path"])
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    guard = RequireSecret(app)
+    good = [(b"authorization", f"Bearer {PASSWORD}".encode())]
+    for headers in ([], [(b"authorization", b"Bearer wrong")], good):
+        scope = {"type": kind, "path": "/update_weights", "headers": headers}
+        asyncio.run(guard(scope, None, send))
+    assert passed == ["/update_weights"]
+    refused = {"http": ("http.response.start", 401), "websocket": ("websocket.close", 1008)}[kind]
+    assert [m.get("status", m.get("code")) for m in sent if m["type"] == refused[0]] == [
+        refused[1]
+    ] * 2
+
+
+def test_the_command_of_a_server(tmp_path: Path) -> None:
+    arguments = engine_arguments(SamplingConfig(), dtype="float32", device="cpu", max_length=64)
+    command, environment = server_command(tmp_path, NAME, arguments, host="127.0.0.1", port=1)
+    line = " ".join(command)
+    assert "--host 127.0.0.1 --port 1" in line
+    assert "--enforce-eager" in command
+    assert "--trust-remote-code" not in command
+    assert '--weight-transfer-config {"backend": "grouper"}' in line
+    assert environment["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_a_server_that_does_not_start_shows_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = [sys.executable, "-c", "import sys; sys.exit('no memory left')"]
+    monkeypatch.setattr(vllm_server, "server_command", lambda *_, **__: (failing, {}))
+    process = ServerProcess(tmp_path, NAME, {}, secret="x")
+    with pytest.raises(ModelError, match="no memory left"):
+        connect([process.url], timeout=20, processes=[process])
+    process.close()
+
+
+def test_a_server_ends_with_its_trainer(tmp_path: Path) -> None:
+    """Also where that is killed: the kernel ends it."""
+    code = (
+        "import subprocess, sys, time\n"
+        "from pathlib import Path\n"
+        "from grouper.sampling import vllm_server\n"
+        "sleeper = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "vllm_server.server_command = lambda *_, **__: (sleeper, {})\n"
+        f"process = vllm_server.ServerProcess(Path({str(tmp_path)!r}), 'x', {{}}, secret='x')\n"
+        "print(process._process.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    child = int(trainer.stdout.readline())
+    os.kill(trainer.pid, signal.SIGKILL)
+    trainer.wait()
+    trainer.stdout.close()
+    deadline = time.monotonic() + 10
+    while alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(child)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(not REAL, reason="the real engine: make test-vllm")
+@torch.no_grad()
+def test_the_real_server(folders: dict[bool, Path], tmp_path: Path) -> None:  # noqa: F811 - the fixture
+    policy = load(folders[True])
+    arguments = engine_arguments(
+        SamplingConfig(max_slots=32), dtype="float32", device="cpu", max_length=LENGTH
+    )
+    name, secret = write_shape(tmp_path, policy.model.config, TOKENIZER), PASSWORD
+    process = ServerProcess(tmp_path, name, arguments, secret=secret)
+    try:
+        engine = ServerEngine(
+            [process.url],
+            secret,
+            name=name,
+            dtype=torch.float32,
+            settings=VllmConfig(timeout_seconds=180),
+            concurrency=16,
+            processes=[process],
+        )
+        sampler = over(policy, engine)
+        for version in range(2):
+            for wanted in (requests(12), requests(4, length=200)):
+                drawn = draw(sampler, wanted)
+                assert gap(policy, wanted, drawn) < 2e-5
+                assert {c.policy_version for c in drawn} == {version}
+            train(policy)
+        # To the last bits it depends on what else the server computes at the time.
+        first, second = (draw(sampler, requests(4)) for _ in range(2))
+        assert [c.token_ids for c in first] == [c.token_ids for c in second]
+        stopped = draw(sampler, requests(8, stop=("e", "a", "t"), include_stop=False))
+        assert all(not {*c.text} & {*"eat"} for c in stopped)
+        for path in open_routes(process.url, secret):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(f"{process.url}{path}", timeout=5)
+        pids = descendants(process._process.pid)
+        assert pids, "the engine has a process of its own"
+        os.kill(process._process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while any(map(alive, pids)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not any(map(alive, pids))
+        train(policy)
+        with pytest.raises(ModelError, match="server of this run has ended"):
+            draw(sampler, requests(1))
+    finally:
+        process.close()
+
+
+def open_routes(url: str, secret: str) -> list[str]:
+    """Every route that the server says it has; the ones that need no method but GET will do."""
+    request = urllib.request.Request(f"{url}/openapi.json")
+    request.add_header("Authorization", f"Bearer {secret}")
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        paths = list(json.load(answer)["paths"])
+    assert {"/update_weights", "/health", "/collective_rpc", "/v1/completions"} <= {*paths}
+    return paths
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        children = [int(word) for word in (task / "children").read_text().split()]
+        found += children + [one for child in children for one in descendants(child)]
+    return found
