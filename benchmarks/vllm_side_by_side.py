@@ -41,7 +41,8 @@ SIZES = {
     ],
     "0.5B": [
         "model.new={hidden_size: 1280, layers: 20, heads: 20, kv_heads: 4}",
-        "model.new={head_dim: 64, intermediate_size: 5120}",
+        "model.new.head_dim=64",
+        "model.new.intermediate_size=5120",
         "model.dtype=bfloat16",
         "sampling.vllm.tolerance=0.1",
     ],
