@@ -67,6 +67,8 @@ def needs_hub(command: str) -> bool:
     if "vllm" in command or "serve-rollouts" in command:  # which is not installed here, either
         return True
     words = shlex.split(command)
+    if words[1] == "push":
+        return True
     named = set(words) & {name for name, _ in recipes.list_recipes()} - {"demo"}
     kinds = {"run", "sft", "grpo", "eval", "preview", "plan", "bench", "generate"}
     hub = {"openmath-mini", "gsm8k", "numina-tir", "hub"}
@@ -111,12 +113,18 @@ def named_files(small: str) -> dict[str, str]:
         "sft.jsonl": demonstrations,
         "completions.jsonl": _lines([{"completion": "so \\boxed{4}", "answer": "4"}]),
         "ready/cot.jsonl": _lines(ROWS),
+        "right.jsonl": _lines(
+            [
+                row | {"response": f"<reasoning>?</reasoning><answer>{row['answer']}</answer>"}
+                for row in ROWS
+            ]
+        ),
     }
 
 
 def put(command: str, *, texts: dict[str, str], finished_run: Path) -> None:
     """Put the files, runs and models that a command names into the working directory."""
-    targets = set(re.findall(r"(?:-o|--output|>) (\S+)", command))
+    targets = set(re.findall(r"(?:-o|--output|>|grouper init) (\S+)", command))
     for name, text in texts.items():
         if name in targets:
             continue
@@ -172,7 +180,10 @@ def shell(grouper: Grouper, line: str) -> Called:
         command, _, target = part.partition(" > ")
         command, pipe, _ = command.partition(" | ")
         _, *words = shlex.split(command)
-        called = grouper(*words)
+        # A server would go on until it is stopped.
+        called = grouper(
+            *words, *(["--dry-run"] if words[0] == "serve" and "--dry-run" not in words else [])
+        )
         if called.code != 0:
             return called
         if target:
