@@ -6,7 +6,7 @@
 
 Stopped or killed, it goes on where it was when it is started again: finished seeds are kept, an
 unfinished one is resumed. A seed that fails is reported, and the others go on. Writes
-results/reproduce.json (or --output) after every seed, and docs/results/reproduce.md has the page.
+results/reproduce.json (or --output) after every seed; docs/results/reproduce.md is the page.
 """
 
 from __future__ import annotations

@@ -57,6 +57,7 @@ from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.native import NativeSampler
+from grouper.sampling.stops import StopStrings
 from grouper.training import phases
 from grouper.training import prepare as preparation
 from grouper.training.checkpoint import is_complete, read_state
@@ -172,8 +173,8 @@ def evaluate(
         suite: that the recipe's test problems are, for the record (`recipe_on`).
         name: of the result; left out: its settings, as `test-greedy-500x1`.
         folder: where the result, its items and the recipe are written; left out: nowhere. What
-            was measured there with the same settings is not measured again, and what was begun is
-            gone on with; a result of other settings is never replaced: then the name gets a
+            was measured there with the same settings is not measured again, and one that was
+            interrupted is continued; a result of other settings is never replaced: then the name gets a
             number.
         display: where progress goes; nowhere by default.
 
@@ -445,7 +446,8 @@ class Generator:
                 fix="Shorten it, or lower --max-new-tokens (max_new_tokens in Python).",
             )
         k = self.recipe.evaluation.samples if samples is None else samples
-        pieces = _Pieces(self.prepared.tokenizer, on_text) if on_text and k == 1 else None
+        decode = StopStrings(self.prepared.tokenizer, ()).text
+        pieces = _Pieces(decode, on_text) if on_text and k == 1 else None
         # Another engine gives its text in one piece.
         native = self.sampler if isinstance(self.sampler, NativeSampler) else None
         if native is not None and pieces is not None:
@@ -516,20 +518,26 @@ def load_generator(
 
 
 class _Pieces:
-    """The text of a growing list of token ids, in the pieces that are new each time."""
+    """The text of a growing list of token ids, in the pieces that are new each time.
 
-    def __init__(self, tokenizer: Any, send: Callable[[str], None]) -> None:
-        self._tokenizer, self._send, self._sent = tokenizer, send, ""
+    Args:
+        decode: as the sampler decodes, so that the pieces are those of its text.
+        send: called with each piece.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], send: Callable[[str], None]) -> None:
+        self._decode, self._send, self._sent = decode, send, ""
 
     def up_to(self, token_ids: Sequence[int]) -> None:
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        text = self._decode(token_ids)
         # The first bytes of a character are not text yet.
         if text.startswith(self._sent) and not text.endswith("\ufffd"):
             self._send(text.removeprefix(self._sent))
             self._sent = text
 
     def end(self, text: str) -> None:
-        self._send(text.removeprefix(self._sent))
+        """The rest of the whole text; a stop string that it leaves out may have been sent."""
+        self._send(text[len(self._sent) :])
 
 
 @overload

@@ -37,6 +37,8 @@ def test_a_program_that_is_not_installed(grouper, exported, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.setattr("grouper.cli.publish.find_spec", lambda name: None)
     grouper("serve", exported, "--engine", "vllm").refused("vllm is not installed", "pip install")
+    called = grouper("serve", exported, "--engine", "transformers")
+    called.refused("uvicorn is not installed", "transformers[serving]")
 
 
 def test_a_push_without_a_token(grouper, exported, monkeypatch, tmp_path):

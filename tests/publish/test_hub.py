@@ -16,7 +16,7 @@ from small_run import SMALL
 import grouper
 from grouper.errors import ModelError
 from grouper.models.folders import EXPORT_FILE
-from grouper.publish.hub import push
+from grouper.publish.hub import export_and_push, push
 from grouper.runs.progress import Progress
 
 REPO = f"{OWNER}/small"
@@ -54,6 +54,12 @@ def test_a_pushed_folder_arrives_as_it_is(hub: FakeHub, folder: Path) -> None:
     assert hub.repos[REPO].private
     assert any("/part/" in upload for upload in hub.uploads)
     assert any("/upload/" in upload for upload in hub.uploads)
+
+
+def test_options_of_an_export_are_refused_for_one_that_is_there(folder: Path) -> None:
+    for options in ({"adapter": True}, {"license_id": "mit"}):
+        with pytest.raises(ModelError, match="has been exported already"):
+            export_and_push(str(folder), REPO, **options)
 
 
 def test_public_only_where_it_is_asked_for(hub: FakeHub, folder: Path) -> None:
@@ -179,6 +185,8 @@ def test_a_run_pushes_its_checkpoints_and_its_result(hub: FakeHub, tmp_path: Pat
     assert tags.keys() <= {"sft-000001", "sft-000002", "grpo-000001", "grpo-000002"}
     assert "sft-000001" in tags
     assert "model.safetensors" in tags["sft-000001"]
+    # A run that ends here has left a model that says how it is prompted.
+    assert json.loads(tags["sft-000001"][EXPORT_FILE])["recipe"]["name"] == "demo"
     assert not any("optimizer" in name for files in tags.values() for name in files)
     files = hub.files(REPO)
     assert b"## Results" in files["README.md"]

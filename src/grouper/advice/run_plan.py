@@ -489,9 +489,9 @@ class _Planner:
         cache = cache_bytes(self.policy.model.config.get_text_config(), dtype, size)
         needed = self.model.parameters * dtype.itemsize + cache + VLLM_ITSELF * GIB
         shares = {gib: math.ceil(20 * needed / (gib * GIB)) / 20 for gib in CARDS}
-        told = [f"{share:.2f} on {gib} GB" for gib, share in shares.items() if share < 1]
+        cards = [f"{share:.2f} on {gib} GB" for gib, share in shares.items() if share < 1]
         return [
-            str(found("vllm-share", gib=f"{needed / GIB:.1f}", shares=", ".join(told) or "none"))
+            str(found("vllm-share", gib=f"{needed / GIB:.1f}", shares=", ".join(cards) or "none"))
         ]
 
     def _sizes(self, name: str, slots: int) -> tuple[int, CacheSize]:

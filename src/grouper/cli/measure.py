@@ -97,7 +97,7 @@ def evaluate(
     stored = [folder for folder in folders if (folder / "evaluations").is_dir()]
     measured = [str(folder) for folder in folders if folder not in stored]
     wanted = list(models) or [model or trained_model(opened, run)]
-    # Whoever names what to compare with has no need of it.
+    # A comparison that the user has named makes the base unnecessary.
     implied = with_base is None and not (models or others)
     base = _base(opened, run, fetch=bool(with_base)) if with_base or implied else None
     subjects = _labelled([*measured, *filter(None, [base]), *wanted])

@@ -29,10 +29,11 @@ def export(source: str, target: str, *, dtype: str, adapter: bool, license_id: s
 
     progress(quiet=False)
     done = export_model(model, place, dtype=dtype, adapter=adapter, license_id=license_id)
-    click.echo(
-        f"{model} -> {place} ({dtype}). Checked: log-probs differ by at most {done.gap:.2g}, "
-        f"the same most likely token at {done.same_choice:.1%} of positions."
+    checked = (
+        f" Checked: log-probs differ by at most {done.gap:.2g}, the same most likely token at "
+        f"{done.same_choice:.1%} of positions."
     )
+    click.echo(f"{model} -> {place} ({dtype}).{'' if adapter else checked}")
     if not done.prompts_alone:
         click.echo("Its chat template does not write the prompt of training: see its README.md.")
 
@@ -65,17 +66,21 @@ def push(
 
 # --- grouper serve -------------------------------------------------------------------------------
 
-ENGINES = ("vllm", "transformers")
+# Program -> the package that it serves with, and what installs it.
+NEEDS = {"vllm": ("vllm", "vllm"), "transformers": ("uvicorn", "transformers[serving]")}
 
 
 def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool) -> int:
     """Serve a model with another program until that ends; returns its exit code."""
     source = model_in(model)
     require_model_folder(source, where="MODEL")
-    chosen = engine or next((name for name in ENGINES if find_spec(name)), "transformers")
-    if find_spec(chosen) is None:
+    chosen = engine or ("vllm" if find_spec("vllm") else "transformers")
+    package, install = NEEDS[chosen]
+    if find_spec(package) is None and not dry_run:
         raise ModelError(
-            f"{chosen} is not installed", where="--engine", fix=f"pip install {chosen}"
+            f"{chosen} cannot serve: {package} is not installed",
+            where="--engine",
+            fix=f'Install it with: pip install "{install}"',
         )
     from grouper.publish.export import export_model
 

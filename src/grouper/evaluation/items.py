@@ -128,7 +128,7 @@ class Unfinished:
     Args:
         folder: of the evaluation's files.
         name: of the evaluation.
-        settings: what the completions follow from; those of other settings are not gone on from.
+        settings: what the completions follow from; completions of other settings are drawn anew.
         places: how many completions there will be.
     """
 

@@ -56,9 +56,10 @@ class Exported:
     """What was written, and how well it agrees with what it was made from."""
 
     gap: float
-    """The largest difference between log-probs of source and export on the probe, in nats."""
+    """The largest difference between log-probs of source and export on the probe, in nats; 0 for
+    an adapter alone, which is copied."""
     same_choice: float
-    """The share of positions at which both find the same token most likely."""
+    """The share of positions at which both find the same token most likely; 1 for an adapter."""
     prompts_alone: bool
     """Whether a user message alone, through the chat template, gives the prompt of training."""
 
@@ -225,18 +226,21 @@ def _set_generation(prepared: Prepared, policy: Policy) -> None:
     config.top_p = config.top_k = None
 
 
+def recipe_record(recipe: Recipe) -> dict[str, Any]:
+    """What `grouper.json` has of every pushed model; folders of this machine are left out."""
+    excluded = {"output_dir", "save_path"}
+    return {"format": 1, "recipe": recipe.model_dump(mode="json", exclude=excluded)}
+
+
 def _record(prepared: Prepared, source: str, *, in_template: bool) -> dict[str, Any]:
     """The content of `grouper.json`."""
     run, fmt, recipe = run_of(source), prepared.format, prepared.recipe
     if recipe.prompt.template == "auto":  # the export has a chat template in any case
         chat = uses_chat(fmt, prepared.tokenizer)
         recipe = recipe.override(f"prompt.template={'chat' if chat else 'plain'}")
-    # Folders of this machine mean nothing elsewhere.
-    settings = recipe.model_dump(mode="json", exclude={"output_dir", "save_path"})
     results = RunFolder(run).read_evaluations() if run is not None else []
     return {
-        "format": 1,
-        "recipe": settings,
+        **recipe_record(recipe),
         "prompt": {
             "format": fmt.name,
             "system": fmt.system,

@@ -8,6 +8,7 @@ only what is missing when it is repeated.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -27,7 +28,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of httpx, 
 
 from grouper.errors import ModelError, first_line, hide
 from grouper.models.folders import EXPORT_FILE, model_in
-from grouper.publish.export import export_model
+from grouper.publish.export import export_model, recipe_record
 from grouper.training.checkpoint import BEST_FILE, OPTIMIZER_FOLDER, STATE_FILE, TrainState
 from grouper.training.loop import Hook
 from grouper.training.run import Run
@@ -147,6 +148,12 @@ def export_and_push(
     """
     folder = Path(source).expanduser()
     if (folder / EXPORT_FILE).is_file():
+        if adapter or license_id is not None:
+            raise ModelError(
+                f"{source} has been exported already, and is pushed as it is",
+                where="--adapter" if adapter else "--license",
+                fix="Give the option to `grouper export`, or push the run.",
+            )
         return push(folder, repo, private=private, revision=revision)
     with tempfile.TemporaryDirectory(prefix="grouper-push-") as place:
         target = Path(place) / "model"
@@ -178,7 +185,8 @@ class PushCheckpoints(Hook):
         for file in folder.iterdir():
             if file.is_file():
                 os.link(file, place / file.name)
-        (place / EXPORT_FILE).write_text('{"format": 1, "checkpoint": true}\n', encoding="utf-8")
+        record = json.dumps(recipe_record(run.recipe))
+        (place / EXPORT_FILE).write_text(record + "\n", encoding="utf-8")
         self._last = Future()
         arguments = (place, tag, self._last)
         threading.Thread(target=self._push, args=arguments, daemon=True).start()

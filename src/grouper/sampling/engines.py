@@ -185,5 +185,5 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
             concurrency=recipe.sampling.max_slots,
             processes=own,
         )
-    log.info("vLLM is there after %.0f seconds.", time.perf_counter() - started)
+    log.info("vLLM was ready after %.0f seconds.", time.perf_counter() - started)
     return engine

@@ -203,7 +203,7 @@ class VllmSampler:
             raise ModelError(
                 f"after the push of version {self._policy.version} vLLM's log-probs differ from "
                 f"the trainer's by {self.gap:.3g} nats per token, allowed {self._tolerance:g}: "
-                + ("its prefix cache is stale" if stale else "its weights are others"),
+                + ("its prefix cache is stale" if stale else "its weights are different"),
                 where="sampling.engine",
                 fix="Nothing was sampled. A difference of precision: raise sampling.vllm.tolerance "
                 "or set sampling.dtype. Else use sampling.engine=native, and please report it.",
@@ -351,7 +351,7 @@ class LocalEngine:
         threads, set_threads = torch.get_num_threads(), torch.set_num_threads
         importlib.import_module(EXTENSION.rpartition(".")[0])  # before the model is made
         self._vllm = importlib.import_module("vllm")
-        with _told("vLLM does not start"):
+        with _as_model_error("vLLM does not start"):
             self._llm: Any = self._vllm.LLM(model=str(folder), **arguments)
         torch.set_num_threads = set_threads  # on a CPU vLLM has switched it off
         set_threads(threads)
@@ -385,7 +385,7 @@ class LocalEngine:
             self._asleep = False
         self._tag = None
         HANDED[tag] = weights
-        with _told("vLLM does not take the weights"):
+        with _as_model_error("vLLM does not take the weights"):
             self._llm.start_weight_update()
             self._llm.update_weights({"update_info": {"version": tag}})
             self._llm.finish_weight_update(tag)
@@ -407,7 +407,7 @@ class LocalEngine:
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def _as_model_error(what: str) -> Iterator[None]:
     """What vLLM raises inside this block, as a `ModelError`."""
     try:
         yield

@@ -154,11 +154,11 @@ class ServerEngine:
                 found: dict[str, Any] = json.loads(response.read() or b"{}")
                 return found
         except HTTPError as error:
-            told = f"{error.code} {error.read(300).decode(errors='replace')}"
+            answer = f"{error.code} {error.read(300).decode(errors='replace')}"
             if error.code in _AWAY:
-                raise Unreachable(f"{url}: {told}") from error
+                raise Unreachable(f"{url}: {answer}") from error
             raise ModelError(
-                f"the server refuses {path}: {told}",
+                f"the server refuses {path}: {answer}",
                 where=url,
                 fix=f"Have trainer and server the same {SECRET}, and the same Grouper?",
             ) from error
