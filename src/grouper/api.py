@@ -174,8 +174,8 @@ def evaluate(
         name: of the result; left out: its settings, as `test-greedy-500x1`.
         folder: where the result, its items and the recipe are written; left out: nowhere. What
             was measured there with the same settings is not measured again, and one that was
-            interrupted is continued; a result of other settings is never replaced: then the name gets a
-            number.
+            interrupted is continued; a result of other settings is never replaced: then the name
+            gets a number.
         display: where progress goes; nowhere by default.
 
     Raises:
