@@ -306,9 +306,9 @@ def _served_model(engine: LocalEngine) -> Any:
 
 
 FAULTS = {
-    "a push is skipped": (skip_everything, "its weights are others"),
+    "a push is skipped": (skip_everything, "its weights are different"),
     "a prefix is stale": (skip_the_cache, "its prefix cache is stale"),
-    "a tied head is stale": (keep_the_head, "its weights are others"),
+    "a tied head is stale": (keep_the_head, "its weights are different"),
 }
 
 

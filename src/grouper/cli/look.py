@@ -164,7 +164,7 @@ def _environment() -> dict[str, dict[str, str]]:
     versions = {"grouper-rl": version("grouper-rl"), "python": platform.python_version()}
     extras: dict[str, str] = {}
     for need in requires("grouper-rl") or ():
-        package, extra = re.findall(r"^[\w-]+", need)[0], re.search(r'extra == "(\w+)"', need)
+        package, extra = re.findall(r"^[\w-]+", need)[0], re.search(r"extra == \W(\w+)", need)
         try:
             found = version(package)
         except PackageNotFoundError:

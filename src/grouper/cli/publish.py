@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -93,7 +94,11 @@ def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool
         words = _server(chosen, folder, host, port)
         click.echo(shlex.join(words))
         click.echo(_curl(folder, host, port))
-        return 0 if dry_run else subprocess.run(words, check=False).returncode
+        if dry_run:
+            return 0
+        # As an exception, which ends the server and removes the folder.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        return subprocess.run(words, check=False).returncode
 
 
 def _server(engine: str, folder: Path, host: str, port: int) -> list[str]:
