@@ -66,6 +66,7 @@ SIZES = {
 
 
 @pytest.mark.slow
+@pytest.mark.pictures
 @pytest.mark.parametrize("name", SIZES)
 def test_a_recipe_from_end_to_end(
     name: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -18,7 +18,6 @@ from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.training.run import Run
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 SMALL = [
     "model.new.hidden_size=32",

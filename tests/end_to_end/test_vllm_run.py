@@ -33,7 +33,6 @@ def recipe(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    no_pictures: None,
 ) -> Recipe:
     write_problems(tmp_path)
     if request.param == "fake":

@@ -23,7 +23,6 @@ from grouper.training import checkpoint, loop
 from grouper.training.checkpoint import STATE_FILE, TrainState, is_complete
 from grouper.training.run import Run
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 OPTIMIZER_FILE = "optimizer/0.safetensors"
 

@@ -189,7 +189,6 @@ def recipe(folder: Path, *overrides: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_pictures")
 def test_a_run_that_a_hook_ended_is_finished_and_can_be_prolonged(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
@@ -215,7 +214,6 @@ def test_a_run_that_a_hook_ended_is_finished_and_can_be_prolonged(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_pictures")
 def test_what_a_hook_asked_for_goes_with_it(tmp_path: Path) -> None:
     """A run that is killed between its last checkpoint and its final model, then without hook."""
     file = tmp_path / "mine.py"
