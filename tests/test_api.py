@@ -79,6 +79,7 @@ def test_a_reward_that_pays_a_right_answer_least_is_warned_of_at_the_start(tiny,
     assert told in log
 
 
+@pytest.mark.slow
 def test_a_notebook_runs_it_whole_inside_its_loop(tiny, tmp_path):
     """A cell of a notebook is called from a running event loop; async rewards are awaited."""
     file = tmp_path / "patient.py"

@@ -125,6 +125,7 @@ def test_a_reward_that_pays_the_reference_completion_least_is_warned_of(shared_d
     assert "'xml_soft_format' pays 0 for a right completion of gsm8k/test/0" in warning
 
 
+@pytest.mark.slow
 def test_rewards_are_tried_with_plain_text_where_the_run_has_plain_text(tmp_path):
     (tmp_path / "rewards.py").write_text(
         "def plain(prompts, completions, **kwargs):\n"
@@ -173,6 +174,7 @@ def test_models_that_are_not_here_and_what_takes_their_tokenizer_are_named_as_un
     assert make_plan(away).unchecked == (*absent, lengths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", [False, True])
 def test_lora_on_layers_that_the_model_lacks_is_refused_from_its_configuration(tmp_path, local):
     """PEFT refuses only where no name at all is found."""

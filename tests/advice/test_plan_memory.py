@@ -116,6 +116,7 @@ def test_the_parts_add_up() -> None:
     assert part.activations >= part.logits_chunk
 
 
+@pytest.mark.slow
 def test_what_should_save_memory_does() -> None:
     config = OptimizerConfig()
 

@@ -178,6 +178,7 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("room", "where"),
     [
@@ -202,6 +203,7 @@ def test_a_full_disk_leaves_nothing_half_written(grouper, small, tmp_path, room,
     assert (tmp_path / "demo" / "grpo" / "final" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_finds_no_room_does_not_end_the_run(grouper, small, tmp_path):
     arguments = ["run", "demo", *small, f"output_dir={tmp_path}", "sft.checkpoint_every=1", "-q"]
     with largest_file(560_000):  # enough for the weights, not for the optimizer's state

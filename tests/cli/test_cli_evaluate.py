@@ -59,6 +59,7 @@ def test_without_a_grpo_model_it_is_sft_and_then_the_recipe_s_own(grouper, run):
     grouper("eval", run).refused("there is nothing to measure", "--model")
 
 
+@pytest.mark.slow
 def test_several_models_are_compared_item_by_item_with_pass_at_k(grouper, run, tmp_path):
     called = grouper(
         "eval",
@@ -83,6 +84,7 @@ def test_several_models_are_compared_item_by_item_with_pass_at_k(grouper, run, t
     assert summary["card"]["sampling"]["temperature"] == 1.0
 
 
+@pytest.mark.slow
 def test_compare_reads_a_run_or_an_earlier_evaluation_and_measures_a_model(grouper, run):
     grouper("eval", run, "--model", run / "base")
     called = grouper("eval", run, "--compare", run / "eval_runs" / "demo-base", "--quiet")
@@ -103,6 +105,7 @@ def test_other_problems_and_other_sampling_are_not_compared_in_silence(grouper, 
     assert "not measured with the same sampling settings" in called.err
 
 
+@pytest.mark.slow
 def test_results_of_other_settings_lie_beside_each_other(grouper, run):
     """U8."""
     assert "same settings" not in grouper("eval", run, "--no-base").err
@@ -115,6 +118,7 @@ def test_results_of_other_settings_lie_beside_each_other(grouper, run):
     assert names == {"test-greedy-8x1", "test-greedy-8x1-2", "test-t0.5-8x1"}
 
 
+@pytest.mark.slow
 def test_the_validation_split_is_kept_apart(grouper, run):
     assert grouper("eval", run).code == 0
     called = grouper("eval", run, "--split", "validation")
@@ -170,6 +174,7 @@ def suite_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_on_a_suite_beside_its_base(grouper, run, suite_file):
     called = grouper("eval", run, "--on", f"{suite_file},svamp={suite_file}", "--json", "--quiet")
     assert called.code == 0, called.err

@@ -65,6 +65,7 @@ def test_a_file_keeps_every_row_and_column_in_order(grouper, model, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_samples_are_rows_of_their_own_and_follow_the_seed(grouper, model, tmp_path):
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps({"question": QUESTION}) + "\n")
@@ -79,6 +80,7 @@ def test_samples_are_rows_of_their_own_and_follow_the_seed(grouper, model, tmp_p
     called.refused("--samples", "temperature 0")
 
 
+@pytest.mark.slow
 def test_piped_questions_are_a_conversation_that_ends_with_the_input(grouper, model):
     called = grouper("generate", model, stdin="What is 3 + 4?\n\n  \nWhat is 2 + 2?")
     assert called.code == 0, called.err

@@ -66,6 +66,7 @@ def test_what_is_written_passes_a_dry_run(grouper: Grouper, model: Path) -> None
     assert recipe.data.has_validation
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_test_split_and_answers_that_are_no_numbers(
     grouper: Grouper, model: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_columns_of_other_names(grouper: Grouper, model: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_memory_decides_about_the_update(
     grouper: Grouper, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

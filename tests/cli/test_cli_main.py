@@ -100,6 +100,7 @@ def test_what_loads_no_model_imports_no_framework(arguments, tmp_path):
     assert done.stderr.split() == []
 
 
+@pytest.mark.slow
 def test_tensorflow_is_never_imported_however_well_it_is_installed(tmp_path):
     for name in ("tensorflow", "jax", "flax", "keras"):
         package = tmp_path / name

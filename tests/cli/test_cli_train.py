@@ -135,6 +135,7 @@ def test_a_run_ends_with_the_table_the_reading_and_where_it_lies(grouper, small,
         assert (finished_run / name).stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_another_recipe_goes_on_only_when_told(grouper, small, finished_run, tmp_path):
     shutil.copytree(finished_run, tmp_path / "demo")
     shutil.rmtree(tmp_path / "demo" / "grpo")
@@ -153,6 +154,7 @@ def test_another_recipe_goes_on_only_when_told(grouper, small, finished_run, tmp
     assert (change.phase, change.step) == ("grpo", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quiet", [False, True])
 def test_samples_are_printed_every_so_many_grpo_steps(
     grouper, small, finished_run, tmp_path, quiet
@@ -170,6 +172,7 @@ def test_samples_are_printed_every_so_many_grpo_steps(
     )
 
 
+@pytest.mark.slow
 def test_what_a_reward_beside_the_work_logs_is_a_metric(grouper, small, tmp_path, monkeypatch):
     """U11: a module, as `recipes from` names it. S12: log_metric and trainer_state."""
     monkeypatch.chdir(tmp_path)
@@ -186,6 +189,7 @@ def test_what_a_reward_beside_the_work_logs_is_a_metric(grouper, small, tmp_path
     assert [r.tallies["rewards/progress"].mean for r in reports] == [0.0, 0.5]
 
 
+@pytest.mark.slow
 def test_sft_then_grpo_in_the_same_folder(grouper, small, tmp_path):
     arguments = ["demo", *small, f"output_dir={tmp_path}", "--quiet"]
     assert grouper("sft", *arguments).code == 0

@@ -80,6 +80,7 @@ def test_try_a_stack_and_line_breaks(grouper) -> None:
     assert "total       4" in called.out
 
 
+@pytest.mark.slow
 def test_probe_passes_our_own_and_fails_a_compatibility_stack(grouper) -> None:
     ours = grouper("rewards", "probe", "demo")
     assert ours.code == 0, ours.err

@@ -66,6 +66,7 @@ def test_pieces(monkeypatch, capsys):
     )
 
 
+@pytest.mark.slow
 def test_the_python_page_runs_from_top_to_bottom(tiny, here, monkeypatch, capsys):
     honest = grouper.load_recipe
     monkeypatch.setattr(grouper, "load_recipe", lambda name: honest(name, tiny[1:]))

@@ -18,7 +18,6 @@ from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.training.run import Run
 
-
 SMALL = [
     "model.new.hidden_size=32",
     "model.new.head_dim=8",
@@ -133,6 +132,7 @@ def test_kl_is_exactly_zero_at_the_first_step(tmp_path: Path, lora: tuple[str, .
     assert reports[1].tallies["policy/kl"].max > 0.0
 
 
+@pytest.mark.slow
 def test_grpo_goes_on_from_sft_or_says_that_it_starts_from_the_base(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +247,7 @@ def test_a_budget_that_cuts_off_most_answers_is_refused(tmp_path: Path) -> None:
     assert "grpo.allow_truncation=true" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [False, True])
 def test_what_a_refused_preflight_proposes_works(tmp_path: Path, begun: bool) -> None:
     """U5: both ways on, whether SFT has been trained before or nothing at all."""

@@ -57,6 +57,7 @@ def recipe(
     )
 
 
+@pytest.mark.slow
 def test_a_run_records_what_it_was_sampled_by(recipe: Recipe) -> None:
     assert recipe.grpo.importance == "truncate"
     with prepare(recipe) as setup:

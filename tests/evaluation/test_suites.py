@@ -38,6 +38,7 @@ def test_every_suite_has_a_place_on_the_hub_and_formats_that_exist(name):
     assert changed.evaluation.samples == suite.sampling.get("samples", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "count", "levels"),
     [

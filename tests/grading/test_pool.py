@@ -144,6 +144,7 @@ def test_identical_pairs_are_judged_once() -> None:
         assert time.monotonic() - started < 8
 
 
+@pytest.mark.slow
 def test_many_threads_and_the_first_one_ending() -> None:
     with Grader(BOXED, GradingConfig(), workers=2) as grader:
         first = threading.Thread(target=grader.grade, args=([SYMBOLIC[0]], [SYMBOLIC[1]]))
@@ -344,6 +345,7 @@ def test_exact_rungs_never_raise(text: str) -> None:
             assert time.monotonic() - started < 2
 
 
+@pytest.mark.slow
 def test_nasty_input_through_all_rungs() -> None:
     with Grader(BOXED, GradingConfig(timeout_seconds=1)) as grader:
         grades = grader.grade([rf"\boxed{{{text}}}" for text in NASTY], [r"2\sqrt{3}"] * len(NASTY))

@@ -127,6 +127,7 @@ def test_an_answer_equals_itself(answer: str):
     assert dressed is None or dressed.verdict in (Verdict.CORRECT, Verdict.INCORRECT)
 
 
+@pytest.mark.slow
 @FAST
 @given(answers, answers)
 def test_equality_is_symmetric_where_nothing_is_rounded(a: str, b: str):
@@ -140,6 +141,7 @@ def test_equality_is_symmetric_where_nothing_is_rounded(a: str, b: str):
         assert same in ((True, True), (False, False)), (a, b)
 
 
+@pytest.mark.slow
 @FAST
 @given(anything, anything)
 def test_the_exact_rungs_answer_anything(prediction: str, reference: str):

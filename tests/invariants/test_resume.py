@@ -23,7 +23,6 @@ from grouper.training import checkpoint, loop
 from grouper.training.checkpoint import STATE_FILE, TrainState, is_complete
 from grouper.training.run import Run
 
-
 OPTIMIZER_FILE = "optimizer/0.safetensors"
 
 SMALL = [
@@ -133,6 +132,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     )
 
 
+@pytest.mark.slow
 def test_a_kill_between_checkpoints_loses_only_what_came_after(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +203,7 @@ def test_a_killed_run_asks_a_function_that_varies_nothing_twice(
     assert Path("asked_cut").read_text() == Path("asked_whole").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [OPTIMIZER_FILE, STATE_FILE])
 def test_a_damaged_checkpoint_is_skipped_and_the_result_is_the_same(
     workplace: Path, caplog: pytest.LogCaptureFixture, name: str
@@ -223,11 +224,13 @@ def test_a_damaged_checkpoint_with_none_before_it_is_one_paragraph(workplace: Pa
         run("cut", "skip_grpo=true", "sft.keep_checkpoints=1", resume=True)
 
 
+@pytest.mark.slow
 def test_a_finished_run_resumes_to_its_result_without_training(workplace: Path) -> None:
     first = record(run("whole"))
     assert record(run("whole", resume=True)) == first
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_prolonged(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +259,7 @@ def test_fewer_steps_are_another_recipe(workplace: Path) -> None:
         run("cut", "skip_grpo=true", "sft.steps=4", resume=True)
 
 
+@pytest.mark.slow
 def test_sft_that_grpo_began_from_is_not_prolonged(
     workplace: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -265,6 +269,7 @@ def test_sft_that_grpo_began_from_is_not_prolonged(
     assert again["sft/final/model.safetensors"] == first["sft/final/model.safetensors"]
 
 
+@pytest.mark.slow
 def test_an_edited_reward_is_refused_by_name_unless_allowed(workplace: Path) -> None:
     """R1: the banner said "unchanged", and the results differed."""
     run("cut", "skip_grpo=true")
@@ -277,6 +282,7 @@ def test_an_edited_reward_is_refused_by_name_unless_allowed(workplace: Path) -> 
     assert open_run.folder.read_info().changes[0].changes.keys() == {"code.reward_by_length.py"}
 
 
+@pytest.mark.slow
 def test_a_run_without_the_kernels_is_told_that_its_numbers_differ(
     workplace: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +296,7 @@ def test_a_run_without_the_kernels_is_told_that_its_numbers_differ(
     assert re.search(r"kernels [0-9a-f]+ -> none.*not be the same bit for bit", caplog.text)
 
 
+@pytest.mark.slow
 def test_what_the_record_has_lost_is_told_by_name(
     workplace: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

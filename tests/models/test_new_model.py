@@ -108,6 +108,7 @@ def test_the_default_size_is_the_one_that_was_measured(problems):
     assert model.config.vocab_size == len(tokenizer)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_is_the_same_in_another_process(problems):
     script = (
         "from grouper.data.arithmetic import ArithmeticOptions, generate\n"

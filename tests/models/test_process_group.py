@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ def test_alone_everything_is_ones_own() -> None:
     assert processes.on_rank0(lambda: 3) == 3
 
 
+@pytest.mark.slow
 def test_one_process_uses_no_distributed_code() -> None:
     """DESIGN 5: no process group is made."""
     script = (

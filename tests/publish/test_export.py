@@ -141,6 +141,7 @@ print(json.dumps(tokenizer.decode(drawn)))
 """
 
 
+@pytest.mark.slow
 def test_transformers_alone_gives_the_same_text(exported: Path) -> None:
     question = "Eva has 7 eggs and drops 3. How many eggs does Eva have?"
     own = grouper.solve(question, exported, temperature=0.0)

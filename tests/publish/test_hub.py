@@ -185,6 +185,7 @@ def train(outputs: Path, **changes: object) -> Path:
         return grouper.train(prepared, display=Progress(quiet=True)).path
 
 
+@pytest.mark.slow
 def test_a_run_pushes_its_checkpoints_and_its_result(hub: FakeHub, tmp_path: Path) -> None:
     run = train(tmp_path)
     tags = hub.repos[REPO].tags
@@ -203,6 +204,7 @@ def test_a_run_pushes_its_checkpoints_and_its_result(hub: FakeHub, tmp_path: Pat
     assert not list(run.glob(".push-*"))
 
 
+@pytest.mark.slow
 def test_a_push_that_fails_stops_no_run(
     hub: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

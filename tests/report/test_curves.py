@@ -44,6 +44,7 @@ def test_an_empty_run_has_a_picture_too(tmp_path):
     assert draw_curves(run).exists()
 
 
+@pytest.mark.slow
 def test_equal_runs_give_equal_pictures_wherever_they_are_written(tmp_path):
     first = draw_curves(make_run(tmp_path / "a" / "demo"))
     second = draw_curves(make_run(tmp_path / "b" / "demo"), tmp_path / "picture.png")

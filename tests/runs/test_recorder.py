@@ -105,6 +105,7 @@ def run(folder: Path, *trackers: str) -> RunFolder:
     return RunFolder(folder / "demo")
 
 
+@pytest.mark.slow
 def test_wandb_gets_the_recipe_the_metrics_and_reward_histograms_offline(tmp_path, monkeypatch):
     wandb = fake_wandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
@@ -185,6 +186,7 @@ def test_nothing_is_sent_unless_asked_for(tmp_path, monkeypatch, mode, environme
     assert wandb.calls[0]["mode"] == expected
 
 
+@pytest.mark.slow
 def test_the_users_own_see_each_record_and_can_change_none(tmp_path, caplog):
     (tmp_path / "mine.py").write_text(MINE)
     done = run(

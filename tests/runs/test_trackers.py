@@ -164,6 +164,7 @@ def test_tensorboard_reads_back_what_was_written(tmp_path):
     assert "`so <b>¦2¦</b> and '3'`" in shown.tensor_proto.string_val[0].decode()
 
 
+@pytest.mark.slow
 def test_wandb_writes_an_offline_run(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     sink = made("wandb", tmp_path)

@@ -166,6 +166,7 @@ def train(policy: Policy, scale: float = 0.1) -> None:
 # --- the contract --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_logprobs_are_the_trainers_after_every_update(made: tuple[Policy, Engine]) -> None:
     policy, engine = made

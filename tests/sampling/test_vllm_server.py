@@ -275,6 +275,7 @@ def test_a_server_that_does_not_start_shows_its_log(
     process.close()
 
 
+@pytest.mark.slow
 def test_a_server_ends_with_its_trainer(tmp_path: Path) -> None:
     """Also where that is killed: the kernel ends it."""
     code = (

@@ -70,6 +70,7 @@ def rehearse(
         return run(folder, *overrides, phase=phase)
 
 
+@pytest.mark.slow
 def test_a_rehearsed_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forwards = Forwards(monkeypatch)
     plain = run(tmp_path / "plain")

@@ -86,6 +86,7 @@ def test_an_evaluation_gives_the_samplers_memory_back(
         assert released == [run.sampler(policy)]
 
 
+@pytest.mark.slow
 def test_a_time_budget_fixes_the_validation_problems_of_the_whole_run(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

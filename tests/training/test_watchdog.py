@@ -34,6 +34,7 @@ def test_it_says_where_every_thread_stands(capfd: pytest.CaptureFixture[str]) ->
     assert "test_it_says_where_every_thread_stands" in told
 
 
+@pytest.mark.slow
 def test_it_ends_a_process_that_others_wait_for() -> None:
     script = (
         "import time\n"

@@ -24,17 +24,17 @@ from torch import Tensor
 Run = Callable[..., Tensor]
 
 _ROOT = 1.5957691216057308  # sqrt(8 / pi)
-# Activation -> m and c of x sigmoid(m x + c x^3).
+# Activation -> its coefficients m and c in x sigmoid(m x + c x^3).
 CURVES = {"silu": (1.0, 0.0), "gelu_tanh": (_ROOT, _ROOT * 0.044715)}
 
 
 def norm_dtype(x: Tensor, weight: Tensor, *, ones: bool) -> torch.dtype:
-    """What a norm gives."""
+    """The dtype of a norm's result."""
     return x.dtype if ones else torch.promote_types(x.dtype, weight.dtype)
 
 
 def fits_rotation(x: Tensor, cosine: Tensor) -> bool:
-    """Whether these are heads [1, H, N, D] and cosines [1, N, D]."""
+    """Whether the tensors have the shapes of heads [1, H, N, D] and cosines [1, N, D]."""
     return (
         x.dim() == 4
         and cosine.dim() == 3
@@ -50,11 +50,11 @@ def rms_norm(
     """X / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich, 2019).
 
     Args:
-        kernels: serve these.
+        kernels: the module whose kernels take these tensors.
         x: [..., D].
         weight: [D].
-        eps: inside the root.
-        ones: multiply by 1 + weight, before rounding (Gemma).
+        eps: added inside the root.
+        ones: multiply by 1 + weight before rounding, as Gemma does.
     """
     if x.dim() == 4 and not x.is_contiguous():  # heads before tokens (Gemma 3)
         return rms_norm(kernels, x.transpose(1, 2), weight, eps, ones=ones).transpose(1, 2)
@@ -63,10 +63,10 @@ def rms_norm(
 
 
 def rotate(kernels: ModuleType, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al., 2021), each half of a head's dimensions as a pair.
+    """Rotary position embedding (Su et al., 2021); dimension i is paired with dimension i + D / 2.
 
     Args:
-        kernels: serve these.
+        kernels: the module whose kernels take these tensors.
         x: [1, H, N, D].
         cosine: [1, N, D].
         sine: [1, N, D].
@@ -79,7 +79,7 @@ def rotate(kernels: ModuleType, x: Tensor, cosine: Tensor, sine: Tensor) -> Tens
 def _turned_back(
     kernels: ModuleType, dtype: torch.dtype, grad: Tensor, cosine: Tensor, sine: Tensor
 ) -> tuple[Tensor]:
-    """The gradient of `rotate`: the same with the sines of the other half, negated."""
+    """The gradient of `rotate`: a rotation with the sines' halves swapped and negated."""
     back = -sine.roll(sine.shape[-1] // 2, -1)
     return (kernels.rotate(grad, cosine, back, dtype),)
 
@@ -92,15 +92,16 @@ def gated(kernels: ModuleType, gate: Tensor, up: Tensor, activation: str) -> Ten
 
 
 def _run(run: Run, gradient: Callable[..., Any], first: int, *tensors: Tensor) -> Tensor:
-    """A kernel's result, with a gradient where gradients are made.
+    """The result of a kernel, connected to autograd where gradients are enabled.
 
     Args:
-        run: the kernel, of the tensors.
-        gradient: from a gradient and the tensors kept, the gradients of the first tensors.
-        first: of the tensors that are kept for it.
-        tensors: what it is about.
+        run: calls the kernel with the tensors.
+        gradient: maps the output's gradient and the saved tensors to the gradients of the first
+            inputs.
+        first: how many of the tensors are saved for it.
+        tensors: the inputs.
     """
-    # Without a gradient a sampler calls these often, and autograd would take its time.
+    # A sampler calls these often without gradients, and autograd's overhead would show.
     do: Run = partial(_Op.apply, run, gradient, first) if torch.is_grad_enabled() else run
     return do(*tensors)
 

@@ -1,9 +1,9 @@
 """Which parts of a transformers model run on our kernels, and when.
 
-A model keeps its own code. Its normalisation and MLP layers and the function that rotates its
-queries and keys look first whether a pass of ours is running and a kernel takes their
-tensors, and otherwise do what they always did. What a class computes is not guessed from its
-name: a kernel is used only if the class's own code computes its formula on random numbers.
+A model keeps its own code. Its normalisation and MLP layers, and the function that rotates its
+queries and keys, first check whether one of Grouper's passes is running and a kernel takes their
+tensors; otherwise they run as before. What a class computes is not guessed from its name: a kernel
+is used only if the class's own code gives the same results on random numbers.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ CLOSE = 1e-5
 
 
 def attach(model: nn.Module) -> None:
-    """Let this model's layers use the kernels, where there are any; repeating it does nothing."""
+    """Let this model's layers use the kernels where there are any. Repeated calls do nothing."""
     for module in model.modules():
         if "forward" not in vars(module) and (forward := _fused(module)) is not None:
-            # A bound method and no closure: a copy of the model must run its own weights.
+            # A bound method, not a closure: a copy of the model must run on its own weights.
             module.forward = MethodType(forward, module)
         _attach_rotary(type(module).__module__)
 
 
 def _fused(module: Any) -> Callable[..., Tensor] | None:
-    """What takes the place of a module's forward, which it is given; None: no kernel does that."""
+    """The replacement for a module's forward; None if no kernel computes the same."""
     kind: Any = type(module)
     weight = getattr(module, "weight", None)
     roots = (getattr(module, name, None) for name in ("variance_epsilon", "eps"))
@@ -61,13 +61,13 @@ def _fused(module: Any) -> Callable[..., Tensor] | None:
 
 
 def _random(*shape: int) -> Tensor:
-    # Neither the global generator nor a default device may be touched.
+    # The global generator and the default device must not be touched.
     generator = torch.Generator().manual_seed(len(shape))
     return torch.randn(shape, generator=generator, device="cpu")
 
 
 def _agrees(expected: tuple[Tensor, ...], theirs: Callable[[], Any]) -> bool:
-    """Whether a function gives these tensors; anything unexpected is a no."""
+    """Whether a function returns these tensors; False if it fails in any way."""
     try:
         with torch.no_grad():
             pairs = zip(expected, theirs(), strict=True)
@@ -77,7 +77,7 @@ def _agrees(expected: tuple[Tensor, ...], theirs: Callable[[], Any]) -> bool:
 
 
 def _forward(kind: Any, x: Tensor, **parts: Any) -> tuple[Tensor]:
-    """What a class of modules with these attributes makes of x."""
+    """The output for x of a module of this class with these attributes."""
     probe = kind.__new__(kind)
     nn.Module.__init__(probe)
     vars(probe).update(parts)
@@ -86,7 +86,7 @@ def _forward(kind: Any, x: Tensor, **parts: Any) -> tuple[Tensor]:
 
 @cache
 def _norm_ones(kind: Any) -> bool | None:
-    """Whether a class of norms multiplies by 1 + weight; None: it is not what our kernel does."""
+    """Whether a class of norms multiplies by 1 + weight; None if the kernel does not compute it."""
     x, weight = _random(3, 8), _random(8)
     theirs = partial(_forward, kind, x, weight=weight, variance_epsilon=1e-3, eps=1e-3)
     normed = x / (x.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt()
@@ -105,7 +105,7 @@ def _mlp_is_gated(kind: Any) -> bool:
 
 
 def _kernels(x: Tensor) -> ModuleType:
-    """The module of kernels for where a tensor is."""
+    """The module of kernels for the tensor's device."""
     return gpu if device_type(x) == "cuda" else ops
 
 

@@ -1,4 +1,4 @@
-"""Whether a pass of ours is running, and for which device: that decides which kernels are used."""
+"""Whether one of Grouper's passes is running, and for which device: what selects the kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor  # torch's own shape engine
 
-# Set to 0 in the environment, everything runs on PyTorch's own operations.
+# If this environment variable is 0, everything runs on PyTorch's own operations.
 OFF = "GROUPER_KERNELS"
 
 _PLANNED: ContextVar[str | None] = ContextVar("planned", default=None)
@@ -25,26 +25,26 @@ is_running = _RUNNING.get
 
 
 class _Swaps:
-    """Functions of other people's modules that are ours while any pass of ours is running.
+    """Replaces functions in third-party modules while any of Grouper's passes is running.
 
-    Passes of several threads may overlap: the first swaps, the last swaps back.
+    Passes of several threads may overlap: the first one swaps, the last one swaps back.
     """
 
     def __init__(self) -> None:
         self._others: dict[tuple[ModuleType, str], Any] = {}
-        """What is to take the place of a function, or was there before."""
+        """Per function, whichever of the replacement and the original is not in place."""
         self._depth = 0
         self._lock = Lock()
 
     def add(self, home: ModuleType, name: str, function: Any) -> None:
-        """While a pass is running, `name` in this module is this function."""
+        """Replace `name` in this module by this function while a pass is running."""
         with self._lock:
             self._others[home, name] = function
             if self._depth:
                 self._exchange((home, name))
 
     def count(self, step: int) -> None:
-        """One pass more or less is running."""
+        """Count a pass that begins or ends."""
         with self._lock:
             before, self._depth = self._depth, self._depth + step
             if 0 in {before, self._depth}:
@@ -62,7 +62,7 @@ SWAPS = _Swaps()
 
 @contextlib.contextmanager
 def running() -> Iterator[None]:
-    """The kernels may be used inside this block."""
+    """Allow the kernels inside this block."""
     before = _RUNNING.set(not _OFF.get())
     SWAPS.count(1)
     try:
@@ -79,7 +79,7 @@ def kernels_are_off() -> bool:
 
 @contextlib.contextmanager
 def switched_off() -> Iterator[None]:
-    """Everything inside this block runs on PyTorch's own operations."""
+    """Run everything inside this block on PyTorch's own operations."""
     before = _OFF.set(True)
     try:
         yield
@@ -89,9 +89,9 @@ def switched_off() -> Iterator[None]:
 
 @contextlib.contextmanager
 def planned(device: str) -> Iterator[None]:
-    """Tensors without memory count as being on this type of device inside the block.
+    """Treat tensors without memory as being on this type of device inside the block.
 
-    What runs is then what would run there: its memory and traffic are counted without it.
+    The same operations run as on that device, so its memory and traffic can be counted without it.
     """
     before = _PLANNED.set(device)
     try:
@@ -101,11 +101,11 @@ def planned(device: str) -> Iterator[None]:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether a tensor holds numbers, and not its shape and type only."""
+    """Whether a tensor holds numbers, not only a shape and a dtype."""
     return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def device_type(tensor: Tensor) -> str:
-    """`cpu`, `cuda` or another type of device: where the tensor is, or is planned to be."""
+    """The type of device (`cpu`, `cuda`, ...) that the tensor is on, or is planned for."""
     device = _PLANNED.get()
     return tensor.device.type if device is None or has_memory(tensor) else device

@@ -179,6 +179,7 @@ def test_options_of_a_compiler_are_tried_in_turn(
     assert library() is not None
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_one_set_of_threads_serves_torch_and_the_kernels() -> None:
     """Two OpenMP libraries in a process would wait for each other's cores."""

@@ -1,8 +1,8 @@
 """Attention with a gradient, over rows that continue prompts, on the CPU.
 
-PyTorch's own kernel runs the forward. Its backward on a CPU repeats grouped keys, keeps to small
-products and looks at every masked column; ours makes the scores again and works in large
-products of matrices (as FlashAttention's backward does, Dao et al., 2022), a few heads at a time.
+PyTorch's own kernel runs the forward. Its backward on a CPU repeats grouped keys, multiplies small
+matrices and visits every masked column. Ours recomputes the scores, as FlashAttention's backward
+does (Dao et al., 2022), and multiplies large matrices, a few heads at a time.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from grouper.kernels.cpu.library import library
 from grouper.kernels.switch import device_type, is_running
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - no public name
-"""What `scaled_dot_product_attention` runs on the CPU, which keeps the log-sum-exp to itself."""
+"""What `scaled_dot_product_attention` runs on the CPU, without hiding the log-sum-exp."""
 
 ROOM = 1 << 23
-"""Scores that are held at a time: about 100 MB with all that is made of them."""
+"""Scores held at a time: about 100 MB with everything derived from them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisibleSpan:
-    """Which columns each of R rows of queries sees: those of its prompt, then its own, causally."""
+    """What the queries of each of R rows see: the columns of its prompt, then its own, causally."""
 
     prompts: Tensor
-    """[R] int64: tokens of each row's prompt, at most `prompt_columns`."""
+    """[R] int64: number of tokens in each row's prompt, at most `prompt_columns`."""
     lengths: Tensor
-    """[R] int64: queries of each row; the others are padding, whose gradient is zero."""
+    """[R] int64: number of queries of each row; the rest is padding with gradient zero."""
     prompt_columns: int
     window: int | None
-    """Tokens a query sees at most, itself included; None: all."""
+    """Maximum number of tokens that a query sees, itself included; None: no limit."""
 
 
 def serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `attend` takes these and has an advantage: it is about the backward."""
+    """Whether `attend` takes these tensors and is faster: only the backward differs."""
     _, heads, tokens, _ = query.shape
     return (
         is_running()
@@ -83,7 +83,7 @@ class _Attention(torch.autograd.Function):
         step = max(1, ROOM // (group * tokens * columns))
         for first in range(0, blocks, step):
             at = slice(first, first + step)
-            # Scores and what comes of them in float32: a difference of two of them is what counts.
+            # Scores and their gradients are in float32: small differences between them matter.
             with _halves_multiplied(q.dtype):
                 scores = torch.bmm(q[at].float(), k[at].float().transpose(1, 2))
                 to_shares = torch.bmm(g[at].float(), v[at].float().transpose(1, 2))
@@ -106,10 +106,10 @@ class _Attention(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _halves_multiplied(dtype: torch.dtype) -> Iterator[None]:
-    """Products of float32 tensors inside may round their factors to bfloat16, if that is exact.
+    """Let products of float32 tensors round their factors to bfloat16, where that is exact.
 
-    Sums stay in float32. Where the factors are bfloat16 numbers already nothing is rounded, and
-    the processor's bfloat16 unit does it in half the time.
+    Sums stay in float32. Factors that hold bfloat16 numbers lose nothing, and the processor's
+    bfloat16 unit takes half the time.
     """
     settings: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at run time
     before = settings.fp32_precision
@@ -132,12 +132,12 @@ def attend(  # noqa: PLR0917 - tensors by position
     """Attention of query [R, H, T, D] over key and value [R, Hkv, K, D] -> [R, H, T, D].
 
     Args:
-        query: T tokens of each row.
-        key: columns of the row's prompt, then T of its own.
+        query: T tokens per row.
+        key: the columns of the row's prompt, then T of its own.
         value: as `key`.
-        mask: what `span` says as bool, broadcastable to [R, 1, T, K]; None: causal, T = K.
-        span: what each query sees.
-        scaling: of the scores.
+        mask: `span` as a bool mask, broadcastable to [R, 1, T, K]; None: causal, T = K.
+        span: which columns each query sees.
+        scaling: factor of the scores.
     """
     bias = None
     if mask is not None:

@@ -1,6 +1,6 @@
-"""How Python calls a kernel: pointers and numbers in one row of eight bytes each.
+"""How Python calls a kernel: with an array of pointers and numbers, eight bytes each.
 
-While a graph is being recorded (`graph.py`), it is told of every call.
+While a graph is being recorded (`graph.py`), a listener receives every call.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from grouper.kernels.cpu.library import library
 _LETTERS = {torch.float32: "f", torch.bfloat16: "b"}
 DTYPES = frozenset(_LETTERS)
 _SMALL = 1 << 15
-"""Elements below which a second thread costs more than it brings."""
+"""Below this many elements a second thread costs more than it gains."""
 
 
 Tensors = tuple[Tensor | None, ...]
 Listener = Callable[[str, Tensors, tuple[float, ...]], None]
-"""Gets the name of a kernel that is called, its tensors and its numbers."""
+"""Receives the name of a called kernel, its tensors and its numbers."""
 
 _listeners: list[Listener] = []
 
 
 @contextmanager
 def listened(listener: Listener) -> Iterator[None]:
-    """Inside this block every call is told to the listener."""
+    """Pass every call inside this block to the listener."""
     _listeners.append(listener)
     try:
         yield
@@ -42,18 +42,18 @@ def listened(listener: Listener) -> Iterator[None]:
 
 @cache
 def letters(*dtypes: torch.dtype) -> str:
-    """The end of a kernel's name: one letter for each type, `?` for those it has none for."""
+    """The suffix of a kernel's name: one letter per dtype, `?` for one without kernels."""
     return "".join(_LETTERS.get(dtype, "?") for dtype in dtypes)
 
 
 def threads_for(elements: int) -> int:
-    """Threads that pay for an operation on so many elements."""
+    """The number of threads that is worth using for this many elements."""
     return torch.get_num_threads() if elements >= _SMALL else 1
 
 
 @cache
 def function(name: str) -> Any:
-    """The kernel of this name, types included, as a function of one pointer."""
+    """The kernel of this name, with its suffix, as a function of one pointer."""
     kernels = library()
     assert kernels is not None, "callers have asked whether there are any"
     kernel = kernels[name]
@@ -67,13 +67,13 @@ def _layout(pointers: int, kinds: tuple[type, ...]) -> struct.Struct:
 
 
 def packed(tensors: Tensors, numbers: tuple[float, ...]) -> bytes:
-    """What a kernel reads: floats as doubles, all else as whole numbers; None is a null pointer."""
+    """The array a kernel reads: floats as doubles, the rest as integers, None as a null pointer."""
     layout = _layout(len(tensors), tuple(map(type, numbers)))
     return layout.pack(*[0 if t is None else t.data_ptr() for t in tensors], *numbers)
 
 
 def call(name: str, tensors: Tensors, *numbers: float) -> None:
-    """Run a kernel; on a `FakeTensor`, whose shapes the memory plan counts, nothing is done."""
+    """Run a kernel; with a `FakeTensor`, as the memory plan uses, nothing runs."""
     if isinstance(tensors[0], FakeTensor):
         return
     function(name)(packed(tensors, numbers))

@@ -1,6 +1,6 @@
-// Attention of one new token a row over its prompt and what it has written itself.
+// Attention of one new token per row over its prompt and its own earlier tokens.
 //
-// As in layers.cpp, ops.py checks what it hands over.
+// As for layers.cpp, ops.py checks the arguments.
 
 #include <vector>
 
@@ -33,8 +33,8 @@ template <int64_t D, class T> inline float product(const T *query, const T *key,
     return sum;
 }
 
-// Lines for the processor to bring nearer while it works on something else: what a worker reads
-// next lies elsewhere, and would not be seen coming.
+// Cache lines to prefetch during other work: what a worker reads next lies elsewhere, where the
+// processor's own prefetching does not look.
 template <class T> inline void fetch(const T *lines, int64_t count) {
     for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(lines + i, 0, 2);
 }
@@ -143,7 +143,7 @@ template <class T> struct Decode {
             const int64_t most = prompt_width + width;
             std::vector<float> scores(static_cast<size_t>(group * most));
             std::vector<float> out(static_cast<size_t>(group * dim));
-            // In turns, since rows that began together are equally long: every thread gets as much.
+            // Dealt in turns: rows that began together are equally long, so threads share evenly.
 #pragma omp for schedule(static, 1)
             for (int64_t place = 0; place < places; ++place) {
                 const int64_t now = (place * width + column) * dim;

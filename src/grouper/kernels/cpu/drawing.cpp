@@ -1,4 +1,4 @@
-// One token a row by the inverse of its cumulative distribution, as sampling/draw.py does it.
+// One token per row by the inverse of its cumulative distribution, as sampling/draw.py does it.
 
 #include <cstdlib>
 
@@ -61,7 +61,7 @@ struct Draw {
                                      : drawn(shares, sums, banned, total, uniform[i]);
         tokens[i] = token;
         logprobs[i] = (logit[token] / heat - top) - static_cast<float>(std::log(total));
-        // H = log(sum e^z) - sum p z, with the highest z taken off both.
+        // H = log(sum e^z) - sum p z, with the highest z subtracted from both.
         entropies[i] = static_cast<float>(std::log(total) - spread / total);
     }
 
@@ -93,7 +93,7 @@ struct Draw {
             before += shares[v];
             if (before > wanted) return v;
         }
-        // Rounding has left nobody above what is wanted: the last token that can be drawn.
+        // Rounding has left no token above the wanted share: take the last one that may be drawn.
         for (int64_t v = block * BLOCK - 1; last < 0 && v >= 0; --v)
             if (shares[v] > 0) last = v;
         return last < 0 ? vocabulary - 1 : last;

@@ -1,15 +1,15 @@
-"""A step recorded once and replayed: what CUDA graphs are on a GPU, for a CPU.
+"""A step recorded once and replayed: the CPU's counterpart of a CUDA graph.
 
 A decoding step of a small model is a few hundred operations of microseconds each, and much of its
 time is spent between them: in the model's Python code, in PyTorch's dispatcher, in allocations. A
-step that reads and writes tensors at fixed addresses does the same every time, with other contents.
-So one normal run is observed, and every operation that reaches PyTorch's dispatcher and every call
-of our own kernels is recorded. In a replay each is one call from a list, and views cost nothing.
-Intermediate results are in one block of memory, whose regions are reused once they are no longer
-read. Products with bfloat16 weights read a packed copy of them (`PackedWeights`).
+step that reads and writes tensors at fixed addresses performs the same operations every time, on
+new contents. So one normal run is observed, and every operation that reaches PyTorch's dispatcher
+and every call of our own kernels is recorded. In a replay each is one call from a list, and views
+cost nothing. Intermediate results share one block of memory, whose regions are reused once they are
+no longer read. Products with bfloat16 weights read a packed copy of them (`PackedWeights`).
 
-As with CUDA graphs, nothing that the step decides on the host may change. A step that reads a value
-on the host, or whose shapes depend on values, is not recorded.
+As with CUDA graphs, decisions made on the host are fixed at recording. A step that reads a value on
+the host, or whose shapes depend on values, is not recorded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from grouper.kernels.cpu.library import library
 ALIGNMENT = 64
 """Bytes of a cache line."""
 MOST_PACKED = 1 << 30
-"""Bytes of weights that are held a second time at most."""
+"""Maximum number of bytes of weights that are kept as a second copy."""
 
 _aten = torch.ops.aten
 ALLOCATIONS = frozenset(
@@ -64,7 +64,7 @@ class _Kernel:
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """A call of one of PyTorch's operations; `results`: what it has made, none if in place."""
+    """A call of one of PyTorch's operations; `results`: its new tensors, none if in place."""
 
     call: Any
     args: tuple[Any, ...]
@@ -74,7 +74,7 @@ class _Operation:
 
 @dataclass(slots=True)
 class _Life:
-    """The first and the last entry that need some memory, both included."""
+    """The first and the last entry that use a block of memory, both included."""
 
     size: int
     first: int
@@ -83,10 +83,10 @@ class _Life:
 
 
 def packable(weights: Iterable[Tensor]) -> list[Tensor]:
-    """The bfloat16 weights [n, k] that recordings would pack; none if together they are too large.
+    """The bfloat16 weights [n, k] that a recording packs; none if their sum is too large.
 
     Args:
-        weights: of layers that multiply by them.
+        weights: of linear layers.
     """
     halves = [w.detach() for w in weights if w.dtype is torch.bfloat16 and w.dim() == 2]
     served = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it so
@@ -96,10 +96,10 @@ def packable(weights: Iterable[Tensor]) -> list[Tensor]:
 
 
 class PackedWeights:
-    """Weights in the order in which oneDNN multiplies by them, packed when first needed.
+    """Weights in the layout that oneDNN multiplies by, packed when first needed.
 
-    A product with a few rows otherwise spends up to half its time on bringing the weight into that
-    order. They must not change for as long as this is used.
+    Otherwise a product with few rows spends up to half its time converting the weight.
+    The weights must not change while this is in use.
 
     Args:
         weights: those of a model, on the CPU.
@@ -110,11 +110,11 @@ class PackedWeights:
         self._packed: dict[int, Tensor] = {}
 
     def product(self, args: Any, kwargs: Any) -> Callable[[], Tensor] | None:
-        """The same product with a packed weight; None if its weight is not one of these."""
+        """The same product with a packed weight; None if the weight is not packed."""
         *added, x, turned = args
         place = turned.data_ptr()
         weight = self._weights.get(place)
-        # Adapters add more than a bias, or a scaled product.
+        # More than a bias is added for adapters, or the product is scaled.
         linear = not kwargs and all(bias.dim() == 1 for bias in added)
         if weight is None or not linear or turned.shape != weight.T.shape:
             return None
@@ -135,9 +135,9 @@ class _Recorder(TorchDispatchMode):
         self.lives: dict[int, _Life] = {}
         """Memory that the step itself allocates, by the address of its storage."""
         self.refused = False
-        """Whether something was done that cannot be replayed."""
+        """Whether an operation ran that cannot be replayed."""
         self._held: list[Tensor] = []
-        """Keeps addresses from being reused while the step is recorded."""
+        """Keeps tensors alive, so that no address is reused while the step is recorded."""
 
     def kernel(self, name: str, tensors: Tensors, numbers: tuple[float, ...]) -> None:
         """Record a call of one of our kernels."""
@@ -160,7 +160,7 @@ class _Recorder(TorchDispatchMode):
             size = tensor.untyped_storage().nbytes()
             self.lives.setdefault(_address(tensor), _Life(size, len(self.entries), -1))
         self._held += fresh
-        if func not in ALLOCATIONS and (fresh or changes):  # a view is where it always was
+        if func not in ALLOCATIONS and (fresh or changes):  # a view stays at its address
             results = () if changes else tuple(made)
             self._add(_Operation(func, args, kwargs or {}, results), taken + made)
         return given
@@ -175,7 +175,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Overheard(TorchFunctionMode):
-    """Refuses to record a step that reads contents on the host."""
+    """Detects that the step reads contents on the host."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -197,12 +197,11 @@ def _depends_on_contents(call: Any, args: tuple[Any, ...]) -> bool:
 
 
 def record(step: Step, weights: PackedWeights | None = None) -> Step | None:
-    """Run a step once, and return what repeats it; None if it cannot be replayed.
+    """Run a step once and return a graph that repeats it; None if it cannot be replayed.
 
     Args:
-        step: works on existing CPU tensors and leaves nothing behind but what it writes into them;
-            without gradients.
-        weights: packed copies that products read; sums may then be rounded in another order.
+        step: reads and writes existing CPU tensors, without gradients and without other effects.
+        weights: packed copies for products to read; sums may then be rounded in another order.
     """
     recorder = _Recorder()
     with _Overheard(recorder), recorder, listened(recorder.kernel):
@@ -216,7 +215,7 @@ class _Graph:
     """A recorded step.
 
     Args:
-        recorder: what has been recorded.
+        recorder: holds the recorded entries.
         weights: as in `record`.
     """
 
@@ -229,7 +228,7 @@ class _Graph:
         self._storage = block.untyped_storage()
         self._moved: dict[int, Tensor] = {}
         self._kept: list[Tensors] = []
-        """Keeps alive what the pointers of kernels refer to."""
+        """Keeps the tensors alive that kernels point to."""
         self._runs = [self._run(entry) for entry in recorder.entries]
 
     def play(self) -> None:
@@ -304,14 +303,14 @@ def _into(call: Any) -> Any | None:
 
 
 def _address(tensor: Tensor) -> int:
-    """Where a tensor's memory begins; 0 where it has none that can be seen (oneDNN's layouts)."""
+    """The address of a tensor's memory; 0 if it is opaque (oneDNN's layouts)."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _arranged(lives: Sequence[_Life]) -> int:
     """Assign offsets so that no two lifetimes that overlap share memory; returns the bytes needed.
 
-    The largest come first, each at the lowest offset that is free for its whole lifetime.
+    The largest are placed first, each at the lowest offset that is free for its whole lifetime.
     """
     placed: list[_Life] = []
     for life in sorted(lives, key=lambda life: -life.size):

@@ -1,12 +1,12 @@
-"""The compiled kernels: built once a machine from C++, loaded as a plain shared library.
+"""The compiled kernels: built from C++ once per machine, loaded as a plain shared library.
 
-Building takes a few seconds and needs a C++ compiler (`c++`, or what `CXX` names). Where
-there is none, or it fails, everything runs on PyTorch's own operations: slower, the same numbers
-but for rounding. The library depends on the processor it was built for, so it lies in the user's
-cache (`GROUPER_CACHE`) under a name that holds source, compiler, options and processor.
+Building takes a few seconds and needs a C++ compiler (`c++`, or the one that `CXX` names). Without
+one, or if it fails, everything runs on PyTorch's own operations: slower, and equal up to rounding.
+The library depends on the processor it was built for, so it is kept in the user's cache
+(`GROUPER_CACHE`) under a name derived from source, compiler, options and processor.
 
 Loading a library runs its code. It is loaded only from a folder that nobody else can write to, and
-only if it is the user's own file and has the checksum in its name; otherwise it is built again.
+only if the user owns the file and it matches the checksum in its name; otherwise it is rebuilt.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FOLDER = Path(__file__).parent
 SOURCES = sorted(FOLDER.glob("*.cpp"))
 HEADERS = sorted(FOLDER.glob("*.h"))
 
-# Sums may be reordered, or they would not be vectorised; NaN and infinity stay what they are
+# Sums may be reordered, or they would not be vectorised; NaN and infinity keep their meaning
 # (-ffast-math would give them up, and switch denormal numbers off for the whole process).
 OPTIONS = (
     "-std=c++17",
@@ -46,7 +46,7 @@ OPTIONS = (
     "-ffp-contract=fast",
     "-fPIC",
 )
-# Tried in turn: Apple's compiler knows neither of the first two lines' options.
+# Tried in turn: Apple's compiler does not know the options of the first two lines.
 VARIANTS = (
     ("-march=native", "-mprefer-vector-width=512", "-fopenmp"),
     ("-march=native", "-fopenmp"),
@@ -77,7 +77,7 @@ def built() -> ctypes.CDLL | None:
 
 
 def kernels_in_use() -> str:
-    """Which kernels this process calculates with: numbers differ in rounding between any two."""
+    """Which kernels this process computes with; any two differ in rounding."""
     kernels = library()
     if kernels is None:
         return "none"
@@ -85,12 +85,12 @@ def kernels_in_use() -> str:
 
 
 def _loaded(compiler: str, folder: Path) -> ctypes.CDLL:
-    """The library of this folder, which is built if it is not there or cannot be trusted."""
+    """The library in this folder, built if it is missing or cannot be trusted."""
     stem = f"kernels-{_fingerprint(compiler)}"
     for attempt in range(2):
         target = _whole(folder, stem)
         if target is None:
-            with _alone(folder):  # somebody may have built it meanwhile
+            with _alone(folder):  # another process may have built it meanwhile
                 target = _whole(folder, stem) or _build(compiler, folder, stem)
         try:
             return ctypes.CDLL(str(target))
@@ -103,7 +103,7 @@ def _loaded(compiler: str, folder: Path) -> ctypes.CDLL:
 
 
 def _whole(folder: Path, stem: str) -> Path | None:
-    """The user's own file that still has the content of its name's checksum, if there is one."""
+    """The user's own file whose content still matches the checksum in its name, or None."""
     for path in folder.glob(f"{stem}.*.so"):
         if _is_private(path) and path.suffixes[0] == f".{_checksum(path)}":
             return path
@@ -113,7 +113,7 @@ def _whole(folder: Path, stem: str) -> Path | None:
 
 
 def _is_private(path: Path) -> bool:
-    """Whether the path is the user's own, and nobody else can write to it."""
+    """Whether the user owns the path and nobody else can write to it."""
     found = path.stat()
     return found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
@@ -124,10 +124,10 @@ def _checksum(path: Path) -> str:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Only one process at a time builds; the others wait for it."""
+    """Let one process at a time build, while the others wait."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks: they may all build
+        with contextlib.suppress(OSError):  # a file system without locks: each of them may build
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
@@ -135,7 +135,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _build(compiler: str, folder: Path, stem: str) -> Path:
-    """Make the library, which is whole on disk before it has its name."""
+    """Build the library; it gets its name once it is complete on disk."""
     with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as name:
         made = Path(name, "made.so")
         _compile(compiler, made)
@@ -156,7 +156,7 @@ def _compile(compiler: str, target: Path) -> None:
 
 @contextlib.contextmanager
 def _place() -> Iterator[Path]:
-    """A private folder in the user's cache, else one that is gone once the library is loaded."""
+    """A private folder in the user's cache, or a temporary one that is deleted after loading."""
     cache = cache_folder() / "kernels"
     with contextlib.suppress(OSError):
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)

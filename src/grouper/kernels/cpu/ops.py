@@ -1,8 +1,8 @@
 """The compiled kernels as functions of tensors.
 
-Each takes and returns ordinary CPU tensors. Its `..._serves` says whether there are kernels, and
-for these tensors; callers fall back to the model's own code for anything else. The library is
-asked for last, so that it is not built for models that are not on the CPU.
+Each takes and returns ordinary CPU tensors. Its `..._serves` says whether a kernel exists and takes
+these tensors; for anything else callers fall back to the model's own code. The library is loaded
+last, so that it is not built for models on other devices.
 """
 
 from __future__ import annotations
@@ -129,12 +129,12 @@ def decode(
         new: key and value of this step [rows, Hkv, D], which are written into `own`.
         own: keys and values [at least rows, Hkv, width, D].
         prompts: keys and values [P, Hkv, columns, D].
-        lengths: [rows] columns of its own that each row sees, this step's included; [rows] the
-            prompt that it continues; [P] tokens of each prompt; all int64.
-        column: [1] int64, this step's column; a row's others lie before it, round the ring.
-        window: tokens a row sees at most, itself included; None: all.
-        scaling: of the scores.
-        softcap: of the scores; None: none.
+        lengths: [rows] number of its own columns that each row sees, this step's included; [rows]
+            index of the prompt that it continues; [P] tokens of each prompt; all int64.
+        column: [1] int64, this step's column; a row's earlier ones precede it around the ring.
+        window: maximum number of tokens that a query sees, itself included; None: no limit.
+        scaling: factor of the scores.
+        softcap: cap of the scores; None: none.
 
     Returns:
         [rows, Hkv, G, D].
@@ -154,14 +154,14 @@ def decode(
 def draw(
     logits: Tensor, uniform: Tensor, temperature: Tensor, early: Tensor | None, stops: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One token per row, as `sampling.draw.draw` gives without truncation, but for rounding.
+    """One token per row, as `sampling.draw.draw` gives without truncation, up to rounding.
 
     Args:
         logits: [n, V] float32.
         uniform: [n] float32 in [0, 1).
         temperature: [n] float32; 0 takes the highest logit.
-        early: [n] bool, rows that may not draw stop tokens; None: none of them.
-        stops: [V] bool.
+        early: [n] bool, rows that may not draw stop tokens; None: every row may.
+        stops: [V] bool, the stop tokens.
 
     Returns:
         Token ids [n] int64, their log-probs [n] and the entropies [n] in nats, both float32.

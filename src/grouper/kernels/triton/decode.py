@@ -1,12 +1,11 @@
 """Attention of one new token per row over the slot cache, in Triton.
 
-It reads only live tokens, a prompt once for all rows that continue it and a key head once for all
-its query heads, and divides the keys of a row over several programs where there are few rows (as
-Flash-Decoding does; Dao, Haziza, Massa and Sizov, 2023), whose parts are merged by their
-log-sum-exp. Everything that changes from step to step is read from tensors, so that a step can be
-captured.
+It reads only live tokens: a prompt once for all rows that continue it, a key head once for all its
+query heads. Where there are few rows, a row's keys are split over several programs, as in
+Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023), and the parts are merged by their log-sum-exp.
+Everything that changes from step to step is read from tensors, so that a step can be captured.
 
-Lines are the queries that one program holds: the query heads of a key head, of one row or of all
+Lines are the queries that one program holds: the query heads of a key head, for one row or for all
 rows that continue a prompt. Names in capitals are compile-time constants.
 """
 
@@ -22,9 +21,9 @@ from torch import Tensor
 
 from grouper.kernels.triton.language import jit, launch, limits, power_of_two, tanh, tl
 
-# Programs a multiprocessor that keys are divided for; an estimate, not measured.
+# Keys are split until there are this many programs per multiprocessor; an estimate, not measured.
 PROGRAMS_PER_PROCESSOR = 4
-# Keys of a block and blocks under way at a time, the best first.
+# Keys per block, and blocks in flight at a time; the best first.
 STAGES = ((64, 3), (64, 2), (32, 3), (32, 2), (32, 1), (16, 1))
 
 Pair = tuple[Tensor, Tensor]
@@ -53,14 +52,14 @@ def decode(
         new: key and value of this step [rows, Hkv, D], which are written into `own`.
         own: keys and values [at least rows, Hkv, width, D].
         prompts: keys and values [P, Hkv, columns, D].
-        lengths: [rows] columns of its own that each row sees, this step's included; [P] tokens of
-            each prompt; both int64.
-        column: [1] int64, this step's column; a row's others lie before it, round the ring.
-        members: [P, size] int64, the rows that continue each prompt, -1 after them. What comes out
-            for a row that is not among them means nothing.
-        window: tokens a row sees at most, itself included; None: all.
-        scaling: of the scores.
-        softcap: of the scores; None: none.
+        lengths: [rows] number of its own columns that each row sees, this step's included; [P]
+            tokens of each prompt; both int64.
+        column: [1] int64, this step's column; a row's earlier ones precede it around the ring.
+        members: [P, size] int64, the rows that continue each prompt, padded with -1. The result of
+            a row that is not among them is undefined.
+        window: maximum number of tokens that a query sees, itself included; None: no limit.
+        scaling: factor of the scores.
+        softcap: cap of the scores; None: none.
 
     Returns:
         [rows, Hq, D] in the dtype of the ring.
@@ -72,16 +71,16 @@ def decode(
     processors, room = limits(ring.device)
     block_d = max(16, power_of_two(dim))  # a power of two, as all blocks
     width = block_d * ring.element_size()
-    # Lines of a program over a prompt's keys, and programs that a prompt's lines are divided over.
+    # Lines per program over a prompt's keys, and programs that a prompt's lines are split over.
     lines = min(64 if width <= 256 else 32, max(16, power_of_two(size * share)))
     tiles = -(-size * share // lines)
-    # Keys and values of every stage, and the queries; where nothing fits, the launch says so.
+    # Keys and values of every stage, and the queries; if nothing fits, the launch refuses.
     fitting = (shape for shape in STAGES if (2 * shape[0] * shape[1] + lines) * width <= room)
     block_n, stages = next(fitting, STAGES[-1])
-    # Programs that a row's own keys, and those that a prompt's keys are divided over.
+    # Programs that a row's own keys are split over, and those for a prompt's keys.
     wanted = PROGRAMS_PER_PROCESSOR * processors
     own_splits = _splits(wanted, rows * heads, ring.shape[2], 2 * block_n)
-    # A part of a prompt leaves 8 bytes for each line and dimension, which have to be worth it.
+    # Each part of a prompt writes 8 bytes per line and dimension, which has to pay off.
     prompt_splits = _splits(wanted, places * tiles * heads, shared.shape[2], 4 * lines)
     splits = own_splits + prompt_splits
     partial = query.new_empty((rows, query_heads, splits, dim), dtype=torch.float32)
@@ -126,7 +125,7 @@ def decode(
 
 
 def _splits(wanted: int, programs: int, columns: int, least: int) -> int:
-    """Parts that the keys of a program are cut into: enough programs, none with too few keys."""
+    """Number of parts to split a program's keys into: enough programs, none with too few keys."""
     return max(1, min(-(-wanted // programs), -(-columns // least), 16))
 
 
@@ -135,13 +134,13 @@ def _fold(
     queries, keys, values, seen, total, top, mixed,
     scaling, softcap, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """Take a block of keys [N, D] into the running softmax of queries [M, D]."""
+    """Add a block of keys [N, D] to the running softmax of queries [M, D]."""
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scaling
     if HAS_SOFTCAP:
         scores = softcap * tanh(scores / softcap)
     scores = tl.where(seen, scores, float("-inf"))
     highest = tl.maximum(top, tl.max(scores, 1))
-    # A line that has seen nothing yet: -infinity less itself is no number.
+    # A line that has seen nothing yet: -infinity minus itself would be NaN.
     base = tl.where(highest == float("-inf"), 0.0, highest)
     shares = tl.exp(scores - base[:, None])
     keep = tl.exp(top - base)
@@ -155,7 +154,7 @@ def _put(
     partial, weight, rows, heads, valid, split, query_heads, total, top, mixed,
     SPLITS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Write the softmax of a part and its log-sum-exp."""
+    """Write the result of a part and its log-sum-exp."""
     dims = tl.arange(0, BLOCK_D)
     places = (rows * query_heads + heads) * SPLITS + split
     filled = tl.where(total > 0, total, 1.0)
@@ -169,7 +168,7 @@ def _put(
 
 @jit
 def _share(low, live, part, PARTS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Where a part of the keys from `low` to `live` begins and ends, in whole blocks."""
+    """The bounds, in whole blocks, of one part of the keys from `low` to `live`."""
     chunk = tl.cdiv(tl.cdiv(live - low, PARTS), BLOCK_N) * BLOCK_N
     start = low + part * chunk
     return start, tl.minimum(start + chunk, live)
@@ -190,7 +189,7 @@ def _queries(
 
 @jit
 def _block(keys, values, base, columns, there, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Keys and values [N, D] of some columns of the cache; 0 where nothing is `there`."""
+    """Keys and values [N, D] of some columns of the cache; 0 where `there` is false."""
     dims = tl.arange(0, BLOCK_D)
     where = base + columns[:, None] * DIM + dims[None, :]
     mask = there[:, None] & (dims < DIM)[None, :]
@@ -208,7 +207,7 @@ def own_part(
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, SHARE: tl.constexpr,
     SPLITS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One row's own tokens, youngest first, for one key head; part 0 writes the new one."""
+    """One row's own tokens, newest first, for one key head; part 0 writes the new one."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     part = tl.program_id(2)
@@ -244,7 +243,7 @@ def own_part(
         seen = ages < end
         columns = column - ages
         columns = tl.where(columns < 0, columns + width, columns)
-        # What this step writes comes from the registers: no program waits for another's store.
+        # This step's key and value come from registers: no program waits for another's store.
         block_keys, block_values = _block(
             keys, values, base, columns, seen & (ages > 0), DIM, BLOCK_D
         )
@@ -270,7 +269,7 @@ def prompt_part(
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, SHARE: tl.constexpr,
     SPLITS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One prompt for the rows that continue it, all query heads of one key head together."""
+    """One prompt for all rows that continue it and all query heads of one key head."""
     place = (tl.program_id(0) // TILES).to(tl.int64)
     head = tl.program_id(1)
     part = tl.program_id(2)
@@ -323,7 +322,7 @@ def merge(
     dims = tl.arange(0, BLOCK_D)
     there = parts < SPLITS
     weights = tl.load(weight + place * SPLITS + parts, mask=there, other=float("-inf"))
-    # Every row has seen its own new token, so that one of them is finite.
+    # Every row has seen its own new token, so at least one part is finite.
     shares = tl.exp(weights - tl.max(weights, 0))
     mixed = tl.load(
         partial + (place * SPLITS + parts)[:, None] * DIM + dims[None, :],

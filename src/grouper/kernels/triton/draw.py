@@ -1,8 +1,8 @@
 """Drawing on CUDA in two kernels that read the logits once; full distributions only.
 
-A vocabulary of 150,000 for a hundred rows is as many bytes as a tenth of a small model's weights,
-and `draw` passes over it a dozen times. Here each block of the vocabulary is summed up first; then
-the block that a row's uniform number falls into is looked at, and nothing else.
+The logits of a hundred rows over a vocabulary of 150,000 take a tenth of the bytes of a small
+model's weights, and `draw` passes over them a dozen times. Here each block of the vocabulary is
+summed first; then only the block that a row's uniform number falls into is read again.
 """
 
 # ruff: noqa: N803, PLR0917 - Triton's own style: constants in capitals, pointers one by one
@@ -28,14 +28,14 @@ def draws_here(logits: Tensor) -> bool:
 def kernel_draw(
     logits: Tensor, uniform: Tensor, temperature: Tensor, early: Tensor | None, stops: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One token per row, as `draw.draw` gives without truncation, but for the rounding of sums.
+    """One token per row, as `draw.draw` gives without truncation, up to the rounding of sums.
 
     Args:
         logits: [n, V] float32.
         uniform: [n] in [0, 1).
         temperature: [n]; 0 takes the highest logit.
-        early: [n] bool, rows that may not draw stop tokens; None: none of them.
-        stops: [V] bool.
+        early: [n] bool, rows that may not draw stop tokens; None: every row may.
+        stops: [V] bool, the stop tokens.
 
     Returns:
         Token ids [n] int64, their log-probs [n] and the entropies [n] in nats, both float32.
@@ -63,7 +63,7 @@ def _scaled(
     logits, temperature, early, stops, row, block, vocabulary, row_step,
     BANS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of a row over its temperature, as it is and without what is banned."""
+    """A block of a row divided by its temperature: complete, and without banned tokens."""
     at = block * BLOCK + tl.arange(0, BLOCK)
     there = at < vocabulary
     heat = tl.load(temperature + row)
@@ -81,8 +81,8 @@ def _sums(
     logits, temperature, early, stops, held, vocabulary, row_step,
     BANS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of a block: its highest logit and sum of exponentials, both of what is allowed, and the
-    sum of logits below the highest one, weighted by their exponentials.
+    """Per block: the highest logit and the sum of exponentials, of all tokens and of allowed ones,
+    and the sum of differences from the highest logit, weighted by their exponentials.
     """
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -109,7 +109,7 @@ def _pick(
     logits, uniform, temperature, early, stops, held, tokens, logprobs, entropies, vocabulary,
     row_step, blocks, BLOCKS: tl.constexpr, BANS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The block that holds the token of a row, and the token."""
+    """Find the block that holds a row's token, and the token in it."""
     row = tl.program_id(0).to(tl.int64)
     size = tl.num_programs(0) * blocks
     numbers = tl.arange(0, BLOCKS)
@@ -123,7 +123,7 @@ def _pick(
     top = tl.max(tops, 0)
     weights = tl.exp(tops - top)
     total = tl.sum(sums * weights, 0)
-    # What each block's own highest logit lies below the row's counts for all of the block.
+    # A block's sums are relative to its own highest logit: correct them to the row's.
     gaps = tl.where(tops == float("-inf"), 0.0, tops - top)
     spread = tl.sum((spreads + sums * gaps) * weights, 0)
     masses = masses * weights
@@ -132,7 +132,7 @@ def _pick(
     whole = tl.sum(masses, 0)
     wanted = tl.load(uniform + row) * whole
     sofar = tl.cumsum(masses, 0)
-    # Rounding may leave nobody above the wanted share: then the last block with anything in it.
+    # Rounding may leave no block above the wanted share: take the last one that is not empty.
     last = tl.max(tl.where(masses > 0, numbers, 0), 0)
     block = tl.min(tl.where((sofar > wanted) & (masses > 0), numbers, last), 0)
     block = tl.where(greedy, tl.min(tl.where(bests == best, numbers, BLOCKS - 1), 0), block)
@@ -148,5 +148,5 @@ def _pick(
     chosen = tl.max(tl.where(at == token, values, float("-inf")), 0)
     tl.store(tokens + row, tl.minimum(token, vocabulary - 1).to(tl.int64))
     tl.store(logprobs + row, chosen - top - tl.log(total))
-    # H = log(sum e^z) - sum p z, with the highest z taken off both.
+    # H = log(sum e^z) - sum p z, with the highest z subtracted from both.
     tl.store(entropies + row, tl.log(total) - spread / total)

@@ -1,10 +1,10 @@
-"""What comes after a head's product on CUDA: log-probs, entropies and the logits' gradient.
+"""What follows a head's product on CUDA: log-probs, entropies and the logits' gradient.
 
-A chunk of logits [tokens, vocabulary] is most of what an update moves, and plain operations pass
-over it about twenty times. Here one kernel reads it once, for the scores, and another reads it
-once and writes its gradient, in the same memory where the type allows it.
+Chunks of logits [tokens, vocabulary] are most of an update's memory traffic, and plain operations
+pass over them about twenty times. Here one kernel reads a chunk once for the scores, and another
+reads it once and writes its gradient, in the same memory where the dtype allows it.
 
-With x what the product gives, the logits are z = b tanh(a x), or a x where a head has no cap.
+With x the product, the logits are z = b tanh(a x), or a x if the head has no cap.
 """
 
 # ruff: noqa: N803, PLR0917 - Triton's own style: constants in capitals, pointers one by one
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grouper.kernels.triton.language import jit, launch, power_of_two, tanh, tl
 
-# Logits that a program takes at a time.
+# Logits that a program processes at a time.
 BLOCK = 4096
 WARPS = 8
 
@@ -30,9 +30,9 @@ def scores(products: Tensor, targets: Tensor, curve: Curve) -> tuple[Tensor, Ten
     """Log-probs of targets, the normalisers and the entropies in nats, each [n] in float32.
 
     Args:
-        products: [n, V], dense, what the head's product gives.
+        products: [n, V], dense, of hidden states and the head's weight.
         targets: [n] int64.
-        curve: how they become logits.
+        curve: maps products to logits.
     """
     rows, width = products.shape
     held = products.new_empty((3, rows), dtype=torch.float32)
@@ -53,15 +53,15 @@ def gradient(
     *,
     entropies: bool,
 ) -> Tensor:
-    """The gradient [n, V] at the products; where it has their type it takes their memory.
+    """The gradient [n, V] with respect to the products, in their memory if it has their dtype.
 
     Args:
-        products: as for `scores`; they are used up.
-        of_tokens: [n] each: targets, normalisers, entropies, and the gradients at log-probs and
-            entropies.
-        curve: how products become logits.
-        dtype: of what comes out.
-        entropies: whether a gradient flows through them.
+        products: as for `scores`; overwritten.
+        of_tokens: [n] each: targets, normalisers, entropies, and the gradients with respect to
+            log-probs and entropies.
+        curve: maps products to logits.
+        dtype: of the result.
+        entropies: whether a gradient flows through the entropies.
     """
     rows, width = products.shape
     out = products if products.dtype == dtype else products.new_empty(products.shape, dtype=dtype)
@@ -81,7 +81,7 @@ def gradient(
 def _scores(
     products, targets, held, width, inner, outer, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of one token; sums are relative to the highest logit so far."""
+    """Scores of one token; sums are relative to the highest logit so far."""
     row = tl.program_id(0).to(tl.int64)
     given = products + row * width
     top = tl.full((1,), float("-inf"), tl.float32)
@@ -96,7 +96,7 @@ def _scores(
         highest = tl.maximum(top, tl.max(tl.where(there, logits, float("-inf")), 0))
         below = logits - highest
         shares = tl.where(there, tl.exp(below), 0.0)
-        # What the highest logit has risen by lies between all earlier ones and it.
+        # Earlier sums were relative to a lower maximum: correct them by its rise.
         risen = tl.where(total > 0, top - highest, 0.0)
         keep = tl.exp(risen)
         spread = (spread + total * risen) * keep + tl.sum(shares * below, 0)

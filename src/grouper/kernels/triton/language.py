@@ -1,4 +1,4 @@
-"""Triton where it is installed: the language of the kernels for CUDA, and their one launch."""
+"""Triton where it is installed: the language of the CUDA kernels, and how they are launched."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ AVAILABLE = triton is not None
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 Listener = Callable[[str, tuple[Tensor, ...]], None]
-"""Gets the name of a kernel that is launched, and its tensors."""
+"""Receives the name of a launched kernel and its tensors."""
 
 _LISTENERS: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
-# Why a kernel could not be built or started in this process; after that none is offered.
+# Why a kernel could not be built or started in this process; from then on none is used.
 _FAILURES: list[str] = []
 
 
-class Refused(RuntimeError):  # noqa: N818 - callers go on without the kernel: it ends nothing
-    """A kernel could not be built or started; a warning has said why."""
+class Refused(RuntimeError):  # noqa: N818 - not an error: callers go on without the kernel
+    """A kernel could not be built or started; a warning with the reason has been logged."""
 
 
 def jit(function: Any) -> Any:
-    """A kernel, or a part of one; without Triton the function itself, which nobody calls."""
+    """Mark a kernel or a part of one; without Triton the function itself, which is never called."""
     return triton.jit(function) if AVAILABLE else function
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Whether kernels for CUDA take these: by device, by type, and by what this machine can build.
+    """Whether CUDA kernels take these tensors: by device, dtype, and what this machine can build.
 
-    Of tensors without memory only device and type count, so that a machine without CUDA or
-    Triton plans what one with them runs.
+    For tensors without memory only device and dtype count, so that a machine without CUDA or
+    Triton plans what one with them would run.
     """
     return (
         all(device_type(t) == "cuda" and t.dtype in DTYPES for t in tensors)
@@ -61,9 +61,9 @@ def serves(*tensors: Tensor) -> bool:
 
 @contextlib.contextmanager
 def launches(listener: Listener) -> Iterator[None]:
-    """Inside this block the listener hears of every launch, before it.
+    """Call the listener before every launch inside this block.
 
-    A tensor that a kernel both reads and writes is given twice.
+    A tensor that a kernel both reads and writes is passed twice.
     """
     before = _LISTENERS.set((*_LISTENERS.get(), listener))
     try:
@@ -73,16 +73,16 @@ def launches(listener: Listener) -> Iterator[None]:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Start a kernel; on tensors without memory only the listeners hear of it.
+    """Launch a kernel; with tensors without memory only the listeners are called.
 
     Args:
         kernel: made by `jit`.
-        grid: programs in each direction.
+        grid: number of programs in each dimension.
         arguments: by position, the first of them a tensor.
-        constants: by name, those of the compiler (`num_warps`, `num_stages`) among them.
+        constants: by name, the compiler's (`num_warps`, `num_stages`) included.
 
     Raises:
-        Refused: it could not be built or started: no C compiler, a card Triton does not know.
+        Refused: it could not be built or started (no C compiler, a card that Triton does not know).
     """
     tensors = tuple(a for a in arguments if isinstance(a, Tensor))
     for listener in _LISTENERS.get():
@@ -93,7 +93,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
         kernel[grid](*arguments, **constants)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever it is, plain operations do the work
+    except Exception as error:  # whatever it is, plain operations take over
         _FAILURES.append(f"{type(error).__name__}: {error}")
         log.warning(
             "The CUDA kernel %s could not be built or started (%s): plain operations do its work "
@@ -105,9 +105,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
 @functools.cache
 def limits(device: torch.device) -> tuple[int, int]:
-    """Multiprocessors, and bytes of shared memory that a program may have.
+    """Number of multiprocessors, and bytes of shared memory that a program may use.
 
-    Those of a small card where there is none: in Triton's interpreter, or in a plan.
+    Without a card (in Triton's interpreter, or in a plan) those of a small one.
     """
     if device.type != "cuda":
         return 16, 99 * 1024
@@ -116,7 +116,7 @@ def limits(device: torch.device) -> tuple[int, int]:
 
 
 def power_of_two(least: int) -> int:
-    """The first power of two from `least` on: the size of a block that holds so many."""
+    """The smallest power of two from `least` upwards: the size of a block that holds so many."""
     return 1 << (least - 1).bit_length()
 
 

@@ -1,9 +1,9 @@
 """Norms, rotary embeddings and gates on CUDA in one kernel each, with gradients.
 
-A transformers model starts several kernels for each of them, and every one reads and writes all
-of the activations: at a few hundred rows a decoding step is bound by the number of starts, an
-update by the bytes. Forwards round where the model's own code does; backwards calculate in float32
-and round once. Nothing is kept for a backward but the inputs.
+A transformers model launches several kernels for each of them, and every one reads and writes all
+of the activations: with a few hundred rows a decoding step is bound by the number of launches, an
+update by memory traffic. Forwards round where the model's own code does; backwards compute in
+float32 and round once. Only the inputs are saved for the backward.
 """
 
 # ruff: noqa: N803, PLR0917 - Triton's own style: constants in capitals, pointers one by one
@@ -19,13 +19,14 @@ from torch import Tensor
 from grouper.kernels.layers import fits_rotation, norm_dtype
 from grouper.kernels.triton.language import jit, launch, power_of_two, serves, tl
 
-# Elements of a row that one program holds at most.
+# Maximum number of elements of a row that one program holds.
 WIDEST = 1 << 15
-# Elements that a program takes at a time where rows are short; it is never less than a row.
+# Elements that a program processes at a time where rows are short; at least one row.
 TILE = 2048
-# Elements of each warp.
+# Elements per warp.
 OF_A_WARP = 512
-# Programs that share the rows of a norm's backward; each leaves a sum for the weight's gradient.
+# Programs that share the rows of a norm's backward; each writes a partial sum of the weight's
+# gradient.
 PARTIAL_SUMS = 1024
 
 
@@ -47,7 +48,7 @@ def gated_serves(gate: Tensor, up: Tensor) -> bool:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[rows, D] of [..., D], each row dense; a copy where rows do not lie at even steps."""
+    """[..., D] as [rows, D] with dense rows; a copy if the rows are not evenly spaced."""
     rows = x.flatten(0, -2)
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
@@ -57,7 +58,7 @@ def _warps(elements: int) -> int:
 
 
 def _tile(rows: Tensor) -> dict[str, Any]:
-    """How the programs of a norm are compiled."""
+    """The compile-time constants of a norm's programs."""
     block = power_of_two(rows.shape[1])
     lines = max(1, TILE // block)
     return {"LINES": lines, "BLOCK": block, "num_warps": _warps(lines * block)}
@@ -125,7 +126,7 @@ def gate_gradient(
 
 
 def _over_gates(kernel: Any, gate: Tensor, *others: Tensor, curve: tuple[float, float]) -> None:
-    """Launch a kernel of gates: inputs, then what it writes, which is dense."""
+    """Launch a kernel of gates with its inputs, then its outputs, which are dense."""
     rows = _rows(gate)
     block = min(1024, power_of_two(rows.shape[1]))
     launch(
@@ -160,7 +161,7 @@ def _norm_gradient(
     x, weight, grad, to_x, to_weight, rows, width, step, grad_step, eps, rounds,
     ONES: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of its inputs, and a sum of the weight's over the rows of each program."""
+    """The gradient of the inputs, and per program a sum of the weight's over its rows."""
     program = tl.program_id(0)
     dims = tl.arange(0, BLOCK)[None, :]
     factors = tl.load(weight + dims, mask=dims < width, other=0.0).to(tl.float32)
@@ -176,7 +177,7 @@ def _norm_gradient(
         inverse = tl.rsqrt(tl.sum(values * values, 1)[:, None] / width + eps)
         scaled = values * inverse
         sums += pulls * scaled
-        # y_i = w_i x_i / r: what the root takes from every x is their share of the whole pull.
+        # With n = x / r, of which r depends on every x: dx = (g w - n mean(g w n)) / r.
         pulls *= factors
         pulls = (pulls - scaled * (tl.sum(pulls * scaled, 1)[:, None] / width)) * inverse
         tl.store(to_x + lines * width + dims, pulls.to(to_x.dtype.element_ty), mask=there)
@@ -189,7 +190,7 @@ def _rotate(
     x, cosine, sine, out, heads, head_step, token_step,
     DIM: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A token's heads turned."""
+    """Rotate the heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     lines = tl.arange(0, LINES)[:, None]
     dims = tl.arange(0, BLOCK)[None, :]
