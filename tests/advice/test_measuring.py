@@ -77,6 +77,7 @@ def test_what_follows_from_the_steps(measured: Bench) -> None:
     assert told["metrics"]["time.step"]["median"] == step["median"]
 
 
+@pytest.mark.slow
 def test_as_many_steps_are_taken_without_kernels(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

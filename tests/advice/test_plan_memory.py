@@ -202,6 +202,7 @@ def test_every_family_can_be_traced(family: str, attention: Any) -> None:
     assert part.activations > part.logits_chunk > 0
 
 
+@pytest.mark.slow
 def test_checkpoints_keep_one_hidden_state_a_layer() -> None:
     """What is kept between forward and backward, by hand."""
     config = ModelConfig(path="x", gradient_checkpointing=True)

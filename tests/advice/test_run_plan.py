@@ -72,6 +72,7 @@ def test_a_new_model_is_planned_without_weights(monkeypatch: pytest.MonkeyPatch)
     assert not any(name.endswith((".safetensors", ".bin")) for name in files)
 
 
+@pytest.mark.slow
 def test_steps_tokens_and_time_by_hand() -> None:
     found = plan(
         "sft.steps=null",
@@ -92,6 +93,7 @@ def test_steps_tokens_and_time_by_hand() -> None:
     assert grpo.tokens == grpo.steps * grpo.tokens_per_step
 
 
+@pytest.mark.slow
 def test_a_folder_with_nothing_but_a_configuration_is_enough(tmp_path: Path) -> None:
     shape = tiny_model().config
     shape.save_pretrained(tmp_path)
@@ -157,6 +159,7 @@ def test_what_would_fit_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert part.peak <= 0.1 * 2**30 * 1.05
 
 
+@pytest.mark.slow
 def test_a_plan_for_cuda_says_what_auto_means_and_counts_the_copy() -> None:
     """G3, G7."""
     found = plan_run(load_recipe("demo", [*SMALL, "skip_sft=true"]), device="cuda")

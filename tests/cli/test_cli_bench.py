@@ -24,6 +24,7 @@ def scratch(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.slow
 def test_the_table_of_a_run_folder(grouper, finished_run, scratch):
     done = grouper("bench", finished_run, *FEW, "--completion-tokens", "5")
     assert done.code == 0, done.err
@@ -40,6 +41,7 @@ def test_the_table_of_a_run_folder(grouper, finished_run, scratch):
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_json_of_a_recipe_that_makes_its_model(grouper, small, tmp_path):
     done = grouper(
         "bench",
@@ -61,6 +63,7 @@ def test_json_of_a_recipe_that_makes_its_model(grouper, small, tmp_path):
     assert not (tmp_path / "demo").exists()
 
 
+@pytest.mark.slow
 def test_memory_that_ran_out_names_the_setting_to_begin_with(grouper, finished_run, monkeypatch):
     honest = measuring.bench
     short = lambda *args, **named: replace(honest(*args, **named), token_limit=96)  # noqa: E731

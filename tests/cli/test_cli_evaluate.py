@@ -19,6 +19,7 @@ def run(finished_run: Path, tmp_path: Path) -> Path:
     return tmp_path / "outputs" / "demo"
 
 
+@pytest.mark.slow
 def test_a_run_folder_measures_what_it_trained_as_training_did(grouper, run):
     called = grouper("eval", run)
     assert called.code == 0, called.err
@@ -50,6 +51,7 @@ def test_rewards_are_left_out_where_they_are_not_wanted(grouper, run, tmp_path):
     assert json.loads(summary.read_text())["metrics"] is None
 
 
+@pytest.mark.slow
 def test_without_a_grpo_model_it_is_sft_and_then_the_recipe_s_own(grouper, run):
     shutil.rmtree(run / "grpo")
     assert "demo-sft-final" in grouper("eval", run).out
@@ -95,6 +97,7 @@ def test_compare_reads_a_run_or_an_earlier_evaluation_and_measures_a_model(group
     assert "demo-grpo-final - demo-base" in called.out
 
 
+@pytest.mark.slow
 def test_other_problems_and_other_sampling_are_not_compared_in_silence(grouper, run):
     called = grouper("eval", run, "--compare", run, "--limit", 6)
     assert called.code == 0, called.err
@@ -211,6 +214,7 @@ def test_a_base_that_is_not_here_is_left_out_unless_it_is_asked_for(grouper, run
     grouper("eval", run, "--with-base").refused("nobody/nothing")
 
 
+@pytest.mark.slow
 def test_a_model_without_a_recipe_is_asked_in_the_prompt_that_suits_it(
     grouper, run, suite_file, tmp_path
 ):

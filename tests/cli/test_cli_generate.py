@@ -22,6 +22,7 @@ def model(finished_run):
     return finished_run / "grpo" / "final"
 
 
+@pytest.mark.slow
 def test_a_model_in_a_run_folder_knows_how_it_is_asked(grouper, model, finished_run):
     called = grouper("generate", model, "--question", QUESTION)
     assert called.code == 0, called.err
@@ -41,6 +42,7 @@ def test_the_answer_is_what_the_evaluation_of_the_run_recorded(grouper, model, f
     assert called.out.startswith(item.completion)
 
 
+@pytest.mark.slow
 def test_a_file_keeps_every_row_and_column_in_order(grouper, model, tmp_path):
     rows = [
         {"question": QUESTION, "id": 7, "nested": {"a": [1, None]}},
@@ -95,6 +97,7 @@ def test_piped_questions_are_a_conversation_that_ends_with_the_input(grouper, mo
     assert "No question on standard input" in called.err
 
 
+@pytest.mark.slow
 def test_an_interactive_prompt_ends_with_ctrl_d_and_with_ctrl_c(grouper, model, monkeypatch):
     answers = iter(["What is 3 + 4?", EOFError])
 

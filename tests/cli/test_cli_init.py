@@ -49,6 +49,7 @@ def written(name: str = "mine.yaml") -> dict[str, Any]:
     return data
 
 
+@pytest.mark.slow
 def test_what_is_written_passes_a_dry_run(grouper: Grouper, model: Path) -> None:
     called = grouper("init", "--model", model, "--data", write("rows.jsonl", ROWS), "--full")
     assert called.code == 0, called.err
@@ -82,6 +83,7 @@ def test_a_folder_with_a_test_split_and_answers_that_are_no_numbers(
     assert grouper("run", "sub/other one.yaml", "--dry-run").code == 0
 
 
+@pytest.mark.slow
 def test_columns_of_other_names(grouper: Grouper, model: Path) -> None:
     data = write("de.jsonl", [{"Frage": "1 + 1?", "Ergebnis": "2"}] * 3)
     arguments = ("--model", model, "--data", data)
@@ -117,6 +119,7 @@ def test_what_is_not_on_this_machine_is_said(grouper: Grouper) -> None:
     assert written()["data"]["train"] == {"source": "hub", "path": "owner/problems"}
 
 
+@pytest.mark.slow
 def test_it_asks_where_there_is_a_terminal(
     grouper: Grouper, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_signal_saves_exits_with_130_and_resume_finishes(grouper, small, tmp_p
     assert (run / "grpo" / "final").is_dir()
 
 
+@pytest.mark.slow
 def test_a_signal_that_the_user_ignores_is_left_ignored(finished_run):
     """`nohup` has the hang-up ignored, and the run goes on."""
     recipe = load_recipe(finished_run / "recipe.yaml")

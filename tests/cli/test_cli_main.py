@@ -82,6 +82,7 @@ def test_other_errors_of_ours_keep_their_traceback(monkeypatch):
         main(["bench", "demo"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["recipes"], ["run", "demo", "--dry-run"]])
 def test_what_loads_no_model_imports_no_framework(arguments, tmp_path):
     program = textwrap.dedent(f"""
@@ -212,6 +213,7 @@ def test_a_command_of_another_program_says_what_to_type(grouper, other):
     assert " ".join(TABLE["elsewhere"][other].split()) in " ".join(told.err.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["data", "list"], ["run", "--help"], ["rewards", "probe", "stack:gsm8k-lite"]],

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 SMALL = ("data.sft.options.count=40", "data.train.options.count=40")
 
 
+@pytest.mark.slow
 def test_the_tables_are_shown(grouper):
     done = grouper("plan", "demo", *SMALL, "--tokens-per-second", "1000")
     assert done.code == 0, done.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
 from tiny_models import make_rollout
 
 from grouper.cli.measure import _show_rollout
@@ -12,6 +13,7 @@ from grouper.prompts import FORMATS
 from grouper.runs.folder import RunFolder
 
 
+@pytest.mark.slow
 def test_samples_of_what_grpo_starts_from(grouper, finished_run):
     called = grouper("preview", finished_run, "--quiet", "grpo.require_correct_in_group=false")
     assert called.code in (0, 1), called.err

@@ -102,6 +102,7 @@ def test_a_dry_run_warns_of_leaks_and_of_a_system_prompt_without_the_tags(groupe
     assert "prompt.system never mentions <reasoning>" in called.err
 
 
+@pytest.mark.slow
 def test_flags_are_overrides_of_the_phases_that_run(grouper, tmp_path):
     out = f"output_dir={tmp_path}"
 

@@ -165,6 +165,7 @@ def test_what_a_demonstration_shows(fields, right):
     assert grade_shown(problem) is right
 
 
+@pytest.mark.slow
 def test_the_ready_variants_of_system_b(shared_data):
     """1,767 rows, of which 1,710 differ, over 128 problems."""
     path = shared_data / "math" / "sft.jsonl"

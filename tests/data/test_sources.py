@@ -152,6 +152,7 @@ def test_a_prompt_of_no_known_template_is_taken_word_for_word(tmp_path):
     assert note.startswith("2 of 3 prompts follow no known template: they are used word for word")
 
 
+@pytest.mark.slow
 def test_the_published_sft_rows_are_trained_behind_the_prompts_of_rollouts(shared_data):
     """One blank line more in the file: SFT would teach another prompt than is sampled from."""
     sft = load("prompt-response", shared_data / "math" / "sft.jsonl")

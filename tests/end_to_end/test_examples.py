@@ -51,6 +51,7 @@ def test_own_reward(tiny, here, monkeypatch, capsys):
     assert {name for r in rollouts for name in r["rewards"]} == {"correctness", "brevity"}
 
 
+@pytest.mark.slow
 def test_ask(lora_run, here, monkeypatch, capsys):
     run("ask.py", [lora_run, "Pick 1.", "Pick 2."], monkeypatch)
     assert capsys.readouterr().out.count(" -> ") == 2

@@ -64,6 +64,7 @@ def test_finals_load_with_transformers(tmp_path: Path) -> None:
         assert "grouper" not in (path / phase / "config.json").read_text()
 
 
+@pytest.mark.slow
 def test_adapters_load_with_peft_on_their_base(tmp_path: Path) -> None:
     path = run(tmp_path, "model.lora={rank: 4}")
     ids = torch.tensor([[7, 8, 9]])
@@ -189,6 +190,7 @@ def test_sft_is_not_put_behind_a_grpo_that_went_without_it(tmp_path: Path) -> No
     assert sorted(p for p in path.rglob("*") if p.is_file()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -269,6 +271,7 @@ def test_what_a_refused_preflight_proposes_works(tmp_path: Path, begun: bool) ->
             )
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_validation_problems_is_measured(tmp_path: Path) -> None:
     path = run(
         tmp_path,
@@ -326,6 +329,7 @@ def test_every_preset_runs(algorithm: str, tmp_path: Path) -> None:
         assert reports[1].tallies["policy/kl"].count > 0
 
 
+@pytest.mark.slow
 def test_a_new_adapter_on_a_trained_model_starts_at_a_kl_of_exactly_zero(tmp_path: Path) -> None:
     """T23: all weights in SFT, a fresh adapter in GRPO: the reference is the SFT model."""
     trained = run(tmp_path / "full", "skip_grpo=true")

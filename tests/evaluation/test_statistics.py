@@ -299,6 +299,7 @@ def test_sign_flips_are_scipy_s_permutation_test(scipy_stats):
         assert sign_flip_p_value(list(differences)) == pytest.approx(theirs, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_drawn_sign_flips_are_near_scipy_s(scipy_stats):
     rng = np.random.default_rng(3)
     for _ in range(5):

@@ -41,6 +41,7 @@ def test_table_is_large_and_has_no_repeats() -> None:
     assert len({(reference, prediction) for reference, prediction, _, _ in ROWS}) == len(ROWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "prediction", "label", "note"),
     ROWS,
@@ -121,6 +122,7 @@ def test_references_of_a_source_are_readable(shared_data: Path, source: str) -> 
     assert _unreadable(references) == {}
 
 
+@pytest.mark.slow
 def test_sampled_math_references_are_readable(shared_data: Path) -> None:
     references = sorted(_references(shared_data)["math"])
     assert _unreadable(set(random.Random(0).sample(references, 400))) == {}

@@ -75,6 +75,7 @@ def test_exact_pairs_start_no_worker() -> None:
         assert grader.worker_pids == ()
 
 
+@pytest.mark.slow
 def test_hang_is_killed_and_the_batch_completes() -> None:
     with Grader(BOXED, GradingConfig(timeout_seconds=0.5)) as grader:
         grader.grade(*[[item] for item in SYMBOLIC])
@@ -172,6 +173,7 @@ def test_asyncio() -> None:
         assert all(g.correct for g in asyncio.run(both(grader)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_grades_with_its_own_workers() -> None:
@@ -381,6 +383,7 @@ def test_a_shared_grader_grades() -> None:
     assert grade(*SYMBOLIC, BOXED).correct
 
 
+@pytest.mark.slow
 def test_reading_a_reference_does_not_depend_on_the_deadline() -> None:
     reference = "x^{" * 8 + "2" + "}" * 8  # a tenth of a second and more to parse
     with Grader(BOXED, GradingConfig(timeout_seconds=0.01)) as grader:
@@ -405,6 +408,7 @@ def test_symbolic_stage_is_never_off_in_silence(monkeypatch: pytest.MonkeyPatch)
         assert "off" in off.reason
 
 
+@pytest.mark.slow
 def test_parent_imports_no_sympy_and_no_torch() -> None:
     code = (
         "import sys; from grouper.config.schema import GradingConfig;"
@@ -479,6 +483,7 @@ def _kill_one(grader: Grader, before: tuple[int, ...] = ()) -> int:
     return pid
 
 
+@pytest.mark.slow
 def test_a_worker_killed_from_outside_is_replaced_and_asked_again() -> None:
     with Grader(BOXED, GradingConfig(timeout_seconds=30)) as grader:
         grader.grade(*ONE_PAIR)
@@ -491,6 +496,7 @@ def test_a_worker_killed_from_outside_is_replaced_and_asked_again() -> None:
         assert future.result(timeout=20).correct
 
 
+@pytest.mark.slow
 def test_two_workers_killed_over_one_answer_are_a_crash() -> None:
     with Grader(BOXED, GradingConfig(timeout_seconds=30)) as grader:
         grader.grade(*ONE_PAIR)
@@ -501,6 +507,7 @@ def test_two_workers_killed_over_one_answer_are_a_crash() -> None:
         assert grader.grade([r"\boxed{\sqrt{18}}"], [r"3\sqrt{2}"])[0].correct
 
 
+@pytest.mark.slow
 def test_a_missed_deadline_is_not_asked_again() -> None:
     with Grader(BOXED, GradingConfig(timeout_seconds=1)) as grader:
         grader.grade(*ONE_PAIR)

@@ -117,6 +117,7 @@ pieces = st.lists(
 anything = st.one_of(answers, pieces, st.text(max_size=60))
 
 
+@pytest.mark.slow
 @FAST
 @given(answers)
 def test_an_answer_equals_itself(answer: str):
@@ -180,6 +181,7 @@ def _never_raises_nor_overruns(grader: Grader, prediction: str, reference: str) 
         assert not wrong, grade
 
 
+@pytest.mark.slow
 @settings(FAST, max_examples=150)
 @given(anything, anything)
 def test_all_rungs_answer_anything(grader: Grader, prediction: str, reference: str):

@@ -128,6 +128,7 @@ def _accepted(grader: Grader, pairs: list[tuple[str, str]]) -> list[bool]:
 SAMPLES = [60, pytest.param(1000, marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", SAMPLES)
 def test_a_spoiled_reference_is_refused(shared_data: Path, grader: Grader, count: int) -> None:
     pairs = _pairs(shared_data, SPOILED, count)

@@ -216,6 +216,7 @@ def test_a_damaged_checkpoint_is_skipped_and_the_result_is_the_same(
     assert "checkpoint-5 is skipped" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_with_none_before_it_is_one_paragraph(workplace: Path) -> None:
     path = run("cut", "skip_grpo=true", "sft.keep_checkpoints=1")
     (path / "sft" / "final" / STATE_FILE).unlink()
@@ -253,6 +254,7 @@ def test_a_finished_run_can_be_prolonged(
     assert {n for n in whole.keys() ^ longer.keys() if "checkpoint-" not in n} == set()
 
 
+@pytest.mark.slow
 def test_fewer_steps_are_another_recipe(workplace: Path) -> None:
     run("cut", "skip_grpo=true")
     with pytest.raises(RunFolderError, match=r"another recipe.*sft\.steps 5 -> 4"):
@@ -332,6 +334,7 @@ def test_a_checkpoint_counts_only_once_its_metrics_are_on_disk(
     assert order == ["metrics.jsonl", "demo", "mark"] * saves
 
 
+@pytest.mark.slow
 def test_only_the_newest_checkpoints_are_kept(workplace: Path) -> None:
     path = run("whole", "sft.checkpoint_every=1", "sft.keep_checkpoints=2", "skip_grpo=true")
     assert sorted(p.name for p in (path / "sft").iterdir()) == [

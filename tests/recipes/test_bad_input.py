@@ -139,6 +139,7 @@ def test_what_is_typed_elsewhere_passes_a_dry_run(
     assert "# Dry run: no model was loaded and nothing was written." in called.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", ["gsm8k-xml"], indirect=True)
 def test_a_model_without_a_chat_template(
     overrides: tuple[str, list[str]], caplog: pytest.LogCaptureFixture

@@ -95,6 +95,7 @@ def test_what_a_model_or_a_data_set_wrote_stays_text(tmp_path):
     assert "שלום" in shown
 
 
+@pytest.mark.slow
 def test_a_text_of_a_megabyte_is_cut_and_that_is_said(tmp_path):
     text, data = page(make_run(tmp_path / "demo", text="x" * 1_000_000))
     assert len(text) < 3_000_000

@@ -75,6 +75,7 @@ def test_our_recipes_pass(recipe: str) -> None:
     assert failed(results) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["xml", "compact", "think", "r1-zero", "tags"])
 def test_the_default_stack_passes_in_every_tagged_format(name: str) -> None:
     results = attack(stack("default"), make_format(PromptConfig(format=name)))
@@ -129,6 +130,7 @@ def test_a_substring_test_is_caught() -> None:
     )
 
 
+@pytest.mark.slow
 def test_paying_for_length_or_tags_is_caught() -> None:
     def long(completions: Any, **columns: Any) -> list[float]:
         return [float(len(c[0]["content"])) for c in completions]

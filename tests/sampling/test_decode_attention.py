@@ -177,6 +177,7 @@ def test_the_kernel_in_half_precision(share: int) -> None:
         check(by_triton, one, spec_of("plain"), 0.03)
 
 
+@pytest.mark.slow
 @NEEDS_TRITON
 def test_large_groups_are_cut_into_tiles() -> None:
     one = Situation(0, share=7, dim=64)

@@ -144,6 +144,7 @@ def connect(urls: list[str], **changes: Any) -> ServerEngine:
     return ServerEngine(urls, PASSWORD, **settings)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_several_servers_share_the_work(served: Made) -> None:
     policy, servers = served

@@ -55,6 +55,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         make_optimizer(wide_policy(), config("adamw_8bit"))
 
 
+@pytest.mark.slow
 @needs_bitsandbytes
 def test_8_bit_moments_learn_like_32_bit_ones() -> None:
     losses = {}

@@ -71,6 +71,7 @@ def test_run_json_records_it(run):
     assert run.hash == info["recipe_hash"]
 
 
+@pytest.mark.slow
 def test_a_measurement_elsewhere_finds_the_same_budget(run):
     recipe = load_recipe(run.path / "recipe.yaml")
     assert recipe.sampling.max_total_tokens == 100

@@ -86,6 +86,7 @@ def test_a_rehearsed_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.Mon
         assert torch.equal(weight, rehearsed[name])
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_known_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_on_the_cpu_nothing_is_rehearsed(tmp_path: Path, monkeypatch: pytest.Mon
     run(tmp_path, "sft.steps=1", "device=cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bonus", [0.0, 0.01])
 def test_it_asks_for_the_gradient_that_the_phase_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bonus: float

@@ -106,6 +106,7 @@ def test_a_time_budget_fixes_the_validation_problems_of_the_whole_run(
         assert len(whole.items) == len(run.prepared.test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opened", ["session", "setup"])
 def test_what_is_refused_late_leaves_nothing_running(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: str
