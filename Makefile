@@ -38,7 +38,7 @@ setup: $(READY)  ## only the virtual environment with everything in it
 demo: $(READY)  ## train, measure and explain a tiny model in a few minutes
 	@$(OFFLINE) $(ONE_THREAD) $(BIN)/grouper run demo --resume
 
-test: $(READY)  ## the fast tests: under ten minutes on two cores
+test: $(READY)  ## the fast tests: a few minutes on two cores
 	@$(PYTEST) -m "not slow" $(SHARED)
 
 test-slow: $(READY)  ## only the longer tests: kills, whole recipes, learning
