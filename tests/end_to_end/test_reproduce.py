@@ -148,7 +148,8 @@ def test_an_adapter_on_problems_of_math(shared_data: Path, model: Path, tmp_path
     assert row["results"][-1]["problems"] == 6
     assert (tmp_path / "out/math-1.5b-seed0/grpo/final/adapter_config.json").exists()
     # Settings that are not those of the run are refused, and the run is left alone.
-    output_of(tmp_path, words("math-1.5b", model, parts, *more, "--set", "grpo.steps=2"), code=1)
+    other = words("math-1.5b", model, parts, *more, "--set", "grpo.group_size=4")
+    output_of(tmp_path, other, code=1)
 
 
 @pytest.mark.parametrize("case", [CASE, "gsm8k-1.5b", "math-1.5b"])
@@ -162,8 +163,8 @@ def test_every_case_fits_the_card_and_passes_a_dry_run(
     kind = asked.recipe
     split = {"gsm8k": "test", "math": "validation"}[kind]
     data = {
-        "data.train": f"{{source: {kind}, path: {shared_data / kind}, split: train}}",
-        "data.test": f"{{source: {kind}, path: {shared_data / kind}, split: {split}, limit: 500}}",
+        "data.train": f"{{source: {kind}, path: {shared_data / kind}, split: train, limit: 200}}",
+        "data.test": f"{{source: {kind}, path: {shared_data / kind}, split: {split}, limit: 50}}",
     }
     settings = [f"model.path={folder}", *(f"{key}={value}" for key, value in data.items())]
     called = [word for setting in settings for word in ("--set", setting)]
