@@ -170,10 +170,10 @@ def test_every_case_fits_the_card_and_passes_a_dry_run(
     called = [word for setting in settings for word in ("--set", setting)]
     dry = [sys.executable, str(SCRIPT), "--dry-run", "--cases", case, *called]
     assert f"{case}-seed0: done" in output_of(tmp_path, dry)
+    # Without the data rows count as being as long as the recipe allows.
     plan = [sys.executable, "-m", "grouper", "plan", asked.recipe, "--device", "cuda", "--json"]
-    done = subprocess.run(
-        [*plan, *asked.settings, *settings], capture_output=True, text=True, check=True
-    )
+    plan += [*asked.settings, f"model.path={folder}"]
+    done = subprocess.run(plan, capture_output=True, text=True, check=True)
     cards = json.loads(done.stdout)["cards"]
     assert next(card for card in cards if card["gib"] == 24)["fits"]
     assert "warning" not in done.stderr
