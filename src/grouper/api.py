@@ -640,7 +640,7 @@ def synthesize(
     Raises:
         GrouperError: the model or the problems cannot be loaded, or the file not written.
     """
-    target, problems = Path(path).expanduser(), load_part(recipe, "train")
+    target, problems = Path(path).expanduser(), require_part(recipe, "train")
     how = {
         name: getattr(recipe.sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")
     }
