@@ -53,7 +53,7 @@ test-oldest: $(OLD_VENV)/.ready  ## a few tests with the oldest supported transf
 		tests/models/test_policy.py tests/models/test_memory_savers.py tests/sampling tests/invariants
 
 site: $(READY)  ## docs/ as pages in build/site; a link that leads nowhere fails (EXTRAS=docs)
-	@$(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 test-vllm: $(VLLM_VENV)/.ready  ## the contract tests of vLLM, with the real engine on the CPU
 	@$(OFFLINE) $(ONE_THREAD) GROUPER_VLLM=1 $(VLLM_VENV)/bin/python -m pytest \

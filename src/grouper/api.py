@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -61,8 +62,7 @@ from grouper.sampling.stops import StopStrings
 from grouper.training import phases
 from grouper.training import prepare as preparation
 from grouper.training.checkpoint import is_complete, read_state
-from grouper.training.curriculum import CHUNK, PassRates, first_met, measure_pass_rates
-from grouper.training.grpo import collect
+from grouper.training.curriculum import PassRates, first_met, measure_pass_rates
 from grouper.training.parallel import join_processes
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import (
@@ -72,7 +72,7 @@ from grouper.training.problem_sets import (
     require_part,
 )
 from grouper.training.run import Run
-from grouper.types import Completion, Message, Problem, Prompt
+from grouper.types import Completion, FinishReason, Message, Problem, Prompt, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -624,12 +624,13 @@ def synthesize(
 
     Each line has `question`, `answer` and `response`, and where it comes from: problem, model,
     sample, seed, temperature. `data.sft={source: file, path: FILE, columns: {response:
-    response}}` trains on them.
+    response}}` trains on them. They are drawn and graded as an evaluation of the training
+    problems, at the temperature of training; what is interrupted goes on when it is called again.
 
     Args:
         recipe: whose problems, prompts, sampling and grading.
         model: a model or adapter folder, or a Hub name.
-        path: JSON lines; lines are added.
+        path: JSON lines; lines are added, when all are drawn.
         samples: of each problem.
         display: where progress goes; nowhere by default.
 
@@ -639,43 +640,35 @@ def synthesize(
     Raises:
         GrouperError: the model or the problems cannot be loaded, or the file not written.
     """
-    written = drawn_in_all = 0
-    display = display or Progress(quiet=True)
-    target = Path(path).expanduser()
-    with _loaded(recipe, model, train=load_part(recipe, "train")) as (prepared, policy):
-        sampler, params = prepared.sampler(policy), prepared.training_params()
-        with display.track("sampling", len(prepared.train)) as task:
-            for start in range(0, len(prepared.train), CHUNK):
-                items = prepared.train[start : start + CHUNK]
-                batch = collect(
-                    items,
-                    sampler=sampler,
-                    grader=prepared.grader,
-                    rewards=prepared.rewards,
-                    params=params,
-                    group_size=samples,
-                    key=(recipe.seed, "synthesize"),
-                )
-                rows = [
-                    {
-                        "id": f"{group.problem.id}#{sample}",
-                        "question": group.problem.question,
-                        "answer": group.problem.answer,
-                        "response": rollout.completion.text,
-                        "problem_id": group.problem.id,
-                        "model": model,
-                        "sample": sample,
-                        "seed": recipe.seed,
-                        "temperature": params.temperature,
-                        "tokens": len(rollout.completion.token_ids),
-                        "reward": rollout.reward.total,
-                    }
-                    for group in batch.groups
-                    for sample, rollout in enumerate(group.rollouts)
-                    if rollout.grade.correct and not rollout.completion.truncated
-                ]
-                with refusing(target), target.open("ab") as file:
-                    file.write("".join(dumps(row) + "\n" for row in rows).encode())
-                written, drawn_in_all = written + len(rows), drawn_in_all + samples * len(items)
-                task(start + len(items))
-    return written, drawn_in_all
+    target, problems = Path(path).expanduser(), require_part(recipe, "train")
+    how = {
+        name: getattr(recipe.sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")
+    }
+    how |= {"samples": samples, "max_new_tokens": None, "rewards": True}
+    as_trained = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update=how)})
+    drawn = target.with_name(f"{target.name}.drawn")
+    result = evaluate(
+        as_trained, model, problems=problems, name="synthesized", folder=drawn, display=display
+    )
+    questions = {problem.id: problem.question for problem in problems.problems}
+    rows = [
+        {
+            "id": f"{item.problem_id}#{item.sample}",
+            "question": questions[item.problem_id],
+            "answer": item.answer,
+            "response": item.completion,
+            "problem_id": item.problem_id,
+            "model": model,
+            "sample": item.sample,
+            "seed": recipe.seed,
+            "temperature": recipe.sampling.temperature,
+            "tokens": item.tokens,
+            "reward": item.reward,
+        }
+        for item in result.items
+        if item.verdict is Verdict.CORRECT and item.finish_reason is not FinishReason.LENGTH
+    ]
+    with refusing(target), target.open("ab") as file:
+        file.write("".join(dumps(row) + "\n" for row in rows).encode())
+    shutil.rmtree(drawn, ignore_errors=True)
+    return len(rows), len(result.items)

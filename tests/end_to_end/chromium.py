@@ -1,6 +1,6 @@
 """A page in headless Chromium, driven through pipes: what it does, asks for and complains about.
 
-python tests/end_to_end/chromium.py REPORT.html FOLDER     screenshots in both themes and widths
+Also what benchmarks/screenshots.py takes the pictures of README and docs/ with.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -150,24 +149,3 @@ class Page:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def main(report: Path, folder: Path) -> None:
-    """Pictures of a report, from its top and of its sections."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with Page() as page:
-        for size in WIDTHS:
-            for theme in ("light", "dark"):
-                page.open(report, dark=theme == "dark", size=size)
-                page.picture(folder / f"{size}-{theme}.png")
-                for section in ("findings", "curves", "parts", "completions", "same", "recipe"):
-                    page.run(f"document.getElementById('{section}')?.scrollIntoView()")
-                    if section == "completions":
-                        page.run("filters.elements.traced.click()")
-                        page.run("document.querySelector('.card summary')?.click()")
-                        time.sleep(0.3)
-                    page.picture(folder / f"{size}-{theme}-{section}.png")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-from jinja2 import Environment, StrictUndefined
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grouper.data import SOURCES
 from grouper.evaluation.compare import compare, label
@@ -47,21 +46,27 @@ def model_card(
         part: rows for part, rows in (recipe.get("data") or {}).items() if isinstance(rows, dict)
     }
     license_id = license_id or license_of(base)
-    metadata = {
-        "library_name": "transformers" if read_adapter(source) is None else "peft",
-        "pipeline_tag": "text-generation",
-        "tags": ["grouper", "math", *(["grpo"] if recipe and not recipe["skip_grpo"] else [])],
-        **({} if looks_local(base) else {"base_model": base}),
-        **({"license": license_id} if license_id else {}),
-        **({"datasets": sets} if (sets := sorted(_hub_sets(data))) else {}),
-        **({"model-index": _index(name, tested, data)} if tested else {}),
-    }
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - Markdown, not HTML
+    adapter = read_adapter(source) is not None
+    metadata = ModelCardData(
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=["grouper", "math", *(["grpo"] if recipe and not recipe["skip_grpo"] else [])],
+        base_model=None if looks_local(base) else base,
+        license=license_id,
+        datasets=sorted(_hub_sets(data)) or None,
+        model_name=name,
+        eval_results=[_measured(tested[-1], data)] if tested else None,
+    )
+    environment = Environment(  # noqa: S701 - Markdown, not HTML
+        loader=PackageLoader("grouper.publish", ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters["percent"] = lambda share: f"{100 * share:.1f} %"
     environment.filters["cell"] = lambda text: re.sub(r"[\s|]+", " ", str(text))
-    template = (importlib.resources.files("grouper.publish") / "card.md.j2").read_text("utf-8")
-    return environment.from_string(template).render(
-        metadata=yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True),
+    return environment.get_template("card.md.j2").render(
+        metadata=metadata.to_yaml(),
         name=name,
         base="a new random model" if (recipe.get("model") or {}).get("new") else base,
         base_is_public=not looks_local(base),
@@ -73,7 +78,7 @@ def model_card(
         results=tested,
         label=label,
         verdicts=_verdicts(tested),
-        adapter=read_adapter(source) is not None,
+        adapter=adapter,
         curves=CURVES_FILE if run is not None else None,
         version=version("grouper-rl"),
     )
@@ -81,8 +86,6 @@ def model_card(
 
 def license_of(base: str) -> str | None:
     """The licence that the card of a local or cached base model names, or None."""
-    from huggingface_hub import ModelCard, hf_hub_download
-
     try:
         folder = Path(base).expanduser()
         file = folder / "README.md" if looks_local(base) else hf_hub_download(base, "README.md")
@@ -100,34 +103,20 @@ def _hub_sets(data: Mapping[str, Any]) -> set[str]:
     return {name for name in named | own if name}
 
 
-def _index(name: str, results: list[EvaluationResult], data: Mapping[str, Any]) -> list[Any]:
-    """The last evaluation as the Hub's `model-index`."""
-    last, rows = results[-1], data.get("test") or {}
-    low, high = last.interval.low, last.interval.high
+def _measured(last: EvaluationResult, data: Mapping[str, Any]) -> EvalResult:
+    """An evaluation as the Hub's `model-index` has it."""
+    rows, interval = data.get("test") or {}, last.interval
     source = str(rows.get("path") or rows.get("source") or "test")
-    split = rows.get("split") or "test"
-    metric = {
-        "type": "accuracy",
-        "value": round(last.accuracy, 4),
-        "name": f"accuracy ({last.confidence:.0%} interval {low:.4f} to {high:.4f}, "
-        f"{last.overall.problems} problems, {last.samples} sample(s) each)",
-    }
-    return [
-        {
-            "name": name,
-            "results": [
-                {
-                    "task": {"type": "text-generation"},
-                    "dataset": {
-                        "type": source,
-                        "name": source,
-                        "split": split,
-                    },
-                    "metrics": [metric],
-                }
-            ],
-        }
-    ]
+    return EvalResult(
+        task_type="text-generation",
+        dataset_type=source,
+        dataset_name=source,
+        dataset_split=rows.get("split") or "test",
+        metric_type="accuracy",
+        metric_value=round(last.accuracy, 4),
+        metric_name=f"accuracy ({last.confidence:.0%} interval {interval.low:.4f} to "
+        f"{interval.high:.4f}, {last.overall.problems} problems, {last.samples} sample(s) each)",
+    )
 
 
 def _verdicts(results: list[EvaluationResult]) -> list[str]:
