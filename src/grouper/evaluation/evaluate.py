@@ -5,17 +5,21 @@ Knows nothing of training: anything that meets the sampler and grader protocols 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from grouper.errors import DataError
+from grouper.evaluation.beside import Beside, has_a_processor
 from grouper.evaluation.items import Drawn, Lightener, StoredItems, Unfinished, row_of
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import delete, write_lines
@@ -28,6 +32,7 @@ from grouper.sampling.graded import Grader, grade_as_drawn
 from grouper.types import (
     AnswerFormat,
     AnswerKind,
+    Completion,
     Problem,
     Prompt,
     Reward,
@@ -126,41 +131,51 @@ def evaluate(
         ]
         references = [problem.answer for problem, _ in items for _ in range(samples)]
 
+        beside = seconds is None and len(requests) - len(done) >= _MANY and has_a_processor()
+        finish = partial(
+            _finish, home, title, unfinished, items, samples=samples, fmt=fmt, rewards=rewards
+        )
+
         def draw(places: Sequence[int]) -> None:
             """Draw and grade these completions, and write each one down at once."""
-            with unfinished.writer(processes.rank) as write:
-                graded = grade_as_drawn(
-                    [requests[place] for place in places],
-                    [references[place] for place in places],
-                    sampler=sampler,
-                    grader=grader,
-                )
-                for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
-                    verdict, place = lenient.verdict, places[n]
-                    write(Drawn(place=place, completion=completion, grade=grade, lenient=verdict))
-                    if progress is not None:
-                        progress(done, len(places))
+            (_draw_beside if beside else _draw)(
+                [requests[place] for place in places],
+                [references[place] for place in places],
+                places,
+                sampler=sampler,
+                grader=grader,
+                writer=partial(unfinished.writer, processes.rank),
+                progress=progress,
+            )
             processes.gather(None)  # until all have written theirs
 
-        count, started = len(items), time.monotonic()
-        end = count if seconds is None else min(count, _FIRST_WAVE)
-        drawn: set[int] = {*done}
-        while True:
-            left = [place for place in range(end * samples) if place not in drawn]
-            mine = [left[i] for i in share_of(left, processes.rank, processes.size)]
-            draw(mine)
-            drawn.update(left)
-            took = time.monotonic() - started
-            fits = processes.on_rank0(partial(_fitting, end, took, seconds))
-            if end == count or fits < 1.25 * end:
-                break
-            end = min(count, fits)
-        card["n"] = end
-        found = processes.on_rank0(
-            lambda: _finish(
-                home, title, unfinished, items[:end], samples=samples, fmt=fmt, rewards=rewards
+        with contextlib.ExitStack() as stack:
+            follower = None
+            if beside and processes.rank == 0 and (rewards is None or rewards.ours):
+                follower = stack.enter_context(Beside(partial(_follow, finish)))
+            count, started = len(items), time.monotonic()
+            end = count if seconds is None else min(count, _FIRST_WAVE)
+            drawn: set[int] = {*done}
+            while True:
+                left = [place for place in range(end * samples) if place not in drawn]
+                draw([left[i] for i in share_of(left, processes.rank, processes.size)])
+                drawn.update(left)
+                took = time.monotonic() - started
+                fits = processes.on_rank0(partial(_fitting, end, took, seconds))
+                if end == count or fits < 1.25 * end:
+                    break
+                end = min(count, fits)
+            card["n"] = end
+            light, failures = processes.on_rank0(
+                (lambda: finish(end)) if follower is None else follower.result
             )
-        )
+        if failures and processes.rank == 0:
+            log.warning(
+                "Rewards failed on %d groups of the evaluation, which have none; the first: %s",
+                len(failures),
+                failures[0],
+            )
+        found = StoredItems(home / f"{title}.jsonl.gz", light)
         stored: Sequence[EvaluationItem] = found if folder else tuple(found)
         processes.gather(None)  # every process has read them
     finally:
@@ -188,26 +203,136 @@ def _fitting(done: int, took: float, seconds: float | None) -> int:
     return done if seconds is None else int(done * seconds / max(took, 1e-9))
 
 
+# Completions from which on a process of its own is worth its start.
+_MANY = 2_000
+# Completions, or seconds in which there are fewer, that are handed over together.
+_BATCH, _PATIENCE = 64, 1.0
+
+Writer = Callable[[], AbstractContextManager[Callable[[Drawn], None]]]
+
+
+def _draw(
+    requests: Sequence[SampleRequest],
+    references: Sequence[str],
+    places: Sequence[int],
+    *,
+    sampler: Sampler,
+    grader: Grader,
+    writer: Writer,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Draw and grade completions, and write each one down at once."""
+    with writer() as write:
+        graded = grade_as_drawn(requests, references, sampler=sampler, grader=grader)
+        for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
+            one = Drawn(
+                place=places[n], completion=completion, grade=grade, lenient=lenient.verdict
+            )
+            write(one)
+            if progress is not None:
+                progress(done, len(places))
+
+
+def _draw_beside(
+    requests: Sequence[SampleRequest],
+    references: Sequence[str],
+    places: Sequence[int],
+    *,
+    sampler: Sampler,
+    progress: Callable[[int, int], None] | None,
+    **others: Any,
+) -> None:
+    """The same with grading and writing in a process of its own, while this one samples."""
+
+    def work(connection: Connection) -> None:
+        received = _Received(connection)
+        _draw(requests, references, places, sampler=received, progress=None, **others)
+
+    with Beside(work) as helper:
+        batch: list[tuple[Any, ...]] = []
+        sent = time.monotonic()
+        for done, (n, one) in enumerate(sampler.sample(requests), start=1):
+            batch.append((n, one.token_ids, one.text, one.finish_reason, one.policy_version))
+            if len(batch) == _BATCH or time.monotonic() - sent > _PATIENCE:
+                helper.send(batch)
+                batch, sent = [], time.monotonic()
+            if progress is not None:
+                progress(done, len(places))
+        helper.send(batch)
+        helper.send(None)
+        helper.result()
+
+
+class _Received:
+    """A sampler whose completions, without log-probs, come from another process."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        assert requests, "the other process has these too, and names them by their index"
+        while (batch := self._connection.recv()) is not None:
+            for n, ids, text, reason, version in batch:
+                yield (
+                    n,
+                    Completion(
+                        token_ids=ids,
+                        logprobs=(0.0,) * len(ids),
+                        text=text,
+                        finish_reason=reason,
+                        policy_version=version,
+                    ),
+                )
+
+
+Finished = tuple[list[EvaluationItem], list[str]]
+"""The items without their texts, and what failed while they were rewarded."""
+
+
+def _follow(finish: Callable[..., Finished], connection: Connection) -> Finished:
+    """Finish problems as they are drawn, in a process of its own."""
+
+    def wait() -> None:
+        if connection.poll(0.05):
+            connection.recv()  # nothing is sent: the other process gives up
+
+    return finish(wait=wait)
+
+
 def _finish(
     folder: Path,
     name: str,
     unfinished: Unfinished,
     items: Items,
+    end: int | None = None,
     *,
     samples: int,
     fmt: AnswerFormat | None,
     rewards: RewardStack | None,
-) -> StoredItems:
+    wait: Callable[[], None] | None = None,
+) -> Finished:
     """Write the items of what was drawn, in order, a problem in memory at a time.
 
     On rank 0 alone, since a reward may call a judge.
+
+    Args:
+        folder: of the items.
+        name: of the evaluation.
+        unfinished: where they were drawn.
+        items: the problems.
+        end: the number of those that were drawn; None: all.
+        samples: of each problem.
+        fmt: as in `evaluate`.
+        rewards: as in `evaluate`.
+        wait: called where one has not been drawn yet; None: all have been.
     """
-    unfinished.index()
-    notes, light, lightened = Notes(place=name), [], Lightener()
+    notes, lightened = Notes(place=name), Lightener()
+    light: list[EvaluationItem] = []
 
     def rows() -> Iterator[dict[str, Any]]:
-        for number, (problem, prompt) in enumerate(items):
-            drawn = [unfinished.read(number * samples + sample) for sample in range(samples)]
+        for number, (problem, prompt) in enumerate(items[:end]):
+            places = range(number * samples, (number + 1) * samples)
+            drawn = [unfinished.read(place, wait) for place in places]
             scored: Sequence[Reward | None] = [None] * samples
             if rewards is not None:
                 scored = rewards.score(
@@ -221,18 +346,11 @@ def _finish(
                 item = _item(problem, prompt, sample, one, reward=reward, fmt=fmt)
                 light.append(lightened(item))
                 yield row_of(item)
+        delete(folder / f"{name}.json")  # never an old summary beside new items
 
-    path = folder / f"{name}.jsonl.gz"
-    delete(folder / f"{name}.json")  # never an old summary beside new items
-    write_lines(path, rows())
+    write_lines(folder / f"{name}.jsonl.gz", rows())
     unfinished.delete()
-    if notes.events:
-        log.warning(
-            "Rewards failed on %d groups of the evaluation, which have none; the first: %s",
-            len(notes.events),
-            notes.events[0],
-        )
-    return StoredItems(path, light)
+    return light, notes.events
 
 
 def _item(

@@ -356,6 +356,11 @@ class RewardStack:
             if not c.deterministic
         }
 
+    @property
+    def ours(self) -> bool:
+        """Whether all are built in: pure functions, which another process may call."""
+        return all(getattr(function, "ours", False) for _, function in self._functions.values())
+
     def remember(self, path: Path) -> None:
         """Record the values of functions that vary in a file, and do not call them for those again.
 
