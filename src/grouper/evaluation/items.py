@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from grouper.evaluation.result import EvaluationItem
 from grouper.files import dumps, read_lines, refusing, write_atomic
-from grouper.types import Completion, Grade, Verdict
+from grouper.types import Completion, FinishReason, Grade, Verdict
 
 Row = TypeVar("Row")
 
@@ -110,12 +110,11 @@ class Drawn:
     """On the answer found in any format."""
 
 
-_DRAWN = TypeAdapter(Drawn)
-_read_drawn = checked(_DRAWN.validate_json)
 # Where the number stands in a line, which need not be read as a whole to find it.
 _PLACE = len('{"place":')
 # More processes than will ever evaluate together.
 _MOST_FILES = 1 << 16
+_OF_COMPLETION = ("token_ids", "text", "finish_reason", "policy_version")
 _FIELDS = [field.name for field in fields(EvaluationItem)]
 
 
@@ -195,7 +194,20 @@ class Unfinished:
         start, number = divmod(self._lines[place], _MOST_FILES)
         file = self._files[number]
         file.seek(start)
-        return _read_drawn(file.readline().decode())
+        row = json.loads(file.readline())
+        grade, ids = row["grade"], tuple(row["token_ids"])
+        return Drawn(
+            place=place,
+            completion=Completion(
+                token_ids=ids,
+                logprobs=(0.0,) * len(ids),
+                text=row["text"],
+                finish_reason=FinishReason(row["finish_reason"]),
+                policy_version=row["policy_version"],
+            ),
+            grade=Grade(**{**grade, "verdict": Verdict(grade["verdict"])}),
+            lenient=Verdict(row["lenient"]),
+        )
 
     @contextlib.contextmanager
     def writer(self, rank: int) -> Iterator[Callable[[Drawn], None]]:
@@ -204,9 +216,13 @@ class Unfinished:
         with refusing(path), path.open("ab", buffering=0) as file:
 
             def write(drawn: Drawn) -> None:
-                known = drawn.completion
-                bare = replace(known, logprobs=(0.0,) * len(known.token_ids), entropies=())
-                row = _DRAWN.dump_python(replace(drawn, completion=bare), mode="json")
+                grade = drawn.grade
+                row = {
+                    "place": drawn.place,
+                    **{name: getattr(drawn.completion, name) for name in _OF_COMPLETION},
+                    "grade": {name: getattr(grade, name) for name in grade.__slots__},
+                    "lenient": drawn.lenient,
+                }
                 file.write((dumps(row) + "\n").encode())
 
             yield write
