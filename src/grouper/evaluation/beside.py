@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -76,6 +77,7 @@ class Beside(Generic[Result]):
 def _run(do: Callable[[Connection], Any], connection: Connection, other: Connection) -> None:
     """In the copy: the parent decides when it ends, by closing its side or by ending itself."""
     other.close()
+    gc.freeze()  # a collection would touch, and so copy, all that is shared
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     outcome: tuple[Any, Exception | None]

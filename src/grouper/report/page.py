@@ -31,6 +31,7 @@ from grouper.evaluation.compare import (
     render_answers,
     render_metrics,
     render_parts,
+    render_rewards,
     render_table,
 )
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
@@ -273,8 +274,10 @@ def _parts(views: Views) -> Iterator[Part]:
     for name, run in views.items():
         for split, results in _tests(run).items():
             for by in ("subject", "level", "length"):
-                if (found := render_parts(results, by=by)) is not None:
-                    yield f"{name}: {split} by {by}", [*_blocks(found)]
+                tables = [render_parts(results, by=by)]
+                tables += [] if by == "length" else [render_rewards(results, by=by)]
+                if blocks := [block for table in tables for block in _blocks(table)]:
+                    yield f"{name}: {split} by {by}", blocks
 
 
 def _findings(views: Views) -> Iterator[Part]:
