@@ -36,7 +36,7 @@ def test_it_says_first_whether_it_got_better(tmp_path):
     assert verdict is not None
     assert verdict[1] == "good"
     assert verdict[2].startswith(
-        "Yes: GRPO is better than base. 0.0 % before and 90.0 % after, of 20 problems of test: "
+        "Yes: GRPO is better than base. 0.0 % before and 90.0 % after, of 20 test problems: "
         "+90.0 points ["
     )
     assert text.index("Yes: GRPO") < text.index("<svg")

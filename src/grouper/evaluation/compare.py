@@ -297,7 +297,7 @@ def _on_differences(comparison: Comparison) -> Iterator[str]:
     for difference in comparison.differences:
         parts = [f"{name} {100 * difference.causes[name]:+.1f}" for name in CAUSES]
         if difference.verdict != "no evidence":
-            yield f"Parts: {_title(difference)} is {', '.join(parts)} points."
+            yield f"Causes of {_title(difference)}, in points: {', '.join(parts)}."
         if difference.seeds is not None:
             count = len(comparison.seeds[difference.after])
             yield f"Over {count} seeds {_title(difference)}: {_points(difference.seeds)}."
@@ -426,7 +426,7 @@ def render_answers(results: Sequence[EvaluationResult]) -> RenderableType:
     ]
     titles = [f"pass@{k} %" for k in sizes] + (["maj@k %"] if several else [])
     titles += ["leniently right", *_SPLIT[1:]] if lenient else []
-    return _table(["model", *titles, "tokens right", "wrong"], rows)
+    return _table(["model", *titles, "tokens right", "tokens wrong"], rows)
 
 
 def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None:
