@@ -14,7 +14,7 @@ from evaluation.test_items import Counting, measure
 from grouper.config.schema import RewardConfig
 from grouper.errors import RunFolderError
 from grouper.evaluation import evaluate as module
-from grouper.evaluation.beside import Beside
+from grouper.evaluation.beside import Beside, Parent
 from grouper.prompts import FORMATS
 from grouper.rewards import build_rewards
 
@@ -67,7 +67,7 @@ def test_what_goes_wrong_there_is_raised_here(tmp_path, beside):
 
 
 def test_a_process_that_is_killed_is_named():
-    def die(connection) -> None:
+    def die(parent) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     with Beside(die) as helper, pytest.raises(RuntimeError, match="has ended: -9"):
@@ -75,14 +75,12 @@ def test_a_process_that_is_killed_is_named():
 
 
 def test_leaving_ends_what_waits_for_more():
-    def wait(connection) -> None:
-        connection.recv()
-
-    with Beside(wait) as helper:
-        assert multiprocessing.active_children()
-    assert not multiprocessing.active_children()
-    with pytest.raises(OSError, match="closed"):
-        helper.send(1)
+    for do in (Parent.receive, Parent.wait, lambda parent: [parent.wait() for _ in range(10**6)]):
+        with Beside(do) as helper:
+            assert multiprocessing.active_children()
+        assert not multiprocessing.active_children()
+        with pytest.raises(OSError, match="closed"):
+            helper.send(1)
 
 
 def test_rewards_of_the_user_s_are_called_here(tmp_path, monkeypatch):

@@ -24,16 +24,32 @@ def has_a_processor() -> bool:
     return len(here) > 1 and not multiprocessing.current_process().daemon
 
 
+class Parent:
+    """The other side of a `Beside`; both methods raise `EOFError` once it has given up or ended."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def receive(self) -> Any:
+        """What was sent, when it has been."""
+        return self._connection.recv()
+
+    def wait(self) -> None:
+        """A moment, where nothing is to be received."""
+        if self._connection.poll(0.05):
+            self.receive()
+
+
 class Beside(Generic[Result]):
     """A function in a forked copy of this process, which must not touch an accelerator there.
 
     Leaving the context ends it: what it waits for then raises `EOFError`.
 
     Args:
-        do: called with a connection, from which it receives what `send` is given.
+        do: called with a `Parent`, which hands on what `send` is given.
     """
 
-    def __init__(self, do: Callable[[Connection], Result]) -> None:
+    def __init__(self, do: Callable[[Parent], Result]) -> None:
         context = multiprocessing.get_context("fork")
         self._connection, theirs = context.Pipe()
         arguments = (do, theirs, self._connection)
@@ -74,7 +90,7 @@ class Beside(Generic[Result]):
         self._process.join()
 
 
-def _run(do: Callable[[Connection], Any], connection: Connection, other: Connection) -> None:
+def _run(do: Callable[[Parent], Any], connection: Connection, other: Connection) -> None:
     """In the copy: the parent decides when it ends, by closing its side or by ending itself."""
     other.close()
     gc.freeze()  # a collection would touch, and so copy, all that is shared
@@ -82,7 +98,7 @@ def _run(do: Callable[[Connection], Any], connection: Connection, other: Connect
         signal.signal(number, signal.SIG_IGN)
     outcome: tuple[Any, Exception | None]
     try:
-        outcome = (do(connection), None)
+        outcome = (do(Parent(connection)), None)
     except Exception as error:  # noqa: BLE001 - raised in the parent
         outcome = (None, error)
     with contextlib.suppress(OSError):

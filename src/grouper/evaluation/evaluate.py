@@ -12,15 +12,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from grouper.errors import DataError
-from grouper.evaluation.beside import Beside, has_a_processor
-from grouper.evaluation.items import Drawn, Lightener, StoredItems, Unfinished, row_of
+from grouper.evaluation.beside import Beside, Parent, has_a_processor
+from grouper.evaluation.items import Drawn, Lightener, StoredItems, Unfinished, bare, row_of
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import delete, write_lines
 from grouper.grading import by_text_alone
@@ -129,36 +128,32 @@ def evaluate(
             for problem, prompt in items
             for sample in range(samples)
         ]
-        references = [problem.answer for problem, _ in items for _ in range(samples)]
 
+        drawing = _Drawing(
+            requests=requests,
+            references=[problem.answer for problem, _ in items for _ in range(samples)],
+            sampler=sampler,
+            grader=grader,
+            writer=partial(unfinished.writer, processes.rank),
+            progress=progress or (lambda *_: None),
+        )
         beside = seconds is None and len(requests) - len(done) >= _MANY and has_a_processor()
         finish = partial(
             _finish, home, title, unfinished, items, samples=samples, fmt=fmt, rewards=rewards
         )
 
-        def draw(places: Sequence[int]) -> None:
-            """Draw and grade these completions, and write each one down at once."""
-            (_draw_beside if beside else _draw)(
-                [requests[place] for place in places],
-                [references[place] for place in places],
-                places,
-                sampler=sampler,
-                grader=grader,
-                writer=partial(unfinished.writer, processes.rank),
-                progress=progress,
-            )
-            processes.gather(None)  # until all have written theirs
-
         with contextlib.ExitStack() as stack:
             follower = None
             if beside and processes.rank == 0 and (rewards is None or rewards.ours):
-                follower = stack.enter_context(Beside(partial(_follow, finish)))
+                follower = stack.enter_context(Beside(lambda parent: finish(wait=parent.wait)))
             count, started = len(items), time.monotonic()
             end = count if seconds is None else min(count, _FIRST_WAVE)
             drawn: set[int] = {*done}
             while True:
                 left = [place for place in range(end * samples) if place not in drawn]
-                draw([left[i] for i in share_of(left, processes.rank, processes.size)])
+                mine = [left[i] for i in share_of(left, processes.rank, processes.size)]
+                (drawing.draw_beside if beside else drawing.draw)(mine)
+                processes.gather(None)  # until all have written theirs
                 drawn.update(left)
                 took = time.monotonic() - started
                 fits = processes.on_rank0(partial(_fitting, end, took, seconds))
@@ -208,95 +203,68 @@ _MANY = 2_000
 # Completions, or seconds in which there are fewer, that are handed over together.
 _BATCH, _PATIENCE = 64, 1.0
 
-Writer = Callable[[], AbstractContextManager[Callable[[Drawn], None]]]
 
+@dataclass(frozen=True, kw_only=True)
+class _Drawing:
+    """Draws and grades completions, and writes each one down at once."""
 
-def _draw(
-    requests: Sequence[SampleRequest],
-    references: Sequence[str],
-    places: Sequence[int],
-    *,
-    sampler: Sampler,
-    grader: Grader,
-    writer: Writer,
-    progress: Callable[[int, int], None] | None,
-) -> None:
-    """Draw and grade completions, and write each one down at once."""
-    with writer() as write:
-        graded = grade_as_drawn(requests, references, sampler=sampler, grader=grader)
-        for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
-            one = Drawn(
-                place=places[n], completion=completion, grade=grade, lenient=lenient.verdict
+    requests: Sequence[SampleRequest]
+    references: Sequence[str]
+    sampler: Sampler
+    grader: Grader
+    writer: Callable[[], AbstractContextManager[Callable[[Drawn], None]]]
+    progress: Callable[[int, int], None]
+
+    def draw(self, places: Sequence[int]) -> None:
+        """Those at these places of the requests."""
+        with self.writer() as write:
+            graded = grade_as_drawn(
+                [self.requests[place] for place in places],
+                [self.references[place] for place in places],
+                sampler=self.sampler,
+                grader=self.grader,
             )
-            write(one)
-            if progress is not None:
-                progress(done, len(places))
+            for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
+                verdict = lenient.verdict
+                write(Drawn(place=places[n], completion=completion, grade=grade, lenient=verdict))
+                self.progress(done, len(places))
 
+    def draw_beside(self, places: Sequence[int]) -> None:
+        """The same with grading and writing in a process of its own, while this one samples."""
 
-def _draw_beside(
-    requests: Sequence[SampleRequest],
-    references: Sequence[str],
-    places: Sequence[int],
-    *,
-    sampler: Sampler,
-    progress: Callable[[int, int], None] | None,
-    **others: Any,
-) -> None:
-    """The same with grading and writing in a process of its own, while this one samples."""
+        def work(parent: Parent) -> None:
+            replace(self, sampler=_Received(parent), progress=lambda *_: None).draw(places)
 
-    def work(connection: Connection) -> None:
-        received = _Received(connection)
-        _draw(requests, references, places, sampler=received, progress=None, **others)
-
-    with Beside(work) as helper:
-        batch: list[tuple[Any, ...]] = []
-        sent = time.monotonic()
-        for done, (n, one) in enumerate(sampler.sample(requests), start=1):
-            batch.append((n, one.token_ids, one.text, one.finish_reason, one.policy_version))
-            if len(batch) == _BATCH or time.monotonic() - sent > _PATIENCE:
-                helper.send(batch)
-                batch, sent = [], time.monotonic()
-            if progress is not None:
-                progress(done, len(places))
-        helper.send(batch)
-        helper.send(None)
-        helper.result()
+        with Beside(work) as helper:
+            batch: list[tuple[Any, ...]] = []
+            sent = time.monotonic()
+            drawn = self.sampler.sample([self.requests[place] for place in places])
+            for done, (n, one) in enumerate(drawn, start=1):
+                batch.append((n, one.token_ids, one.text, one.finish_reason, one.policy_version))
+                if len(batch) == _BATCH or time.monotonic() - sent > _PATIENCE:
+                    helper.send(batch)
+                    batch, sent = [], time.monotonic()
+                self.progress(done, len(places))
+            helper.send(batch)
+            helper.send(None)
+            helper.result()
 
 
 class _Received:
     """A sampler whose completions, without log-probs, come from another process."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, parent: Parent) -> None:
+        self._parent = parent
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
         assert requests, "the other process has these too, and names them by their index"
-        while (batch := self._connection.recv()) is not None:
-            for n, ids, text, reason, version in batch:
-                yield (
-                    n,
-                    Completion(
-                        token_ids=ids,
-                        logprobs=(0.0,) * len(ids),
-                        text=text,
-                        finish_reason=reason,
-                        policy_version=version,
-                    ),
-                )
+        while (batch := self._parent.receive()) is not None:
+            for n, *known in batch:
+                yield n, bare(*known)
 
 
 Finished = tuple[list[EvaluationItem], list[str]]
 """The items without their texts, and what failed while they were rewarded."""
-
-
-def _follow(finish: Callable[..., Finished], connection: Connection) -> Finished:
-    """Finish problems as they are drawn, in a process of its own."""
-
-    def wait() -> None:
-        if connection.poll(0.05):
-            connection.recv()  # nothing is sent: the other process gives up
-
-    return finish(wait=wait)
 
 
 def _finish(

@@ -110,11 +110,21 @@ class Drawn:
     """On the answer found in any format."""
 
 
+def bare(ids: tuple[int, ...], text: str, reason: FinishReason, version: int) -> Completion:
+    """A completion without log-probs, which are all 0."""
+    return Completion(
+        token_ids=ids,
+        logprobs=(0.0,) * len(ids),
+        text=text,
+        finish_reason=reason,
+        policy_version=version,
+    )
+
+
 # Where the number stands in a line, which need not be read as a whole to find it.
 _PLACE = len('{"place":')
 # More processes than will ever evaluate together.
 _MOST_FILES = 1 << 16
-_OF_COMPLETION = ("token_ids", "text", "finish_reason", "policy_version")
 _FIELDS = [field.name for field in fields(EvaluationItem)]
 
 
@@ -195,16 +205,10 @@ class Unfinished:
         file = self._files[number]
         file.seek(start)
         row = json.loads(file.readline())
-        grade, ids = row["grade"], tuple(row["token_ids"])
+        grade, (ids, text, reason, version) = row["grade"], row["completion"]
         return Drawn(
             place=place,
-            completion=Completion(
-                token_ids=ids,
-                logprobs=(0.0,) * len(ids),
-                text=row["text"],
-                finish_reason=FinishReason(row["finish_reason"]),
-                policy_version=row["policy_version"],
-            ),
+            completion=bare(tuple(ids), text, FinishReason(reason), version),
             grade=Grade(**{**grade, "verdict": Verdict(grade["verdict"])}),
             lenient=Verdict(row["lenient"]),
         )
@@ -216,10 +220,10 @@ class Unfinished:
         with refusing(path), path.open("ab", buffering=0) as file:
 
             def write(drawn: Drawn) -> None:
-                grade = drawn.grade
+                one, grade = drawn.completion, drawn.grade
                 row = {
                     "place": drawn.place,
-                    **{name: getattr(drawn.completion, name) for name in _OF_COMPLETION},
+                    "completion": (one.token_ids, one.text, one.finish_reason, one.policy_version),
                     "grade": {name: getattr(grade, name) for name in grade.__slots__},
                     "lenient": drawn.lenient,
                 }
