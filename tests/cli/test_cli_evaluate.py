@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from grouper.evaluation.items import StoredItems
 from grouper.runs.folder import RunFolder
+from grouper.runs.lock import LOCK_FILE
 
 
 @pytest.fixture
@@ -32,7 +36,7 @@ def test_a_run_folder_measures_what_it_trained_as_training_did(grouper, run):
     assert (result.phase, result.step, result.name) == ("grpo", 2, "test-greedy-8x1")
     assert result.card["model"].endswith("grpo/final")
     assert (folder / "recipe.yaml").read_text() == (run / "recipe.yaml").read_text()
-    parts = ("subject", "level", "2 steps", "reasoning %", f"rewards of {label}", "tag_count")
+    parts = ("subject", "level", "2 steps", "reasoning %", "rewards by subject", "tag_count")
     for text in ("accuracy % [95 %]", "no answer", "cut off", *parts):
         assert text in called.out
     # What was measured afterwards does not disturb the run.
@@ -276,6 +280,42 @@ def test_recorded_evaluations_are_compared_problem_by_problem(grouper, run, tmp_
     assert found["left_out"] == 0
     seeds = grouper("compare", f"{run},{other}")
     assert "Over 2 seeds" in seeds.out
+
+
+def test_a_run_that_goes_on_is_compared_as_far_as_it_is(grouper, run, monkeypatch):
+    folder = run / "evaluations"
+    later = {path: path.read_bytes() for path in folder.glob("*grpo*")}
+    for path in later:
+        path.unlink()
+    # What is being drawn, and items whose summary is not there yet.
+    (folder / ".grpo.part").mkdir()
+    (folder / ".grpo.part" / "0.jsonl").write_text('{"place":0,"tok')
+    (folder / "grpo.jsonl.gz").write_bytes(later[folder / "grpo.jsonl.gz"])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"phase": "grpo", "st')
+    holder = {"pid": os.getppid(), "host": platform.node()}
+    (run / LOCK_FILE).write_text(json.dumps(holder))
+    called = grouper("compare", run)
+    assert called.code == 0, called.err
+    assert "SFT - base" in called.out
+    assert "GRPO" not in called.out
+    assert f"the run in {run} goes on; this is what it has measured so far." in called.err
+    # One is taken back while it is read, as by a run that is resumed from a checkpoint.
+    read = StoredItems.read
+
+    def taken_back(path: Path) -> StoredItems:
+        found = read(path)
+        if path.name == "sft.jsonl.gz":
+            (folder / "sft.json").unlink()
+        return found
+
+    monkeypatch.setattr(StoredItems, "read", taken_back)
+    called = grouper("compare", run)
+    assert called.code == 0, called.err
+    assert "SFT" not in called.out
+    for path in folder.glob("*.json"):
+        path.unlink()
+    grouper("compare", run).refused("the test problems were not measured", "--resume")
 
 
 def test_what_cannot_be_compared_is_refused(grouper, run, tmp_path):

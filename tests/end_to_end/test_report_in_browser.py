@@ -66,6 +66,11 @@ def test_the_keyboard_is_enough(page: Page) -> None:
     page.press("End", 35)
     assert page.run("document.querySelector('figcaption output').textContent") == "step 40"
     assert "[" in page.run("document.querySelector('.legend b').textContent")
+    # Every chart of the phase speaks of that step, and none of the other phase.
+    steps = "[...document.querySelectorAll('figure output')].map(node => node.textContent)"
+    phases = page.run("data.charts.map(chart => chart.phase)")
+    said = {(p, s) for p, s in zip(phases, page.run(steps), strict=True)}
+    assert said == {("sft", "step 40"), ("grpo", "")}
     page.press("Escape", 27)
     assert page.run("document.querySelector('figcaption output').textContent") == ""
     page.run("filters.elements.traced.click(); document.querySelector('.card summary').focus()")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from drawn_runs import GRPO, NASTY, make_run, new_run, report, result, rollout
@@ -35,7 +36,7 @@ def test_it_says_first_whether_it_got_better(tmp_path):
     assert verdict is not None
     assert verdict[1] == "good"
     assert verdict[2].startswith(
-        "Yes: GRPO is better than base. 0.0 % before and 90.0 % after, of 20 problems of test: "
+        "Yes: GRPO is better than base. 0.0 % before and 90.0 % after, of 20 test problems: "
         "+90.0 points ["
     )
     assert text.index("Yes: GRPO") < text.index("<svg")
@@ -79,6 +80,24 @@ def test_tables_curves_recipe_and_environment_are_there(tmp_path):
         assert words in text
     assert len(data["charts"]) == text.count("<figure ") > 10
     assert data["charts"][0]["lines"][0]["bounds"]
+
+
+def test_rewards_are_there_by_subject_and_level(tmp_path):
+    run = new_run(tmp_path / "demo")
+    for name, step in (("base", 0), ("grpo", 5)):
+        plain = result(name, name, step, "test", 10 + step)
+        items = [
+            replace(item, level="2 steps", rewards={"brevity": 0.25 * n}, reward=0.25 * n)
+            for n, item in enumerate(plain.items)
+        ]
+        run.write_evaluation(replace(plain, items=tuple(items)))
+    text, _ = page(run)
+    for by, part, mean in (("subject", "algebra", "2.250"), ("level", "2 steps", "2.375")):
+        assert f"<bdi>demo: test by {by}</bdi>" in text
+        table = text.partition(f">rewards by {by}</th>")[2].partition("</table>")[0]
+        cells = re.findall("<bdi>(.*?)</bdi>", table)
+        at = cells.index(part)
+        assert cells[at : at + 8] == [part, "base", mean, mean, part, "GRPO", mean, mean]
 
 
 def test_what_a_model_or_a_data_set_wrote_stays_text(tmp_path):

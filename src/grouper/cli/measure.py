@@ -36,6 +36,7 @@ from grouper.models.folders import (
     trained_model,
 )
 from grouper.runs.folder import PHASES, RunFolder
+from grouper.runs.lock import is_running
 from grouper.runs.samples import in_words, printable
 from grouper.types import SamplingParams
 
@@ -364,7 +365,7 @@ def show_results(comparison: Comparison) -> None:
         warn("these models were not measured with the same sampling settings.")
     show(compare.render_table(comparison), "", compare.render_answers(results))
     parts = [compare.render_parts(results, by=by) for by in ("subject", "level", "length")]
-    rewards = [compare.render_rewards(r, by=by) for by in ("subject", "level") for r in results]
+    rewards = [compare.render_rewards(results, by=by) for by in ("subject", "level")]
     for found in (compare.render_metrics(results), *parts, *rewards):
         if found is not None:
             show("", found)
@@ -380,6 +381,8 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
     for place in (place for arm in places for place in arm):
         if not place.exists():
             raise ConfigError("there is nothing here", where=str(place), fix="Check the path.")
+        if is_running(place):
+            warn(f"the run in {place} goes on; this is what it has measured so far.")
     if len(places) == 1 and len(places[0]) == 1 and not (places[0][0] / "run.json").exists():
         raise click.UsageError("name at least two things to compare, or one run.")
     if len(places) == 1:

@@ -297,7 +297,7 @@ def _on_differences(comparison: Comparison) -> Iterator[str]:
     for difference in comparison.differences:
         parts = [f"{name} {100 * difference.causes[name]:+.1f}" for name in CAUSES]
         if difference.verdict != "no evidence":
-            yield f"Parts: {_title(difference)} is {', '.join(parts)} points."
+            yield f"Causes of {_title(difference)}, in points: {', '.join(parts)}."
         if difference.seeds is not None:
             count = len(comparison.seeds[difference.after])
             yield f"Over {count} seeds {_title(difference)}: {_points(difference.seeds)}."
@@ -426,7 +426,7 @@ def render_answers(results: Sequence[EvaluationResult]) -> RenderableType:
     ]
     titles = [f"pass@{k} %" for k in sizes] + (["maj@k %"] if several else [])
     titles += ["leniently right", *_SPLIT[1:]] if lenient else []
-    return _table(["model", *titles, "tokens right", "wrong"], rows)
+    return _table(["model", *titles, "tokens right", "tokens wrong"], rows)
 
 
 def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None:
@@ -449,14 +449,25 @@ def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None
     return _table(["model", "format %", "reasoning %", "characters", "reward", *names], rows)
 
 
-def render_rewards(result: EvaluationResult, *, by: str) -> RenderableType | None:
-    """The mean of each reward by `subject` or `level`; None where no problem has one."""
-    parts: Mapping[str, Mapping[str, float]] = getattr(result, f"rewards_by_{by}")
+def render_rewards(results: Sequence[EvaluationResult], *, by: str) -> RenderableType | None:
+    """The mean of each reward by `subject` or `level`, a row per part and result.
+
+    None where rewards were not measured, or no problem has such a part.
+    """
+    rewards: list[Mapping[str, Mapping[str, float]]] = [
+        getattr(result, f"rewards_by_{by}") for result in results
+    ]
+    parts = list(dict.fromkeys(part for found in rewards for part in found))[:_MANY_PARTS]
     if not parts:
         return None
-    names = list(dict.fromkeys(name for means in parts.values() for name in means))
-    rows = [[part, *(_number(parts[part].get(name), 3) for name in names)] for part in parts]
-    return _table([f"rewards of {label(result.name)}", *names], rows)
+    names = list(dict.fromkeys(n for found in rewards for means in found.values() for n in means))
+    rows = [
+        [part, label(result.name), *(_number(found[part].get(name), 3) for name in names)]
+        for part in parts
+        for result, found in zip(results, rewards, strict=True)
+        if part in found
+    ]
+    return _table([f"rewards by {by}", "model", *names], rows)
 
 
 def metrics_line(result: EvaluationResult) -> str | None:
@@ -478,7 +489,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -> T
     """A table whose first column names its rows, with numbers in the others."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for place, title in enumerate(titles):
-        words = place == 0 or title == "verdict"
+        words = place == 0 or title in ("model", "verdict")
         # The second column may be an interval, which holds a space.
         table.add_column(title, justify="left" if words else "right", no_wrap=place < 2)
     for row in rows:

@@ -5,18 +5,21 @@ Knows nothing of training: anything that meets the sampler and grader protocols 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from grouper.errors import DataError
-from grouper.evaluation.items import Drawn, Lightener, StoredItems, Unfinished, row_of
+from grouper.evaluation.beside import Beside, Parent, has_a_processor
+from grouper.evaluation.items import Drawn, Lightener, StoredItems, Unfinished, bare, row_of
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import delete, write_lines
 from grouper.grading import by_text_alone
@@ -28,6 +31,7 @@ from grouper.sampling.graded import Grader, grade_as_drawn
 from grouper.types import (
     AnswerFormat,
     AnswerKind,
+    Completion,
     Problem,
     Prompt,
     Reward,
@@ -124,43 +128,49 @@ def evaluate(
             for problem, prompt in items
             for sample in range(samples)
         ]
-        references = [problem.answer for problem, _ in items for _ in range(samples)]
 
-        def draw(places: Sequence[int]) -> None:
-            """Draw and grade these completions, and write each one down at once."""
-            with unfinished.writer(processes.rank) as write:
-                graded = grade_as_drawn(
-                    [requests[place] for place in places],
-                    [references[place] for place in places],
-                    sampler=sampler,
-                    grader=grader,
-                )
-                for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
-                    verdict, place = lenient.verdict, places[n]
-                    write(Drawn(place=place, completion=completion, grade=grade, lenient=verdict))
-                    if progress is not None:
-                        progress(done, len(places))
-            processes.gather(None)  # until all have written theirs
-
-        count, started = len(items), time.monotonic()
-        end = count if seconds is None else min(count, _FIRST_WAVE)
-        drawn: set[int] = {*done}
-        while True:
-            left = [place for place in range(end * samples) if place not in drawn]
-            mine = [left[i] for i in share_of(left, processes.rank, processes.size)]
-            draw(mine)
-            drawn.update(left)
-            took = time.monotonic() - started
-            fits = processes.on_rank0(partial(_fitting, end, took, seconds))
-            if end == count or fits < 1.25 * end:
-                break
-            end = min(count, fits)
-        card["n"] = end
-        found = processes.on_rank0(
-            lambda: _finish(
-                home, title, unfinished, items[:end], samples=samples, fmt=fmt, rewards=rewards
-            )
+        drawing = _Drawing(
+            requests=requests,
+            references=[problem.answer for problem, _ in items for _ in range(samples)],
+            sampler=sampler,
+            grader=grader,
+            writer=partial(unfinished.writer, processes.rank),
+            progress=progress or (lambda *_: None),
         )
+        beside = seconds is None and len(requests) - len(done) >= _MANY and has_a_processor()
+        finish = partial(
+            _finish, home, title, unfinished, items, samples=samples, fmt=fmt, rewards=rewards
+        )
+
+        with contextlib.ExitStack() as stack:
+            follower = None
+            if beside and processes.rank == 0 and (rewards is None or rewards.ours):
+                follower = stack.enter_context(Beside(lambda parent: finish(wait=parent.wait)))
+            count, started = len(items), time.monotonic()
+            end = count if seconds is None else min(count, _FIRST_WAVE)
+            drawn: set[int] = {*done}
+            while True:
+                left = [place for place in range(end * samples) if place not in drawn]
+                mine = [left[i] for i in share_of(left, processes.rank, processes.size)]
+                (drawing.draw_beside if beside else drawing.draw)(mine)
+                processes.gather(None)  # until all have written theirs
+                drawn.update(left)
+                took = time.monotonic() - started
+                fits = processes.on_rank0(partial(_fitting, end, took, seconds))
+                if end == count or fits < 1.25 * end:
+                    break
+                end = min(count, fits)
+            card["n"] = end
+            light, failures = processes.on_rank0(
+                (lambda: finish(end)) if follower is None else follower.result
+            )
+        if failures and processes.rank == 0:
+            log.warning(
+                "Rewards failed on %d groups of the evaluation, which have none; the first: %s",
+                len(failures),
+                failures[0],
+            )
+        found = StoredItems(home / f"{title}.jsonl.gz", light)
         stored: Sequence[EvaluationItem] = found if folder else tuple(found)
         processes.gather(None)  # every process has read them
     finally:
@@ -188,26 +198,109 @@ def _fitting(done: int, took: float, seconds: float | None) -> int:
     return done if seconds is None else int(done * seconds / max(took, 1e-9))
 
 
+# Completions from which on a process of its own is worth its start.
+_MANY = 2_000
+# Completions, or seconds in which there are fewer, that are handed over together.
+_BATCH, _PATIENCE = 64, 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Drawing:
+    """Draws and grades completions, and writes each one down at once."""
+
+    requests: Sequence[SampleRequest]
+    references: Sequence[str]
+    sampler: Sampler
+    grader: Grader
+    writer: Callable[[], AbstractContextManager[Callable[[Drawn], None]]]
+    progress: Callable[[int, int], None]
+
+    def draw(self, places: Sequence[int]) -> None:
+        """Those at these places of the requests."""
+        with self.writer() as write:
+            graded = grade_as_drawn(
+                [self.requests[place] for place in places],
+                [self.references[place] for place in places],
+                sampler=self.sampler,
+                grader=self.grader,
+            )
+            for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
+                verdict = lenient.verdict
+                write(Drawn(place=places[n], completion=completion, grade=grade, lenient=verdict))
+                self.progress(done, len(places))
+
+    def draw_beside(self, places: Sequence[int]) -> None:
+        """The same with grading and writing in a process of its own, while this one samples."""
+
+        def work(parent: Parent) -> None:
+            replace(self, sampler=_Received(parent), progress=lambda *_: None).draw(places)
+
+        with Beside(work) as helper:
+            batch: list[tuple[Any, ...]] = []
+            sent = time.monotonic()
+            drawn = self.sampler.sample([self.requests[place] for place in places])
+            for done, (n, one) in enumerate(drawn, start=1):
+                batch.append((n, one.token_ids, one.text, one.finish_reason, one.policy_version))
+                if len(batch) == _BATCH or time.monotonic() - sent > _PATIENCE:
+                    helper.send(batch)
+                    batch, sent = [], time.monotonic()
+                self.progress(done, len(places))
+            helper.send(batch)
+            helper.send(None)
+            helper.result()
+
+
+class _Received:
+    """A sampler whose completions, without log-probs, come from another process."""
+
+    def __init__(self, parent: Parent) -> None:
+        self._parent = parent
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        assert requests, "the other process has these too, and names them by their index"
+        while (batch := self._parent.receive()) is not None:
+            for n, *known in batch:
+                yield n, bare(*known)
+
+
+Finished = tuple[list[EvaluationItem], list[str]]
+"""The items without their texts, and what failed while they were rewarded."""
+
+
 def _finish(
     folder: Path,
     name: str,
     unfinished: Unfinished,
     items: Items,
+    end: int | None = None,
     *,
     samples: int,
     fmt: AnswerFormat | None,
     rewards: RewardStack | None,
-) -> StoredItems:
+    wait: Callable[[], None] | None = None,
+) -> Finished:
     """Write the items of what was drawn, in order, a problem in memory at a time.
 
     On rank 0 alone, since a reward may call a judge.
+
+    Args:
+        folder: of the items.
+        name: of the evaluation.
+        unfinished: where they were drawn.
+        items: the problems.
+        end: the number of those that were drawn; None: all.
+        samples: of each problem.
+        fmt: as in `evaluate`.
+        rewards: as in `evaluate`.
+        wait: called where one has not been drawn yet; None: all have been.
     """
-    unfinished.index()
-    notes, light, lightened = Notes(place=name), [], Lightener()
+    notes, lightened = Notes(place=name), Lightener()
+    light: list[EvaluationItem] = []
 
     def rows() -> Iterator[dict[str, Any]]:
-        for number, (problem, prompt) in enumerate(items):
-            drawn = [unfinished.read(number * samples + sample) for sample in range(samples)]
+        for number, (problem, prompt) in enumerate(items[:end]):
+            places = range(number * samples, (number + 1) * samples)
+            drawn = [unfinished.read(place, wait) for place in places]
             scored: Sequence[Reward | None] = [None] * samples
             if rewards is not None:
                 scored = rewards.score(
@@ -221,18 +314,11 @@ def _finish(
                 item = _item(problem, prompt, sample, one, reward=reward, fmt=fmt)
                 light.append(lightened(item))
                 yield row_of(item)
+        delete(folder / f"{name}.json")  # never an old summary beside new items
 
-    path = folder / f"{name}.jsonl.gz"
-    delete(folder / f"{name}.json")  # never an old summary beside new items
-    write_lines(path, rows())
+    write_lines(folder / f"{name}.jsonl.gz", rows())
     unfinished.delete()
-    if notes.events:
-        log.warning(
-            "Rewards failed on %d groups of the evaluation, which have none; the first: %s",
-            len(notes.events),
-            notes.events[0],
-        )
-    return StoredItems(path, light)
+    return light, notes.events
 
 
 def _item(

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from grouper.evaluation.result import EvaluationItem
 from grouper.files import dumps, read_lines, refusing, write_atomic
-from grouper.types import Completion, Grade, Verdict
+from grouper.types import Completion, FinishReason, Grade, Verdict
 
 Row = TypeVar("Row")
 
@@ -110,10 +110,21 @@ class Drawn:
     """On the answer found in any format."""
 
 
-_DRAWN = TypeAdapter(Drawn)
-_read_drawn = checked(_DRAWN.validate_json)
+def bare(ids: tuple[int, ...], text: str, reason: FinishReason, version: int) -> Completion:
+    """A completion without log-probs, which are all 0."""
+    return Completion(
+        token_ids=ids,
+        logprobs=(0.0,) * len(ids),
+        text=text,
+        finish_reason=reason,
+        policy_version=version,
+    )
+
+
 # Where the number stands in a line, which need not be read as a whole to find it.
 _PLACE = len('{"place":')
+# More processes than will ever evaluate together.
+_MOST_FILES = 1 << 16
 _FIELDS = [field.name for field in fields(EvaluationItem)]
 
 
@@ -138,9 +149,10 @@ class Unfinished:
         self._folder = folder / f".{name}.part"
         self._settings = dumps(settings).encode()
         self._files: list[BinaryIO] = []
-        # Where each line starts, times the number of files, plus the number of its file: a few
-        # bytes for each completion.
+        # Where each line starts, times `_MOST_FILES`, plus the number of its file: a few bytes for
+        # each completion.
         self._lines = array("q", [-1]) * places
+        self._ends: dict[Path, int] = {}
 
     def of_others(self) -> bool:
         """Whether an evaluation of other settings has begun under this name."""
@@ -155,28 +167,51 @@ class Unfinished:
                 self.delete()
                 self._folder.mkdir(parents=True)
                 write_atomic(marker, self._settings)
-            self.index()
-            return [place for place, line in enumerate(self._lines) if line >= 0]
+            self.index(cut=True)
+            done = [place for place, line in enumerate(self._lines) if line >= 0]
+            self.close()
+            return done
 
-    def index(self) -> None:
-        """Find every whole line; what a kill left after the last one is cut off."""
-        self.close()
-        self._files = [path.open("r+b") for path in sorted(self._folder.glob("*.jsonl"))]
-        for number, file in enumerate(self._files):
-            start = 0
+    def index(self, *, cut: bool = False) -> None:
+        """Find the whole lines that were not there before.
+
+        Args:
+            cut: cut off what a kill left after the last one.
+        """
+        for path in sorted({*self._folder.glob("*.jsonl")} - {*self._ends}):
+            self._files.append(path.open("r+b"))
+            self._ends[path] = 0
+        for number, (path, end) in enumerate(self._ends.items()):
+            file, start = self._files[number], end
+            file.seek(start)
             for line in file:
                 if not line.endswith(b"\n"):
-                    file.truncate(start)
+                    if cut:
+                        file.truncate(start)
                     break
                 place = int(line[_PLACE : line.index(b",")])
-                self._lines[place] = start * len(self._files) + number
+                self._lines[place] = start * _MOST_FILES + number
                 start += len(line)
+            self._ends[path] = start
 
-    def read(self, place: int) -> Drawn:
-        start, number = divmod(self._lines[place], len(self._files))
+    def read(self, place: int, wait: Callable[[], None] | None) -> Drawn:
+        """What was drawn there; `wait` is called until it has been written; None: it has been."""
+        while self._lines[place] < 0:
+            self.index()
+            if self._lines[place] < 0:
+                assert wait is not None, f"completion {place} was never drawn"
+                wait()
+        start, number = divmod(self._lines[place], _MOST_FILES)
         file = self._files[number]
         file.seek(start)
-        return _read_drawn(file.readline().decode())
+        row = json.loads(file.readline())
+        grade, (ids, text, reason, version) = row["grade"], row["completion"]
+        return Drawn(
+            place=place,
+            completion=bare(tuple(ids), text, FinishReason(reason), version),
+            grade=Grade(**{**grade, "verdict": Verdict(grade["verdict"])}),
+            lenient=Verdict(row["lenient"]),
+        )
 
     @contextlib.contextmanager
     def writer(self, rank: int) -> Iterator[Callable[[Drawn], None]]:
@@ -185,9 +220,13 @@ class Unfinished:
         with refusing(path), path.open("ab", buffering=0) as file:
 
             def write(drawn: Drawn) -> None:
-                known = drawn.completion
-                bare = replace(known, logprobs=(0.0,) * len(known.token_ids), entropies=())
-                row = _DRAWN.dump_python(replace(drawn, completion=bare), mode="json")
+                one, grade = drawn.completion, drawn.grade
+                row = {
+                    "place": drawn.place,
+                    "completion": (one.token_ids, one.text, one.finish_reason, one.policy_version),
+                    "grade": {name: getattr(grade, name) for name in grade.__slots__},
+                    "lenient": drawn.lenient,
+                }
                 file.write((dumps(row) + "\n").encode())
 
             yield write
@@ -195,7 +234,8 @@ class Unfinished:
     def close(self) -> None:
         for file in self._files:
             file.close()
-        self._files = []
+        self._files, self._ends = [], {}
+        self._lines = array("q", [-1]) * len(self._lines)
 
     def delete(self) -> None:
         self.close()

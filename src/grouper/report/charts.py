@@ -57,7 +57,8 @@ def chart(panel: Panel, most: int) -> dict[str, Any]:
         for one in series
     ]
     span = [float(end) for end in scale.across]
-    return {"svg": Markup(svg), "values": {"span": span, "lines": lines}}  # noqa: S704 - numbers and our own names alone
+    values = {"phase": panel.phase, "span": span, "lines": lines}
+    return {"svg": Markup(svg), "values": values}  # noqa: S704 - numbers and our own names alone
 
 
 class _Scale:

@@ -31,13 +31,14 @@ from grouper.evaluation.compare import (
     render_answers,
     render_metrics,
     render_parts,
+    render_rewards,
     render_table,
 )
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import read_lines, write_atomic
 from grouper.report import charts
 from grouper.report.curves import draw_curves
-from grouper.report.panels import RunView, overlaid, panels_of
+from grouper.report.panels import Panel, RunView, overlaid, panels_of
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.runs.identity import flat_settings, numbers_in_words
 from grouper.runs.samples import printable
@@ -52,8 +53,8 @@ MOST_PROBLEMS = 300
 HEAD, TAIL = 2400, 1200
 MOST_EVENTS = 60
 READING = (
-    "running mean over a tenth of the steps. Point at a chart, or focus it and use the arrow keys, "
-    "to read its values."
+    "running mean over a tenth of the steps. Point at a chart, or focus it and use the arrow keys: "
+    "every chart of that phase then shows its values at the step."
 )
 FIELDS = (
     "problem_id", "completion", "answer", "extracted", "verdict", "reason", "finish_reason",
@@ -111,7 +112,7 @@ def _page(runs: Sequence[RunView]) -> str:
         ("verdict", "Verdict", "Did it get better?", [*_verdicts(views), *_results(views)]),
         ("findings", "Findings", "Findings", [*_findings(views)]),
         ("curves", "Curves", "Curves", [("", [_cell(grain)])]),
-        ("parts", "Parts", "By subject, level and length", [*_parts(views)]),
+        ("parts", "By subject", "By subject, level and length", [*_parts(views)]),
         ("completions", "Completions", "Completions", [("", [*map(_cell, completions.notes)])]),
         ("same", "Before and after", "The same problem before and after", [("", [])]),
         ("recipe", "Recipe", "Settings that differ from the defaults", [_recipes(views)]),
@@ -129,7 +130,7 @@ def _page(runs: Sequence[RunView]) -> str:
                 if section[-1]
             ],
             panels=[
-                {"title": p.title, "unit": p.unit, "svg": c["svg"], "lines": c["values"]["lines"]}
+                {"title": p.title, "unit": _unit(p), "svg": c["svg"], "lines": c["values"]["lines"]}
                 for p, c in zip(panels, drawn, strict=True)
             ],
             data=_json(
@@ -144,6 +145,10 @@ def _page(runs: Sequence[RunView]) -> str:
             ),
         )
     )
+
+
+def _unit(panel: Panel) -> str:
+    return f"{panel.unit}, by {label(panel.phase)} step"
 
 
 def _templates() -> Environment:
@@ -221,7 +226,7 @@ def _verdict(split: str, results: Sequence[EvaluationResult]) -> tuple[str, str]
     """Its tone, and the sentences."""
     first, last = results[0], results[-1]
     before, after = label(first.name), label(last.name)
-    problems = f"{last.overall.problems} problems of {split}"
+    problems = f"{last.overall.problems} {split} problems"
     try:
         differences = compare([first, last]).differences if len(results) > 1 else ()
     except DataError:
@@ -273,8 +278,10 @@ def _parts(views: Views) -> Iterator[Part]:
     for name, run in views.items():
         for split, results in _tests(run).items():
             for by in ("subject", "level", "length"):
-                if (found := render_parts(results, by=by)) is not None:
-                    yield f"{name}: {split} by {by}", [*_blocks(found)]
+                tables = [render_parts(results, by=by)]
+                tables += [] if by == "length" else [render_rewards(results, by=by)]
+                if blocks := [block for table in tables for block in _blocks(table)]:
+                    yield f"{name}: {split} by {by}", blocks
 
 
 def _findings(views: Views) -> Iterator[Part]:
@@ -282,7 +289,7 @@ def _findings(views: Views) -> Iterator[Part]:
     for name, run in views.items():
         blocks: list[dict[str, Any]] = [
             {
-                "text": f"{f.name} ({f.phase} step {f.steps[0]} to {f.steps[1]})\n{f}",
+                "text": f"{label(f.phase)} steps {f.steps[0]} to {f.steps[1]} ({f.name}): {f}",
                 "tone": "unsure",
                 "kind": "finding",
             }
@@ -365,16 +372,20 @@ def _blocks(thing: Any) -> Iterator[dict[str, Any]]:
         for inner in thing.renderables:
             yield from _blocks(inner)
     elif isinstance(thing, Table):
-        columns = [[_cell(cell) for cell in column.cells] for column in thing.columns]
+        columns = [
+            [_cell(cell, "left" if column.justify == "left" else "") for cell in column.cells]
+            for column in thing.columns
+        ]
         head = [str(column.header) for column in thing.columns]
         yield from _table(head, [*zip(*columns, strict=True)])
     elif isinstance(thing, Text | str) and str(thing):
         yield _cell(thing)
 
 
-def _cell(thing: Any) -> dict[str, str]:
+def _cell(thing: Any, tone: str = "") -> dict[str, str]:
     style = str(getattr(thing, "style", ""))
-    return {"text": str(thing), "tone": next((t for c, t in _TONES.items() if c in style), "")}
+    tones = [t for color, t in _TONES.items() if color in style]
+    return {"text": str(thing), "tone": " ".join([tone, *tones]).strip()}
 
 
 def _words(text: object) -> dict[str, str]:

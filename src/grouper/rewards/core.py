@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import typing
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property, update_wrapper, wraps
@@ -232,6 +232,23 @@ class Rule:
         return self.score.__qualname__
 
 
+class _Row(Mapping[str, Any]):
+    """One completion's entry of every column; most are never asked for."""
+
+    def __init__(self, columns: Mapping[str, Any], number: int) -> None:
+        self._columns, self._number = columns, number
+
+    def __getitem__(self, name: str) -> Any:
+        entry = self._columns[name]
+        return entry[self._number] if isinstance(entry, (list, tuple)) else entry
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+
 class _InFormat:
     """A reward in a prompt format, with its parameters: what a recipe or TRL calls."""
 
@@ -250,10 +267,7 @@ class _InFormat:
         groups: dict[str, list[Completed]] = {}
         batch = []
         for row, completion in enumerate(completions):
-            own = {
-                name: entry[row] if isinstance(entry, (list, tuple)) else entry
-                for name, entry in columns.items()
-            }
+            own = _Row(columns, row)
             group = groups.setdefault(str(own["prompts"]), [])
             text = text_of(completion)
             batch.append(Completed(text=text, format=self._format, columns=own, group=group))
@@ -355,6 +369,11 @@ class RewardStack:
             for c, _ in functions
             if not c.deterministic
         }
+
+    @property
+    def ours(self) -> bool:
+        """Whether all are built in: pure functions, which another process may call."""
+        return all(getattr(function, "ours", False) for _, function in self._functions.values())
 
     def remember(self, path: Path) -> None:
         """Record the values of functions that vary in a file, and do not call them for those again.

@@ -479,8 +479,13 @@ class RunFolder:
         summary, items = self._evaluation_files(name)
         if not summary.exists():
             return None
-        stored = StoredItems.read(items)
-        return _read(summary, _DAMAGED, lambda found: records.evaluation_of(found, stored))
+        try:
+            stored = StoredItems.read(items)
+            return _read(summary, _DAMAGED, lambda found: records.evaluation_of(found, stored))
+        except RunFolderError:
+            if not summary.exists():  # a run that goes on has taken it back meanwhile
+                return None
+            raise
 
     def read_evaluations(self) -> list[EvaluationResult]:
         """All evaluations by phase, step and name; raises as `read_evaluation` does."""

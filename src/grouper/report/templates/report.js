@@ -42,25 +42,32 @@ function nearest(steps, wanted) {
   return steps.reduce((best, step, i) => Math.abs(step - wanted) < Math.abs(steps[best] - wanted) ? i : best, 0);
 }
 
+// Phase -> what shows and hides the values of its charts: all of them speak of the same step.
+const together = {};
 for (const figure of document.querySelectorAll("figure")) {
-  const {span, lines} = data.charts[figure.dataset.chart], [left, right] = data.inner;
+  const {phase, span, lines} = data.charts[figure.dataset.chart], [left, right] = data.inner;
   const [plot, cursor, out] = [".plot", ".cursor", "output"].map(name => figure.querySelector(name));
   const values = figure.querySelectorAll(".legend b");
   const steps = [...new Set(lines.flatMap(line => line.steps))].sort((a, b) => a - b);
-  const read = at => {
-    out.textContent = `step ${steps[at]}`;
-    lines.forEach((line, k) => {
-      const i = nearest(line.steps, steps[at]), over = steps[at] > line.steps[line.steps.length - 1];
-      const ends = line.bounds ? ` [${line.bounds.map(bound => number(bound[i])).join(", ")}]` : "";
-      values[k].textContent = over ? "" : number(line.values[i]) + ends;
-    });
-    cursor.hidden = false;
-    cursor.style.left = `${100 * (left + (steps[at] - span[0]) / (span[1] - span[0]) * (right - left))}%`;
-  };
-  const hide = () => {
-    cursor.hidden = true;
-    [out, ...values].forEach(node => { node.textContent = ""; });
-  };
+  const charts = together[phase] ||= [];
+  charts.push({
+    show(step) {
+      out.textContent = `step ${step}`;
+      lines.forEach((line, k) => {
+        const i = nearest(line.steps, step), over = step > line.steps[line.steps.length - 1];
+        const ends = line.bounds ? ` [${line.bounds.map(bound => number(bound[i])).join(", ")}]` : "";
+        values[k].textContent = over ? "" : number(line.values[i]) + ends;
+      });
+      cursor.hidden = step < span[0] || step > span[1];
+      cursor.style.left = `${100 * (left + (step - span[0]) / (span[1] - span[0]) * (right - left))}%`;
+    },
+    hide() {
+      cursor.hidden = true;
+      [out, ...values].forEach(node => { node.textContent = ""; });
+    },
+  });
+  const read = at => charts.forEach(chart => chart.show(steps[at]));
+  const hide = () => charts.forEach(chart => chart.hide());
   plot.onpointermove = event => {
     const box = plot.getBoundingClientRect(), share = (event.clientX - box.left) / box.width;
     read(nearest(steps, span[0] + (share - left) / (right - left) * (span[1] - span[0])));
