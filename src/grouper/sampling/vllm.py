@@ -10,6 +10,7 @@ push that was skipped cannot look like an old policy.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
 import importlib
@@ -123,6 +124,7 @@ class VllmSampler:
         # Another sampler over the same engine must never take its weights for ours.
         self._name = secrets.token_hex(4)
         self._proved: str | None = None
+        self._held: tuple[str, int] | None = None
         self.gap: float | None = None
         self.seconds = {"prefill": 0.0, "push": 0.0}
 
@@ -136,14 +138,26 @@ class VllmSampler:
         if not requests:
             return
         check_lengths(requests, self._max_length)
-        tag = self._freshen()
+        tag, version = self._held or (self._freshen(), self._policy.version)
         asks = [Ask(r.prompt.token_ids, self._params(r.params, r.key)) for r in requests]
         try:
             for index, answer in self._engine.answers(asks):
-                yield index, self._completion(answer, requests[index].params)
+                yield index, self._completion(answer, requests[index].params, version)
             self._require(tag, "lost its weights while it sampled (has a server started again?)")
         finally:
             self._engine.rest()
+
+    def held(self) -> VllmSampler:
+        """This sampler with the weights as they are now, whatever becomes of the policy.
+
+        Another thread may draw with it, as long as nothing else uses the engine.
+
+        Raises:
+            ModelError: the engine is gone, or does not have the policy's weights.
+        """
+        held = copy.copy(self)
+        held._held = self._freshen(), self._policy.version  # noqa: SLF001 - one of us
+        return held
 
     def release(self) -> None:
         """The engine stays: it is ended with the run."""
@@ -232,14 +246,14 @@ class VllmSampler:
             "include_stop_str_in_output": True,
         }
 
-    def _completion(self, answer: Answer, params: SamplingParams) -> Completion:
+    def _completion(self, answer: Answer, params: SamplingParams, version: int) -> Completion:
         length, reason = self._end(answer, params)
         return self._watcher(params.stop).completion(
             answer.token_ids[:length],
             answer.logprobs[:length],
             reason,
             include_stop=params.include_stop,
-            policy_version=self._policy.version,
+            policy_version=version,
         )
 
     def _end(self, answer: Answer, params: SamplingParams) -> tuple[int, FinishReason]:

@@ -218,7 +218,7 @@ class ServerProcess:
         name: of the model.
         arguments: from `engine_arguments`.
         secret: that is shared with it.
-        device: the GPU that it sees; None: all.
+        device: the GPU that it sees, as cuda:1; auto: all.
     """
 
     def __init__(
@@ -228,14 +228,15 @@ class ServerProcess:
         arguments: dict[str, Any],
         *,
         secret: str,
-        device: int | None = None,
+        device: str = "auto",
     ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         command, environment = server_command(folder, name, arguments, host="127.0.0.1", port=port)
-        seen = {} if device is None else {"CUDA_VISIBLE_DEVICES": str(device)}
+        card = device.removeprefix("cuda:")
+        seen = {} if card == "auto" else {"CUDA_VISIBLE_DEVICES": card}
         self._log = folder / f"server-{port}.log"
         with self._log.open("wb") as file:
             self._process = subprocess.Popen(
