@@ -198,7 +198,7 @@ def test_nobody_there_is_one_sentence() -> None:
     with pytest.raises(ModelError, match="has not answered"):
         connect(["http://127.0.0.1:9"], timeout=0.1)
     with pytest.raises(ValidationError, match="as http"):
-        VllmConfig(mode="server", urls=("localhost",))
+        VllmConfig(mode="server", servers=("localhost",))
 
 
 def test_a_server_of_another_model_is_refused(served: Made) -> None:
