@@ -193,9 +193,6 @@ def test_a_recipe_has_few_names() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 0.005}, "no temperature below 0.01"),
-        ({"temperature": 1.2, "top_p": 0.95, "allow_truncated": True}, "use temperature: 1"),
-        ({"temperature": 0.7, "min_new_tokens": 4}, "use temperature: 1"),
         ({"vllm": {"servers": ["cuda:1"]}}, "servers are only for mode: server"),
         ({"vllm": {"mode": "server", "servers": ["localhost"]}}, "as http://127.0.0.1:8765"),
     ],

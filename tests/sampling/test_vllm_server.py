@@ -103,7 +103,9 @@ class FakeServer:
         if path == "/weight_info":
             return {"weight_version": self.engine.tag()}
         if path == "/update_weights":
-            self.engine.push(load_file(body["update_info"]["path"]).items(), "loaded")
+            update = body["update_info"]
+            weights = load_file(update["path"]).items()
+            self.engine.push(weights, "loaded", update["temperature"])
         if path == "/finish_weight_update":
             self.engine._tag = body["weight_version"]
         if path == "/v1/completions":

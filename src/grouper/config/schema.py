@@ -459,8 +459,6 @@ class GRPOConfig(PhaseConfig):
 
 
 _MAX_NEW_TOKENS = 512
-# vLLM raises a temperature below this to it, without a word that a run would see.
-_LOWEST_OF_VLLM = 0.01
 
 
 class VllmConfig(Section):
@@ -527,20 +525,6 @@ class SamplingConfig(Section):
             yield (
                 "top_p, top_k or min_p cut the distribution that GRPO's gradient assumes; set "
                 "sampling.allow_truncated: true to train with that bias, or leave them off"
-            )
-        if self.engine == "vllm":
-            yield from self._not_with_vllm()
-
-    def _not_with_vllm(self) -> Iterator[str]:
-        if self.temperature < _LOWEST_OF_VLLM:
-            yield f"vLLM draws at no temperature below {_LOWEST_OF_VLLM:g}"
-        # vLLM reports log-probs either before the temperature, or after everything.
-        cut = self.top_p < 1 or self.top_k or self.min_p or self.min_new_tokens
-        if cut and self.temperature != 1:
-            yield (
-                "vLLM cannot report log-probs at a temperature other than 1 together with top_p, "
-                "top_k, min_p or min_new_tokens; use temperature: 1, leave the others off, or "
-                "engine: native"
             )
 
 

@@ -142,6 +142,7 @@ def _vllm(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
         tolerance=tolerance_of(
             sampling, engine=samplers.dtype(_name(policy)), trainer=_name(policy)
         ),
+        temperature=sampling.temperature,
     )
 
 

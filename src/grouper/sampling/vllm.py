@@ -19,6 +19,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -82,8 +83,11 @@ class Engine(Protocol):
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
         """Yield (index, answer) as each finishes."""
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str) -> None:
-        """Give every replica these weights, and clear its prefix cache."""
+    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
+        """Give every replica these weights, and clear its prefix cache.
+
+        Logits are divided by the temperature from then on, before all else.
+        """
 
     def tag(self) -> str | None:
         """Of the weights that every replica says it has; None if they differ, or have none."""
@@ -105,6 +109,7 @@ class VllmSampler:
         stop_token_ids: ids that end a completion.
         max_length: the longest sequence the engine takes, or None.
         tolerance: how far the engine's log-probs may be from the policy's, mean in nats.
+        temperature: at which log-probs are taken, whatever a completion is drawn at.
     """
 
     def __init__(
@@ -116,10 +121,12 @@ class VllmSampler:
         stop_token_ids: Sequence[int],
         max_length: int | None,
         tolerance: float,
+        temperature: float = 1.0,
     ) -> None:
         self._policy, self._engine = policy, engine
         self._stop_ids = sorted(set(stop_token_ids))
         self._max_length, self._tolerance = max_length, tolerance
+        self._temperature = temperature
         self._watcher = functools.cache(functools.partial(StopStrings, tokenizer))
         # Another sampler over the same engine must never take its weights for ours.
         self._name = secrets.token_hex(4)
@@ -169,7 +176,7 @@ class VllmSampler:
             return tag
         started = time.perf_counter()
         self._proved = None
-        self._engine.push(whole_weights(self._policy), tag)
+        self._engine.push(whole_weights(self._policy), tag, self._temperature)
         self._require(tag, "did not acknowledge its weights")
         self._prove()
         self._proved = tag
@@ -207,6 +214,7 @@ class VllmSampler:
             [drawn[i].token_ids for i in range(len(asks))],
             range(len(asks)),
         )
+        rows = replace(rows, temperature=self._temperature)
         ours = self._policy(rows.to(self._policy.device)).logprobs.double().cpu()
         theirs = torch.tensor([drawn[i].logprobs for i in range(len(asks))], dtype=torch.float64)
         gaps = (ours - theirs).abs().mean(1)
@@ -227,7 +235,7 @@ class VllmSampler:
         """A request: every argument that could change a draw, so that none is inherited."""
         return {
             "n": 1,
-            "temperature": params.temperature,
+            "temperature": params.temperature / self._temperature,  # the logits have it already
             "top_p": params.top_p,
             "top_k": params.top_k,
             "min_p": params.min_p,
@@ -297,8 +305,7 @@ def engine_arguments(
         "load_format": "dummy",  # random: the first push brings the weights
         "generation_config": "vllm",  # nothing is taken from the model's
         "max_num_seqs": sampling.max_slots,
-        # At the sampling temperature and before any truncation; see `_not_with_vllm`.
-        "logprobs_mode": "raw_logprobs" if sampling.temperature == 1 else "processed_logprobs",
+        "logprobs_mode": "raw_logprobs",  # before any truncation
         "weight_transfer_config": {"backend": BACKEND},
         "worker_extension_cls": EXTENSION,
         "trust_remote_code": False,
@@ -393,7 +400,7 @@ class LocalEngine:
             if waiting:  # Ctrl-C, or an error elsewhere
                 engine.abort_request(list(waiting))
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str) -> None:
+    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
@@ -401,7 +408,8 @@ class LocalEngine:
         HANDED[tag] = weights
         with _as_model_error("vLLM does not take the weights"):
             self._llm.start_weight_update()
-            self._llm.update_weights({"update_info": {"version": tag}})
+            update = {"version": tag, "temperature": temperature}
+            self._llm.update_weights({"update_info": update})
             self._llm.finish_weight_update(tag)
             if not self._llm.reset_prefix_cache():
                 raise RuntimeError("its prefix cache could not be cleared")

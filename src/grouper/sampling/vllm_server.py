@@ -101,11 +101,11 @@ class ServerEngine:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str) -> None:
+    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
         sent = {name: w.detach().to("cpu", self._dtype, copy=True) for name, w in weights}
         save_file({name: tensor.contiguous() for name, tensor in sent.items()}, self._file)
         for url in self._urls:
-            self._patiently(partial(self._load, url, tag))
+            self._patiently(partial(self._load, url, tag, temperature))
 
     def tag(self) -> str | None:
         """What all servers have."""
@@ -132,8 +132,8 @@ class ServerEngine:
         logprobs = tuple(map(float, choice["logprobs"]["token_logprobs"]))
         return Answer(tuple(choice["token_ids"]), logprobs, choice["finish_reason"] == "stop")
 
-    def _load(self, url: str, tag: str) -> None:
-        update = {"version": tag, "path": str(self._file)}
+    def _load(self, url: str, tag: str, temperature: float) -> None:
+        update = {"version": tag, "temperature": temperature, "path": str(self._file)}
         self._call(url, "/init_weight_transfer_engine", {"init_info": {}})
         self._call(url, "/start_weight_update", {})
         self._call(url, "/update_weights", {"update_info": update})

@@ -234,14 +234,14 @@ class Run:
         if self._ahead is not None:
             wait([self._ahead])  # it may use the same engine, with other weights
         sampler = self.sampler(policy)
-        name, total, measure = self._measuring(sampler, policy, phase, step, split)
+        name, total, measure = self._measuring(sampler, phase, step, split)
         with self.display.track(f"evaluating {phase} on {split}", total) as task:
 
             def progress(done: int, total: int) -> None:
                 task(done, total)
                 self.raise_if_stopped(f"evaluation {name}")
 
-            result = measure(progress=progress)
+            result = measure(progress=progress, card=self._loss_card(policy, phase, split))
         # An evaluation may need far more cache than a training step.
         sampler.release()
         return self.record(result)
@@ -257,8 +257,9 @@ class Run:
         self._looks = self._looks or self.prepared.samplers.of_looks()
         sampler = self._looks.over(policy)
         assert isinstance(sampler, VllmSampler)
-        _, _, measure = self._measuring(sampler.held(), policy, phase, step, "validation")
-        return self._beside.submit(measure, progress=self.raise_if_ending)
+        _, _, measure = self._measuring(sampler.held(), phase, step, "validation")
+        card = self._loss_card(policy, phase, "validation")
+        return self._beside.submit(measure, progress=self.raise_if_ending, card=card)
 
     def begin_ahead(self, collect: Callable[[], Value]) -> Future[Value]:
         """Begin to draw the rollouts of the next step; nothing else samples until that is done."""
@@ -271,7 +272,7 @@ class Run:
             raise Interrupted("the run has ended", where=str(self.path), fix="Use --resume.")
 
     def _measuring(
-        self, sampler: Sampler, policy: Policy, phase: str, step: int, split: str
+        self, sampler: Sampler, phase: str, step: int, split: str
     ) -> tuple[str, int, Callable[..., EvaluationResult]]:
         """Name of an evaluation, how many completions it has, and what is left to call."""
         name = phase if split == "test" else look_name(phase, step)
@@ -286,7 +287,6 @@ class Run:
             step=step,
             split=split,
             items=items,
-            card=self._loss_card(policy, phase, split),
             processes=self.processes,
             folder=self.path / "evaluations",
             seconds=seconds,
