@@ -3,8 +3,8 @@
     make test-vllm                              # makes the environment
     OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/vllm_ahead.py
 
-Rollouts and evaluations are sampled by a vLLM server. Both runs of a seed start from one SFT. Writes
-benchmarks/results/vllm_ahead.json after each run.
+Rollouts and evaluations are sampled by a vLLM server. Both runs of a seed start from one SFT.
+Writes benchmarks/results/vllm_ahead.json after each run.
 """
 
 from __future__ import annotations
