@@ -17,17 +17,18 @@ from fake_vllm import FakeVllm
 from prompts.tokenizer_fixtures import no_template
 
 from grouper.algorithms.batching import unweighted_rows
+from grouper.config.loading import load_recipe
 from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig
 from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.models.loading import load_policy
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, draw_seed
+from grouper.sampling.engines import Samplers
 from grouper.sampling.vllm import (
     Engine,
     LocalEngine,
     VllmSampler,
     engine_arguments,
-    tolerance_of,
     write_shape,
 )
 from grouper.types import Completion, FinishReason, Prompt, SamplingParams
@@ -452,8 +453,14 @@ def test_what_an_engine_is_started_with() -> None:
         engine_arguments(taken, dtype="float32", device="cpu", max_length=64)
 
 
-def test_tolerances() -> None:
-    default, own = SamplingConfig(), SamplingConfig.model_validate({"vllm": {"tolerance": 0.1}})
-    assert tolerance_of(default, engine="float32", trainer="float32") == 1e-5
-    assert tolerance_of(default, engine="bfloat16", trainer="float32") == 0.02
-    assert tolerance_of(own, engine="float32", trainer="float32") == 0.1
+@pytest.mark.parametrize(
+    ("settings", "tolerance"),
+    [([], 1e-5), (["dtype=bfloat16"], 0.02), (["vllm.tolerance=0.1"], 0.1)],
+)
+def test_tolerances(fake: tuple[Policy, FakeVllm], settings: list[str], tolerance: float) -> None:
+    recipe = load_recipe("demo", ["sampling.engine=vllm", *(f"sampling.{s}" for s in settings)])
+    samplers = Samplers(recipe=recipe, tokenizer=TOKENIZER, stop_token_ids=[STOP], longest=8)
+    samplers._started = fake[1]
+    sampler = samplers.over(fake[0])
+    assert isinstance(sampler, VllmSampler)
+    assert sampler._tolerance == tolerance

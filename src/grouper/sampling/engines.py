@@ -21,11 +21,11 @@ from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.sampling.base import ModelSampler
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.vllm import (
+    TOLERANCE,
     Engine,
     LocalEngine,
     VllmSampler,
     engine_arguments,
-    tolerance_of,
     write_shape,
 )
 from grouper.sampling.vllm_server import ServerEngine, ServerProcess, shared_secret
@@ -132,16 +132,15 @@ def _native(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
 
 def _vllm(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
     del copy_now  # it gathers the weights at every push
-    sampling = samplers.recipe.sampling
+    sampling, computed = samplers.recipe.sampling, _name(policy)
+    exact = samplers.dtype(computed) == computed == "float32"
     return VllmSampler(
         policy,
         samplers.engine_of_vllm(policy),
         samplers.tokenizer,
         stop_token_ids=samplers.stop_token_ids,
         max_length=samplers.max_length(policy.model.config),
-        tolerance=tolerance_of(
-            sampling, engine=samplers.dtype(_name(policy)), trainer=_name(policy)
-        ),
+        tolerance=sampling.vllm.tolerance or TOLERANCE[exact],
         temperature=sampling.temperature,
     )
 

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 _CANARIES = (24, 200)
 _CANARY_TOKENS = 8
 
-# Mean difference of log-probs, by whether both sides compute in float32.
-_TOLERANCE = {True: 1e-5, False: 0.02}
+# Allowed mean difference of log-probs, by whether both sides compute in float32.
+TOLERANCE = {True: 1e-5, False: 0.02}
 
 # vLLM reads these when it is imported.
 _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
@@ -326,12 +326,6 @@ def engine_arguments(
             fix="Leave it out.",
         )
     return chosen | own
-
-
-def tolerance_of(sampling: SamplingConfig, *, engine: str, trainer: str) -> float:
-    """How far log-probs may be apart, by the dtypes of both sides."""
-    exact = engine == trainer == "float32"
-    return sampling.vllm.tolerance or _TOLERANCE[exact]
 
 
 def write_shape(folder: Path, config: Any, tokenizer: Any) -> str:

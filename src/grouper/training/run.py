@@ -233,17 +233,16 @@ class Run:
         """Measure a policy on the test or validation problems and record it."""
         if self._ahead is not None:
             wait([self._ahead])  # it may use the same engine, with other weights
-        sampler = self.sampler(policy)
-        name, total, measure = self._measuring(sampler, phase, step, split)
-        with self.display.track(f"evaluating {phase} on {split}", total) as task:
+        with self.display.track(f"evaluating {phase} on {split}") as task:
 
             def progress(done: int, total: int) -> None:
                 task(done, total)
-                self.raise_if_stopped(f"evaluation {name}")
+                self.raise_if_stopped(f"evaluation of {phase} on {split}")
 
-            result = measure(progress=progress, card=self._loss_card(policy, phase, split))
+            what = {"card": self._loss_card(policy, phase, split), "progress": progress}
+            result = self._measure(self.sampler(policy), phase, step, split, **what)
         # An evaluation may need far more cache than a training step.
-        sampler.release()
+        self.sampler(policy).release()
         return self.record(result)
 
     def begin_look(self, policy: Policy, *, phase: str, step: int) -> Future[EvaluationResult]:
@@ -257,9 +256,9 @@ class Run:
         self._looks = self._looks or self.prepared.samplers.of_looks()
         sampler = self._looks.over(policy)
         assert isinstance(sampler, VllmSampler)
-        _, _, measure = self._measuring(sampler.held(), phase, step, "validation")
         card = self._loss_card(policy, phase, "validation")
-        return self._beside.submit(measure, progress=self.raise_if_ending, card=card)
+        measure = partial(self._measure, progress=self.raise_if_ending, card=card)
+        return self._beside.submit(measure, sampler.held(), phase, step, "validation")
 
     def begin_ahead(self, collect: Callable[[], Value]) -> Future[Value]:
         """Begin to draw the rollouts of the next step; nothing else samples until that is done."""
@@ -271,18 +270,15 @@ class Run:
         if self._ending.is_set():
             raise Interrupted("the run has ended", where=str(self.path), fix="Use --resume.")
 
-    def _measuring(
-        self, sampler: Sampler, phase: str, step: int, split: str
-    ) -> tuple[str, int, Callable[..., EvaluationResult]]:
-        """Name of an evaluation, how many completions it has, and what is left to call."""
-        name = phase if split == "test" else look_name(phase, step)
-        items, seconds = self.prepared.test, None
-        if split == "validation":
-            items, seconds = self._validation()
-        measure = partial(
-            self.prepared.evaluate,
+    def _measure(
+        self, sampler: Sampler, phase: str, step: int, split: str, **others: Any
+    ) -> EvaluationResult:
+        """Measure the model of a sampler, with `others` of `evaluate`; in any thread."""
+        on_test = split == "test"
+        items, seconds = (self.prepared.test, None) if on_test else self._validation()
+        return self.prepared.evaluate(
             sampler,
-            name=name,
+            name=phase if on_test else look_name(phase, step),
             phase=phase,
             step=step,
             split=split,
@@ -290,8 +286,8 @@ class Run:
             processes=self.processes,
             folder=self.path / "evaluations",
             seconds=seconds,
+            **others,
         )
-        return name, len(items) * self.recipe.evaluation.samples, measure
 
     def record(self, result: EvaluationResult) -> EvaluationResult:
         """Show and write what an evaluation has found."""
