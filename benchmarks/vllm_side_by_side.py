@@ -60,7 +60,7 @@ ENGINES = {
 def recipe_of(size: str, engine: str) -> Recipe:
     settings = [*SIZES[size], *ENGINES[engine], "sampling.max_slots=128"]
     if engine == "server" and torch.cuda.device_count() > 1:
-        settings.append("sampling.vllm.devices=[1]")
+        settings.append("sampling.vllm.servers=[cuda:1]")
     return load_recipe("demo", ["prompt.system=''", *settings])
 
 

@@ -168,8 +168,8 @@ def test_a_resolved_recipe_with_all_of_it_reads_back(tmp_path):
 
 # Distinct names of settings and sections in a recipe. It only falls; the redesign allows 150. Later
 # features brought `push_to`, `validation_minutes`, `token_groups`, which bounds what recording
-# tokens costs on disk, and seven for vLLM: engine, vllm, gpu_memory_utilization, urls, devices,
-# weights_dir and tolerance.
+# tokens costs on disk, and seven for vLLM: engine, vllm, gpu_memory_utilization, servers,
+# weights_dir, tolerance and max_staleness.
 MOST_NAMES = 160
 
 
@@ -193,15 +193,8 @@ def test_a_recipe_has_few_names() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 0.005}, "no temperature below 0.01"),
-        ({"temperature": 1.2, "top_p": 0.95, "allow_truncated": True}, "use temperature: 1"),
-        ({"temperature": 0.7, "min_new_tokens": 4}, "use temperature: 1"),
-        ({"vllm": {"urls": ["http://127.0.0.1:1"]}}, "of servers: set mode: server"),
-        ({"vllm": {"mode": "server", "urls": ["localhost"]}}, "as http://127.0.0.1:8765"),
-        (
-            {"vllm": {"mode": "server", "urls": ["http://127.0.0.1:1"], "devices": [1]}},
-            "of the servers that a run starts itself",
-        ),
+        ({"vllm": {"servers": ["cuda:1"]}}, "servers are only for mode: server"),
+        ({"vllm": {"mode": "server", "servers": ["localhost"]}}, "as http://127.0.0.1:8765"),
     ],
 )
 def test_what_vllm_cannot_do_is_refused_at_once(settings: dict[str, Any], message: str) -> None:
@@ -215,13 +208,36 @@ def test_vllm_comes_with_importance_weights() -> None:
     own = load_recipe("demo", ["sampling.engine=vllm", "grpo.importance=mask"])
     assert own.grpo.importance == "mask"
     lora = ["model.lora={rank: 4}", "model.quantization=4bit", "model.new=null", "model.path=x"]
-    with pytest.raises(ConfigError, match="vLLM cannot sample from 4bit weights"):
-        load_recipe("demo", ["sampling.engine=vllm", *lora])
+    for use in ("sampling.engine=vllm", "evaluation.servers=[auto]"):
+        with pytest.raises(ConfigError, match="vLLM cannot sample from 4bit weights"):
+            load_recipe("demo", [use, *lora])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["sampling.engine=native"], "set sampling.engine: vllm and sampling.vllm.mode: server"),
+        (["sampling.engine=vllm"], "set sampling.engine: vllm and sampling.vllm.mode: server"),
+        (
+            ["sampling.engine=vllm", "sampling.vllm.mode=server", "grpo.importance=none"],
+            "older weights: set importance: truncate",
+        ),
+        (["grpo.max_staleness=2"], "max_staleness"),
+    ],
+)
+def test_what_rollouts_ahead_need(settings: list[str], message: str) -> None:
+    fitting = ["grpo.max_staleness=1", "grpo.importance=truncate"]
+    with pytest.raises(ConfigError, match=message):
+        load_recipe("demo", [*fitting, *settings])
+    load_recipe("demo", [*fitting, "sampling.engine=vllm", "sampling.vllm.mode=server"])
 
 
 def test_where_vllm_runs_is_not_the_experiment() -> None:
     one, other = (
         load_recipe("demo", ["sampling.engine=vllm", *more])
-        for more in ([], ["sampling.vllm={mode: server, devices: [1]}"])
+        for more in (
+            [],
+            ["sampling.vllm={mode: server, servers: [cuda:1]}", "evaluation.servers=[auto]"],
+        )
     )
     assert recipe_hash(one) == recipe_hash(other) != recipe_hash(load_recipe("demo"))

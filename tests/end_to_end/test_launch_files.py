@@ -56,11 +56,11 @@ def test_a_dry_run_of_one_node(tmp_path: Path) -> None:
 
 def test_the_settings_of_servers_on_own_cards(tmp_path: Path) -> None:
     """A dry run of these needs vLLM."""
-    told = launched("vllm_own_cards.sh", tmp_path, "seed=1", RECIPE="demo", SERVERS="1,2")
+    told = launched("vllm_own_cards.sh", tmp_path, "seed=1", RECIPE="demo", SERVERS="cuda:1,cuda:2")
     command, name, resume, *overrides = told.splitlines()
     assert (command, name, resume) == ("run", "demo", "--resume")
     recipe = load_recipe(name, overrides)
-    assert recipe.sampling.vllm.devices == (1, 2)
+    assert recipe.sampling.vllm.servers == ("cuda:1", "cuda:2")
     assert recipe.sampling.engine == "vllm"
     assert recipe.grpo.importance == "truncate"
 

@@ -143,10 +143,10 @@ def test_a_kill_between_checkpoints_loses_only_what_came_after(
 
     honest = loop._evaluate_if_due
 
-    def die(open_run: Run, state: TrainState) -> bool:
+    def die(open_run: Run, state: TrainState, *more: Any) -> bool:
         if (state.phase, state.step) == ("grpo", 5):
             raise Killed
-        return honest(open_run, state)
+        return honest(open_run, state, *more)
 
     monkeypatch.setattr(loop, "_evaluate_if_due", die)
     with pytest.raises(Killed):

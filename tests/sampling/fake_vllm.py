@@ -31,7 +31,8 @@ class FakeVllm:
         self.resting = True
         self.asked: list[Ask] = []
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str) -> None:
+    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
+        self._temperature = temperature
         held = dict(self.model.named_parameters())
         with torch.no_grad():
             for name, value in weights:
@@ -70,15 +71,15 @@ class FakeVllm:
             rows = torch.tensor([[*ask.prompt, *ids][fed:]])
             output = self.model(rows, past_key_values=past, use_cache=True)
             past, fed = output.past_key_values, fed + rows.shape[1]
-            logits = output.logits[0, -1].float()
+            logits = output.logits[0, -1].float() / self._temperature
             raw = logits.log_softmax(-1)
             if len(ids) < p["min_tokens"]:
                 logits[p["stop_token_ids"]] = -torch.inf
             if p["temperature"] == 0:
                 token = int(logits.argmax())
             else:
-                raw = (raw / p["temperature"]).log_softmax(-1)
                 shares = (logits / p["temperature"]).softmax(-1)
+                shares = shares.masked_fill(shares < p["min_p"] * shares.max(), 0)
                 token = int(torch.multinomial(shares, 1, generator=generator))
             ids.append(token)
             logprobs.append(float(raw[token]))

@@ -17,17 +17,18 @@ from fake_vllm import FakeVllm
 from prompts.tokenizer_fixtures import no_template
 
 from grouper.algorithms.batching import unweighted_rows
+from grouper.config.loading import load_recipe
 from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig
 from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.models.loading import load_policy
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, draw_seed
+from grouper.sampling.engines import Samplers
 from grouper.sampling.vllm import (
     Engine,
     LocalEngine,
     VllmSampler,
     engine_arguments,
-    tolerance_of,
     write_shape,
 )
 from grouper.types import Completion, FinishReason, Prompt, SamplingParams
@@ -184,6 +185,30 @@ def test_logprobs_are_the_trainers_after_every_update(made: tuple[Policy, Engine
     assert texts[0] != texts[1] != texts[2], "greedy answers follow the weights"
 
 
+@torch.no_grad()
+def test_a_cut_distribution_at_another_temperature(made: tuple[Policy, Engine]) -> None:
+    """System D's: log-probs are at the temperature, and of all tokens."""
+    policy, engine = made
+    hot = {"temperature": 1.2, "min_p": 0.05, "min_new_tokens": 3}
+    wanted = requests(12, **hot)
+    sampler = over(policy, engine, temperature=1.2)
+    for _ in range(2):
+        drawn = draw(sampler, wanted)
+        assert gap(policy, wanted, drawn) < 2e-5
+        for request, completion in zip(wanted, drawn, strict=True):
+            ids = torch.tensor([[*request.prompt.token_ids, *completion.token_ids]])
+            places = slice(len(request.prompt.token_ids) - 1, -1)
+            shares = (policy.model(ids).logits[0, places] / 1.2).softmax(-1)
+            taken = shares.gather(1, ids[0, places.start + 1 :, None])
+            cut = 0.04 * shares.max(1, keepdim=True).values
+            assert (taken > cut).all(), "what min_p cuts off is not drawn"
+        train(policy)
+    greedy = requests(temperature=0.0)
+    cold = draw(over(policy, engine), greedy)
+    assert [c.token_ids for c in draw(sampler, greedy)] == [c.token_ids for c in cold]
+    assert gap(policy, greedy, cold) < 2e-5, "another sampler, another temperature"
+
+
 def test_equal_keys_draw_equal_tokens(made: tuple[Policy, Engine]) -> None:
     sampler, wanted = over(*made), requests()
     assert draw(sampler, wanted) == draw(sampler, wanted)
@@ -275,7 +300,7 @@ def test_what_does_not_start_is_one_paragraph(folders: dict[bool, Path], tmp_pat
 
 
 def skip_everything(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def push(weights: Any, tag: str) -> None:
+    def push(weights: Any, tag: str, temperature: float) -> None:
         list(weights)
         engine._tag = tag
 
@@ -376,7 +401,7 @@ def test_weights_are_pushed_once_a_version(fake: tuple[Policy, FakeVllm]) -> Non
     sampler = over(policy, engine)
     pushed = []
     push = engine.push
-    engine.push = lambda weights, tag: (pushed.append(tag), push(weights, tag))  # type: ignore[method-assign,assign,func-returns-value]
+    engine.push = lambda weights, tag, heat: (pushed.append(tag), push(weights, tag, heat))  # type: ignore[method-assign,assign,func-returns-value]
     assert list(sampler.sample([])) == []
     for _ in range(2):
         draw(sampler, requests(1))
@@ -415,15 +440,13 @@ def test_too_long_a_prompt_is_refused(fake: tuple[Policy, FakeVllm]) -> None:
 
 def test_what_an_engine_is_started_with() -> None:
     hot = SamplingConfig.model_validate(
-        {"temperature": 0.7, "engine": "vllm", "vllm": {"params": {"tensor_parallel_size": 2}}}
+        {"engine": "vllm", "vllm": {"params": {"tensor_parallel_size": 2}}}
     )
     found = engine_arguments(hot, dtype="bfloat16", device="cuda", max_length=None)
-    assert found["logprobs_mode"] == "processed_logprobs"
     assert found["load_format"] == "dummy"
     assert found["enable_sleep_mode"] is True
     assert found["tensor_parallel_size"] == 2
     plain = engine_arguments(SamplingConfig(), dtype="float32", device="cpu", max_length=64)
-    assert plain["logprobs_mode"] == "raw_logprobs"
     assert plain["enforce_eager"] is True
     assert "gpu_memory_utilization" not in plain
     taken = SamplingConfig.model_validate({"vllm": {"params": {"dtype": "half", "model": "x"}}})
@@ -431,8 +454,14 @@ def test_what_an_engine_is_started_with() -> None:
         engine_arguments(taken, dtype="float32", device="cpu", max_length=64)
 
 
-def test_tolerances() -> None:
-    default, own = SamplingConfig(), SamplingConfig.model_validate({"vllm": {"tolerance": 0.1}})
-    assert tolerance_of(default, engine="float32", trainer="float32") == 1e-5
-    assert tolerance_of(default, engine="bfloat16", trainer="float32") == 0.02
-    assert tolerance_of(own, engine="float32", trainer="float32") == 0.1
+@pytest.mark.parametrize(
+    ("settings", "tolerance"),
+    [([], 1e-5), (["dtype=bfloat16"], 0.02), (["vllm.tolerance=0.1"], 0.1)],
+)
+def test_tolerances(fake: tuple[Policy, FakeVllm], settings: list[str], tolerance: float) -> None:
+    recipe = load_recipe("demo", ["sampling.engine=vllm", *(f"sampling.{s}" for s in settings)])
+    samplers = Samplers(recipe=recipe, tokenizer=TOKENIZER, stop_token_ids=[STOP], longest=8)
+    samplers._started = fake[1]
+    sampler = samplers.over(fake[0])
+    assert isinstance(sampler, VllmSampler)
+    assert sampler._tolerance == tolerance

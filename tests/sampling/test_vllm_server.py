@@ -103,7 +103,9 @@ class FakeServer:
         if path == "/weight_info":
             return {"weight_version": self.engine.tag()}
         if path == "/update_weights":
-            self.engine.push(load_file(body["update_info"]["path"]).items(), "loaded")
+            update = body["update_info"]
+            weights = load_file(update["path"]).items()
+            self.engine.push(weights, "loaded", update["temperature"])
         if path == "/finish_weight_update":
             self.engine._tag = body["weight_version"]
         if path == "/v1/completions":
@@ -199,7 +201,7 @@ def test_nobody_there_is_one_sentence() -> None:
     with pytest.raises(ModelError, match="has not answered"):
         connect(["http://127.0.0.1:9"], timeout=0.1)
     with pytest.raises(ValidationError, match="as http"):
-        VllmConfig(mode="server", urls=("localhost",))
+        VllmConfig(mode="server", servers=("localhost",))
 
 
 def test_a_server_of_another_model_is_refused(served: Made) -> None:

@@ -96,6 +96,8 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
         "checks",
         "asked",
         "total",
+        "looking",
+        "ahead",
     }
 
 

@@ -104,7 +104,7 @@ class TinyRun:
         self.display = QuietDisplay()
         self.processes = SingleProcess()
         self.hash = HASH
-        self.recipe = recipe
+        self.recipe = recipe or SimpleNamespace(evaluation=SimpleNamespace(servers=()))
         self.prepared = SimpleNamespace(tokenizer=SavedTokenizer(), validation=bool(accuracies))
         self.evaluated: list[int] = []
         self._accuracies = accuracies or {}

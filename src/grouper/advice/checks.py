@@ -369,7 +369,9 @@ def reward_without_correctness(record: Record) -> Iterator[Finding]:
 
 def stale_sampler(record: Record) -> Iterator[Finding]:
     """Rollouts come from another policy than the one that is updated."""
-    late = {step: lag for step, lag in _lags(record) if lag > 0}
+    grpo = record.recipe.grpo
+    allowed = grpo.max_staleness * grpo.updates_per_batch * grpo.num_iterations
+    late = {step: lag for step, lag in _lags(record) if lag > allowed}
     if late:
         numbers = {"versions_behind": max(late.values()), "steps_seen": len(late)}
         yield found("stale-sampler", numbers, steps=(min(late), max(late)))

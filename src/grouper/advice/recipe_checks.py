@@ -171,7 +171,10 @@ def _missing_packages(recipe: Recipe) -> list[GrouperError]:
     for where, instead in needs.items():
         with collected(missing):
             require_extra("bitsandbytes", "quantized", where=where, instead=instead)
-    if recipe.sampling.engine == "vllm" and not recipe.sampling.vllm.urls:
+    places = list(recipe.evaluation.servers)
+    if recipe.sampling.engine == "vllm":
+        places += recipe.sampling.vllm.servers or ("auto",)
+    if any("://" not in place for place in places):
         with collected(missing):
             require_vllm()
     if recipe.model.attention == "flash_attention_2":

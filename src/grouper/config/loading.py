@@ -42,6 +42,7 @@ NOT_THE_EXPERIMENT = (
     "grpo.allow_truncation",
     "grpo.preflight_prompts",
     "sampling.vllm",
+    "evaluation.servers",
 )
 # Settings that came after the first runs: at their defaults they do not count.
 _LATER = (
@@ -49,6 +50,7 @@ _LATER = (
     "evaluation.top_k",
     "evaluation.min_p",
     "evaluation.validation_minutes",
+    "grpo.max_staleness",
     "sampling.engine",
 )
 

@@ -7,6 +7,7 @@ data sources, formats or rewards are in `advice/recipe_checks.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -28,6 +29,16 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Pair = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
 Params = Annotated[dict[str, Any], AfterValidator(refuse_literal_secrets)]
+
+
+def _check_servers(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not re.fullmatch(r"auto|cuda:\d+|https?://\S+", name):
+            raise ValueError(f"write {name} as cuda:1, as http://127.0.0.1:8765, or auto")
+    return names
+
+
+Servers = Annotated[Names, AfterValidator(_check_servers)]
 
 # What a reward's value, its weight and their product may be at most: a float64 still tells totals
 # 0.1 apart, and the square of a gradient is finite in float32.
@@ -369,6 +380,9 @@ class GRPOConfig(PhaseConfig):
     """only this share of the tokens, the most uncertain ones, gets a gradient"""
     importance: ImportanceName = "none"
     """weights for sampler log-probs that differ from the trainer's, bounded by 2"""
+    max_staleness: Literal[0, 1] = 0
+    """1: sample the rollouts of the next step while this one is trained, with weights that are one
+    step old; needs a vLLM server"""
     overlong: Literal["keep", "mask"] = "keep"
     """mask: cut-off completions give no gradient, but count in the baseline"""
     updates_per_batch: Positive = 1
@@ -428,6 +442,8 @@ class GRPOConfig(PhaseConfig):
             yield f"dual_clip is a bound of surrogate: ppo_clip, not of {self.surrogate}"
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
             yield "dual_clip must lie above 1 + clip_high"
+        if self.max_staleness and self.importance == "none":
+            yield "max_staleness trains on samples of older weights: set importance: truncate"
         if self.ratio == "sequence" and self.surrogate == "policy_gradient":
             yield "surrogate: policy_gradient has no ratio; leave ratio at token"
 
@@ -443,8 +459,6 @@ class GRPOConfig(PhaseConfig):
 
 
 _MAX_NEW_TOKENS = 512
-# vLLM raises a temperature below this to it, without a word that a run would see.
-_LOWEST_OF_VLLM = 0.01
 
 
 class VllmConfig(Section):
@@ -454,12 +468,10 @@ class VllmConfig(Section):
     """colocate: in the training process; server: in processes of its own, here or elsewhere"""
     gpu_memory_utilization: Share = 0.3
     """share of a GPU's memory that vLLM may use, weights and cache included"""
-    urls: Names = ()
-    """servers that `grouper serve-rollouts` has started, as http://127.0.0.1:8765; left out: the
-    run starts and ends its own"""
-    devices: Annotated[tuple[NonNegative, ...], Field(strict=False)] = ()
-    """GPUs of the servers that the run starts, one server each; left out: one server, where vLLM
-    puts it"""
+    servers: Servers = ()
+    """only for mode: server, one or several: a GPU, as cuda:1, on which the run starts and ends
+    one; the address of one that `grouper serve-rollouts` has started, as http://127.0.0.1:8765;
+    auto: the run starts one where vLLM puts it. Left out: auto"""
     weights_dir: str | None = None
     """a folder that trainer and servers see under the same name; left out: the shared memory of
     this machine"""
@@ -472,12 +484,8 @@ class VllmConfig(Section):
     """further arguments of vLLM's engine, by its own names"""
 
     def contradictions(self) -> Iterator[str]:
-        if self.mode == "colocate" and (self.urls or self.devices):
-            yield "urls and devices are of servers: set mode: server"
-        elif wrong := [url for url in self.urls if not url.startswith(("http://", "https://"))]:
-            yield f"urls: write {wrong[0]} as http://127.0.0.1:8765"
-        elif self.urls and self.devices:
-            yield "devices are of the servers that a run starts itself, not of those at urls"
+        if self.mode == "colocate" and self.servers:
+            yield "servers are only for mode: server"
 
 
 class SamplingConfig(Section):
@@ -518,20 +526,6 @@ class SamplingConfig(Section):
                 "top_p, top_k or min_p cut the distribution that GRPO's gradient assumes; set "
                 "sampling.allow_truncated: true to train with that bias, or leave them off"
             )
-        if self.engine == "vllm":
-            yield from self._not_with_vllm()
-
-    def _not_with_vllm(self) -> Iterator[str]:
-        if self.temperature < _LOWEST_OF_VLLM:
-            yield f"vLLM draws at no temperature below {_LOWEST_OF_VLLM:g}"
-        # vLLM reports log-probs either before the temperature, or after everything.
-        cut = self.top_p < 1 or self.top_k or self.min_p or self.min_new_tokens
-        if cut and self.temperature != 1:
-            yield (
-                "vLLM cannot report log-probs at a temperature other than 1 together with top_p, "
-                "top_k, min_p or min_new_tokens; use temperature: 1, leave the others off, or "
-                "engine: native"
-            )
 
 
 class GradingConfig(Section):
@@ -556,6 +550,9 @@ class EvaluationConfig(Section):
     validation_minutes: PositiveFloat | None = None
     """about as long as a look at data.validation may take: the first one finds how many of its
     problems fit, in an order by seed, and every later look has the same ones"""
+    servers: Servers = ()
+    """vLLM servers for looks at data.validation alone, named as in sampling.vllm.servers: a look
+    then goes on while training does; left out: training waits for it"""
     base: bool = True
     """also measure the model before training"""
     rewards: bool = True
@@ -698,8 +695,17 @@ class Recipe(Section):
             yield "rewards is empty: GRPO needs at least one"
         if twice := _twice(self.rewards):
             yield f"reward {twice!r} is listed twice; use its weight instead"
-        if self.sampling.engine == "vllm" and self.model.quantization is not None:
-            yield "vLLM cannot sample from 4bit weights with an adapter: sampling.engine: native"
+        vllm = self.sampling.engine == "vllm"
+        if (vllm or self.evaluation.servers) and self.model.quantization is not None:
+            yield (
+                "vLLM cannot sample from 4bit weights with an adapter: sampling.engine: native, "
+                "and no evaluation.servers"
+            )
+        if self.grpo.max_staleness and not (vllm and self.sampling.vllm.mode == "server"):
+            yield (
+                "grpo.max_staleness samples while the training device is busy: set "
+                "sampling.engine: vllm and sampling.vllm.mode: server"
+            )
 
     def override(self, *settings: str, **sections: Any) -> Recipe:
         """This recipe with other settings; everything is checked again, and `self` stays as it is.

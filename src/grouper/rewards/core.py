@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import inspect
 import json
+import threading
 import typing
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -362,6 +363,8 @@ class RewardStack:
         self._functions = {reward_label(config.name): (config, f) for config, f in functions}
         self.weights = {name: config.weight for name, (config, _) in self._functions.items()}
         self._file: Path | None = None
+        # Looks and rollouts may be scored beside each other; functions need not know of threads.
+        self._one_at_a_time = threading.Lock()
         self._answers: dict[str, dict[str, Any]] = {}
         # What their values depend on besides the question.
         self._varying = {
@@ -430,7 +433,8 @@ class RewardStack:
         columns = {}
         for name in self._functions:
             try:
-                columns[name] = self._answer(name, arguments, notes)
+                with self._one_at_a_time:
+                    columns[name] = self._answer(name, arguments, notes)
             except RewardError as error:
                 if notes is None:
                     raise

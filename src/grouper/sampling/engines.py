@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.sampling.base import ModelSampler
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.vllm import (
+    TOLERANCE,
     Engine,
     LocalEngine,
     VllmSampler,
     engine_arguments,
-    tolerance_of,
     write_shape,
 )
 from grouper.sampling.vllm_server import ServerEngine, ServerProcess, shared_secret
@@ -102,6 +102,16 @@ class Samplers:
             self.ends.callback(self._started.close)
         return self._started
 
+    def of_looks(self) -> Samplers:
+        """Samplers on the servers that looks at the validation problems have for themselves."""
+        sampling, servers = self.recipe.sampling, self.recipe.evaluation.servers
+        vllm = sampling.vllm.model_copy(update={"mode": "server", "servers": servers})
+        sampling = sampling.model_copy(update={"engine": "vllm", "vllm": vllm})
+        recipe = self.recipe.model_copy(update={"sampling": sampling})
+        made = replace(self, recipe=recipe, ends=ExitStack(), _started=None)
+        self.ends.callback(made.close)
+        return made
+
     def close(self) -> None:
         """End what was started."""
         self.ends.close()
@@ -122,16 +132,16 @@ def _native(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
 
 def _vllm(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
     del copy_now  # it gathers the weights at every push
-    sampling = samplers.recipe.sampling
+    sampling, computed = samplers.recipe.sampling, _name(policy)
+    exact = samplers.dtype(computed) == computed == "float32"
     return VllmSampler(
         policy,
         samplers.engine_of_vllm(policy),
         samplers.tokenizer,
         stop_token_ids=samplers.stop_token_ids,
         max_length=samplers.max_length(policy.model.config),
-        tolerance=tolerance_of(
-            sampling, engine=samplers.dtype(_name(policy)), trainer=_name(policy)
-        ),
+        tolerance=sampling.vllm.tolerance or TOLERANCE[exact],
+        temperature=sampling.temperature,
     )
 
 
@@ -157,10 +167,12 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
         raise ConfigError(
             f"vLLM samples for one training process, and there are {samplers.processes.size}",
             where="sampling.engine",
-            fix="Leave --nproc out, or use sampling.engine=native.",
+            fix="Leave --nproc out, or use sampling.engine=native and no evaluation.servers.",
         )
     started = time.perf_counter()
-    if not settings.urls:
+    places = settings.servers or ("auto",)
+    urls = [place for place in places if "://" in place]
+    if len(urls) < len(places):
         log.info("Starting vLLM %s (%s); this takes a minute.", require_vllm(), settings.mode)
     config, computed = policy.model.config, _name(policy)
     config.architectures = config.architectures or [type(policy.model).__name__]
@@ -169,15 +181,16 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
     if settings.mode == "colocate":
         engine = LocalEngine(folder, arguments)
     else:
-        secret = shared_secret() if settings.urls else secrets.token_hex(32)
+        secret = shared_secret() if urls else secrets.token_hex(32)
         own = [
-            ServerProcess(folder, name, arguments, secret=secret, device=number)
-            for number in (() if settings.urls else settings.devices or (None,))
+            ServerProcess(folder, name, arguments, secret=secret, device=place)
+            for place in places
+            if place not in urls
         ]
         for process in own:
             samplers.ends.callback(process.close)
         engine = ServerEngine(
-            settings.urls or [process.url for process in own],
+            [*urls, *(process.url for process in own)],
             secret,
             name=name,
             dtype=DTYPES[samplers.dtype(computed)],

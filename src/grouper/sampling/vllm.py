@@ -10,6 +10,7 @@ push that was skipped cannot look like an old policy.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
 import importlib
@@ -18,6 +19,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -41,8 +43,8 @@ if TYPE_CHECKING:
 _CANARIES = (24, 200)
 _CANARY_TOKENS = 8
 
-# Mean difference of log-probs, by whether both sides compute in float32.
-_TOLERANCE = {True: 1e-5, False: 0.02}
+# Allowed mean difference of log-probs, by whether both sides compute in float32.
+TOLERANCE = {True: 1e-5, False: 0.02}
 
 # vLLM reads these when it is imported.
 _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
@@ -81,8 +83,11 @@ class Engine(Protocol):
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
         """Yield (index, answer) as each finishes."""
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str) -> None:
-        """Give every replica these weights, and clear its prefix cache."""
+    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
+        """Give every replica these weights, and clear its prefix cache.
+
+        Logits are divided by the temperature from then on, before all else.
+        """
 
     def tag(self) -> str | None:
         """Of the weights that every replica says it has; None if they differ, or have none."""
@@ -104,6 +109,7 @@ class VllmSampler:
         stop_token_ids: ids that end a completion.
         max_length: the longest sequence the engine takes, or None.
         tolerance: how far the engine's log-probs may be from the policy's, mean in nats.
+        temperature: at which log-probs are taken, whatever a completion is drawn at.
     """
 
     def __init__(
@@ -115,14 +121,17 @@ class VllmSampler:
         stop_token_ids: Sequence[int],
         max_length: int | None,
         tolerance: float,
+        temperature: float = 1.0,
     ) -> None:
         self._policy, self._engine = policy, engine
         self._stop_ids = sorted(set(stop_token_ids))
         self._max_length, self._tolerance = max_length, tolerance
+        self._temperature = temperature
         self._watcher = functools.cache(functools.partial(StopStrings, tokenizer))
         # Another sampler over the same engine must never take its weights for ours.
         self._name = secrets.token_hex(4)
         self._proved: str | None = None
+        self._held: tuple[str, int] | None = None
         self.gap: float | None = None
         self.seconds = {"prefill": 0.0, "push": 0.0}
 
@@ -136,14 +145,26 @@ class VllmSampler:
         if not requests:
             return
         check_lengths(requests, self._max_length)
-        tag = self._freshen()
+        tag, version = self._held or (self._freshen(), self._policy.version)
         asks = [Ask(r.prompt.token_ids, self._params(r.params, r.key)) for r in requests]
         try:
             for index, answer in self._engine.answers(asks):
-                yield index, self._completion(answer, requests[index].params)
+                yield index, self._completion(answer, requests[index].params, version)
             self._require(tag, "lost its weights while it sampled (has a server started again?)")
         finally:
             self._engine.rest()
+
+    def held(self) -> VllmSampler:
+        """This sampler with the weights as they are now, whatever becomes of the policy.
+
+        Another thread may draw with it, as long as nothing else uses the engine.
+
+        Raises:
+            ModelError: the engine is gone, or does not have the policy's weights.
+        """
+        held = copy.copy(self)
+        held._held = self._freshen(), self._policy.version  # noqa: SLF001 - one of us
+        return held
 
     def release(self) -> None:
         """The engine stays: it is ended with the run."""
@@ -155,7 +176,7 @@ class VllmSampler:
             return tag
         started = time.perf_counter()
         self._proved = None
-        self._engine.push(whole_weights(self._policy), tag)
+        self._engine.push(whole_weights(self._policy), tag, self._temperature)
         self._require(tag, "did not acknowledge its weights")
         self._prove()
         self._proved = tag
@@ -193,6 +214,7 @@ class VllmSampler:
             [drawn[i].token_ids for i in range(len(asks))],
             range(len(asks)),
         )
+        rows = replace(rows, temperature=self._temperature)
         ours = self._policy(rows.to(self._policy.device)).logprobs.double().cpu()
         theirs = torch.tensor([drawn[i].logprobs for i in range(len(asks))], dtype=torch.float64)
         gaps = (ours - theirs).abs().mean(1)
@@ -213,7 +235,7 @@ class VllmSampler:
         """A request: every argument that could change a draw, so that none is inherited."""
         return {
             "n": 1,
-            "temperature": params.temperature,
+            "temperature": params.temperature / self._temperature,  # the logits have it already
             "top_p": params.top_p,
             "top_k": params.top_k,
             "min_p": params.min_p,
@@ -232,14 +254,14 @@ class VllmSampler:
             "include_stop_str_in_output": True,
         }
 
-    def _completion(self, answer: Answer, params: SamplingParams) -> Completion:
+    def _completion(self, answer: Answer, params: SamplingParams, version: int) -> Completion:
         length, reason = self._end(answer, params)
         return self._watcher(params.stop).completion(
             answer.token_ids[:length],
             answer.logprobs[:length],
             reason,
             include_stop=params.include_stop,
-            policy_version=self._policy.version,
+            policy_version=version,
         )
 
     def _end(self, answer: Answer, params: SamplingParams) -> tuple[int, FinishReason]:
@@ -283,8 +305,7 @@ def engine_arguments(
         "load_format": "dummy",  # random: the first push brings the weights
         "generation_config": "vllm",  # nothing is taken from the model's
         "max_num_seqs": sampling.max_slots,
-        # At the sampling temperature and before any truncation; see `_not_with_vllm`.
-        "logprobs_mode": "raw_logprobs" if sampling.temperature == 1 else "processed_logprobs",
+        "logprobs_mode": "raw_logprobs",  # before any truncation
         "weight_transfer_config": {"backend": BACKEND},
         "worker_extension_cls": EXTENSION,
         "trust_remote_code": False,
@@ -305,12 +326,6 @@ def engine_arguments(
             fix="Leave it out.",
         )
     return chosen | own
-
-
-def tolerance_of(sampling: SamplingConfig, *, engine: str, trainer: str) -> float:
-    """How far log-probs may be apart, by the dtypes of both sides."""
-    exact = engine == trainer == "float32"
-    return sampling.vllm.tolerance or _TOLERANCE[exact]
 
 
 def write_shape(folder: Path, config: Any, tokenizer: Any) -> str:
@@ -379,7 +394,7 @@ class LocalEngine:
             if waiting:  # Ctrl-C, or an error elsewhere
                 engine.abort_request(list(waiting))
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str) -> None:
+    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
@@ -387,7 +402,8 @@ class LocalEngine:
         HANDED[tag] = weights
         with _as_model_error("vLLM does not take the weights"):
             self._llm.start_weight_update()
-            self._llm.update_weights({"update_info": {"version": tag}})
+            update = {"version": tag, "temperature": temperature}
+            self._llm.update_weights({"update_info": update})
             self._llm.finish_weight_update(tag)
             if not self._llm.reset_prefix_cache():
                 raise RuntimeError("its prefix cache could not be cleared")

@@ -101,11 +101,11 @@ class ServerEngine:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str) -> None:
+    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
         sent = {name: w.detach().to("cpu", self._dtype, copy=True) for name, w in weights}
         save_file({name: tensor.contiguous() for name, tensor in sent.items()}, self._file)
         for url in self._urls:
-            self._patiently(partial(self._load, url, tag))
+            self._patiently(partial(self._load, url, tag, temperature))
 
     def tag(self) -> str | None:
         """What all servers have."""
@@ -132,8 +132,8 @@ class ServerEngine:
         logprobs = tuple(map(float, choice["logprobs"]["token_logprobs"]))
         return Answer(tuple(choice["token_ids"]), logprobs, choice["finish_reason"] == "stop")
 
-    def _load(self, url: str, tag: str) -> None:
-        update = {"version": tag, "path": str(self._file)}
+    def _load(self, url: str, tag: str, temperature: float) -> None:
+        update = {"version": tag, "temperature": temperature, "path": str(self._file)}
         self._call(url, "/init_weight_transfer_engine", {"init_info": {}})
         self._call(url, "/start_weight_update", {})
         self._call(url, "/update_weights", {"update_info": update})
@@ -218,7 +218,7 @@ class ServerProcess:
         name: of the model.
         arguments: from `engine_arguments`.
         secret: that is shared with it.
-        device: the GPU that it sees; None: all.
+        device: the GPU that it sees, as cuda:1; auto: all.
     """
 
     def __init__(
@@ -228,14 +228,15 @@ class ServerProcess:
         arguments: dict[str, Any],
         *,
         secret: str,
-        device: int | None = None,
+        device: str = "auto",
     ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         command, environment = server_command(folder, name, arguments, host="127.0.0.1", port=port)
-        seen = {} if device is None else {"CUDA_VISIBLE_DEVICES": str(device)}
+        card = device.removeprefix("cuda:")
+        seen = {} if card == "auto" else {"CUDA_VISIBLE_DEVICES": card}
         self._log = folder / f"server-{port}.log"
         with self._log.open("wb") as file:
             self._process = subprocess.Popen(

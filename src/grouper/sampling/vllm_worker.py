@@ -123,6 +123,8 @@ class UpdateInfo:
     """One set of weights."""
 
     version: str
+    temperature: float
+    """At which completions are drawn: logits are divided by it."""
     path: str | None = None
     """A safetensors file; None: the weights are handed over within this process."""
 
@@ -156,6 +158,12 @@ class Receiver:
         left = {name for name, _ in self.model.named_parameters()} - set(loaded or ())
         if left:
             raise ValueError(f"weights did not arrive: {', '.join(sorted(left)[:5])}")
+        # vLLM reports log-probs before the temperature, or after all that cuts the distribution.
+        # What is asked for lies between, so the model's own logits are made to be of it.
+        for module in self.model.modules():
+            if type(module).__name__ == "LogitsProcessor":
+                plain = vars(module).setdefault("plain_scale", module.scale)
+                module.scale = plain / update_info.temperature
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:

@@ -18,12 +18,14 @@ import logging
 import shutil
 import zlib
 from collections.abc import Collection, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -33,7 +35,7 @@ from grouper.config.loading import resolved_yaml
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import CheckpointError, RunFolderError, first_line, is_out_of_memory
 from grouper.evaluation.statistics import Interval
-from grouper.files import refusing, remove_folder, whole_folder, write_atomic
+from grouper.files import dumps, refusing, remove_folder, whole_folder, write_atomic
 from grouper.models.folders import ADAPTER_FILE, RECIPE_FILE
 from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
@@ -52,6 +54,8 @@ STATE_FILE = "trainer_state.json"
 BEST_FILE = "best.json"
 # In a checkpoint that training can continue from.
 OPTIMIZER_FOLDER = "optimizer"
+# Beside it: rollouts of the next step that have been drawn already.
+AHEAD_FILE = "ahead.json"
 
 # Tokenizer, configuration and headers beside the tensors.
 MARGIN = 1.02
@@ -122,6 +126,10 @@ class TrainState:
     """What the live checks remember of the last steps, as JSON values."""
     asked: dict[str, str] = field(default_factory=dict)
     """What hooks requested after the last step -> which hook."""
+    looking: int | None = None
+    """The step whose look at the validation problems has not ended."""
+    ahead: Future[Any] | None = None
+    """GRPO: the rollouts of the next step, where they are drawn while this one is trained."""
     suspect: TrainBatch | None = None
     """The batch of the last step, if it was skipped; not saved."""
 
@@ -142,6 +150,7 @@ class TrainState:
             "best_step": self.best.step,
             "best_accuracy": self.best.accuracy,
             "best_interval": self.best.interval,
+            **({} if self.looking is None else {"looking": self.looking}),
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -155,6 +164,7 @@ class TrainState:
         self.best = BestScore(
             saved["best_step"], saved["best_accuracy"], saved.get("best_interval")
         )
+        self.looking = saved.get("looking")
         if self.difficulty is not None and saved["difficulty"] is not None:
             self.difficulty.seen = dict(saved["difficulty"])
         if total > self.total:
@@ -232,6 +242,10 @@ def save_checkpoint(
         folder = processes.on_rank0(begin)
         if resumable:
             save_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER, processes, named=target)
+            # Where drawing has failed, the next step says so.
+            if state.ahead is not None and state.ahead.exception() is None:
+                drawn = to_jsonable_python(state.ahead.result(), fallback=str)
+                write_atomic(folder / AHEAD_FILE, dumps(drawn).encode())
         weights = state.replica.whole_weights()
         processes.on_rank0(finish)
     return target
@@ -508,7 +522,9 @@ def _is_usable(folder: Path) -> bool:
 # Which checkpoints are kept: the newest few, to continue from, and the best one, to use
 
 
-def rotate(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
+def rotate(
+    phase: Path, *, step: int, keep: int, best: BestScore, looking: int | None = None
+) -> None:
     """Remove what is neither among the newest `keep` checkpoints nor the best one.
 
     The best one loses its optimizer state once it is not among the newest. Checkpoints after `step`
@@ -520,6 +536,7 @@ def rotate(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
         step: the steps the phase has finished.
         keep: how many resumable checkpoints to keep.
         best: the best evaluation so far.
+        looking: the step of a checkpoint that may become the best one.
     """
     try:
         there = [(number, folder) for number, folder in numbered(phase) if number <= step]
@@ -534,7 +551,7 @@ def rotate(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
                     # The list first, so that after a kill it names nothing that is gone.
                     _write_state(folder, {**state, "files": files})
                     shutil.rmtree(folder / OPTIMIZER_FOLDER)
-            elif number in newest:
+            elif number in (*newest, looking):
                 (folder / BEST_FILE).unlink(missing_ok=True)
             else:
                 remove_folder(folder)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from grouper.algorithms.advantages import ADVANTAGES, decoupled
@@ -24,7 +30,8 @@ from grouper.runs.samples import format_sample
 from grouper.runs.tokens import TokenLog
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import Grader, draw_and_grade
-from grouper.training.checkpoint import TrainState
+from grouper.sampling.vllm import VllmSampler
+from grouper.training.checkpoint import AHEAD_FILE, TrainState
 from grouper.training.metrics import rollout_tallies, status_of
 from grouper.training.optimizers import schedule
 from grouper.training.run import Run
@@ -59,8 +66,8 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
     """
     config, clock = run.recipe.grpo, state.clock
     clock.begin()
-    notes = Notes(place=f"grpo {state.step}", global_step=state.step, max_steps=state.total)
-    rollouts = _collect_step(run, state, notes)
+    collected = _rollouts(run, state)
+    rollouts = collected.rollouts
     with clock.updating():
         assembled = assemble(
             rollouts.groups,
@@ -74,7 +81,7 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
         updates = [update_phase(state, b, objective, config) for b in assembled.batches]
     _advance(state, rollouts)
     _record(run, state, rollouts, assembled.advantages, tokens)
-    return _report(run, state, rollouts, assembled, updates, notes=notes)
+    return _report(run, state, collected, assembled, updates)
 
 
 # --- sample, grade, reward -----------------------------------------------------------------------
@@ -209,11 +216,64 @@ def dynamically(draw: Callable[[int], RolloutBatch], *, wanted: int, rounds: int
     )
 
 
-def _collect_step(run: Run, state: TrainState, notes: Notes) -> RolloutBatch:
-    """The rollouts of the next step, without problems outside the difficulty band."""
+class Collected(NamedTuple):
+    """The rollouts of a step, and what reward functions logged and failed on."""
+
+    rollouts: RolloutBatch
+    logged: dict[str, Tally]
+    failed: list[str]
+
+
+def _rollouts(run: Run, state: TrainState) -> Collected:
+    """The rollouts of this step; those of the next one are begun where the recipe says so."""
+    sampler, started = run.sampler(state.policy), time.perf_counter()
+    earlier, ahead = dict(sampler.seconds), state.ahead
+    collected = _collect_step(run, state, sampler) if ahead is None else ahead.result()
+    rollouts, state.ahead = collected.rollouts, None
+    spent = {name: value - earlier[name] for name, value in sampler.seconds.items()}
+    sample_seconds, grade_seconds = rollouts.sample_seconds, rollouts.grade_seconds
+    if ahead is None:
+        state.clock.sampled((*rollouts.groups, *rollouts.replaced))
+    else:  # only the wait for them was of this step
+        sample_seconds, grade_seconds = time.perf_counter() - started, 0.0
+    state.clock.took(
+        **spent, decode=sample_seconds - math.fsum(spent.values()), grade=grade_seconds
+    )
+    if run.recipe.grpo.max_staleness and state.step + 1 < state.total:
+        assert isinstance(sampler, VllmSampler)
+        held = sampler.held()
+        state.clock.took(push=sampler.seconds["push"] - earlier["push"] - spent["push"])
+        # As they are now: this step changes all of it.
+        position, band = rollouts.position, copy.deepcopy(state.difficulty)
+        later = replace(state, step=state.step + 1, position=position, difficulty=band)
+        state.ahead = run.begin_ahead(partial(_collect_step, run, later, held, beside=True))
+    return collected
+
+
+def read_ahead(folder: Path) -> Future[Collected] | None:
+    """The rollouts of the next step that a checkpoint holds, if any. Raises `CheckpointError`."""
+    file = folder / AHEAD_FILE
+    if not file.exists():
+        return None
+    ready = Future[Collected]()
+    ready.set_result(TypeAdapter(Collected).validate_json(file.read_bytes()))
+    return ready
+
+
+def _collect_step(
+    run: Run, state: TrainState, sampler: Sampler, *, beside: bool = False
+) -> Collected:
+    """The rollouts of the next step of a state, without problems outside the difficulty band.
+
+    Args:
+        run: as in `grpo_step`.
+        state: of which step, position and difficulty are read.
+        sampler: draws.
+        beside: the run trains meanwhile: nothing is shown.
+    """
     config, train, step = run.recipe.grpo, run.prepared.train, state.step
-    sampler, position, seen = run.sampler(state.policy), state.position, Counter[str]()
-    earlier = dict(sampler.seconds)
+    position, seen = state.position, Counter[str]()
+    notes = Notes(place=f"grpo {step}", global_step=step, max_steps=state.total)
 
     band = state.difficulty
     wanted = None if band is None else lambda index, epoch: band.allows(train[index][0].id, epoch)
@@ -221,12 +281,16 @@ def _collect_step(run: Run, state: TrainState, notes: Notes) -> RolloutBatch:
     def draw(count: int) -> RolloutBatch:
         nonlocal position
         indices, position = state.stream.take(position, count, wanted)
-        with run.display.within("sampling", count * config.group_size) as task:
+        shown = run.display.within("sampling", count * config.group_size)
+        with nullcontext(run.raise_if_ending) if beside else shown as task:
 
             def progress(done: int, total: int) -> None:
                 task(done, total)
-                # Ctrl-C in the middle of sampling: the step has changed nothing yet.
-                run.raise_if_stopped(f"sampling of grpo step {step}")
+                if beside:
+                    run.watchdog.alive(f"sampling of grpo step {step}")
+                else:
+                    # Ctrl-C in the middle of sampling: the step has changed nothing yet.
+                    run.raise_if_stopped(f"sampling of grpo step {step}")
 
             drawn = collect(
                 [train[i] for i in indices],
@@ -250,14 +314,7 @@ def _collect_step(run: Run, state: TrainState, notes: Notes) -> RolloutBatch:
     if config.shuffle_rewards:  # the control experiment
         dealt = shuffle_rewards(rollouts.groups, draw_seed(run.recipe.seed, "shuffle", step))
         rollouts = replace(rollouts, groups=dealt)
-    spent = {name: value - earlier[name] for name, value in sampler.seconds.items()}
-    state.clock.sampled((*rollouts.groups, *rollouts.replaced))
-    state.clock.took(
-        **spent,
-        decode=rollouts.sample_seconds - math.fsum(spent.values()),
-        grade=rollouts.grade_seconds,
-    )
-    return rollouts
+    return Collected(rollouts, notes.tallies(), notes.events)
 
 
 def shuffle_rewards(groups: Sequence[RolloutGroup], key: int) -> tuple[RolloutGroup, ...]:
@@ -504,16 +561,14 @@ def _record(
 def _report(
     run: Run,
     state: TrainState,
-    rollouts: RolloutBatch,
+    collected: Collected,
     assembled: Assembled,
     updates: Sequence[UpdateResult],
-    *,
-    notes: Notes,
 ) -> StepReport:
-    config = run.recipe.grpo
+    config, (rollouts, logged, failed) = run.recipe.grpo, collected
     scale = schedule(config.optimizer, state.step - 1, state.total)
     tallies = {
-        **notes.tallies(),
+        **logged,
         **rollout_tallies(rollouts.groups, assembled.advantages),
         **assembled.tallies,
     }
@@ -541,7 +596,7 @@ def _report(
             **tallies,
             **merge_tallies([result.tallies for result in updates]),
             "updates": Tally.of([sum(result.applied for result in updates)]),
-            "rewards/failed": Tally.of([len(notes.events)]),
+            "rewards/failed": Tally.of([len(failed)]),
             "learning_rate": Tally.of([scale * config.optimizer.learning_rate]),
             **state.clock.tallies(),
         },
@@ -550,5 +605,5 @@ def _report(
             applied=any(result.applied for result in updates),
             any_advantage=any(any(values) for values in assembled.advantages),
         ),
-        events=(*broken, *(event for result in updates for event in result.events), *notes.events),
+        events=(*broken, *(event for result in updates for event in result.events), *failed),
     )

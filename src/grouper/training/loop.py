@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grouper.errors import GrouperError, Interrupted, ModelError, RunFolderError
+from grouper.evaluation.result import EvaluationResult
+from grouper.models.policy import Policy
 from grouper.rewards.calling import line_of_users, load_hook, shown
 from grouper.training.checkpoint import TrainState, last_good, rotate, save_checkpoint
 from grouper.training.curriculum import evaluation_is_due
 from grouper.training.nan_dump import write_nan_dump
-from grouper.training.run import Run
+from grouper.training.run import Run, look_name
 from grouper.types import StepReport
 
 log = logging.getLogger(__name__)
@@ -84,14 +89,19 @@ def run_phase(
     for hook in hooks:
         hook.phase_begins(run, state)
     saves = _Saves(run, state, hooks)
+    looks = _Looks(run, state, saves)
     tidy(run, state)  # a kill may have come before it
+    looks.again()
     with run.display.track(f"training {state.phase}", state.total) as task:
         try:
             while True:
                 task(state.step)
-                better = _evaluate_if_due(run, state)
+                looks.settle()
+                better = _evaluate_if_due(run, state, looks)
                 ended = _has_ended(run, state)
                 saves.at_this_step(better=better, last=ended)
+                if ended:
+                    looks.settle(wait=True)
                 run.raise_if_stopped(f"{state.phase} step {state.step}", together=True)
                 if ended:
                     break
@@ -126,15 +136,17 @@ def _take_step(
         raise error
 
 
-def _evaluate_if_due(run: Run, state: TrainState) -> bool:
-    """Measure the policy on the validation problems if due; whether it is the best so far."""
+def _evaluate_if_due(run: Run, state: TrainState, looks: _Looks) -> bool:
+    """Measure the policy on the validation problems if due; whether it may be the best so far."""
     step, config = state.step, state.config(run.recipe)
     total = step if state.asked.get("stop") else state.total
     due = evaluation_is_due(config, step, total=total, epoch_ended=state.epoch_ended)
     due = due or "evaluate" in state.asked
     if not run.prepared.validation or not due:
         return False
-    result = run.folder.read_evaluation(f"validation-{state.phase}-{step:06d}")
+    result = run.folder.read_evaluation(look_name(state.phase, step))
+    if result is None and run.recipe.evaluation.servers:
+        return looks.begin(step, lambda: state.policy)
     if result is None:
         result = run.evaluate(state.policy, phase=state.phase, step=step, split="validation")
     return state.best.offer(step, result.accuracy, result.interval)
@@ -149,6 +161,65 @@ def _has_ended(run: Run, state: TrainState) -> bool:
         return False
     run.display.say(f"{state.phase} ends at step {state.step}: {who} asks for it.")
     return True
+
+
+class _Looks:
+    """Looks at the validation problems that go on while a phase trains, one at a time.
+
+    The weights that are looked at are saved, since they may be the best. A checkpoint says which
+    look had not ended, and a run that is resumed takes it again.
+    """
+
+    def __init__(self, run: Run, state: TrainState, saves: _Saves) -> None:
+        self._run, self._state, self._saves = run, state, saves
+        self._open: Future[EvaluationResult] | None = None
+
+    def again(self) -> None:
+        """Take the look again that was open at the checkpoint; one of that very step is due."""
+        state, step = self._state, self._state.looking
+        state.looking = None
+        if step in (None, state.step) or not self._run.recipe.evaluation.servers:
+            return
+        before = self._run.folder.read_evaluation(look_name(state.phase, step))
+        if before is not None:
+            state.best.offer(step, before.accuracy, before.interval)
+        else:
+            weights = self._run.path / state.phase / f"checkpoint-{step}"
+            self.begin(step, lambda: self._run.load(str(weights)))
+
+    def begin(self, step: int, policy: Callable[[], Policy]) -> bool:
+        """Begin one, once the one before it has ended; whether it has begun."""
+        self.settle(wait=True)
+        self._state.looking = step
+        with self._reported():
+            self._open = self._run.begin_look(policy(), phase=self._state.phase, step=step)
+        return self._open is not None
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Record what the open one has found, if it has ended; what fails is only reported."""
+        run, state, future = self._run, self._state, self._open
+        while wait and future is not None and not future.done():
+            run.raise_if_stopped("waiting for a look at the validation problems")
+            futures.wait([future], timeout=0.1)
+        if future is None or not future.done():
+            return
+        self._open, step = None, state.looking
+        assert step is not None
+        with self._reported():
+            result = run.record(future.result())
+            state.best.offer(step, result.accuracy, result.interval)
+        state.looking = None
+        tidy(run, state)
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        """What goes wrong with a look is reported, and training goes on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            what = error.paragraph() if isinstance(error, GrouperError) else repr(error)
+            self._saves.report(f"look-failed: no validation at step {self._state.looking}: {what}")
+            self._state.looking = None
 
 
 class _Saves:
@@ -173,9 +244,12 @@ class _Saves:
         try:
             self._save(resumable=due)
         except RunFolderError as error:
-            text = f"no checkpoint at step {state.step}: {error.paragraph()}"
-            log.warning("Training goes on with %s", text)
-            self._events.append(f"save-failed: {text}")
+            self.report(f"save-failed: no checkpoint at step {state.step}: {error.paragraph()}")
+
+    def report(self, event: str) -> None:
+        """Warn of what does not stop training, and put it into the metrics of the next step."""
+        log.warning("Training goes on with %s", event.partition(": ")[2])
+        self._events.append(event)
 
     def _is_due(self) -> bool:
         """Whether enough steps have been taken, or enough time has passed, as rank 0 sees it."""
@@ -215,7 +289,9 @@ class _Saves:
 def tidy(run: Run, state: TrainState) -> None:
     """Remove the checkpoints of a phase that are no longer needed."""
     folder, keep = run.path / state.phase, state.config(run.recipe).keep_checkpoints
-    run.processes.on_rank0(lambda: rotate(folder, step=state.step, keep=keep, best=state.best))
+    run.processes.on_rank0(
+        lambda: rotate(folder, step=state.step, keep=keep, best=state.best, looking=state.looking)
+    )
 
 
 def _stop_broken(run: Run, state: TrainState) -> None:

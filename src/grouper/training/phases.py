@@ -34,7 +34,7 @@ from grouper.training.checkpoint import (
     save_checkpoint,
 )
 from grouper.training.curriculum import DifficultyBand, ProblemStream, total_steps
-from grouper.training.grpo import grpo_step
+from grouper.training.grpo import grpo_step, read_ahead
 from grouper.training.loop import Hook, run_phase, tidy
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import make_optimizer
@@ -260,6 +260,7 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
         log.warning("The optimizer starts anew, since the recipe changed: %s", error.what)
         state.optimizer = make_optimizer(state.policy, state.config(run.recipe).optimizer)
     state.restore(saved)
+    state.ahead = read_ahead(folder)
     # The requests of a hook are dropped with it.
     state.asked = {word: who for word, who in state.asked.items() if who in run.recipe.hooks}
     run.folder.truncate_to(phase, state.step)

@@ -9,11 +9,13 @@ import platform
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from rich.text import Text
@@ -33,7 +35,9 @@ from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, setup_logging
 from grouper.runs.recorder import Recorder
-from grouper.sampling.base import ModelSampler, draw_seed
+from grouper.sampling.base import ModelSampler, Sampler, draw_seed
+from grouper.sampling.engines import Samplers
+from grouper.sampling.vllm import VllmSampler
 from grouper.sampling.weights import describe_dtypes
 from grouper.training.checkpoint import STATE_FILE
 from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
@@ -48,6 +52,8 @@ from grouper.training.problem_sets import (
 from grouper.training.update import validation_loss
 
 log = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
 
 
 class Run:
@@ -154,6 +160,9 @@ class Run:
         self._replica: ParallelPolicy | None = None
         self.watchdog = Watchdog(rank=self.processes.rank, fatal=self.processes.size > 1)
         self._stop_requested = False
+        self._beside, self._ending = ThreadPoolExecutor(2), threading.Event()
+        self._looks: Samplers | None = None
+        self._ahead: Future[Any] | None = None
         self._previous: dict[int, Any] = {}
 
     @property
@@ -222,32 +231,66 @@ class Run:
 
     def evaluate(self, policy: Policy, *, phase: str, step: int, split: str) -> EvaluationResult:
         """Measure a policy on the test or validation problems and record it."""
-        name = phase if split == "test" else f"validation-{phase}-{step:06d}"
-        items, seconds = self.prepared.test, None
-        if split == "validation":
-            items, seconds = self._validation()
-        total = len(items) * self.recipe.evaluation.samples
-        with self.display.track(f"evaluating {phase} on {split}", total) as task:
+        if self._ahead is not None:
+            wait([self._ahead])  # it may use the same engine, with other weights
+        with self.display.track(f"evaluating {phase} on {split}") as task:
 
             def progress(done: int, total: int) -> None:
                 task(done, total)
-                self.raise_if_stopped(f"evaluation {name}")
+                self.raise_if_stopped(f"evaluation of {phase} on {split}")
 
-            result = self.prepared.evaluate(
-                self.sampler(policy),
-                name=name,
-                phase=phase,
-                step=step,
-                split=split,
-                items=items,
-                progress=progress,
-                card=self._loss_card(policy, phase, split),
-                processes=self.processes,
-                folder=self.path / "evaluations",
-                seconds=seconds,
-            )
+            what = {"card": self._loss_card(policy, phase, split), "progress": progress}
+            result = self._measure(self.sampler(policy), phase, step, split, **what)
         # An evaluation may need far more cache than a training step.
         self.sampler(policy).release()
+        return self.record(result)
+
+    def begin_look(self, policy: Policy, *, phase: str, step: int) -> Future[EvaluationResult]:
+        """Begin to measure a policy on the validation problems, on servers that do nothing else.
+
+        They have its weights when this returns. What is found has to be recorded.
+
+        Raises:
+            GrouperError: they cannot be started, or do not take the weights.
+        """
+        self._looks = self._looks or self.prepared.samplers.of_looks()
+        sampler = self._looks.over(policy)
+        assert isinstance(sampler, VllmSampler)
+        card = self._loss_card(policy, phase, "validation")
+        measure = partial(self._measure, progress=self.raise_if_ending, card=card)
+        return self._beside.submit(measure, sampler.held(), phase, step, "validation")
+
+    def begin_ahead(self, collect: Callable[[], Value]) -> Future[Value]:
+        """Begin to draw the rollouts of the next step; nothing else samples until that is done."""
+        self._ahead = future = self._beside.submit(collect)
+        return future
+
+    def raise_if_ending(self, *_: int) -> None:
+        """Raise `Interrupted` in what goes on beside training, once the run is closed."""
+        if self._ending.is_set():
+            raise Interrupted("the run has ended", where=str(self.path), fix="Use --resume.")
+
+    def _measure(
+        self, sampler: Sampler, phase: str, step: int, split: str, **others: Any
+    ) -> EvaluationResult:
+        """Measure the model of a sampler, with `others` of `evaluate`; in any thread."""
+        on_test = split == "test"
+        items, seconds = (self.prepared.test, None) if on_test else self._validation()
+        return self.prepared.evaluate(
+            sampler,
+            name=phase if on_test else look_name(phase, step),
+            phase=phase,
+            step=step,
+            split=split,
+            items=items,
+            processes=self.processes,
+            folder=self.path / "evaluations",
+            seconds=seconds,
+            **others,
+        )
+
+    def record(self, result: EvaluationResult) -> EvaluationResult:
+        """Show and write what an evaluation has found."""
         line = metrics_line(result)
         if line is not None:
             self.display.say(line)
@@ -329,14 +372,21 @@ class Run:
             signal.signal(number, handler)
         self._previous.clear()
         self.watchdog.end()
+        self._ending.set()
         self.grader.close()
         self.prepared.close()
+        self._beside.shutdown()  # what it was doing ends with the servers
         self.folder.close()
         if isinstance(raised[1], PreflightError) and not self.has_begun():
             self._discard()
         if not any(raised):
             # After an error the other processes may never get here, and must not be waited for.
             leave_processes(self._replica)
+
+
+def look_name(phase: str, step: int) -> str:
+    """The name of the evaluation on the validation problems after a step."""
+    return f"validation-{phase}-{step:06d}"
 
 
 def _needs_start(recipe: Recipe, run: Path) -> bool:

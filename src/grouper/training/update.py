@@ -333,10 +333,12 @@ def grpo_objective(config: GRPOConfig, see: See | None = None) -> Objective:
             see(batch, old, clipped)
         if batch.sampler_logprobs is not None:
             difference = log_ratio(old, batch.sampler_logprobs)
-            tallies["sampler_logprob_diff"] = _tally(difference.abs(), mask)
+            # Of samples that are to be older, it says more about their age than about the sampler.
+            whose = "stale" if config.max_staleness else "sampler"
+            tallies[f"{whose}_logprob_diff"] = _tally(difference.abs(), mask)
             # Of KL(sampler || trainer); rounding may leave it a little below 0.
             apart = kl_k3(batch.sampler_logprobs, old).clamp(min=0)
-            tallies["sampler_kl"] = _tally(apart, mask)
+            tallies[f"{whose}_kl"] = _tally(apart, mask)
             if importance is not None:
                 weights = importance(difference, IMPORTANCE_CAP)
                 tallies["policy/importance"] = _tally(weights, mask)
