@@ -249,12 +249,13 @@ def test_seeds_with_problems_of_their_own_have_all_of_them():
 
 
 def test_by_subject_or_nothing():
-    assert render_parts([SFT], by="subject") is None
-    parts = render_parts(
-        [make_result("sft", "+-", subject="algebra"), make_result("grpo", "++", subject="algebra")],
-        by="subject",
-    )
-    assert "algebra         2  50.0 [9, 91]  100.0 [34, 100]" in plain(parts)
+    assert [by for by, _ in render_parts([SFT])] == ["length"]
+    both = [
+        make_result(name, right, subject="algebra")
+        for name, right in (("sft", "+-"), ("grpo", "++"))
+    ]
+    ((table,), _) = (tables for _, tables in render_parts(both))
+    assert "algebra         2  50.0 [9, 91]  100.0 [34, 100]" in plain(table)
 
 
 def carded(name: str, seed: int, **sampling: object) -> EvaluationResult:

@@ -393,8 +393,19 @@ def _points(interval: Interval) -> str:
 _STYLE = {"better": "bold green", "worse": "bold red", "no evidence": "yellow"}
 
 
-def render_parts(results: Sequence[EvaluationResult], *, by: str) -> RenderableType | None:
-    """Accuracy by `subject`, `level` or `length`, a column per result; None where there is none."""
+def render_parts(
+    results: Sequence[EvaluationResult],
+) -> Iterator[tuple[str, list[Table]]]:
+    """(`subject`, `level` or `length`, its tables: accuracy and rewards), where there are any."""
+    for by in ("subject", "level", "length"):
+        tables = [_accuracy_by(results, by)]
+        tables += [] if by == "length" else [_rewards_by(results, by)]
+        if found := [table for table in tables if table is not None]:
+            yield by, found
+
+
+def _accuracy_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
+    """A row per part and a column per result; None where there is no part."""
     parts: list[Mapping[str, Accuracy]] = [getattr(result, f"by_{by}") for result in results]
     names = list(dict.fromkeys(name for part in parts for name in part))[:_MANY_PARTS]
     if not names:
@@ -406,6 +417,24 @@ def render_parts(results: Sequence[EvaluationResult], *, by: str) -> RenderableT
         rows.append([name, str(count), *(_interval(one, 0) if one else "-" for one in found)])
     title = "tokens" if by == "length" else by
     return _table([title, "problems", *(label(result.name) for result in results)], rows)
+
+
+def _rewards_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
+    """The mean of each reward, a row per part and result; None where none was measured."""
+    rewards: list[Mapping[str, Mapping[str, float]]] = [
+        getattr(result, f"rewards_by_{by}") for result in results
+    ]
+    parts = list(dict.fromkeys(part for found in rewards for part in found))[:_MANY_PARTS]
+    if not parts:
+        return None
+    names = list(dict.fromkeys(n for found in rewards for means in found.values() for n in means))
+    rows = [
+        [part, label(result.name), *(_number(found[part].get(name), 3) for name in names)]
+        for part in parts
+        for result, found in zip(results, rewards, strict=True)
+        if part in found
+    ]
+    return _table([f"rewards by {by}", "model", *names], rows)
 
 
 def render_answers(results: Sequence[EvaluationResult]) -> RenderableType:
@@ -447,27 +476,6 @@ def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None
         for name, metrics in known
     ]
     return _table(["model", "format %", "reasoning %", "characters", "reward", *names], rows)
-
-
-def render_rewards(results: Sequence[EvaluationResult], *, by: str) -> RenderableType | None:
-    """The mean of each reward by `subject` or `level`, a row per part and result.
-
-    None where rewards were not measured, or no problem has such a part.
-    """
-    rewards: list[Mapping[str, Mapping[str, float]]] = [
-        getattr(result, f"rewards_by_{by}") for result in results
-    ]
-    parts = list(dict.fromkeys(part for found in rewards for part in found))[:_MANY_PARTS]
-    if not parts:
-        return None
-    names = list(dict.fromkeys(n for found in rewards for means in found.values() for n in means))
-    rows = [
-        [part, label(result.name), *(_number(found[part].get(name), 3) for name in names)]
-        for part in parts
-        for result, found in zip(results, rewards, strict=True)
-        if part in found
-    ]
-    return _table([f"rewards by {by}", "model", *names], rows)
 
 
 def metrics_line(result: EvaluationResult) -> str | None:
