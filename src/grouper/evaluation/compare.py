@@ -455,7 +455,7 @@ def render_answers(results: Sequence[EvaluationResult]) -> RenderableType:
     ]
     titles = [f"pass@{k} %" for k in sizes] + (["maj@k %"] if several else [])
     titles += ["leniently right", *_SPLIT[1:]] if lenient else []
-    return _table(["model", *titles, "tokens right", "tokens wrong"], rows)
+    return _table(["model", *titles, "tokens right", "wrong"], rows)
 
 
 def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from grouper.errors import DataError
 from grouper.evaluation.beside import Beside, Parent, has_a_processor
-from grouper.evaluation.items import Drawn, Lightener, StoredItems, Unfinished, bare, row_of
+from grouper.evaluation.items import Drawn, Lightener, StoredItems, Unfinished, Write, bare, row_of
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import delete, write_lines
 from grouper.grading import by_text_alone
@@ -212,7 +212,7 @@ class _Drawing:
     references: Sequence[str]
     sampler: Sampler
     grader: Grader
-    writer: Callable[[], AbstractContextManager[Callable[[Drawn], None]]]
+    writer: Callable[[], AbstractContextManager[Write]]
     progress: Callable[[int, int], None]
 
     def draw(self, places: Sequence[int]) -> None:
@@ -225,8 +225,7 @@ class _Drawing:
                 grader=self.grader,
             )
             for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
-                verdict = lenient.verdict
-                write(Drawn(place=places[n], completion=completion, grade=grade, lenient=verdict))
+                write(places[n], completion, grade, lenient.verdict)
                 self.progress(done, len(places))
 
     def draw_beside(self, places: Sequence[int]) -> None:
