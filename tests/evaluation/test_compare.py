@@ -60,7 +60,7 @@ GRPO = make_result("grpo", "+" * 90 + "-" * 10)
 
 
 def test_each_is_compared_with_the_one_before_and_the_last_with_the_first():
-    comparison = compare([BASE, SFT, GRPO], confidence=0.95)
+    comparison = compare([BASE, SFT, GRPO])
     assert [(d.before, d.after) for d in comparison.differences] == [
         ("base", "sft"),
         ("sft", "grpo"),
@@ -280,7 +280,7 @@ def carded(name: str, seed: int, **sampling: object) -> EvaluationResult:
 )
 def test_only_what_was_shared_is_called_shared(results, note):
     """U9."""
-    text = plain(render_table(compare(results, confidence=0.95)), width=120)
+    text = plain(render_table(compare(results)), width=120)
     assert note in text
 
 

@@ -22,6 +22,7 @@ from grouper.evaluation.result import (
     Outcome,
 )
 from grouper.evaluation.statistics import (
+    CONFIDENCE,
     Interval,
     PairedComparison,
     Verdict,
@@ -69,7 +70,6 @@ class Comparison:
     """On the problems that all have."""
     differences: tuple[Difference, ...]
     """Each result against the one before it, then the last against the first."""
-    confidence: float
     left_out: int = 0
     """Problems that are not in all of the results, or there with another reference."""
     seeds: Mapping[str, Sequence[EvaluationResult]] = field(default_factory=dict)
@@ -90,14 +90,12 @@ class Comparison:
 def compare(
     results: Sequence[EvaluationResult],
     *,
-    confidence: float = 0.95,
     seeds: Mapping[str, Sequence[EvaluationResult]] | None = None,
 ) -> Comparison:
     """Compare results on the problems that they share, in the order given (base, SFT, GRPO).
 
     Args:
         results: their names differ.
-        confidence: of the intervals.
         seeds: the seeds of those that `pool` has made of several.
 
     Raises:
@@ -123,11 +121,10 @@ def compare(
             paired=paired_comparison(
                 [before.scores[name] for name in common],
                 [after.scores[name] for name in common],
-                confidence=confidence,
                 samples=round(min(len(r.light) for r in (before, after)) / len(shared)),
             ),
             causes=_causes(before, after, common),
-            seeds=_over_seeds(seeds.get(before.name), seeds.get(after.name), confidence),
+            seeds=_over_seeds(seeds.get(before.name), seeds.get(after.name)),
         )
         for before, after in pairs
         if common
@@ -135,7 +132,6 @@ def compare(
     return Comparison(
         results=tuple(results),
         differences=tuple(differences),
-        confidence=confidence,
         left_out=left_out,
         seeds=seeds,
     )
@@ -179,13 +175,12 @@ def _of_problems(result: EvaluationResult, shared: set[tuple[str, str]]) -> Eval
 def _over_seeds(
     before: Sequence[EvaluationResult] | None,
     after: Sequence[EvaluationResult] | None,
-    confidence: float,
 ) -> Interval | None:
     """The interval of a difference over seeds, each paired with its own; None without several."""
     if before is None or after is None or len(before) != len(after) or len(before) < 2:
         return None
     changes = [new.accuracy - old.accuracy for old, new in zip(before, after, strict=True)]
-    return t_interval(changes, confidence)
+    return t_interval(changes)
 
 
 def _causes(
@@ -354,7 +349,7 @@ def _results_table(comparison: Comparison) -> Table:
         ]
         for result in results
     ]
-    accuracy = f"accuracy % [{100 * comparison.confidence:g} %]"
+    accuracy = f"accuracy % [{100 * CONFIDENCE:g} %]"
     return _table(["model", accuracy, *optional, *_SPLIT, "tokens"], rows)
 
 
@@ -378,7 +373,7 @@ def _differences_table(comparison: Comparison) -> Table:
                 Text(sentence, style=_STYLE[verdict]),
             ]
         )
-    points = f"points [{100 * comparison.confidence:g} %]"
+    points = f"points [{100 * CONFIDENCE:g} %]"
     return _table(["difference", points, "up", "down", "test", "verdict"], rows)
 
 

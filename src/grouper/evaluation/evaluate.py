@@ -56,7 +56,6 @@ def evaluate(
     params: SamplingParams,
     samples: int,
     seed: int,
-    confidence: float = 0.95,
     progress: Callable[[int, int], None] | None = None,
     card: Mapping[str, Any] | None = None,
     processes: ProcessGroup | None = None,
@@ -81,7 +80,6 @@ def evaluate(
         params: how to draw; the same for every model that is to be compared.
         samples: completions per problem.
         seed: the run's; what is drawn depends on it alone, whatever model is measured.
-        confidence: of the intervals.
         progress: called with (completions drawn, completions in all) after each.
         card: more to record beside the settings: hashes of the model and data, grader version.
         processes: the processes among which the problems are divided; each is measured once.
@@ -184,7 +182,6 @@ def evaluate(
         split=split,
         items=stored,
         samples=samples,
-        confidence=confidence,
         card=card,
     )
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from pydantic import ConfigDict
 
-from grouper.evaluation.statistics import Interval, mean_interval, pass_at_k
+from grouper.evaluation.statistics import CONFIDENCE, Interval, mean_interval, pass_at_k
 from grouper.grading import TEXT_ALONE
 from grouper.grading.normalise import canonical, tidy
 from grouper.grading.numbers import TooLargeError, read_number
@@ -153,7 +153,7 @@ class EvaluationResult:
     (`StoredItems`) are read whenever they are looked at."""
     samples: int
     """Completions per problem."""
-    confidence: float
+    confidence: float = CONFIDENCE
     """Of every interval, for example 0.95."""
     card: Mapping[str, Any] = field(default_factory=dict)
     """What is needed to measure the same again: prompt of item 0, sampling, grader, n, k, seed."""
