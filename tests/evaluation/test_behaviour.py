@@ -13,7 +13,7 @@ from grouper.config.schema import GradingConfig, RewardConfig
 from grouper.evaluation.compare import (
     metrics_line,
     render_metrics,
-    render_rewards,
+    render_parts,
 )
 from grouper.evaluation.evaluate import evaluate, reasoning_of
 from grouper.grading import Grader
@@ -133,13 +133,14 @@ def test_rewards_apart_and_by_subject(stack):
         "a": {"correctness": 1.0, "format": 0.5, "total": 2.25},
         "b": {"correctness": 0.0, "format": 0.5, "total": 0.25},
     }
-    shown = plain(render_rewards([result, replace(result, name="grpo")], by="subject"))
+    parts = dict(render_parts([result, replace(result, name="grpo")]))
+    assert list(parts) == ["subject", "length"]
+    shown = plain(parts["subject"][1])
     assert [line.split() for line in shown.splitlines()[1:]] == [
         [part, name, *means]
         for part, *means in (["a", "1.000", "0.500", "2.250"], ["b", "0.000", "0.500", "0.250"])
         for name in (result.name, "GRPO")
     ]
-    assert render_rewards([result], by="level") is None
     row = plain(render_metrics([result])).splitlines()[1].split()
     assert row == ["validation-grpo-000002", "75.0", "50.0", "6", "1.250", "0.500", "0.500"]
     assert metrics_line(result) == (

@@ -364,9 +364,8 @@ def show_results(comparison: Comparison) -> None:
     if any(setting != settings[0] for setting in settings):
         warn("these models were not measured with the same sampling settings.")
     show(compare.render_table(comparison), "", compare.render_answers(results))
-    parts = [compare.render_parts(results, by=by) for by in ("subject", "level", "length")]
-    rewards = [compare.render_rewards(results, by=by) for by in ("subject", "level")]
-    for found in (compare.render_metrics(results), *parts, *rewards):
+    parts = [table for _, tables in compare.render_parts(results) for table in tables]
+    for found in (compare.render_metrics(results), *parts):
         if found is not None:
             show("", found)
     show("")

@@ -22,6 +22,7 @@ from grouper.evaluation.result import (
     Outcome,
 )
 from grouper.evaluation.statistics import (
+    CONFIDENCE,
     Interval,
     PairedComparison,
     Verdict,
@@ -69,7 +70,6 @@ class Comparison:
     """On the problems that all have."""
     differences: tuple[Difference, ...]
     """Each result against the one before it, then the last against the first."""
-    confidence: float
     left_out: int = 0
     """Problems that are not in all of the results, or there with another reference."""
     seeds: Mapping[str, Sequence[EvaluationResult]] = field(default_factory=dict)
@@ -90,14 +90,12 @@ class Comparison:
 def compare(
     results: Sequence[EvaluationResult],
     *,
-    confidence: float = 0.95,
     seeds: Mapping[str, Sequence[EvaluationResult]] | None = None,
 ) -> Comparison:
     """Compare results on the problems that they share, in the order given (base, SFT, GRPO).
 
     Args:
         results: their names differ.
-        confidence: of the intervals.
         seeds: the seeds of those that `pool` has made of several.
 
     Raises:
@@ -123,11 +121,10 @@ def compare(
             paired=paired_comparison(
                 [before.scores[name] for name in common],
                 [after.scores[name] for name in common],
-                confidence=confidence,
                 samples=round(min(len(r.light) for r in (before, after)) / len(shared)),
             ),
             causes=_causes(before, after, common),
-            seeds=_over_seeds(seeds.get(before.name), seeds.get(after.name), confidence),
+            seeds=_over_seeds(seeds.get(before.name), seeds.get(after.name)),
         )
         for before, after in pairs
         if common
@@ -135,7 +132,6 @@ def compare(
     return Comparison(
         results=tuple(results),
         differences=tuple(differences),
-        confidence=confidence,
         left_out=left_out,
         seeds=seeds,
     )
@@ -179,13 +175,12 @@ def _of_problems(result: EvaluationResult, shared: set[tuple[str, str]]) -> Eval
 def _over_seeds(
     before: Sequence[EvaluationResult] | None,
     after: Sequence[EvaluationResult] | None,
-    confidence: float,
 ) -> Interval | None:
     """The interval of a difference over seeds, each paired with its own; None without several."""
     if before is None or after is None or len(before) != len(after) or len(before) < 2:
         return None
     changes = [new.accuracy - old.accuracy for old, new in zip(before, after, strict=True)]
-    return t_interval(changes, confidence)
+    return t_interval(changes)
 
 
 def _causes(
@@ -354,7 +349,7 @@ def _results_table(comparison: Comparison) -> Table:
         ]
         for result in results
     ]
-    accuracy = f"accuracy % [{100 * comparison.confidence:g} %]"
+    accuracy = f"accuracy % [{100 * CONFIDENCE:g} %]"
     return _table(["model", accuracy, *optional, *_SPLIT, "tokens"], rows)
 
 
@@ -378,7 +373,7 @@ def _differences_table(comparison: Comparison) -> Table:
                 Text(sentence, style=_STYLE[verdict]),
             ]
         )
-    points = f"points [{100 * comparison.confidence:g} %]"
+    points = f"points [{100 * CONFIDENCE:g} %]"
     return _table(["difference", points, "up", "down", "test", "verdict"], rows)
 
 
@@ -393,8 +388,19 @@ def _points(interval: Interval) -> str:
 _STYLE = {"better": "bold green", "worse": "bold red", "no evidence": "yellow"}
 
 
-def render_parts(results: Sequence[EvaluationResult], *, by: str) -> RenderableType | None:
-    """Accuracy by `subject`, `level` or `length`, a column per result; None where there is none."""
+def render_parts(
+    results: Sequence[EvaluationResult],
+) -> Iterator[tuple[str, list[Table]]]:
+    """(`subject`, `level` or `length`, its tables: accuracy and rewards), where there are any."""
+    for by in ("subject", "level", "length"):
+        tables = [_accuracy_by(results, by)]
+        tables += [] if by == "length" else [_rewards_by(results, by)]
+        if found := [table for table in tables if table is not None]:
+            yield by, found
+
+
+def _accuracy_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
+    """A row per part and a column per result; None where there is no part."""
     parts: list[Mapping[str, Accuracy]] = [getattr(result, f"by_{by}") for result in results]
     names = list(dict.fromkeys(name for part in parts for name in part))[:_MANY_PARTS]
     if not names:
@@ -406,6 +412,24 @@ def render_parts(results: Sequence[EvaluationResult], *, by: str) -> RenderableT
         rows.append([name, str(count), *(_interval(one, 0) if one else "-" for one in found)])
     title = "tokens" if by == "length" else by
     return _table([title, "problems", *(label(result.name) for result in results)], rows)
+
+
+def _rewards_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
+    """The mean of each reward, a row per part and result; None where none was measured."""
+    rewards: list[Mapping[str, Mapping[str, float]]] = [
+        getattr(result, f"rewards_by_{by}") for result in results
+    ]
+    parts = list(dict.fromkeys(part for found in rewards for part in found))[:_MANY_PARTS]
+    if not parts:
+        return None
+    names = list(dict.fromkeys(n for found in rewards for means in found.values() for n in means))
+    rows = [
+        [part, label(result.name), *(_number(found[part].get(name), 3) for name in names)]
+        for part in parts
+        for result, found in zip(results, rewards, strict=True)
+        if part in found
+    ]
+    return _table([f"rewards by {by}", "model", *names], rows)
 
 
 def render_answers(results: Sequence[EvaluationResult]) -> RenderableType:
@@ -426,7 +450,7 @@ def render_answers(results: Sequence[EvaluationResult]) -> RenderableType:
     ]
     titles = [f"pass@{k} %" for k in sizes] + (["maj@k %"] if several else [])
     titles += ["leniently right", *_SPLIT[1:]] if lenient else []
-    return _table(["model", *titles, "tokens right", "tokens wrong"], rows)
+    return _table(["model", *titles, "tokens right", "wrong"], rows)
 
 
 def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None:
@@ -447,27 +471,6 @@ def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None
         for name, metrics in known
     ]
     return _table(["model", "format %", "reasoning %", "characters", "reward", *names], rows)
-
-
-def render_rewards(results: Sequence[EvaluationResult], *, by: str) -> RenderableType | None:
-    """The mean of each reward by `subject` or `level`, a row per part and result.
-
-    None where rewards were not measured, or no problem has such a part.
-    """
-    rewards: list[Mapping[str, Mapping[str, float]]] = [
-        getattr(result, f"rewards_by_{by}") for result in results
-    ]
-    parts = list(dict.fromkeys(part for found in rewards for part in found))[:_MANY_PARTS]
-    if not parts:
-        return None
-    names = list(dict.fromkeys(n for found in rewards for means in found.values() for n in means))
-    rows = [
-        [part, label(result.name), *(_number(found[part].get(name), 3) for name in names)]
-        for part in parts
-        for result, found in zip(results, rewards, strict=True)
-        if part in found
-    ]
-    return _table([f"rewards by {by}", "model", *names], rows)
 
 
 def metrics_line(result: EvaluationResult) -> str | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from grouper.errors import DataError
 from grouper.evaluation.beside import Beside, Parent, has_a_processor
-from grouper.evaluation.items import Drawn, Lightener, StoredItems, Unfinished, bare, row_of
+from grouper.evaluation.items import Drawn, Lightener, StoredItems, Unfinished, Write, bare, row_of
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import delete, write_lines
 from grouper.grading import by_text_alone
@@ -56,7 +56,6 @@ def evaluate(
     params: SamplingParams,
     samples: int,
     seed: int,
-    confidence: float = 0.95,
     progress: Callable[[int, int], None] | None = None,
     card: Mapping[str, Any] | None = None,
     processes: ProcessGroup | None = None,
@@ -81,7 +80,6 @@ def evaluate(
         params: how to draw; the same for every model that is to be compared.
         samples: completions per problem.
         seed: the run's; what is drawn depends on it alone, whatever model is measured.
-        confidence: of the intervals.
         progress: called with (completions drawn, completions in all) after each.
         card: more to record beside the settings: hashes of the model and data, grader version.
         processes: the processes among which the problems are divided; each is measured once.
@@ -184,7 +182,6 @@ def evaluate(
         split=split,
         items=stored,
         samples=samples,
-        confidence=confidence,
         card=card,
     )
 
@@ -212,7 +209,7 @@ class _Drawing:
     references: Sequence[str]
     sampler: Sampler
     grader: Grader
-    writer: Callable[[], AbstractContextManager[Callable[[Drawn], None]]]
+    writer: Callable[[], AbstractContextManager[Write]]
     progress: Callable[[int, int], None]
 
     def draw(self, places: Sequence[int]) -> None:
@@ -225,8 +222,7 @@ class _Drawing:
                 grader=self.grader,
             )
             for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
-                verdict = lenient.verdict
-                write(Drawn(place=places[n], completion=completion, grade=grade, lenient=verdict))
+                write(places[n], completion, grade, lenient.verdict)
                 self.progress(done, len(places))
 
     def draw_beside(self, places: Sequence[int]) -> None:

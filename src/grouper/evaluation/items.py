@@ -8,10 +8,10 @@ import re
 import shutil
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from sys import intern
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -97,17 +97,18 @@ class Lightener:
 _SHARED = ("problem_id", "subject", "level", "answer", "stage", "extracted")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A completion as an unfinished evaluation keeps it."""
 
-    place: int
-    """Problem number x samples + sample."""
     completion: Completion
     """Without log-probs, which are all 0."""
     grade: Grade
     lenient: Verdict
-    """On the answer found in any format."""
+    """The verdict on the answer found in any format."""
+
+
+Write = Callable[[int, Completion, Grade, Verdict], None]
+"""Of a place, which is the number of the problem x samples + sample, and what is `Drawn` there."""
 
 
 def bare(ids: tuple[int, ...], text: str, reason: FinishReason, version: int) -> Completion:
@@ -207,25 +208,23 @@ class Unfinished:
         row = json.loads(file.readline())
         grade, (ids, text, reason, version) = row["grade"], row["completion"]
         return Drawn(
-            place=place,
-            completion=bare(tuple(ids), text, FinishReason(reason), version),
-            grade=Grade(**{**grade, "verdict": Verdict(grade["verdict"])}),
-            lenient=Verdict(row["lenient"]),
+            bare(tuple(ids), text, FinishReason(reason), version),
+            Grade(**{**grade, "verdict": Verdict(grade["verdict"])}),
+            Verdict(row["lenient"]),
         )
 
     @contextlib.contextmanager
-    def writer(self, rank: int) -> Iterator[Callable[[Drawn], None]]:
+    def writer(self, rank: int) -> Iterator[Write]:
         """Writes completions into the file of a process, each as a whole line and at once."""
         path = self._folder / f"{rank}.jsonl"
         with refusing(path), path.open("ab", buffering=0) as file:
 
-            def write(drawn: Drawn) -> None:
-                one, grade = drawn.completion, drawn.grade
+            def write(place: int, one: Completion, grade: Grade, lenient: Verdict) -> None:
                 row = {
-                    "place": drawn.place,
+                    "place": place,
                     "completion": (one.token_ids, one.text, one.finish_reason, one.policy_version),
                     "grade": {name: getattr(grade, name) for name in grade.__slots__},
-                    "lenient": drawn.lenient,
+                    "lenient": lenient,
                 }
                 file.write((dumps(row) + "\n").encode())
 

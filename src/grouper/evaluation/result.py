@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from pydantic import ConfigDict
 
-from grouper.evaluation.statistics import Interval, mean_interval, pass_at_k
+from grouper.evaluation.statistics import CONFIDENCE, Interval, mean_interval, pass_at_k
 from grouper.grading import TEXT_ALONE
 from grouper.grading.normalise import canonical, tidy
 from grouper.grading.numbers import TooLargeError, read_number
@@ -153,7 +153,7 @@ class EvaluationResult:
     (`StoredItems`) are read whenever they are looked at."""
     samples: int
     """Completions per problem."""
-    confidence: float
+    confidence: float = CONFIDENCE
     """Of every interval, for example 0.95."""
     card: Mapping[str, Any] = field(default_factory=dict)
     """What is needed to measure the same again: prompt of item 0, sampling, grader, n, k, seed."""
@@ -226,16 +226,12 @@ class EvaluationResult:
     def lenient_counts(self) -> dict[Outcome, int] | None:
         """As `split_counts`, with the answer taken from anywhere; None: not measured."""
         outcomes = [item.lenient_outcome for item in self.light]
-        if None in outcomes:
-            return None
-        counts = Counter(outcomes)
-        return {outcome: counts[outcome] for outcome in OUTCOMES}
+        return None if None in outcomes else _counted(outcomes)
 
     @cached_property
     def split_counts(self) -> dict[Outcome, int]:
         """How many items (problems x samples) had each outcome."""
-        counts = Counter(item.outcome for item in self.light)
-        return {outcome: counts[outcome] for outcome in OUTCOMES}
+        return _counted(item.outcome for item in self.light)
 
     @cached_property
     def text_alone(self) -> tuple[int, int]:
@@ -354,6 +350,11 @@ class EvaluationResult:
         part = {item.problem_id: part_of(item) for item in self.light}
         grouped = _by(self._scored.items(), lambda pair: part[pair[0]], lambda pair: pair[1])
         return {name: Accuracy.of(grouped[name], self.confidence) for name in sorted(grouped)}
+
+
+def _counted(outcomes: Iterable[Outcome | None]) -> dict[Outcome, int]:
+    counts = Counter(outcomes)
+    return {outcome: counts[outcome] for outcome in OUTCOMES}
 
 
 def _majority(ballot: Sequence[EvaluationItem]) -> float:

@@ -18,6 +18,8 @@ import numpy.typing as npt
 Verdict = Literal["better", "worse", "no evidence"]
 Array = npt.NDArray[np.float64]
 
+# Of every interval that is shown.
+CONFIDENCE = 0.95
 # Permutation draws; a p-value is at least 1 / (RESAMPLES + 1).
 RESAMPLES = 10_000
 # Up to this many non-zero differences every one of the 2^m sign patterns is tried.
@@ -107,7 +109,7 @@ def _t_within(t: float, degrees: int) -> float:
     return (angle + total) * 2 / math.pi if odd else total
 
 
-def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """Student's interval of a mean: m -+ t s / sqrt(n), with n - 1 degrees of freedom.
 
     By hand, 1 and 3: m = 2, s = sqrt(2), t = 12.706, so 2 -+ 12.706.
@@ -128,7 +130,7 @@ def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     return Interval(mean - half, mean + half)
 
 
-def wilson_interval(successes: float, trials: float, confidence: float = 0.95) -> Interval:
+def wilson_interval(successes: float, trials: float, confidence: float = CONFIDENCE) -> Interval:
     """Wilson score interval of a proportion (Wilson 1927; Newcombe 1998, method 3).
 
     (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n) with p = successes / trials.
@@ -178,7 +180,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def mean_interval(scores: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
+def mean_interval(scores: Sequence[Sequence[float]], confidence: float = CONFIDENCE) -> Interval:
     """Interval of the mean over problems of the mean over each problem's samples.
 
     A Wilson interval on the effective sample size n* = n / r (Kish's design effect; Dean and Pagano
@@ -312,7 +314,7 @@ def paired_comparison(
     before: Sequence[float],
     after: Sequence[float],
     *,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     samples: int = 1,
     seed: int = 0,
 ) -> PairedComparison:

@@ -31,7 +31,6 @@ from grouper.evaluation.compare import (
     render_answers,
     render_metrics,
     render_parts,
-    render_rewards,
     render_table,
 )
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
@@ -277,11 +276,8 @@ def _compared(results: Sequence[EvaluationResult]) -> Iterator[dict[str, Any]]:
 def _parts(views: Views) -> Iterator[Part]:
     for name, run in views.items():
         for split, results in _tests(run).items():
-            for by in ("subject", "level", "length"):
-                tables = [render_parts(results, by=by)]
-                tables += [] if by == "length" else [render_rewards(results, by=by)]
-                if blocks := [block for table in tables for block in _blocks(table)]:
-                    yield f"{name}: {split} by {by}", blocks
+            for by, tables in render_parts(results):
+                yield f"{name}: {split} by {by}", [b for table in tables for b in _blocks(table)]
 
 
 def _findings(views: Views) -> Iterator[Part]:

@@ -56,7 +56,8 @@ for (const figure of document.querySelectorAll("figure")) {
       lines.forEach((line, k) => {
         const i = nearest(line.steps, step), over = step > line.steps[line.steps.length - 1];
         const ends = line.bounds ? ` [${line.bounds.map(bound => number(bound[i])).join(", ")}]` : "";
-        values[k].textContent = over ? "" : number(line.values[i]) + ends;
+        const other = line.bounds && line.steps[i] !== step ? ` at step ${line.steps[i]}` : "";
+        values[k].textContent = over ? "" : number(line.values[i]) + ends + other;
       });
       cursor.hidden = step < span[0] || step > span[1];
       cursor.style.left = `${100 * (left + (step - span[0]) / (span[1] - span[0]) * (right - left))}%`;
