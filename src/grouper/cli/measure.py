@@ -355,17 +355,20 @@ def _recorded(place: Path, split: str) -> EvaluationResult:
     return dataclasses.replace(chosen, name=name)
 
 
-def show_results(comparison: Comparison) -> None:
-    """Print results side by side: accuracy and differences, pass@k, rewards, and by part."""
+def show_results(comparison: Comparison, *, parts: bool = True) -> None:
+    """Print results side by side: accuracy, differences and rewards; if `parts`, also lenient
+    verdicts, pass@k, and everything by subject, level and length.
+    """
     from grouper.evaluation import compare
 
     results = comparison.results
     settings = [result.card.get("sampling") for result in results]
     if any(setting != settings[0] for setting in settings):
         warn("these models were not measured with the same sampling settings.")
-    show(compare.render_table(comparison), "", compare.render_answers(results))
-    parts = [table for _, tables in compare.render_parts(results) for table in tables]
-    for found in (compare.render_metrics(results), *parts):
+    show(compare.render_table(comparison))
+    by_part = [table for _, tables in compare.render_parts(results) for table in tables]
+    more = [compare.render_answers(results)] if parts else []
+    for found in (*more, compare.render_metrics(results), *(by_part if parts else ())):
         if found is not None:
             show("", found)
     show("")

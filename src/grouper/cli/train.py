@@ -80,7 +80,7 @@ def run(
     _run_all(runs, intent, nproc=nproc, quiet=quiet, verbose=verbose)
     if seeds > 1:
         click.echo(click.style(f"\n{seeds} seeds of {opened.name}", bold=True))
-        show_results(stages([_path(one) for one in runs]))
+        show_results(stages([_path(one) for one in runs]), parts=False)
 
 
 def _run_all(
@@ -198,12 +198,13 @@ def _report(recipe: Recipe, result: RunResult) -> None:
 
     show("")
     if result.comparison is not None:
-        show_results(result.comparison)
+        show_results(result.comparison, parts=False)
     if recipe.note and not (recipe.skip_sft or recipe.skip_grpo):
         # One line per paragraph, which the terminal wraps.
         paragraphs = recipe.note.strip().split("\n\n")
         show(*(Text(" ".join(text.split())) for text in paragraphs), "")
     show(f"Run folder: {result.path}", f"Report:     {result.path / 'report.html'}")
+    show(f"By subject, level and length: grouper compare {result.path}")
 
 
 # --- several processes ---------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
+import torch
+
 Result = TypeVar("Result")
 
 # Seconds in which a copy that is not needed any more may still write down what it has.
@@ -19,9 +21,14 @@ _GRACE = 10.0
 
 
 def has_a_processor() -> bool:
-    """Whether a copy can be made here, and would not take the processor of this process."""
+    """Whether a copy can be made here, and would not take the processor of this process.
+
+    Not where CUDA has been initialised: a copy of such a process may not touch it, and none is
+    needed, since the processor waits for the GPU.
+    """
     here = getattr(os, "sched_getaffinity", lambda _: ())(0)
-    return len(here) > 1 and not multiprocessing.current_process().daemon
+    daemon = multiprocessing.current_process().daemon
+    return len(here) > 1 and not daemon and not torch.cuda.is_initialized()
 
 
 class Parent:

@@ -405,13 +405,14 @@ def _accuracy_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
     names = list(dict.fromkeys(name for part in parts for name in part))[:_MANY_PARTS]
     if not names:
         return None
-    rows = []
-    for name in names:
-        found = [part.get(name) for part in parts]
-        count = next(accuracy.problems for accuracy in found if accuracy is not None)
-        rows.append([name, str(count), *(_interval(one, 0) if one else "-" for one in found)])
-    title = "tokens" if by == "length" else by
-    return _table([title, "problems", *(label(result.name) for result in results)], rows)
+    models = [label(result.name) for result in results]
+    found = {name: [part.get(name) for part in parts] for name in names}
+    cells = {n: [_interval(one, 0) if one else "-" for one in found[n]] for n in names}
+    if by == "length":  # each model has problems of its own in a range
+        names.sort(key=lambda name: int(name.partition("-")[0]))
+        return _table(["tokens", *models], [[name, *cells[name]] for name in names])
+    counts = {n: next(str(one.problems) for one in found[n] if one) for n in names}
+    return _table([by, "problems", *models], [[n, counts[n], *cells[n]] for n in names])
 
 
 def _rewards_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
