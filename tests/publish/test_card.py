@@ -12,7 +12,7 @@ from grouper.publish.card import license_of, model_card
 
 def test_a_model_of_unknown_origin_gets_a_short_card(tmp_path: Path) -> None:
     tiny_model("qwen3").save_pretrained(tmp_path / "strange")
-    card = model_card(str(tmp_path / "strange"), None)
+    card = model_card(str(tmp_path / "strange"), None, place="strange")
     metadata = yaml.safe_load(card.split("---")[1])
     assert metadata["pipeline_tag"] == "text-generation"
     assert "model-index" not in metadata

@@ -173,8 +173,10 @@ def test_the_card_has_the_results_with_their_intervals(exported: Path, finished_
     (metric,) = metadata["model-index"][0]["results"][0]["metrics"]
     assert metric["value"] == round(result.accuracy, 4)
     assert metadata["license"] == "apache-2.0"
-    assert f"{100 * result.interval.low:.1f} % to {100 * result.interval.high:.1f} %" in card
-    assert "| GRPO |" in card
+    low, high = 100 * result.interval.low, 100 * result.interval.high
+    assert f"| GRPO | {100 * result.accuracy:.1f} [{low:.1f}, {high:.1f}] |" in card
+    assert "| GRPO - base |" in card
+    assert f'pipeline("text-generation", "{exported}")' in card
     assert "![" in card
     assert (exported / "curves.png").is_file()
     assert "load_generator(" in card

@@ -12,9 +12,10 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_downloa
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grouper.data import SOURCES
-from grouper.evaluation.compare import compare, label
+from grouper.evaluation.compare import compare, render_table
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.folders import base_of, looks_local, read_adapter
+from grouper.report.page import blocks
 from grouper.runs.folder import RunFolder
 
 CURVES_FILE = "curves.png"
@@ -24,6 +25,7 @@ def model_card(
     source: str,
     record: Mapping[str, Any] | None,
     *,
+    place: str,
     run: Path | None = None,
     name: str | None = None,
     license_id: str | None = None,
@@ -33,6 +35,7 @@ def model_card(
     Args:
         source: the model folder that is exported.
         record: the content of `grouper.json`; None where the model's recipe is not known.
+        place: the folder or Hub name that it will be loaded from.
         run: the run that trained it, if there is one.
         name: of the model; left out: that of its recipe or its folder.
         license_id: the Hub's name of a licence; left out: that of the base model's card.
@@ -63,11 +66,11 @@ def model_card(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["percent"] = lambda share: f"{100 * share:.1f} %"
     environment.filters["cell"] = lambda text: re.sub(r"[\s|]+", " ", str(text))
     return environment.get_template("card.md.j2").render(
         metadata=metadata.to_yaml(),
         name=name,
+        place=place,
         base="a new random model" if (recipe.get("model") or {}).get("new") else base,
         base_is_public=not looks_local(base),
         license_id=license_id,
@@ -75,9 +78,7 @@ def model_card(
         recipe=recipe,
         data=data,
         info=None if run is None else RunFolder(run).read_info(),
-        results=tested,
-        label=label,
-        verdicts=_verdicts(tested),
+        results=[*blocks(render_table(compare(tested)))] if tested else [],
         adapter=adapter,
         curves=CURVES_FILE if run is not None else None,
         version=version("grouper-rl"),
@@ -117,19 +118,3 @@ def _measured(last: EvaluationResult, data: Mapping[str, Any]) -> EvalResult:
         metric_name=f"accuracy ({last.confidence:.0%} interval {interval.low:.4f} to "
         f"{interval.high:.4f}, {last.overall.problems} problems, {last.samples} sample(s) each)",
     )
-
-
-def _verdicts(results: list[EvaluationResult]) -> list[str]:
-    """One sentence for each difference between results of the same problems."""
-    if len(results) < 2:
-        return []
-    sentences = []
-    for found in compare(results).differences:
-        after, before, paired = label(found.after), label(found.before), found.paired
-        points = f"{100 * paired.difference:+.1f} points"
-        interval = f"[{100 * paired.interval.low:+.1f}, {100 * paired.interval.high:+.1f}]"
-        verdict = f"{after} is {paired.verdict} than {before}"
-        if paired.verdict == "no evidence":
-            verdict = f"There is no evidence that {after} differs from {before}"
-        sentences.append(f"{verdict}: {points} {interval}, p = {paired.p_value:.3g}.")
-    return sentences

@@ -119,7 +119,9 @@ def export_model(
         run = run_of(source)
         if run is not None:
             draw_curves(RunFolder(run), folder / CURVES_FILE)
-        card = model_card(source, record, run=run, name=name, license_id=license_id)
+        card = model_card(
+            source, record, place=name or str(target), run=run, name=name, license_id=license_id
+        )
         (folder / "README.md").write_text(card, encoding="utf-8")
         if not adapter:
             found = _probe(_load(str(folder)))
