@@ -43,6 +43,7 @@ def generate(
     format_name: str | None,
     engine: str | None,
     quiet: bool,
+    converse: bool = False,
     **sampling: Any,
 ) -> None:
     """Check everything that can be checked before the model is loaded; then answer."""
@@ -74,7 +75,7 @@ def generate(
                 click.echo(f"{output_file}: {len(lines):,} rows.")
         elif question is not None:
             _show(question, generator)
-        elif _typed():
+        elif converse or _typed():
             _converse(generator)
         else:
             _read_lines(generator)
@@ -167,16 +168,10 @@ def _typed() -> bool:
 # --- grouper chat --------------------------------------------------------------------------------
 
 
-def chat(model: str, *, recipe: str | None, format_name: str | None, **sampling: Any) -> None:
+def chat(model: str, **how: Any) -> None:
     """Converse in the terminal; the reasoning is dimmed, the answer is not."""
-    model = model_in(model)
-    named = None if recipe is None else open_recipe(recipe)
-    opened = with_sampling(recipe_for(model, named, format_name), samples=1, **sampling)
-    require_model_folder(model, where="MODEL")
-    from grouper.api import Generator
-
-    with Generator(opened, model) as generator:
-        _converse(generator)
+    nothing = dict.fromkeys(("question", "input_file", "output_file", "engine"))
+    generate(model, **nothing, **how, samples=1, quiet=True, converse=True)
 
 
 def _converse(generator: Generator) -> None:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -21,7 +22,7 @@ from grouper.files import cache_folder
 from grouper.models.folders import EXPORT_FILE, model_in, require_model_folder
 
 
-def export(source: str, target: str, *, dtype: str, adapter: bool, license_id: str | None) -> None:
+def export(source: str, target: str, *, dtype: str, adapter: bool, **how: Any) -> None:
     """Write a model folder, and print how closely it matches its source."""
     model, place = model_in(source), Path(target).expanduser()
     require_model_folder(model, where="SOURCE")
@@ -29,39 +30,21 @@ def export(source: str, target: str, *, dtype: str, adapter: bool, license_id: s
     from grouper.publish.export import export_model
 
     progress(quiet=False)
-    done = export_model(model, place, dtype=dtype, adapter=adapter, license_id=license_id)
-    checked = (
-        f" Checked: log-probs differ by at most {done.gap:.2g}, the same most likely token at "
-        f"{done.same_choice:.1%} of positions."
-    )
+    done = export_model(model, place, dtype=dtype, adapter=adapter, **how)
+    checked = f" Checked: log-probs differ by at most {done.gap:.2g}."
     click.echo(f"{model} -> {place} ({dtype}).{'' if adapter else checked}")
     if not done.prompts_alone:
         click.echo("Its chat template does not write the prompt of training: see its README.md.")
 
 
-def push(
-    source: str,
-    repo: str,
-    *,
-    public: bool,
-    revision: str | None,
-    adapter: bool,
-    license_id: str | None,
-) -> None:
+def push(source: str, repo: str, *, public: bool, **how: Any) -> None:
     """Push a model, and print where it is."""
     model = model_in(source)
     require_model_folder(model, where="SOURCE")
     from grouper.publish.hub import export_and_push
 
     progress(quiet=False)
-    address = export_and_push(
-        model,
-        repo,
-        adapter=adapter,
-        private=not public,
-        revision=revision,
-        license_id=license_id,
-    )
+    address = export_and_push(model, repo, private=not public, **how)
     click.echo(f"{model} -> {address}")
 
 

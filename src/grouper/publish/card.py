@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grouper.data import SOURCES
@@ -48,14 +48,12 @@ def model_card(
     data = {
         part: rows for part, rows in (recipe.get("data") or {}).items() if isinstance(rows, dict)
     }
-    license_id = license_id or license_of(base)
-    adapter = read_adapter(source) is not None
     metadata = ModelCardData(
-        library_name="peft" if adapter else "transformers",
+        library_name="transformers" if read_adapter(source) is None else "peft",
         pipeline_tag="text-generation",
         tags=["grouper", "math", *(["grpo"] if recipe and not recipe["skip_grpo"] else [])],
         base_model=None if looks_local(base) else base,
-        license=license_id,
+        license=license_id or license_of(base),
         datasets=sorted(_hub_sets(data)) or None,
         model_name=name,
         eval_results=[_measured(tested[-1], data)] if tested else None,
@@ -68,19 +66,16 @@ def model_card(
     )
     environment.filters["cell"] = lambda text: re.sub(r"[\s|]+", " ", str(text))
     return environment.get_template("card.md.j2").render(
-        metadata=metadata.to_yaml(),
+        metadata=metadata,
         name=name,
         place=place,
         base="a new random model" if (recipe.get("model") or {}).get("new") else base,
-        base_is_public=not looks_local(base),
-        license_id=license_id,
         record=record,
         recipe=recipe,
         data=data,
         info=None if run is None else RunFolder(run).read_info(),
         results=[*blocks(render_table(compare(tested)))] if tested else [],
-        adapter=adapter,
-        curves=CURVES_FILE if run is not None else None,
+        curves=CURVES_FILE,
         version=version("grouper-rl"),
     )
 
@@ -88,9 +83,8 @@ def model_card(
 def license_of(base: str) -> str | None:
     """The licence that the card of a local or cached base model names, or None."""
     try:
-        folder = Path(base).expanduser()
-        file = folder / "README.md" if looks_local(base) else hf_hub_download(base, "README.md")
-        found = ModelCard.load(file).data.license
+        file = Path(base).expanduser() / "README.md"
+        found = ModelCard.load(file if looks_local(base) else base).data.license
     except Exception:  # noqa: BLE001 - no card, no network, or metadata of any other kind
         return None
     return found if isinstance(found, str) else None

@@ -58,8 +58,6 @@ class Exported:
     gap: float
     """The largest difference between log-probs of source and export on the probe, in nats; 0 for
     an adapter alone, which is copied."""
-    same_choice: float
-    """The share of positions at which both find the same token most likely; 1 for an adapter."""
     prompts_alone: bool
     """Whether a user message alone, through the chat template, gives the prompt of training."""
 
@@ -133,8 +131,7 @@ def export_model(
                 where="export",
                 fix="Export as float32; if it disagrees there, too, please report it.",
             )
-    same = float((found.argmax(-1) == expected.argmax(-1)).double().mean())
-    return Exported(gap=gap, same_choice=same, prompts_alone=alone)
+    return Exported(gap=gap, prompts_alone=alone)
 
 
 def _require_portable_adapter(source: str, settings: dict[str, Any] | None) -> None:

@@ -7,12 +7,14 @@ only what is missing when it is repeated.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
@@ -45,7 +47,6 @@ def push(
     private: bool = True,
     revision: str | None = None,
     tag: str | None = None,
-    message: str = "Upload by Grouper",
 ) -> str:
     """Upload a model folder, and return the address of the commit.
 
@@ -54,8 +55,7 @@ def push(
         repo: `owner/name`, or `name` of the token's owner; made if it is not there.
         private: whether a repository that is made can be seen by its owner alone.
         revision: a branch to push to, made if it is not there; left out: main.
-        tag: a name for this commit.
-        message: of the commit.
+        tag: a name for this commit: that of a checkpoint.
 
     Raises:
         ModelError: there is no token or no right, the Hub cannot be reached, or the repository
@@ -86,7 +86,7 @@ def push(
             repo_id=repo,
             folder_path=folder,
             revision=revision,
-            commit_message=message,
+            commit_message=f"Checkpoint {tag}" if tag else "Upload by Grouper",
             ignore_patterns=[f"{OPTIMIZER_FOLDER}/*", STATE_FILE, BEST_FILE],
             # Shards of an earlier push, if this one has others.
             delete_patterns="*.safetensors",
@@ -171,24 +171,20 @@ class PushCheckpoints(Hook):
         if self._last is not None and self._last.is_alive():
             log.warning("%s is not pushed: the one before is still being uploaded.", tag)
             return
-        # Old checkpoints are removed while the upload goes on; links keep what they hold.
         place = Path(tempfile.mkdtemp(dir=run.path, prefix=".push-", suffix=".tmp"))
-        for file in folder.iterdir():
-            if file.is_file():
-                os.link(file, place / file.name)
-        record = json.dumps(recipe_record(run.recipe))
-        (place / EXPORT_FILE).write_text(record + "\n", encoding="utf-8")
-        self._last = threading.Thread(target=self._push, args=(place, tag), daemon=True)
-        self._last.start()
+        with _reported(tag):
+            # Old checkpoints are removed while the upload goes on; links keep what they hold.
+            shutil.copytree(folder, place, copy_function=os.link, dirs_exist_ok=True)
+            record = json.dumps(recipe_record(run.recipe))
+            (place / EXPORT_FILE).write_text(record + "\n", encoding="utf-8")
+            self._last = threading.Thread(target=self._push, args=(place, tag), daemon=True)
+            self._last.start()
 
     def _push(self, place: Path, tag: str) -> None:
-        try:
-            push(place, self._repo, tag=tag, message=f"Checkpoint {tag}")
+        with _reported(tag):
+            push(place, self._repo, tag=tag)
             log.info("Pushed %s to %s.", tag, self._repo)
-        except Exception as error:  # noqa: BLE001 - nothing that a push does may end a run
-            log.warning("%s was not pushed: %s", tag, error)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
 
     def run_ends(self, run: Run) -> None:
         """Push the trained model with its card, after the last checkpoint."""
@@ -196,11 +192,15 @@ class PushCheckpoints(Hook):
             return
         if self._last is not None:
             self._last.join(CLOSING_SECONDS)
-        try:
+        with _reported("The model", f"\nTry again: grouper push {run.path} {self._repo}"):
             trained = model_in(str(run.path))
             run.display.say(f"Pushed {trained}: {export_and_push(trained, self._repo)}")
-        except Exception as error:  # noqa: BLE001 - as above: the run is finished and saved
-            log.warning(
-                "The model was not pushed: %s\nTry again: grouper push %s %s",
-                *(error, run.path, self._repo),
-            )
+
+
+@contextlib.contextmanager
+def _reported(what: str, more: str = "") -> Iterator[None]:
+    """Warn of what fails: nothing that a push does may end a run."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        log.warning("%s was not pushed: %s%s", what, error, more)
