@@ -18,7 +18,7 @@ import click
 from grouper.cli.measure import progress
 from grouper.cli.opening import chosen_model, open_recipe, require_new, run_of
 from grouper.errors import ModelError, require_vllm
-from grouper.files import cache_folder
+from grouper.files import cache_folder, read_json
 from grouper.models.folders import EXPORT_FILE, model_in, require_model_folder
 
 
@@ -50,8 +50,15 @@ def push(source: str, repo: str, *, public: bool, **how: Any) -> None:
 
 # --- grouper serve -------------------------------------------------------------------------------
 
-# Program -> the package that it serves with, and what installs it.
-NEEDS = {"vllm": ("vllm", "vllm"), "transformers": ("uvicorn", "transformers[serving]")}
+# Program -> the package that it serves with, what installs it, and what `python -m` calls.
+SERVERS = {
+    "vllm": ("vllm", "vllm", ["vllm.entrypoints.openai.api_server", "--model"]),
+    "transformers": (
+        "uvicorn",
+        "transformers[serving]",
+        ["transformers.cli.transformers", "serve"],
+    ),
+}
 
 
 def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool) -> int:
@@ -59,7 +66,7 @@ def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool
     source = model_in(model)
     require_model_folder(source, where="MODEL")
     chosen = engine or ("vllm" if find_spec("vllm") else "transformers")
-    package, install = NEEDS[chosen]
+    package, install, module = SERVERS[chosen]
     if find_spec(package) is None and not dry_run:
         raise ModelError(
             f"{chosen} cannot serve: {package} is not installed",
@@ -74,7 +81,7 @@ def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool
             # Served programs know nothing of recipes: template and stops must be in the folder.
             folder = Path(place) / "model"
             export_model(source, folder)
-        words = _server(chosen, folder, host, port)
+        words = [sys.executable, "-m", *module, str(folder), "--host", host, "--port", str(port)]
         click.echo(shlex.join(words))
         click.echo(_curl(folder, host, port))
         if dry_run:
@@ -84,26 +91,16 @@ def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool
         return subprocess.run(words, check=False).returncode
 
 
-def _server(engine: str, folder: Path, host: str, port: int) -> list[str]:
-    place = ["--host", host, "--port", str(port)]
-    if engine == "vllm":
-        module = "vllm.entrypoints.openai.api_server"
-        return [sys.executable, "-m", module, "--model", str(folder), *place]
-    program = str(Path(sys.executable).with_name("transformers"))
-    return [program, "serve", str(folder), *place]
-
-
 def _curl(folder: Path, host: str, port: int) -> str:
-    """A request that can be typed, with the stops of the model."""
-    record = json.loads((folder / EXPORT_FILE).read_text(encoding="utf-8"))
-    prompt = record["prompt"]
-    body = {
-        "model": str(folder),
-        "messages": [{"role": "user", "content": "What is 3 + 4?"}],
-        "max_tokens": record["sampling"]["max_new_tokens"],
-        "temperature": record["sampling"]["temperature"],
-        **({"stop": prompt["stop"]} if prompt["stop"] else {}),
-    }
+    """A request that can be typed, with the stops of the model where they are known."""
+    messages = [{"role": "user", "content": "What is 3 + 4?"}]
+    body: dict[str, Any] = {"model": str(folder), "messages": messages}
+    file = folder / EXPORT_FILE
+    record = read_json(file, "the export cannot be read") if file.is_file() else {}
+    if "prompt" in record:  # a checkpoint on the Hub has only its recipe
+        body["max_tokens"] = record["sampling"]["max_new_tokens"]
+        body["temperature"] = record["sampling"]["temperature"]
+        body |= {"stop": record["prompt"]["stop"]} if record["prompt"]["stop"] else {}
     header = "-H 'Content-Type: application/json'"
     return (
         f"curl http://{host}:{port}/v1/chat/completions {header} -d {shlex.quote(json.dumps(body))}"

@@ -24,10 +24,9 @@ CURVES_FILE = "curves.png"
 def model_card(
     source: str,
     record: Mapping[str, Any] | None,
-    *,
     place: str,
+    *,
     run: Path | None = None,
-    name: str | None = None,
     license_id: str | None = None,
 ) -> str:
     """The text of README.md, with the metadata that the Hub reads.
@@ -37,14 +36,13 @@ def model_card(
         record: the content of `grouper.json`; None where the model's recipe is not known.
         place: the folder or Hub name that it will be loaded from.
         run: the run that trained it, if there is one.
-        name: of the model; left out: that of its recipe or its folder.
         license_id: the Hub's name of a licence; left out: that of the base model's card.
     """
     recipe = record["recipe"] if record else {}
     base = (recipe.get("model") or {}).get("path") or base_of(source)
     results = RunFolder(run).read_evaluations() if run is not None else []
     tested = [result for result in results if result.split == "test"]
-    name = name or recipe.get("name") or Path(source).name
+    name = recipe.get("name") or Path(source).name
     data = {
         part: rows for part, rows in (recipe.get("data") or {}).items() if isinstance(rows, dict)
     }

@@ -68,7 +68,7 @@ def export_model(
     *,
     dtype: str = "float32",
     adapter: bool = False,
-    name: str | None = None,
+    place: str | None = None,
     license_id: str | None = None,
 ) -> Exported:
     """Write `source` as one folder that other programs load and prompt as it was trained.
@@ -80,7 +80,7 @@ def export_model(
         target: must not exist yet.
         dtype: of the saved weights, `float32` or `bfloat16`; merging is done in float32.
         adapter: write the adapter alone instead of merging it into its base.
-        name: of the model, on its card; left out: that of the run.
+        place: where others will load it from, for the card; left out: `target`.
         license_id: on the card; left out: that of the base model's card, if it can be read.
 
     Raises:
@@ -102,7 +102,7 @@ def export_model(
     saved.model.to(DTYPES[dtype])
     del original
     tokenizer, recipe = load_tokenizer(source), _known_recipe(source)
-    found, alone, record = expected, False, None
+    gap, alone, record = 0.0, False, None
     if recipe is not None:
         with prepare(recipe, ProblemSets(), model=source, quiet=True) as prepared:
             alone = _make_portable(prepared, tokenizer)
@@ -117,13 +117,10 @@ def export_model(
         run = run_of(source)
         if run is not None:
             draw_curves(RunFolder(run), folder / CURVES_FILE)
-        card = model_card(
-            source, record, place=name or str(target), run=run, name=name, license_id=license_id
-        )
+        card = model_card(source, record, place or str(target), run=run, license_id=license_id)
         (folder / "README.md").write_text(card, encoding="utf-8")
         if not adapter:
-            found = _probe(_load(str(folder)))
-        gap = float((found - expected).abs().max())
+            gap = float((_probe(_load(str(folder))) - expected).abs().max())
         if not gap <= BOUNDS[dtype]:
             raise ModelError(
                 f"the exported model disagrees with {source}: log-probs differ by {gap:.3g}, "

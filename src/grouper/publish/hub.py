@@ -148,7 +148,7 @@ def export_and_push(
         return push(folder, repo, private=private, revision=revision)
     with tempfile.TemporaryDirectory(prefix="grouper-push-") as place:
         target = Path(place) / "model"
-        export_model(source, target, adapter=adapter, name=repo, license_id=license_id)
+        export_model(source, target, adapter=adapter, place=repo, license_id=license_id)
         return push(target, repo, private=private, revision=revision)
 
 
