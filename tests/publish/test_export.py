@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from huggingface_hub import ModelCard
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -166,7 +167,9 @@ def test_an_export_knows_how_it_is_prompted(exported: Path, finished_run: Path) 
 
 def test_the_card_has_the_results_with_their_intervals(exported: Path, finished_run: Path) -> None:
     card = (exported / "README.md").read_text()
-    metadata = yaml.safe_load(card.split("---")[1])
+    assert card.startswith("---\n")
+    metadata = yaml.safe_load(card[4:].split("\n---\n")[0])
+    assert ModelCard(card).data.to_dict() == metadata, "as the Hub reads it"
     result = grouper.RunFolder(finished_run).read_evaluation("grpo")
     assert result is not None
     (metric,) = metadata["model-index"][0]["results"][0]["metrics"]
