@@ -152,8 +152,8 @@ def _require_portable_adapter(source: str, settings: dict[str, Any] | None) -> N
 def _known_recipe(source: str) -> Recipe | None:
     try:
         return recipe_for(source)
-    except ConfigError:
-        log.info("%s is not in a run folder: nothing is said of how to prompt it.", source)
+    except ConfigError as error:
+        log.info("Nothing is said of how to prompt %s: %s", source, error)
         return None
 
 
