@@ -89,7 +89,7 @@ def _commands_page() -> str:
 
 
 def _command(command: click.Command, path: str) -> list[str]:
-    context = click.Context(command, info_name=path, max_content_width=100)
+    context = click.Context(command, info_name=path, max_content_width=80)
     found = [f"## {path}\n\n```\n{command.get_help(context)}\n```\n\n"]
     if isinstance(command, click.Group):
         for name in command.list_commands(context):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -31,6 +32,14 @@ def test_what_would_be_served(grouper, exported, finished_run):
     assert called.code == 0, called.err
     folder = Path(next(w for w in shlex.split(called.out.splitlines()[0]) if "grouper-serve" in w))
     assert not folder.exists()
+
+
+def test_a_model_of_unknown_origin_is_served(grouper, finished_run, tmp_path):
+    shutil.copytree(finished_run / "base", tmp_path / "strange")
+    called = grouper("serve", tmp_path / "strange", "--engine", "vllm", "--dry-run")
+    assert called.code == 0, called.err
+    assert '"messages"' in called.out
+    assert '"max_tokens"' not in called.out
 
 
 def test_a_program_that_is_not_installed(grouper, exported, monkeypatch):

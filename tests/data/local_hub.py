@@ -6,10 +6,9 @@ import contextlib
 import hashlib
 import json
 import re
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
+
+from loopback import Handler, serving
 
 SET, GATED = "school/sums", "school/closed"
 FILES = {
@@ -28,54 +27,36 @@ def _entry(name: str) -> dict[str, object]:
     return {"type": "file", "path": name, "oid": oid, "size": len(content)}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    def log_message(self, *args: object) -> None:
-        """Quietly."""
-
-    def _send(self, body: bytes, code: int = 200, **headers: str) -> None:
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(body)))
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
+class _Handler(Handler):
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         if GATED in path and "/resolve/" in path:
-            self._send(b"{}", 403, X_Error_Code="GatedRepo", X_Error_Message="gated")
+            self.reply(b"{}", 403, X_Error_Code="GatedRepo", X_Error_Message="gated")
         elif re.fullmatch(rf"/api/datasets/({SET}|{GATED})(/revision/[^/]+)?", path):
             name = SET if SET in path else GATED
             files = [{"rfilename": file} for file in FILES]
             info = {"id": name, "sha": COMMIT, "siblings": files, "private": False, "tags": []}
-            self._send(json.dumps(info).encode())
+            self.reply(info)
         elif match := re.fullmatch(rf"/api/datasets/{SET}/tree/[^/]+(?:/(.*))?", path):
             inside = [_entry(f) for f in FILES if f.startswith(match[1] or "")]
-            self._send(json.dumps(inside).encode())
+            self.reply(inside)
         elif (match := re.fullmatch(rf"/datasets/{SET}/resolve/[^/]+/(.*)", path)) and (
             match[1] in FILES
         ):
             oid = str(_entry(match[1])["oid"])
-            self._send(FILES[match[1]], ETag=f'"{oid}"', X_Repo_Commit=COMMIT)
+            self.reply(FILES[match[1]], ETag=f'"{oid}"', X_Repo_Commit=COMMIT)
         else:
             known = SET in path
-            self._send(b"{}", 404, X_Error_Code="EntryNotFound" if known else "RepoNotFound")
+            self.reply(b"{}", 404, X_Error_Code="EntryNotFound" if known else "RepoNotFound")
 
     do_HEAD = do_GET  # noqa: N815 - the name that the server looks for
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
         asked = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body)["paths"]
-        self._send(json.dumps([_entry(name) for name in asked if name in FILES]).encode())
+        self.reply([_entry(name) for name in asked if name in FILES])
 
 
-@contextlib.contextmanager
-def local_hub() -> Iterator[str]:
+def local_hub() -> contextlib.AbstractContextManager[str]:
     """The address of a Hub that lives as long as the block."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    return serving(_Handler)

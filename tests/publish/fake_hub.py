@@ -7,12 +7,12 @@ import contextlib
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from loopback import Handler, serving
 
 OWNER, TOKEN = "me", "hf_aSecretOfSomeLength"
 PART = 1 << 16
@@ -49,22 +49,9 @@ class FakeHub:
         return {**found.branches, **found.tags}[revision]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
     hub: FakeHub
-
-    def log_message(self, *args: object) -> None:
-        """Quietly."""
-
-    def reply(self, content: Any = None, code: int = 200, **headers: str) -> None:
-        body = content if isinstance(content, bytes) else json.dumps(content or {}).encode()
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(body)))
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
 
     def body(self) -> bytes:
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
@@ -186,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
                 {"type": "file", "path": n, "size": len(c), "oid": hashlib.sha1(c).hexdigest()}
                 for n, c in self.hub.files(match[1], match[2]).items()
             ]
-            self.reply(rows or [])
+            self.reply(rows)
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             rows = [{"rfilename": n} for n in self.hub.files(match[1], match[2] or "main")]
             self.reply({"id": match[1], "sha": "a" * 40, "siblings": rows, "tags": []})
@@ -209,14 +196,5 @@ class _Handler(BaseHTTPRequestHandler):
 def fake_hub() -> Iterator[FakeHub]:
     """A server on loopback for the time of the block."""
     hub = FakeHub()
-    handler = type("Handler", (_Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(type("_OfHub", (_Handler,), {"hub": hub})) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 from tiny_models import tiny_model
 
+from grouper.config.loading import load_recipe
 from grouper.publish.card import license_of, model_card
+from grouper.publish.export import recipe_record
 
 
 def test_a_model_of_unknown_origin_gets_a_short_card(tmp_path: Path) -> None:
     tiny_model("qwen3").save_pretrained(tmp_path / "strange")
-    card = model_card(str(tmp_path / "strange"), None)
+    card = model_card(str(tmp_path / "strange"), None, place="strange")
     metadata = yaml.safe_load(card.split("---")[1])
     assert metadata["pipeline_tag"] == "text-generation"
     assert "model-index" not in metadata
@@ -25,3 +28,22 @@ def test_the_base_models_licence_is_taken_over(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# base\n")
     assert license_of(str(tmp_path)) == "mit"
     assert license_of(str(tmp_path / "nothing")) is None
+
+
+@pytest.mark.parametrize(
+    ("skipped", "said"),
+    [
+        ("", "by\nSFT, then GRPO, with"),
+        ("skip_sft", "by\nGRPO with"),
+        ("skip_grpo", "by\nSFT with"),
+    ],
+)
+def test_the_card_says_how_it_was_trained(tmp_path: Path, skipped: str, said: str) -> None:
+    tiny_model("qwen3").save_pretrained(tmp_path / "strange")
+    recipe = load_recipe("demo", [f"{skipped}=true"] if skipped else [])
+    record = {
+        **recipe_record(recipe),
+        "prompt": {"format": "xml", "in_chat_template": True, "stop": []},
+        "sampling": {"temperature": 0.0, "max_new_tokens": 8},
+    }
+    assert said in model_card(str(tmp_path / "strange"), record, place="strange")

@@ -18,7 +18,7 @@ from small_run import SMALL
 import grouper
 from grouper.errors import ModelError
 from grouper.models.folders import EXPORT_FILE
-from grouper.publish.hub import export_and_push, push
+from grouper.publish.hub import PushCheckpoints, export_and_push, push
 from grouper.runs.progress import Progress
 
 REPO = f"{OWNER}/small"
@@ -101,11 +101,11 @@ def test_shards_of_an_earlier_push_are_gone(hub: FakeHub, folder: Path) -> None:
 
 
 def test_a_revision_is_a_branch_and_a_tag_a_commit(hub: FakeHub, folder: Path) -> None:
-    push(folder, REPO, revision="try", tag="grpo-000020", message="Checkpoint 20")
+    push(folder, REPO, revision="try", tag="grpo-000020")
     assert "README.md" in hub.files(REPO, "try")
     assert "README.md" not in hub.files(REPO)
     assert [*hub.repos[REPO].tags] == ["grpo-000020"]
-    assert hub.repos[REPO].commits == [("try", "Checkpoint 20")]
+    assert hub.repos[REPO].commits == [("try", "Checkpoint grpo-000020")]
 
 
 def test_what_only_training_needs_stays_here(hub: FakeHub, folder: Path) -> None:
@@ -216,3 +216,16 @@ def test_a_push_that_fails_stops_no_run(
     assert "grpo-000001 was not pushed" in told
     assert f"Try again: grouper push {run} {REPO}" in told
     assert not hub.repos
+
+
+def test_a_disk_without_links_stops_no_run(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(1, "links are not possible here")
+
+    monkeypatch.setattr("os.link", refuse)
+    run = SimpleNamespace(processes=SimpleNamespace(rank=0), path=tmp_path)
+    state = SimpleNamespace(phase="grpo", step=3)
+    PushCheckpoints(REPO).checkpoint_saved(run, state, folder)
+    assert "grpo-000003 was not pushed" in caplog.text

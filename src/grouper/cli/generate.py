@@ -43,6 +43,7 @@ def generate(
     format_name: str | None,
     engine: str | None,
     quiet: bool,
+    converse: bool = False,
     **sampling: Any,
 ) -> None:
     """Check everything that can be checked before the model is loaded; then answer."""
@@ -74,7 +75,7 @@ def generate(
                 click.echo(f"{output_file}: {len(lines):,} rows.")
         elif question is not None:
             _show(question, generator)
-        elif _typed():
+        elif converse or _typed():
             _converse(generator)
         else:
             _read_lines(generator)
@@ -167,16 +168,10 @@ def _typed() -> bool:
 # --- grouper chat --------------------------------------------------------------------------------
 
 
-def chat(model: str, *, recipe: str | None, format_name: str | None, **sampling: Any) -> None:
+def chat(model: str, **how: Any) -> None:
     """Converse in the terminal; the reasoning is dimmed, the answer is not."""
-    model = model_in(model)
-    named = None if recipe is None else open_recipe(recipe)
-    opened = with_sampling(recipe_for(model, named, format_name), samples=1, **sampling)
-    require_model_folder(model, where="MODEL")
-    from grouper.api import Generator
-
-    with Generator(opened, model) as generator:
-        _converse(generator)
+    nothing = dict.fromkeys(("question", "input_file", "output_file", "engine"))
+    generate(model, **nothing, **how, samples=1, quiet=True, converse=True)
 
 
 def _converse(generator: Generator) -> None:
@@ -186,62 +181,49 @@ def _converse(generator: Generator) -> None:
     turns = uses_chat(generator.prepared.format, generator.prepared.tokenizer)
     kind = "" if turns else " This model was trained on single questions: each stands alone."
     click.echo(f"/stats shows or hides numbers, /new begins anew, Ctrl-D ends.{kind}", err=True)
-    _Chat(generator, remembers=turns).converse()
+    earlier: list[Message] = []
+    stats = False
+    while True:
+        try:
+            line = input("> ").strip()
+            if line == "/stats":
+                stats = not stats
+            elif line == "/new":
+                earlier.clear()
+            elif line:
+                answer = _say(line, generator, earlier, stats=stats)
+                asked = Message(role="user", content=line)
+                earlier += [asked, answer] if turns else []
+        except EOFError:
+            return
+        except DataError as error:  # what is too long ends nothing
+            click.echo(error.paragraph(), err=True)
 
 
-class _Chat:
-    """A conversation, and whether numbers are shown after each answer."""
+def _say(
+    question: str, generator: Generator, earlier: Sequence[Message], *, stats: bool
+) -> Message:
+    """Print an answer as it comes, dimmed up to the tag that opens it; returns the turn."""
+    fmt, text, started = generator.prepared.format, "", time.perf_counter()
 
-    def __init__(self, generator: Generator, *, remembers: bool) -> None:
-        self._generator, self._remembers = generator, remembers
-        self._earlier: list[Message] = []
-        self._stats = False
-        self._text = ""
-
-    def converse(self) -> None:
-        while True:
-            try:
-                line = input("> ").strip()
-                if line == "/stats":
-                    self._stats = not self._stats
-                elif line == "/new":
-                    self._earlier.clear()
-                elif line:
-                    self._answer(line)
-            except EOFError:
-                return
-            except DataError as error:  # what is too long ends nothing
-                click.echo(error.paragraph(), err=True)
-
-    def _answer(self, question: str) -> None:
-        fmt, started = self._generator.prepared.format, time.perf_counter()
-        self._text = ""
-        self._print(fmt.prefix)
-        (solution,) = self._generator.answer(
-            question, 1, earlier=self._earlier, on_text=self._print
-        )
-        seconds = time.perf_counter() - started
-        click.echo()
-        _show_answer(solution)
-        if self._stats:
-            click.echo(
-                f"{solution.tokens} tokens in {seconds:.1f} s ({solution.tokens / seconds:.0f} "
-                f"per second), ended by {solution.finish_reason}, answer {solution.answer!r}",
-                err=True,
-            )
-        if self._remembers:
-            written = fmt.prefix + solution.response
-            self._earlier += [
-                Message(role="user", content=question),
-                Message(role="assistant", content=written),
-            ]
-
-    def _print(self, piece: str) -> None:
-        """Print a piece as it comes; before the tag that opens the answer it is dimmed."""
-        fmt = self._generator.prepared.format
-        self._text += piece
-        thinking = fmt.tags is not None and fmt.tags[2] not in self._text
+    def show(piece: str) -> None:
+        nonlocal text
+        text += piece
+        thinking = fmt.tags is not None and fmt.tags[2] not in text
         click.echo(click.style(printable(piece), dim=thinking), nl=False)
+
+    show(fmt.prefix)
+    (solution,) = generator.answer(question, 1, earlier=earlier, on_text=show)
+    seconds = time.perf_counter() - started
+    click.echo()
+    _show_answer(solution)
+    if stats:
+        click.echo(
+            f"{solution.tokens} tokens in {seconds:.1f} s ({solution.tokens / seconds:.0f} "
+            f"per second), ended by {solution.finish_reason}, answer {solution.answer!r}",
+            err=True,
+        )
+    return Message(role="assistant", content=fmt.prefix + solution.response)
 
 
 # --- grouper synthesize --------------------------------------------------------------------------

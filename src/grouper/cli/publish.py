@@ -11,17 +11,18 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
 from grouper.cli.measure import progress
 from grouper.cli.opening import chosen_model, open_recipe, require_new, run_of
 from grouper.errors import ModelError, require_vllm
-from grouper.files import cache_folder
+from grouper.files import cache_folder, read_json
 from grouper.models.folders import EXPORT_FILE, model_in, require_model_folder
 
 
-def export(source: str, target: str, *, dtype: str, adapter: bool, license_id: str | None) -> None:
+def export(source: str, target: str, *, dtype: str, adapter: bool, **how: Any) -> None:
     """Write a model folder, and print how closely it matches its source."""
     model, place = model_in(source), Path(target).expanduser()
     require_model_folder(model, where="SOURCE")
@@ -29,46 +30,35 @@ def export(source: str, target: str, *, dtype: str, adapter: bool, license_id: s
     from grouper.publish.export import export_model
 
     progress(quiet=False)
-    done = export_model(model, place, dtype=dtype, adapter=adapter, license_id=license_id)
-    checked = (
-        f" Checked: log-probs differ by at most {done.gap:.2g}, the same most likely token at "
-        f"{done.same_choice:.1%} of positions."
-    )
+    done = export_model(model, place, dtype=dtype, adapter=adapter, **how)
+    checked = f" Checked: log-probs differ by at most {done.gap:.2g}."
     click.echo(f"{model} -> {place} ({dtype}).{'' if adapter else checked}")
     if not done.prompts_alone:
         click.echo("Its chat template does not write the prompt of training: see its README.md.")
 
 
-def push(
-    source: str,
-    repo: str,
-    *,
-    public: bool,
-    revision: str | None,
-    adapter: bool,
-    license_id: str | None,
-) -> None:
+def push(source: str, repo: str, *, public: bool, **how: Any) -> None:
     """Push a model, and print where it is."""
     model = model_in(source)
     require_model_folder(model, where="SOURCE")
     from grouper.publish.hub import export_and_push
 
     progress(quiet=False)
-    address = export_and_push(
-        model,
-        repo,
-        adapter=adapter,
-        private=not public,
-        revision=revision,
-        license_id=license_id,
-    )
+    address = export_and_push(model, repo, private=not public, **how)
     click.echo(f"{model} -> {address}")
 
 
 # --- grouper serve -------------------------------------------------------------------------------
 
-# Program -> the package that it serves with, and what installs it.
-NEEDS = {"vllm": ("vllm", "vllm"), "transformers": ("uvicorn", "transformers[serving]")}
+# Program -> the package that it serves with, what installs it, and what `python -m` calls.
+SERVERS = {
+    "vllm": ("vllm", "vllm", ["vllm.entrypoints.openai.api_server", "--model"]),
+    "transformers": (
+        "uvicorn",
+        "transformers[serving]",
+        ["transformers.cli.transformers", "serve"],
+    ),
+}
 
 
 def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool) -> int:
@@ -76,7 +66,7 @@ def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool
     source = model_in(model)
     require_model_folder(source, where="MODEL")
     chosen = engine or ("vllm" if find_spec("vllm") else "transformers")
-    package, install = NEEDS[chosen]
+    package, install, module = SERVERS[chosen]
     if find_spec(package) is None and not dry_run:
         raise ModelError(
             f"{chosen} cannot serve: {package} is not installed",
@@ -91,7 +81,7 @@ def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool
             # Served programs know nothing of recipes: template and stops must be in the folder.
             folder = Path(place) / "model"
             export_model(source, folder)
-        words = _server(chosen, folder, host, port)
+        words = [sys.executable, "-m", *module, str(folder), "--host", host, "--port", str(port)]
         click.echo(shlex.join(words))
         click.echo(_curl(folder, host, port))
         if dry_run:
@@ -101,26 +91,16 @@ def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool
         return subprocess.run(words, check=False).returncode
 
 
-def _server(engine: str, folder: Path, host: str, port: int) -> list[str]:
-    place = ["--host", host, "--port", str(port)]
-    if engine == "vllm":
-        module = "vllm.entrypoints.openai.api_server"
-        return [sys.executable, "-m", module, "--model", str(folder), *place]
-    program = str(Path(sys.executable).with_name("transformers"))
-    return [program, "serve", str(folder), *place]
-
-
 def _curl(folder: Path, host: str, port: int) -> str:
-    """A request that can be typed, with the stops of the model."""
-    record = json.loads((folder / EXPORT_FILE).read_text(encoding="utf-8"))
-    prompt = record["prompt"]
-    body = {
-        "model": str(folder),
-        "messages": [{"role": "user", "content": "What is 3 + 4?"}],
-        "max_tokens": record["sampling"]["max_new_tokens"],
-        "temperature": record["sampling"]["temperature"],
-        **({"stop": prompt["stop"]} if prompt["stop"] else {}),
-    }
+    """A request that can be typed, with the stops of the model where they are known."""
+    messages = [{"role": "user", "content": "What is 3 + 4?"}]
+    body: dict[str, Any] = {"model": str(folder), "messages": messages}
+    file = folder / EXPORT_FILE
+    record = read_json(file, "the export cannot be read") if file.is_file() else {}
+    if "prompt" in record:  # a checkpoint on the Hub has only its recipe
+        body["max_tokens"] = record["sampling"]["max_new_tokens"]
+        body["temperature"] = record["sampling"]["temperature"]
+        body |= {"stop": record["prompt"]["stop"]} if record["prompt"]["stop"] else {}
     header = "-H 'Content-Type: application/json'"
     return (
         f"curl http://{host}:{port}/v1/chat/completions {header} -d {shlex.quote(json.dumps(body))}"

@@ -8,13 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grouper.data import SOURCES
-from grouper.evaluation.compare import compare, label
+from grouper.evaluation.compare import compare, render_table
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.folders import base_of, looks_local, read_adapter
+from grouper.report.page import blocks
 from grouper.runs.folder import RunFolder
 
 CURVES_FILE = "curves.png"
@@ -23,9 +24,9 @@ CURVES_FILE = "curves.png"
 def model_card(
     source: str,
     record: Mapping[str, Any] | None,
+    place: str,
     *,
     run: Path | None = None,
-    name: str | None = None,
     license_id: str | None = None,
 ) -> str:
     """The text of README.md, with the metadata that the Hub reads.
@@ -33,26 +34,24 @@ def model_card(
     Args:
         source: the model folder that is exported.
         record: the content of `grouper.json`; None where the model's recipe is not known.
+        place: the folder or Hub name that it will be loaded from.
         run: the run that trained it, if there is one.
-        name: of the model; left out: that of its recipe or its folder.
         license_id: the Hub's name of a licence; left out: that of the base model's card.
     """
     recipe = record["recipe"] if record else {}
     base = (recipe.get("model") or {}).get("path") or base_of(source)
     results = RunFolder(run).read_evaluations() if run is not None else []
     tested = [result for result in results if result.split == "test"]
-    name = name or recipe.get("name") or Path(source).name
+    name = recipe.get("name") or Path(source).name
     data = {
         part: rows for part, rows in (recipe.get("data") or {}).items() if isinstance(rows, dict)
     }
-    license_id = license_id or license_of(base)
-    adapter = read_adapter(source) is not None
     metadata = ModelCardData(
-        library_name="peft" if adapter else "transformers",
+        library_name="transformers" if read_adapter(source) is None else "peft",
         pipeline_tag="text-generation",
         tags=["grouper", "math", *(["grpo"] if recipe and not recipe["skip_grpo"] else [])],
         base_model=None if looks_local(base) else base,
-        license=license_id,
+        license=license_id or license_of(base),
         datasets=sorted(_hub_sets(data)) or None,
         model_name=name,
         eval_results=[_measured(tested[-1], data)] if tested else None,
@@ -63,23 +62,18 @@ def model_card(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["percent"] = lambda share: f"{100 * share:.1f} %"
     environment.filters["cell"] = lambda text: re.sub(r"[\s|]+", " ", str(text))
     return environment.get_template("card.md.j2").render(
-        metadata=metadata.to_yaml(),
+        metadata=metadata,
         name=name,
+        place=place,
         base="a new random model" if (recipe.get("model") or {}).get("new") else base,
-        base_is_public=not looks_local(base),
-        license_id=license_id,
         record=record,
         recipe=recipe,
         data=data,
         info=None if run is None else RunFolder(run).read_info(),
-        results=tested,
-        label=label,
-        verdicts=_verdicts(tested),
-        adapter=adapter,
-        curves=CURVES_FILE if run is not None else None,
+        results=[*blocks(render_table(compare(tested)))] if tested else [],
+        curves=CURVES_FILE,
         version=version("grouper-rl"),
     )
 
@@ -87,9 +81,8 @@ def model_card(
 def license_of(base: str) -> str | None:
     """The licence that the card of a local or cached base model names, or None."""
     try:
-        folder = Path(base).expanduser()
-        file = folder / "README.md" if looks_local(base) else hf_hub_download(base, "README.md")
-        found = ModelCard.load(file).data.license
+        file = Path(base).expanduser() / "README.md"
+        found = ModelCard.load(file if looks_local(base) else base).data.license
     except Exception:  # noqa: BLE001 - no card, no network, or metadata of any other kind
         return None
     return found if isinstance(found, str) else None
@@ -117,19 +110,3 @@ def _measured(last: EvaluationResult, data: Mapping[str, Any]) -> EvalResult:
         metric_name=f"accuracy ({last.confidence:.0%} interval {interval.low:.4f} to "
         f"{interval.high:.4f}, {last.overall.problems} problems, {last.samples} sample(s) each)",
     )
-
-
-def _verdicts(results: list[EvaluationResult]) -> list[str]:
-    """One sentence for each difference between results of the same problems."""
-    if len(results) < 2:
-        return []
-    sentences = []
-    for found in compare(results).differences:
-        after, before, paired = label(found.after), label(found.before), found.paired
-        points = f"{100 * paired.difference:+.1f} points"
-        interval = f"[{100 * paired.interval.low:+.1f}, {100 * paired.interval.high:+.1f}]"
-        verdict = f"{after} is {paired.verdict} than {before}"
-        if paired.verdict == "no evidence":
-            verdict = f"There is no evidence that {after} differs from {before}"
-        sentences.append(f"{verdict}: {points} {interval}, p = {paired.p_value:.3g}.")
-    return sentences

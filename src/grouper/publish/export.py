@@ -58,8 +58,6 @@ class Exported:
     gap: float
     """The largest difference between log-probs of source and export on the probe, in nats; 0 for
     an adapter alone, which is copied."""
-    same_choice: float
-    """The share of positions at which both find the same token most likely; 1 for an adapter."""
     prompts_alone: bool
     """Whether a user message alone, through the chat template, gives the prompt of training."""
 
@@ -70,7 +68,7 @@ def export_model(
     *,
     dtype: str = "float32",
     adapter: bool = False,
-    name: str | None = None,
+    place: str | None = None,
     license_id: str | None = None,
 ) -> Exported:
     """Write `source` as one folder that other programs load and prompt as it was trained.
@@ -82,7 +80,7 @@ def export_model(
         target: must not exist yet.
         dtype: of the saved weights, `float32` or `bfloat16`; merging is done in float32.
         adapter: write the adapter alone instead of merging it into its base.
-        name: of the model, on its card; left out: that of the run.
+        place: where others will load it from, for the card; left out: `target`.
         license_id: on the card; left out: that of the base model's card, if it can be read.
 
     Raises:
@@ -104,7 +102,7 @@ def export_model(
     saved.model.to(DTYPES[dtype])
     del original
     tokenizer, recipe = load_tokenizer(source), _known_recipe(source)
-    found, alone, record = expected, False, None
+    gap, alone, record = 0.0, False, None
     if recipe is not None:
         with prepare(recipe, ProblemSets(), model=source, quiet=True) as prepared:
             alone = _make_portable(prepared, tokenizer)
@@ -119,11 +117,10 @@ def export_model(
         run = run_of(source)
         if run is not None:
             draw_curves(RunFolder(run), folder / CURVES_FILE)
-        card = model_card(source, record, run=run, name=name, license_id=license_id)
+        card = model_card(source, record, place or str(target), run=run, license_id=license_id)
         (folder / "README.md").write_text(card, encoding="utf-8")
         if not adapter:
-            found = _probe(_load(str(folder)))
-        gap = float((found - expected).abs().max())
+            gap = float((_probe(_load(str(folder))) - expected).abs().max())
         if not gap <= BOUNDS[dtype]:
             raise ModelError(
                 f"the exported model disagrees with {source}: log-probs differ by {gap:.3g}, "
@@ -131,8 +128,7 @@ def export_model(
                 where="export",
                 fix="Export as float32; if it disagrees there, too, please report it.",
             )
-    same = float((found.argmax(-1) == expected.argmax(-1)).double().mean())
-    return Exported(gap=gap, same_choice=same, prompts_alone=alone)
+    return Exported(gap=gap, prompts_alone=alone)
 
 
 def _require_portable_adapter(source: str, settings: dict[str, Any] | None) -> None:
@@ -156,8 +152,8 @@ def _require_portable_adapter(source: str, settings: dict[str, Any] | None) -> N
 def _known_recipe(source: str) -> Recipe | None:
     try:
         return recipe_for(source)
-    except ConfigError:
-        log.info("%s is not in a run folder: nothing is said of how to prompt it.", source)
+    except ConfigError as error:
+        log.info("Nothing is said of how to prompt %s: %s", source, error)
         return None
 
 

@@ -15,7 +15,6 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
@@ -48,7 +47,6 @@ def push(
     private: bool = True,
     revision: str | None = None,
     tag: str | None = None,
-    message: str = "Upload by Grouper",
 ) -> str:
     """Upload a model folder, and return the address of the commit.
 
@@ -57,8 +55,7 @@ def push(
         repo: `owner/name`, or `name` of the token's owner; made if it is not there.
         private: whether a repository that is made can be seen by its owner alone.
         revision: a branch to push to, made if it is not there; left out: main.
-        tag: a name for this commit.
-        message: of the commit.
+        tag: a name for this commit: that of a checkpoint.
 
     Raises:
         ModelError: there is no token or no right, the Hub cannot be reached, or the repository
@@ -73,7 +70,7 @@ def push(
         )
     hide(token, "${HF_TOKEN}")
     api = HfApi(token=token)
-    with _explained(repo):
+    try:
         repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
         there = {*api.list_repo_files(repo)}
         if there - _EMPTY and EXPORT_FILE not in there:
@@ -89,47 +86,41 @@ def push(
             repo_id=repo,
             folder_path=folder,
             revision=revision,
-            commit_message=message,
+            commit_message=f"Checkpoint {tag}" if tag else "Upload by Grouper",
             ignore_patterns=[f"{OPTIMIZER_FOLDER}/*", STATE_FILE, BEST_FILE],
             # Shards of an earlier push, if this one has others.
             delete_patterns="*.safetensors",
         )
         if tag is not None:
             api.create_tag(repo, tag=tag, revision=commit.oid, exist_ok=True)
+    except _REFUSALS as error:
+        raise _refusal(error, repo) from error
     return str(commit.commit_url)
 
 
-@contextlib.contextmanager
-def _explained(repo: str) -> Iterator[None]:
-    """Raise what the Hub or the network refuses as one `ModelError`."""
-    try:
-        yield
-    except HFValidationError as error:
-        raise ModelError(
-            f"{repo!r} is not a name that the Hub has ({first_line(error)})",
-            where="push",
-            fix="Write OWNER/NAME, of letters, digits, -, _ and dots.",
-        ) from error
-    except HfHubHTTPError as error:
+# What the Hub refuses, and what keeps it from being reached; a broken upload is a RuntimeError.
+_REFUSALS = (HFValidationError, HTTPError, OSError, OfflineModeIsEnabled, RuntimeError)
+_FIXES = {
+    401: "The token is not valid: run `hf auth login`, or set HF_TOKEN to a new one.",
+    403: "The token has no right to write there: make one with write access, or choose a name of "
+    "your own.",
+}
+_AGAIN = "push again: what has arrived is not sent twice."
+
+
+def _refusal(error: Exception, repo: str) -> ModelError:
+    """What went wrong, and what to do."""
+    if isinstance(error, HFValidationError):
+        what = f"{repo!r} is not a name that the Hub has ({first_line(error)})"
+        fix = "Write OWNER/NAME, of letters, digits, -, _ and dots."
+    elif isinstance(error, HfHubHTTPError):
         status = error.response.status_code
-        fixes = {
-            401: "The token is not valid: run `hf auth login`, or set HF_TOKEN to a new one.",
-            403: "The token has no right to write there: make one with write access, or choose a "
-            "name of your own.",
-        }
-        raise ModelError(
-            f"the Hub refuses to let {repo} be pushed to (status {status})",
-            where="push",
-            fix=fixes.get(status, "Push again: what has arrived is not sent twice."),
-        ) from error
-    # An upload that breaks off is a RuntimeError.
-    except (OSError, HTTPError, OfflineModeIsEnabled, RuntimeError) as error:
-        raise ModelError(
-            f"the Hub cannot be reached ({first_line(error)})",
-            where="push",
-            fix="Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and push again: what has "
-            "arrived is not sent twice.",
-        ) from error
+        what = f"the Hub refuses to let {repo} be pushed to (status {status})"
+        fix = _FIXES.get(status, f"Wait a little, and {_AGAIN}")
+    else:
+        what = f"the Hub cannot be reached ({first_line(error)})"
+        fix = f"Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and {_AGAIN}"
+    return ModelError(what, where="push", fix=fix)
 
 
 def export_and_push(
@@ -157,7 +148,7 @@ def export_and_push(
         return push(folder, repo, private=private, revision=revision)
     with tempfile.TemporaryDirectory(prefix="grouper-push-") as place:
         target = Path(place) / "model"
-        export_model(source, target, adapter=adapter, name=repo, license_id=license_id)
+        export_model(source, target, adapter=adapter, place=repo, license_id=license_id)
         return push(target, repo, private=private, revision=revision)
 
 
@@ -170,49 +161,46 @@ class PushCheckpoints(Hook):
 
     def __init__(self, repo: str) -> None:
         self._repo = repo
-        self._last: Future[None] | None = None
+        self._last: threading.Thread | None = None
 
     def checkpoint_saved(self, run: Run, state: TrainState, folder: Path) -> None:
         """Push a checkpoint in the background, unless the one before is still on its way."""
         if run.processes.rank != 0:
             return
         tag = f"{state.phase}-{state.step:06d}"
-        if self._last is not None and not self._last.done():
+        if self._last is not None and self._last.is_alive():
             log.warning("%s is not pushed: the one before is still being uploaded.", tag)
             return
-        # Old checkpoints are removed while the upload goes on; links keep what they hold.
         place = Path(tempfile.mkdtemp(dir=run.path, prefix=".push-", suffix=".tmp"))
-        for file in folder.iterdir():
-            if file.is_file():
-                os.link(file, place / file.name)
-        record = json.dumps(recipe_record(run.recipe))
-        (place / EXPORT_FILE).write_text(record + "\n", encoding="utf-8")
-        self._last = Future()
-        arguments = (place, tag, self._last)
-        threading.Thread(target=self._push, args=arguments, daemon=True).start()
+        with _reported(tag):
+            # Old checkpoints are removed while the upload goes on; links keep what they hold.
+            shutil.copytree(folder, place, copy_function=os.link, dirs_exist_ok=True)
+            record = json.dumps(recipe_record(run.recipe))
+            (place / EXPORT_FILE).write_text(record + "\n", encoding="utf-8")
+            self._last = threading.Thread(target=self._push, args=(place, tag), daemon=True)
+            self._last.start()
 
-    def _push(self, place: Path, tag: str, done: Future[None]) -> None:
-        try:
-            push(place, self._repo, tag=tag, message=f"Checkpoint {tag}")
+    def _push(self, place: Path, tag: str) -> None:
+        with _reported(tag):
+            push(place, self._repo, tag=tag)
             log.info("Pushed %s to %s.", tag, self._repo)
-        except Exception as error:  # noqa: BLE001 - nothing that a push does may end a run
-            log.warning("%s was not pushed: %s", tag, error)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
-            done.set_result(None)
+        shutil.rmtree(place, ignore_errors=True)
 
     def run_ends(self, run: Run) -> None:
         """Push the trained model with its card, after the last checkpoint."""
         if run.processes.rank != 0:
             return
         if self._last is not None:
-            with contextlib.suppress(TimeoutError):
-                self._last.result(CLOSING_SECONDS)
-        try:
+            self._last.join(CLOSING_SECONDS)
+        with _reported("The model", f"\nTry again: grouper push {run.path} {self._repo}"):
             trained = model_in(str(run.path))
             run.display.say(f"Pushed {trained}: {export_and_push(trained, self._repo)}")
-        except Exception as error:  # noqa: BLE001 - as above: the run is finished and saved
-            log.warning(
-                "The model was not pushed: %s\nTry again: grouper push %s %s",
-                *(error, run.path, self._repo),
-            )
+
+
+@contextlib.contextmanager
+def _reported(what: str, more: str = "") -> Iterator[None]:
+    """Warn of what fails: nothing that a push does may end a run."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        log.warning("%s was not pushed: %s%s", what, error, more)

@@ -254,8 +254,8 @@ def _results(views: Views) -> Iterator[Part]:
                 heading,
                 [
                     *_compared(results),
-                    *_blocks(render_answers(results)),
-                    *_blocks(render_metrics(results)),
+                    *blocks(render_answers(results)),
+                    *blocks(render_metrics(results)),
                 ],
             )
     last = {name: results[-1] for name, run in views.items() for results in _tests(run).values()}
@@ -266,10 +266,10 @@ def _results(views: Views) -> Iterator[Part]:
 
 def _compared(results: Sequence[EvaluationResult]) -> Iterator[dict[str, Any]]:
     try:
-        yield from _blocks(render_table(compare(results)))
+        yield from blocks(render_table(compare(results)))
     except DataError as error:
         for result in results:
-            yield from _blocks(render_table(compare([result])))
+            yield from blocks(render_table(compare([result])))
         yield {"text": error.paragraph(), "tone": "unsure"}
 
 
@@ -277,7 +277,7 @@ def _parts(views: Views) -> Iterator[Part]:
     for name, run in views.items():
         for split, results in _tests(run).items():
             for by, tables in render_parts(results):
-                yield f"{name}: {split} by {by}", [b for table in tables for b in _blocks(table)]
+                yield f"{name}: {split} by {by}", [b for table in tables for b in blocks(table)]
 
 
 def _findings(views: Views) -> Iterator[Part]:
@@ -362,11 +362,11 @@ def _table(head: Sequence[str], rows: Sequence[Any]) -> list[dict[str, Any]]:
 _TONES = {"green": "good", "red": "bad", "yellow": "unsure"}
 
 
-def _blocks(thing: Any) -> Iterator[dict[str, Any]]:
+def blocks(thing: Any) -> Iterator[dict[str, Any]]:
     """Tables and lines for a terminal as the page takes them."""
     if isinstance(thing, Group):
         for inner in thing.renderables:
-            yield from _blocks(inner)
+            yield from blocks(inner)
     elif isinstance(thing, Table):
         columns = [
             [_cell(cell, "left" if column.justify == "left" else "") for cell in column.cells]
