@@ -15,7 +15,7 @@ from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from rich.text import Text
@@ -52,8 +52,6 @@ from grouper.training.problem_sets import (
 from grouper.training.update import validation_loss
 
 log = logging.getLogger(__name__)
-
-Value = TypeVar("Value")
 
 
 class Run:
@@ -260,7 +258,7 @@ class Run:
         measure = partial(self._measure, progress=self.raise_if_ending, card=card)
         return self._beside.submit(measure, sampler.held(), phase, step, "validation")
 
-    def begin_ahead(self, collect: Callable[[], Value]) -> Future[Value]:
+    def begin_ahead(self, collect: Callable[[], Any]) -> Future[Any]:
         """Begin to draw the rollouts of the next step; nothing else samples until that is done."""
         self._ahead = future = self._beside.submit(collect)
         return future
