@@ -315,6 +315,9 @@ def engine_arguments(
         chosen["max_model_len"] = max_length
     if device == "cpu":
         chosen["enforce_eager"] = True
+        # The worker dies where it takes half a prompt of a request with a seed: no generator of the
+        # CPU can be rewound.
+        chosen["enable_chunked_prefill"] = False
     else:
         chosen["gpu_memory_utilization"] = sampling.vllm.gpu_memory_utilization
         chosen["enable_sleep_mode"] = sampling.vllm.mode == "colocate"

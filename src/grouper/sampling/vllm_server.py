@@ -203,9 +203,11 @@ def server_command(
     # Not `vllm serve`: it looks for a distribution of that name, which the CPU build has not.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     for key, value in {**options, "middleware": MIDDLEWARE, **arguments}.items():
-        text = json.dumps(value) if isinstance(value, dict) else str(value)
-        if value is not False:
-            command += [f"--{key.replace('_', '-')}", *([] if value is True else [text])]
+        option = key.replace("_", "-")
+        if isinstance(value, bool):
+            command.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            command += [f"--{option}", json.dumps(value) if isinstance(value, dict) else str(value)]
     fixed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     return command, ENVIRONMENT_DEFAULTS | dict(os.environ) | fixed
 
