@@ -264,6 +264,7 @@ def test_the_command_of_a_server(tmp_path: Path) -> None:
     assert {"--no-trust-remote-code", "--no-enable-chunked-prefill"} <= {*command}
     assert '--weight-transfer-config {"backend": "grouper"}' in line
     assert environment["VLLM_SERVER_DEV_MODE"] == "1"
+    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
 
 
 def test_a_server_that_does_not_start_shows_its_log(

@@ -36,8 +36,8 @@ Value = TypeVar("Value")
 
 # Seconds between attempts to reach a server; they double.
 _PAUSE, _LONGEST_PAUSE = 0.2, 5.0
-# HTTP statuses of a server that is overloaded or starts again.
-_AWAY = (429, 502, 503, 504)
+# HTTP statuses of a server that is overloaded, starts again, or ends since its engine has.
+_AWAY = (429, 500, 502, 503, 504)
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - files in it are named by tempfile
 # Lines of a server's log that are shown when it has ended.
 _LAST_LINES = 15
@@ -208,7 +208,9 @@ def server_command(
             command.append(f"--{option}" if value else f"--no-{option}")
         else:
             command += [f"--{option}", json.dumps(value) if isinstance(value, dict) else str(value)]
-    fixed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    # An engine in this process has set the last one otherwise.
+    names = ("VLLM_SERVER_DEV_MODE", "VLLM_NO_USAGE_STATS", "VLLM_ENABLE_V1_MULTIPROCESSING")
+    fixed = dict.fromkeys(names, "1")
     return command, ENVIRONMENT_DEFAULTS | dict(os.environ) | fixed
 
 

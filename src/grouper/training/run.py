@@ -22,7 +22,7 @@ from rich.text import Text
 
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
-from grouper.errors import Interrupted, ModelError, PreflightError
+from grouper.errors import ConfigError, Interrupted, ModelError, PreflightError
 from grouper.evaluation.compare import metrics_line
 from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
@@ -83,6 +83,13 @@ class Run:
         self.hash = recipe_hash(recipe)
         path = Path(recipe.output_dir).expanduser() / recipe.name
         find_device(recipe.device)
+        with_vllm = recipe.sampling.engine == "vllm" or recipe.evaluation.servers
+        if self.processes.size > 1 and with_vllm:
+            raise ConfigError(
+                f"vLLM samples for one training process, and there are {self.processes.size}",
+                where="sampling.engine",
+                fix="Leave --nproc out, or use sampling.engine=native and no evaluation.servers.",
+            )
         check_models(recipe, path, resume=resume)
         for hook in recipe.hooks:
             load_hook(hook)
@@ -135,7 +142,6 @@ class Run:
         if _needs_start(recipe, self.path):
             self._check_start(str(recipe.grpo.start_from))
         self.prepared = prepare(recipe, sets, model=self.base_path)
-        self.prepared.samplers.processes = self.processes
         self.grader = self.prepared.grader
         self.grader.start()
         if self.prepared.budget_note is not None:
