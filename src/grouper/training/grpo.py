@@ -23,6 +23,7 @@ from grouper.algorithms.batching import TrainBatch, rollout_rows, step_batches, 
 from grouper.algorithms.losses import KL_ESTIMATORS
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
+from grouper.evaluation.items import checked
 from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.rewards import Notes, RewardStack
 from grouper.runs.samples import format_sample
@@ -245,12 +246,12 @@ def _rollouts(run: Run, state: TrainState) -> RolloutBatch:
 
 
 def read_ahead(folder: Path) -> Future[RolloutBatch] | None:
-    """The rollouts of the next step that a checkpoint holds, if any. Raises `CheckpointError`."""
+    """The rollouts of the next step that an intact checkpoint holds, if any."""
     file = folder / AHEAD_FILE
     if not file.exists():
         return None
     ready = Future[RolloutBatch]()
-    ready.set_result(TypeAdapter(RolloutBatch).validate_json(file.read_bytes()))
+    ready.set_result(checked(TypeAdapter(RolloutBatch).validate_json)(file.read_text("utf-8")))
     return ready
 
 
@@ -280,9 +281,7 @@ def _collect_step(
 
             def progress(done: int, total: int) -> None:
                 task(done, total)
-                if beside:
-                    run.watchdog.alive(f"sampling of grpo step {step}")
-                else:
+                if not beside:
                     # Ctrl-C in the middle of sampling: the step has changed nothing yet.
                     run.raise_if_stopped(f"sampling of grpo step {step}")
 

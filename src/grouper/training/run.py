@@ -270,7 +270,11 @@ class Run:
         return future
 
     def raise_if_ending(self, *_: int) -> None:
-        """Raise `Interrupted` in what goes on beside training, once the run is closed."""
+        """Raise `Interrupted` in what goes on beside training, once the run is closed.
+
+        Also feeds the watchdog: training may be waiting for it.
+        """
+        self.watchdog.alive("what goes on beside training")
         if self._ending.is_set():
             raise Interrupted("the run has ended", where=str(self.path), fix="Use --resume.")
 
