@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/vllm_ahead.py
 
 Rollouts and evaluations are sampled by a vLLM server. Both runs of a seed start from one SFT.
-Writes benchmarks/results/vllm_ahead.json after each run.
+Writes benchmarks/results/vllm_ahead.json after each run, and does not repeat what is there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ SERVER = ("sampling.engine=vllm", "sampling.vllm.mode=server", "evaluation.base=
 def measured(folder: str, seed: int, staleness: int, *more: str) -> dict[str, Any]:
     load = os.getloadavg()[0]
     result, seconds = one_run(
-        folder, seed, *SERVER, f"grpo.max_staleness={staleness}", f"name=ahead{staleness}", *more
+        folder,
+        seed,
+        *SERVER,
+        f"grpo.max_staleness={staleness}",
+        f"name=ahead{staleness}-{seed}",
+        *more,
     )
     record = RunFolder(result.path)
     steps = [r for r in record.read_metrics() if r.phase == "grpo"]
@@ -51,17 +56,19 @@ def measured(folder: str, seed: int, staleness: int, *more: str) -> dict[str, An
 
 
 def main() -> None:
-    rows: list[dict[str, Any]] = []
-    for seed in SEEDS:
-        with tempfile.TemporaryDirectory() as folder:
-            for staleness in (1, 0):
-                more = [] if not rows or rows[-1]["seed"] != seed else ["skip_sft=true"]
-                if more:
-                    more.append(f"grpo.start_from={folder}/ahead1/sft/final")
-                rows.append(measured(folder, seed, staleness, *more))
-                record = {"machine": machine(), "runs": rows}
-                RESULTS.write_text(json.dumps(record, indent=1) + "\n")
-                print(json.dumps(rows[-1]), flush=True)
+    before = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
+    rows: list[dict[str, Any]] = before
+    done = {(row["seed"], row["max_staleness"]) for row in rows}
+    with tempfile.TemporaryDirectory() as folder:
+        for staleness, seed in ((s, n) for s in (1, 0) for n in SEEDS):
+            if (seed, staleness) in done:
+                continue
+            sft = Path(folder) / f"ahead1-{seed}" / "sft" / "final"
+            more = ["skip_sft=true", f"grpo.start_from={sft}"] if sft.exists() else []
+            rows.append(measured(folder, seed, staleness, *more))
+            record = {"machine": machine(), "runs": rows}
+            RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+            print(json.dumps(rows[-1]), flush=True)
 
 
 if __name__ == "__main__":

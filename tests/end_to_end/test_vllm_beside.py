@@ -205,7 +205,7 @@ def test_a_look_that_was_open_is_taken_again(world: World) -> None:
         patch.setattr(
             loop._Looks,
             "settle",
-            lambda self, **how: self._state.looking == 2 or settle(self, **how),
+            lambda self, **how: self._state.best.looking == 2 or settle(self, **how),
         )
         with pytest.raises(Interrupted):
             run(world, "cut", BESIDE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from grouper.models.policy import Policy
 from grouper.runs.folder import RunFolder
 from grouper.sampling import engines
 from grouper.sampling.engines import Samplers
+from grouper.training.run import Run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sampling"))
 
@@ -85,9 +87,9 @@ def test_a_run_records_what_it_was_sampled_by(recipe: Recipe) -> None:
     assert [r.step for r in folder.read_metrics() if r.phase == "grpo"] == [1, 2, 3, 4]
 
 
-def test_several_processes_are_refused() -> None:
-    recipe = load_recipe("demo", ["sampling.engine=vllm"])
-    samplers = Samplers(recipe=recipe, tokenizer=None, stop_token_ids=[1], longest=1)
-    samplers.processes = type("Two", (), {"size": 2})()  # type: ignore[assignment]
+@pytest.mark.parametrize("use", ["sampling.engine=vllm", "evaluation.servers=[auto]"])
+def test_several_processes_are_refused(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = SimpleNamespace(size=2, rank=0)
+    monkeypatch.setattr("grouper.training.run.join_processes", lambda: two)
     with pytest.raises(ConfigError, match="one training process, and there are 2"):
-        engines._start_vllm(samplers, None, Path())  # type: ignore[arg-type]
+        Run(load_recipe("demo", [use]))

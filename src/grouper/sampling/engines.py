@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from grouper.config.schema import EngineName, Recipe
-from grouper.errors import ConfigError, require_vllm
+from grouper.errors import require_vllm
 from grouper.models.device import DTYPES
 from grouper.models.loading import context_length
 from grouper.models.policy import Policy
-from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.sampling.base import ModelSampler
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.vllm import (
@@ -46,14 +45,12 @@ class Samplers:
         tokenizer: of all its models.
         stop_token_ids: ids that end a completion.
         longest: tokens of the longest completion.
-        processes: those that train together.
     """
 
     recipe: Recipe
     tokenizer: Any
     stop_token_ids: Sequence[int]
     longest: int
-    processes: ProcessGroup = field(default_factory=SingleProcess)
     ends: ExitStack = field(default_factory=ExitStack)
     """What `close` has to end."""
     _started: Engine | None = None
@@ -159,16 +156,10 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
     """Start vLLM, or connect to its servers, as the recipe says.
 
     Raises:
-        ConfigError: vLLM is missing or of another version, or cannot be used like this.
+        ConfigError: vLLM is missing or of another version.
         ModelError: it does not start, or serves another model.
     """
     recipe, settings = samplers.recipe, samplers.recipe.sampling.vllm
-    if samplers.processes.size > 1:
-        raise ConfigError(
-            f"vLLM samples for one training process, and there are {samplers.processes.size}",
-            where="sampling.engine",
-            fix="Leave --nproc out, or use sampling.engine=native and no evaluation.servers.",
-        )
     started = time.perf_counter()
     places = settings.servers or ("auto",)
     urls = [place for place in places if "://" in place]

@@ -14,6 +14,7 @@ import copy
 import functools
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import secrets
@@ -315,6 +316,9 @@ def engine_arguments(
         chosen["max_model_len"] = max_length
     if device == "cpu":
         chosen["enforce_eager"] = True
+        # The worker dies where it takes half a prompt of a request with a seed: no generator of the
+        # CPU can be rewound.
+        chosen["enable_chunked_prefill"] = False
     else:
         chosen["gpu_memory_utilization"] = sampling.vllm.gpu_memory_utilization
         chosen["enable_sleep_mode"] = sampling.vllm.mode == "colocate"
@@ -374,16 +378,15 @@ class LocalEngine:
         self._sleeps = bool(arguments.get("enable_sleep_mode"))
         self._asleep = False
         self._tag: str | None = None
-        self._calls = 0
+        self._names = map(str, itertools.count())
 
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
         engine, whole = self._llm.llm_engine, self._vllm.sampling_params.RequestOutputKind
-        self._calls += 1
         waiting: dict[str, int] = {}
         try:
             for number, ask in enumerate(asks):
                 params = self._vllm.SamplingParams(**ask.params, output_kind=whole.FINAL_ONLY)
-                name = f"{self._calls}-{number}"
+                name = next(self._names)
                 engine.add_request(name, {"prompt_token_ids": list(ask.prompt)}, params)
                 waiting[name] = number
             while waiting:

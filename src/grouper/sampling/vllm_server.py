@@ -36,8 +36,8 @@ Value = TypeVar("Value")
 
 # Seconds between attempts to reach a server; they double.
 _PAUSE, _LONGEST_PAUSE = 0.2, 5.0
-# HTTP statuses of a server that is overloaded or starts again.
-_AWAY = (429, 502, 503, 504)
+# HTTP statuses of a server that is overloaded, starts again, or ends since its engine has.
+_AWAY = (429, 500, 502, 503, 504)
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - files in it are named by tempfile
 # Lines of a server's log that are shown when it has ended.
 _LAST_LINES = 15
@@ -203,10 +203,14 @@ def server_command(
     # Not `vllm serve`: it looks for a distribution of that name, which the CPU build has not.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     for key, value in {**options, "middleware": MIDDLEWARE, **arguments}.items():
-        text = json.dumps(value) if isinstance(value, dict) else str(value)
-        if value is not False:
-            command += [f"--{key.replace('_', '-')}", *([] if value is True else [text])]
-    fixed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        option = key.replace("_", "-")
+        if isinstance(value, bool):
+            command.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            command += [f"--{option}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    # An engine in this process has set the last one otherwise.
+    names = ("VLLM_SERVER_DEV_MODE", "VLLM_NO_USAGE_STATS", "VLLM_ENABLE_V1_MULTIPROCESSING")
+    fixed = dict.fromkeys(names, "1")
     return command, ENVIRONMENT_DEFAULTS | dict(os.environ) | fixed
 
 

@@ -80,6 +80,8 @@ class BestScore:
     accuracy: float = -1.0
     interval: list[float] | None = None
     """Both ends, for the accuracy."""
+    looking: int | None = None
+    """A step that may be better: the look at the validation problems has not ended."""
 
     def offer(self, step: int, accuracy: float, interval: Interval | None = None) -> bool:
         """Record an evaluation; returns whether it beats all earlier ones."""
@@ -126,8 +128,6 @@ class TrainState:
     """What the live checks remember of the last steps, as JSON values."""
     asked: dict[str, str] = field(default_factory=dict)
     """What hooks requested after the last step -> which hook."""
-    looking: int | None = None
-    """The step whose look at the validation problems has not ended."""
     ahead: Future[Any] | None = None
     """GRPO: the rollouts of the next step, where they are drawn while this one is trained."""
     suspect: TrainBatch | None = None
@@ -150,7 +150,7 @@ class TrainState:
             "best_step": self.best.step,
             "best_accuracy": self.best.accuracy,
             "best_interval": self.best.interval,
-            **({} if self.looking is None else {"looking": self.looking}),
+            "looking": self.best.looking,
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -164,7 +164,7 @@ class TrainState:
         self.best = BestScore(
             saved["best_step"], saved["best_accuracy"], saved.get("best_interval")
         )
-        self.looking = saved.get("looking")
+        self.best.looking = saved.get("looking")
         if self.difficulty is not None and saved["difficulty"] is not None:
             self.difficulty.seen = dict(saved["difficulty"])
         if total > self.total:
@@ -522,9 +522,7 @@ def _is_usable(folder: Path) -> bool:
 # Which checkpoints are kept: the newest few, to continue from, and the best one, to use
 
 
-def rotate(
-    phase: Path, *, step: int, keep: int, best: BestScore, looking: int | None = None
-) -> None:
+def rotate(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
     """Remove what is neither among the newest `keep` checkpoints nor the best one.
 
     The best one loses its optimizer state once it is not among the newest. Checkpoints after `step`
@@ -536,7 +534,6 @@ def rotate(
         step: the steps the phase has finished.
         keep: how many resumable checkpoints to keep.
         best: the best evaluation so far.
-        looking: the step of a checkpoint that may become the best one.
     """
     try:
         there = [(number, folder) for number, folder in numbered(phase) if number <= step]
@@ -551,7 +548,7 @@ def rotate(
                     # The list first, so that after a kill it names nothing that is gone.
                     _write_state(folder, {**state, "files": files})
                     shutil.rmtree(folder / OPTIMIZER_FOLDER)
-            elif number in (*newest, looking):
+            elif number in (*newest, best.looking):
                 (folder / BEST_FILE).unlink(missing_ok=True)
             else:
                 remove_folder(folder)

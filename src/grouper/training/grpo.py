@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from grouper.algorithms.batching import TrainBatch, rollout_rows, step_batches, 
 from grouper.algorithms.losses import KL_ESTIMATORS
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
+from grouper.evaluation.items import checked
 from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.rewards import Notes, RewardStack
 from grouper.runs.samples import format_sample
@@ -66,8 +66,7 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
     """
     config, clock = run.recipe.grpo, state.clock
     clock.begin()
-    collected = _rollouts(run, state)
-    rollouts = collected.rollouts
+    rollouts = _rollouts(run, state)
     with clock.updating():
         assembled = assemble(
             rollouts.groups,
@@ -81,7 +80,7 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
         updates = [update_phase(state, b, objective, config) for b in assembled.batches]
     _advance(state, rollouts)
     _record(run, state, rollouts, assembled.advantages, tokens)
-    return _report(run, state, collected, assembled, updates)
+    return _report(run, state, rollouts, assembled, updates)
 
 
 # --- sample, grade, reward -----------------------------------------------------------------------
@@ -102,6 +101,10 @@ class RolloutBatch:
     sample_seconds: float
     grade_seconds: float
     """Spent waiting for grades and rewards after the last completion."""
+    logged: dict[str, Tally] = field(default_factory=dict)
+    """What reward functions have logged, as metrics."""
+    failed: list[str] = field(default_factory=list)
+    """Where they failed, as events."""
 
 
 def collect(
@@ -216,20 +219,12 @@ def dynamically(draw: Callable[[int], RolloutBatch], *, wanted: int, rounds: int
     )
 
 
-class Collected(NamedTuple):
-    """The rollouts of a step, and what reward functions logged and failed on."""
-
-    rollouts: RolloutBatch
-    logged: dict[str, Tally]
-    failed: list[str]
-
-
-def _rollouts(run: Run, state: TrainState) -> Collected:
+def _rollouts(run: Run, state: TrainState) -> RolloutBatch:
     """The rollouts of this step; those of the next one are begun where the recipe says so."""
     sampler, started = run.sampler(state.policy), time.perf_counter()
     earlier, ahead = dict(sampler.seconds), state.ahead
-    collected = _collect_step(run, state, sampler) if ahead is None else ahead.result()
-    rollouts, state.ahead = collected.rollouts, None
+    rollouts = _collect_step(run, state, sampler) if ahead is None else ahead.result()
+    state.ahead = None
     spent = {name: value - earlier[name] for name, value in sampler.seconds.items()}
     sample_seconds, grade_seconds = rollouts.sample_seconds, rollouts.grade_seconds
     if ahead is None:
@@ -247,22 +242,22 @@ def _rollouts(run: Run, state: TrainState) -> Collected:
         position, band = rollouts.position, copy.deepcopy(state.difficulty)
         later = replace(state, step=state.step + 1, position=position, difficulty=band)
         state.ahead = run.begin_ahead(partial(_collect_step, run, later, held, beside=True))
-    return collected
+    return rollouts
 
 
-def read_ahead(folder: Path) -> Future[Collected] | None:
-    """The rollouts of the next step that a checkpoint holds, if any. Raises `CheckpointError`."""
+def read_ahead(folder: Path) -> Future[RolloutBatch] | None:
+    """The rollouts of the next step that an intact checkpoint holds, if any."""
     file = folder / AHEAD_FILE
     if not file.exists():
         return None
-    ready = Future[Collected]()
-    ready.set_result(TypeAdapter(Collected).validate_json(file.read_bytes()))
+    ready = Future[RolloutBatch]()
+    ready.set_result(checked(TypeAdapter(RolloutBatch).validate_json)(file.read_text("utf-8")))
     return ready
 
 
 def _collect_step(
     run: Run, state: TrainState, sampler: Sampler, *, beside: bool = False
-) -> Collected:
+) -> RolloutBatch:
     """The rollouts of the next step of a state, without problems outside the difficulty band.
 
     Args:
@@ -286,9 +281,7 @@ def _collect_step(
 
             def progress(done: int, total: int) -> None:
                 task(done, total)
-                if beside:
-                    run.watchdog.alive(f"sampling of grpo step {step}")
-                else:
+                if not beside:
                     # Ctrl-C in the middle of sampling: the step has changed nothing yet.
                     run.raise_if_stopped(f"sampling of grpo step {step}")
 
@@ -314,7 +307,7 @@ def _collect_step(
     if config.shuffle_rewards:  # the control experiment
         dealt = shuffle_rewards(rollouts.groups, draw_seed(run.recipe.seed, "shuffle", step))
         rollouts = replace(rollouts, groups=dealt)
-    return Collected(rollouts, notes.tallies(), notes.events)
+    return replace(rollouts, logged=notes.tallies(), failed=notes.events)
 
 
 def shuffle_rewards(groups: Sequence[RolloutGroup], key: int) -> tuple[RolloutGroup, ...]:
@@ -561,14 +554,14 @@ def _record(
 def _report(
     run: Run,
     state: TrainState,
-    collected: Collected,
+    rollouts: RolloutBatch,
     assembled: Assembled,
     updates: Sequence[UpdateResult],
 ) -> StepReport:
-    config, (rollouts, logged, failed) = run.recipe.grpo, collected
+    config = run.recipe.grpo
     scale = schedule(config.optimizer, state.step - 1, state.total)
     tallies = {
-        **logged,
+        **rollouts.logged,
         **rollout_tallies(rollouts.groups, assembled.advantages),
         **assembled.tallies,
     }
@@ -596,7 +589,7 @@ def _report(
             **tallies,
             **merge_tallies([result.tallies for result in updates]),
             "updates": Tally.of([sum(result.applied for result in updates)]),
-            "rewards/failed": Tally.of([len(failed)]),
+            "rewards/failed": Tally.of([len(rollouts.failed)]),
             "learning_rate": Tally.of([scale * config.optimizer.learning_rate]),
             **state.clock.tallies(),
         },
@@ -605,5 +598,9 @@ def _report(
             applied=any(result.applied for result in updates),
             any_advantage=any(any(values) for values in assembled.advantages),
         ),
-        events=(*broken, *(event for result in updates for event in result.events), *failed),
+        events=(
+            *broken,
+            *(event for result in updates for event in result.events),
+            *rollouts.failed,
+        ),
     )

@@ -176,21 +176,16 @@ class _Looks:
 
     def again(self) -> None:
         """Take the look again that was open at the checkpoint; one of that very step is due."""
-        state, step = self._state, self._state.looking
-        state.looking = None
-        if step in (None, state.step) or not self._run.recipe.evaluation.servers:
-            return
-        before = self._run.folder.read_evaluation(look_name(state.phase, step))
-        if before is not None:
-            state.best.offer(step, before.accuracy, before.interval)
-        else:
-            weights = self._run.path / state.phase / f"checkpoint-{step}"
-            self.begin(step, lambda: self._run.load(str(weights)))
+        run, state, step = self._run, self._state, self._state.best.looking
+        state.best.looking = None
+        if step not in (None, state.step) and run.recipe.evaluation.servers:
+            weights = run.path / state.phase / f"checkpoint-{step}"
+            self.begin(step, lambda: run.load(str(weights)))
 
     def begin(self, step: int, policy: Callable[[], Policy]) -> bool:
         """Begin one, once the one before it has ended; whether it has begun."""
         self.settle(wait=True)
-        self._state.looking = step
+        self._state.best.looking = step
         with self._reported():
             self._open = self._run.begin_look(policy(), phase=self._state.phase, step=step)
         return self._open is not None
@@ -203,12 +198,11 @@ class _Looks:
             futures.wait([future], timeout=0.1)
         if future is None or not future.done():
             return
-        self._open, step = None, state.looking
-        assert step is not None
+        self._open = None
         with self._reported():
             result = run.record(future.result())
-            state.best.offer(step, result.accuracy, result.interval)
-        state.looking = None
+            state.best.offer(result.step, result.accuracy, result.interval)
+        state.best.looking = None
         tidy(run, state)
 
     @contextlib.contextmanager
@@ -217,9 +211,9 @@ class _Looks:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it is
+            step, self._state.best.looking = self._state.best.looking, None
             what = error.paragraph() if isinstance(error, GrouperError) else repr(error)
-            self._saves.report(f"look-failed: no validation at step {self._state.looking}: {what}")
-            self._state.looking = None
+            self._saves.report(f"look-failed: no validation at step {step}: {what}")
 
 
 class _Saves:
@@ -289,9 +283,7 @@ class _Saves:
 def tidy(run: Run, state: TrainState) -> None:
     """Remove the checkpoints of a phase that are no longer needed."""
     folder, keep = run.path / state.phase, state.config(run.recipe).keep_checkpoints
-    run.processes.on_rank0(
-        lambda: rotate(folder, step=state.step, keep=keep, best=state.best, looking=state.looking)
-    )
+    run.processes.on_rank0(lambda: rotate(folder, step=state.step, keep=keep, best=state.best))
 
 
 def _stop_broken(run: Run, state: TrainState) -> None:

@@ -260,7 +260,8 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
         log.warning("The optimizer starts anew, since the recipe changed: %s", error.what)
         state.optimizer = make_optimizer(state.policy, state.config(run.recipe).optimizer)
     state.restore(saved)
-    state.ahead = read_ahead(folder)
+    if saved["recipe_hash"] == run.hash:
+        state.ahead = read_ahead(folder)
     # The requests of a hook are dropped with it.
     state.asked = {word: who for word, who in state.asked.items() if who in run.recipe.hooks}
     run.folder.truncate_to(phase, state.step)

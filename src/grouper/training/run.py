@@ -15,14 +15,14 @@ from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from rich.text import Text
 
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
-from grouper.errors import Interrupted, ModelError, PreflightError
+from grouper.errors import ConfigError, Interrupted, ModelError, PreflightError
 from grouper.evaluation.compare import metrics_line
 from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
@@ -52,8 +52,6 @@ from grouper.training.problem_sets import (
 from grouper.training.update import validation_loss
 
 log = logging.getLogger(__name__)
-
-Value = TypeVar("Value")
 
 
 class Run:
@@ -85,6 +83,13 @@ class Run:
         self.hash = recipe_hash(recipe)
         path = Path(recipe.output_dir).expanduser() / recipe.name
         find_device(recipe.device)
+        with_vllm = recipe.sampling.engine == "vllm" or recipe.evaluation.servers
+        if self.processes.size > 1 and with_vllm:
+            raise ConfigError(
+                f"vLLM samples for one training process, and there are {self.processes.size}",
+                where="sampling.engine",
+                fix="Leave --nproc out, or use sampling.engine=native and no evaluation.servers.",
+            )
         check_models(recipe, path, resume=resume)
         for hook in recipe.hooks:
             load_hook(hook)
@@ -137,7 +142,6 @@ class Run:
         if _needs_start(recipe, self.path):
             self._check_start(str(recipe.grpo.start_from))
         self.prepared = prepare(recipe, sets, model=self.base_path)
-        self.prepared.samplers.processes = self.processes
         self.grader = self.prepared.grader
         self.grader.start()
         if self.prepared.budget_note is not None:
@@ -260,13 +264,17 @@ class Run:
         measure = partial(self._measure, progress=self.raise_if_ending, card=card)
         return self._beside.submit(measure, sampler.held(), phase, step, "validation")
 
-    def begin_ahead(self, collect: Callable[[], Value]) -> Future[Value]:
+    def begin_ahead(self, collect: Callable[[], Any]) -> Future[Any]:
         """Begin to draw the rollouts of the next step; nothing else samples until that is done."""
         self._ahead = future = self._beside.submit(collect)
         return future
 
     def raise_if_ending(self, *_: int) -> None:
-        """Raise `Interrupted` in what goes on beside training, once the run is closed."""
+        """Raise `Interrupted` in what goes on beside training, once the run is closed.
+
+        Also feeds the watchdog: training may be waiting for it.
+        """
+        self.watchdog.alive("what goes on beside training")
         if self._ending.is_set():
             raise Interrupted("the run has ended", where=str(self.path), fix="Use --resume.")
 
