@@ -23,12 +23,12 @@ _GRACE = 10.0
 def has_a_processor() -> bool:
     """Whether a copy can be made here, and would not take the processor of this process.
 
-    Not where CUDA has been initialised: a copy of such a process may not touch it, and none is
+    Not on a machine with CUDA: a copy of a process that has used it may not touch it, and none is
     needed, since the processor waits for the GPU.
     """
     here = getattr(os, "sched_getaffinity", lambda _: ())(0)
     daemon = multiprocessing.current_process().daemon
-    return len(here) > 1 and not daemon and not torch.cuda.is_initialized()
+    return len(here) > 1 and not daemon and not torch.cuda.is_available()
 
 
 class Parent:
