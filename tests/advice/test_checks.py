@@ -237,7 +237,7 @@ def test_a_gain_that_is_only_format_is_told_from_a_real_one(
     ("right", "since"),
     [
         ((10, 20, 31, 32, 30, 33), 4),  # nothing after step 4 is better than what was there
-        ((10, 20, 31, 32, 30), None),  # two later looks are too few to say so
+        ((10, 20, 31, 32, 30), None),  # two later validations are too few to say so
         ((10, 18, 26, 34, 39), None),
         ((20, 21, 19, 20), 0),
     ],
@@ -253,7 +253,9 @@ def test_no_evidence_of_progress_is_said_with_the_step_since_when(
     findings = [f for f in find(read_record(tmp_path)) if f.name == "no-progress"]
     assert [f.evidence["since"] for f in findings] == ([] if since is None else [since])
     if findings:
-        assert f"no evidence of progress since step {since}: 3 later looks" in findings[0].what
+        assert (
+            f"no evidence of progress since step {since}: 3 later validations" in findings[0].what
+        )
         assert findings[0].steps == (since, 2 * (len(right) - 1))
 
 

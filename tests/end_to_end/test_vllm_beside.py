@@ -1,4 +1,4 @@
-"""What goes on beside training where vLLM has a device of its own: looks, and the next rollouts.
+"""What runs beside training where vLLM has a device of its own: validation, the next rollouts.
 
 With the fake engine, whose numbers are the same in every run.
 """
@@ -31,6 +31,8 @@ from grouper.training.run import Run
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sampling"))
 
 from fake_vllm import FakeVllm
+
+pytestmark = pytest.mark.slow
 
 SETTINGS = [
     *TINY_RUN,
@@ -91,7 +93,7 @@ class World(Hook):
         with self.moved:
             begun = self.step
             if self.fails is not None and begun in self.fails:
-                raise RuntimeError("the card has fallen off the bus")
+                raise RuntimeError("the card is gone")
             if self.waits and begun < 4:
                 assert self.moved.wait_for(lambda: self.step > begun, timeout=30)
             self.seen.append((begun, self.step))
@@ -106,7 +108,7 @@ class World(Hook):
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> World:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.chdir(tmp_path)
     write_problems(tmp_path)
     Path("by_length.py").write_text(REWARD)
@@ -128,7 +130,7 @@ def run(world: World, name: str, *more: str, resume: bool = False) -> RunFolder:
 
 
 def numbers(folder: RunFolder) -> dict[str, Any]:
-    """The record without times, and without what only looks of their own leave."""
+    """The record without times, and without what only background validation leaves."""
     metrics = [
         {k: v for k, v in r.tallies.items() if not k.startswith(("time.", "memory."))}
         for r in folder.read_metrics()
@@ -138,9 +140,9 @@ def numbers(folder: RunFolder) -> dict[str, Any]:
     for mark in folder.path.glob("grpo/checkpoint-*/best.json"):
         weights = mark.with_name("model.safetensors").read_bytes()
         best[mark.parent.name] = mark.read_text(), weights
-    looks = [(e.step, e.accuracy, e.interval) for e in folder.read_evaluations()]
+    validations = [(e.step, e.accuracy, e.interval) for e in folder.read_evaluations()]
     read = {f.name: f.read_bytes() for f in files}
-    return {"metrics": metrics, "best": best, "looks": looks, **read}
+    return {"metrics": metrics, "best": best, "validations": validations, **read}
 
 
 def state_of(folder: RunFolder, step: int) -> dict[str, Any]:
@@ -149,16 +151,16 @@ def state_of(folder: RunFolder, step: int) -> dict[str, Any]:
     return found
 
 
-# --- looks ---------------------------------------------------------------------------------------
+# --- validation ----------------------------------------------------------------------------------
 
 
-def test_training_goes_on_while_a_look_is_open(world: World) -> None:
+def test_training_goes_on_while_a_validation_runs(world: World) -> None:
     blocking = numbers(run(world, "blocking"))
     assert len(world.engines) == 1
     assert not world.seen
     world.step, world.waits = 0, True
     beside = run(world, "beside", BESIDE)
-    assert len(world.engines) == 3, "rollouts and looks have a server each"
+    assert len(world.engines) == 3, "rollouts and validation have a server each"
     assert [(begun, ended > begun) for begun, ended in world.seen] == [
         (0, True),
         (2, True),
@@ -166,22 +168,22 @@ def test_training_goes_on_while_a_look_is_open(world: World) -> None:
         (5, False),
     ]
     assert numbers(beside) == blocking
-    assert [step for step, _, _ in blocking["looks"]] == [0, 2, 4, 5]
+    assert [step for step, _, _ in blocking["validations"]] == [0, 2, 4, 5]
     assert blocking["best"].keys() == {"checkpoint-2"}
 
 
-def test_a_look_that_fails_is_reported_and_the_next_one_is_taken(world: World) -> None:
+def test_a_validation_that_fails_is_reported_and_the_next_one_is_tried(world: World) -> None:
     world.fails = {2}
     folder = run(world, "run", BESIDE)
     assert [e.step for e in folder.read_evaluations()] == [0, 4, 5]
     events = [e for r in folder.read_metrics() for e in r.events]
-    assert [e for e in events if "look-failed" in e] == [
-        "look-failed: no validation at step 2: RuntimeError('the card has fallen off the bus')"
+    assert [e for e in events if "validation-failed" in e] == [
+        "validation-failed: no validation at step 2: RuntimeError('the card is gone')"
     ]
     assert len(folder.read_metrics()) == 5
 
 
-def test_servers_that_do_not_start_lose_looks_and_not_the_run(
+def test_servers_that_do_not_start_lose_validations_and_not_the_run(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(samplers: Samplers, policy: Any, folder: Path) -> Engine:
@@ -195,22 +197,22 @@ def test_servers_that_do_not_start_lose_looks_and_not_the_run(
     assert sum("no such card" in e for r in folder.read_metrics() for e in r.events) == 3
 
 
-def test_a_look_that_was_open_is_taken_again(world: World) -> None:
+def test_a_validation_that_was_running_is_started_again(world: World) -> None:
     blocking = numbers(run(world, "blocking"))
     world.step, world.waits, world.stop_after = 0, True, 3
     world.fails = {2}  # as a run that is closed gives it up
-    settle = loop._Looks.settle
+    settle = loop._BackgroundValidation.settle
     with pytest.MonkeyPatch.context() as patch:
         # The failure is seen by nobody before the run ends.
         patch.setattr(
-            loop._Looks,
+            loop._BackgroundValidation,
             "settle",
-            lambda self, **how: self._state.best.looking == 2 or settle(self, **how),
+            lambda self, **how: self._state.best.pending == 2 or settle(self, **how),
         )
         with pytest.raises(Interrupted):
             run(world, "cut", BESIDE)
     cut = RunFolder("cut")
-    assert state_of(cut, 3)["looking"] == 2
+    assert state_of(cut, 3)["pending"] == 2
     assert (cut.path / "grpo" / "checkpoint-2").is_dir(), "its weights were kept"
     world.fails, world.waits, world.stop_after = None, False, None
     assert numbers(run(world, "cut", BESIDE, resume=True)) == blocking
@@ -256,7 +258,7 @@ def test_a_resumed_run_has_the_same_rollouts(world: World, band: tuple[str, ...]
 
 def test_what_fails_ahead_is_said_by_the_next_step(world: World) -> None:
     world.fails = {1}
-    with pytest.raises(RuntimeError, match="off the bus"):
+    with pytest.raises(RuntimeError, match="is gone"):
         run(world, "run", AHEAD)
     assert len(RunFolder("run").read_metrics()) == 2
     world.fails = None

@@ -39,7 +39,7 @@ SOME = 0.05
 # Steps at the beginning and the end of a run that are compared.
 COMPARED = 10
 # Looks at the validation problems after the best one that show that nothing comes any more.
-FEW_LOOKS = 3
+FEW_VALIDATIONS = 3
 # Curves are compared in runs at least as long, and a learning rate judged after as many steps.
 MIN_STEPS = 20
 # A policy that collapses within so few updates collapsed because of their size.
@@ -306,10 +306,10 @@ def during_the_run(record: Record) -> Iterator[Finding]:
 def format_only(record: Record) -> Iterator[Finding]:
     """Strict accuracy rose and lenient accuracy did not: the answers only look different."""
     tests = {r.name: r for r in record.evaluations if r.split == "test"}
-    looks = [r for r in record.evaluations if r.split != "test" and r.phase == "grpo"]
+    validations = [r for r in record.evaluations if r.split != "test" and r.phase == "grpo"]
     before, after = tests.get("sft") or tests.get("base"), tests.get("grpo")
-    if after is None and len(looks) > 1:
-        before, after = looks[0], looks[-1]
+    if after is None and len(validations) > 1:
+        before, after = validations[0], validations[-1]
     if before is None or after is None or before.lenient is None or after.lenient is None:
         return
     strict = after.accuracy - before.accuracy
@@ -332,26 +332,26 @@ def format_only(record: Record) -> Iterator[Finding]:
 
 
 def no_progress(record: Record) -> Iterator[Finding]:
-    """Several looks at the validation problems, and none is better than an earlier one."""
+    """Several validations, none of them better than an earlier one."""
     for phase in ("sft", "grpo"):
-        looks = [r for r in record.evaluations if (r.split, r.phase) == ("validation", phase)]
+        validations = [r for r in record.evaluations if (r.split, r.phase) == ("validation", phase)]
         # After a change of the data only those of the same problems.
-        looks = [r for r in looks if r.scores.keys() == looks[-1].scores.keys()]
+        validations = [r for r in validations if r.scores.keys() == validations[-1].scores.keys()]
         since, later = 0, 0
-        for number in range(1, len(looks)):
-            (change,) = compare([looks[since], looks[number]]).differences
+        for number in range(1, len(validations)):
+            (change,) = compare([validations[since], validations[number]]).differences
             since = number if change.paired.verdict == "better" else since
             later = number - since
-        if later >= FEW_LOOKS:
+        if later >= FEW_VALIDATIONS:
             paired = change.paired
             numbers = {
-                "since": looks[since].step,
-                "looks": later,
+                "since": validations[since].step,
+                "validations": later,
                 "difference": 100 * paired.difference,
                 "low": 100 * paired.interval.low,
                 "high": 100 * paired.interval.high,
             }
-            steps = (looks[since].step, looks[-1].step)
+            steps = (validations[since].step, validations[-1].step)
             yield found("no-progress", numbers, phase=phase, steps=steps)
 
 

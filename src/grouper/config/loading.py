@@ -44,15 +44,6 @@ NOT_THE_EXPERIMENT = (
     "sampling.vllm",
     "evaluation.servers",
 )
-# Settings that came after the first runs: at their defaults they do not count.
-_LATER = (
-    "evaluation.top_p",
-    "evaluation.top_k",
-    "evaluation.min_p",
-    "evaluation.validation_minutes",
-    "grpo.max_staleness",
-    "sampling.engine",
-)
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -116,11 +107,6 @@ def recipe_hash(recipe: Recipe) -> str:
     for name in NOT_THE_EXPERIMENT:
         section, _, key = name.rpartition(".")
         del (data[section] if section else data)[key]
-    for name in _LATER:
-        section, _, key = name.partition(".")
-        settings = getattr(recipe, section)
-        if getattr(settings, key) == type(settings).model_fields[key].default:
-            del data[section][key]
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -303,7 +303,7 @@ class PhaseConfig(Section):
     """only for weighting: constant; what each sequence's sum is divided by (GRPO, left out:
     sampling.max_new_tokens)"""
     evaluate_every: NonNegative | Literal["epoch"] = 0
-    """steps between looks at data.validation, or epoch; 0: never"""
+    """steps between validations (on data.validation), or epoch; 0: never"""
     checkpoint_every: NonNegative = 0
     """steps; 0: by time only"""
     checkpoint_minutes: NonNegativeFloat = 10.0
@@ -548,11 +548,11 @@ class EvaluationConfig(Section):
     max_new_tokens: Positive | None = None
     """left out: as in sampling"""
     validation_minutes: PositiveFloat | None = None
-    """about as long as a look at data.validation may take: the first one finds how many of its
-    problems fit, in an order by seed, and every later look has the same ones"""
+    """about as long as a validation may take: the first one finds how many problems of
+    data.validation fit, in an order by seed, and every later one has the same problems"""
     servers: Servers = ()
-    """vLLM servers for looks at data.validation alone, named as in sampling.vllm.servers: a look
-    then goes on while training does; left out: training waits for it"""
+    """vLLM servers for validation alone, named as in sampling.vllm.servers: it then runs while
+    training goes on; left out: training waits for it"""
     base: bool = True
     """also measure the model before training"""
     rewards: bool = True

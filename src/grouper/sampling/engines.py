@@ -99,8 +99,8 @@ class Samplers:
             self.ends.callback(self._started.close)
         return self._started
 
-    def of_looks(self) -> Samplers:
-        """Samplers on the servers that looks at the validation problems have for themselves."""
+    def for_validation(self) -> Samplers:
+        """Samplers on the servers that only validation uses."""
         sampling, servers = self.recipe.sampling, self.recipe.evaluation.servers
         vllm = sampling.vllm.model_copy(update={"mode": "server", "servers": servers})
         sampling = sampling.model_copy(update={"engine": "vllm", "vllm": vllm})

@@ -80,8 +80,8 @@ class BestScore:
     accuracy: float = -1.0
     interval: list[float] | None = None
     """Both ends, for the accuracy."""
-    looking: int | None = None
-    """A step that may be better: the look at the validation problems has not ended."""
+    pending: int | None = None
+    """A step that may be better: its validation has not ended."""
 
     def offer(self, step: int, accuracy: float, interval: Interval | None = None) -> bool:
         """Record an evaluation; returns whether it beats all earlier ones."""
@@ -150,7 +150,7 @@ class TrainState:
             "best_step": self.best.step,
             "best_accuracy": self.best.accuracy,
             "best_interval": self.best.interval,
-            "looking": self.best.looking,
+            "pending": self.best.pending,
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -164,7 +164,7 @@ class TrainState:
         self.best = BestScore(
             saved["best_step"], saved["best_accuracy"], saved.get("best_interval")
         )
-        self.best.looking = saved.get("looking")
+        self.best.pending = saved.get("pending")
         if self.difficulty is not None and saved["difficulty"] is not None:
             self.difficulty.seen = dict(saved["difficulty"])
         if total > self.total:
@@ -548,7 +548,7 @@ def rotate(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
                     # The list first, so that after a kill it names nothing that is gone.
                     _write_state(folder, {**state, "files": files})
                     shutil.rmtree(folder / OPTIMIZER_FOLDER)
-            elif number in (*newest, best.looking):
+            elif number in (*newest, best.pending):
                 (folder / BEST_FILE).unlink(missing_ok=True)
             else:
                 remove_folder(folder)

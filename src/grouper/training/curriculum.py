@@ -108,7 +108,7 @@ def total_steps(config: PhaseConfig, *, size: int, per_step: int) -> int:
 
 
 def evaluation_is_due(config: PhaseConfig, step: int, *, total: int, epoch_ended: bool) -> bool:
-    """Whether the validation problems are looked at after `step` steps: also at 0 and `total`.
+    """Whether the policy is validated after `step` steps; it always is at 0 and `total`.
 
     By epoch: after each step that finishes one.
 

@@ -18,7 +18,7 @@ from grouper.rewards.calling import line_of_users, load_hook, shown
 from grouper.training.checkpoint import TrainState, last_good, rotate, save_checkpoint
 from grouper.training.curriculum import evaluation_is_due
 from grouper.training.nan_dump import write_nan_dump
-from grouper.training.run import Run, look_name
+from grouper.training.run import Run, validation_name
 from grouper.types import StepReport
 
 log = logging.getLogger(__name__)
@@ -89,19 +89,19 @@ def run_phase(
     for hook in hooks:
         hook.phase_begins(run, state)
     saves = _Saves(run, state, hooks)
-    looks = _Looks(run, state, saves)
+    background = _BackgroundValidation(run, state, saves)
     tidy(run, state)  # a kill may have come before it
-    looks.again()
+    background.restart()
     with run.display.track(f"training {state.phase}", state.total) as task:
         try:
             while True:
                 task(state.step)
-                looks.settle()
-                better = _evaluate_if_due(run, state, looks)
+                background.settle()
+                better = _evaluate_if_due(run, state, background)
                 ended = _has_ended(run, state)
                 saves.at_this_step(better=better, last=ended)
                 if ended:
-                    looks.settle(wait=True)
+                    background.settle(wait=True)
                 run.raise_if_stopped(f"{state.phase} step {state.step}", together=True)
                 if ended:
                     break
@@ -136,7 +136,7 @@ def _take_step(
         raise error
 
 
-def _evaluate_if_due(run: Run, state: TrainState, looks: _Looks) -> bool:
+def _evaluate_if_due(run: Run, state: TrainState, background: _BackgroundValidation) -> bool:
     """Measure the policy on the validation problems if due; whether it may be the best so far."""
     step, config = state.step, state.config(run.recipe)
     total = step if state.asked.get("stop") else state.total
@@ -144,9 +144,9 @@ def _evaluate_if_due(run: Run, state: TrainState, looks: _Looks) -> bool:
     due = due or "evaluate" in state.asked
     if not run.prepared.validation or not due:
         return False
-    result = run.folder.read_evaluation(look_name(state.phase, step))
+    result = run.folder.read_evaluation(validation_name(state.phase, step))
     if result is None and run.recipe.evaluation.servers:
-        return looks.begin(step, lambda: state.policy)
+        return background.begin(step, lambda: state.policy)
     if result is None:
         result = run.evaluate(state.policy, phase=state.phase, step=step, split="validation")
     return state.best.offer(step, result.accuracy, result.interval)
@@ -163,21 +163,21 @@ def _has_ended(run: Run, state: TrainState) -> bool:
     return True
 
 
-class _Looks:
-    """Looks at the validation problems that go on while a phase trains, one at a time.
+class _BackgroundValidation:
+    """Validations that run while a phase trains, one at a time.
 
-    The weights that are looked at are saved, since they may be the best. A checkpoint says which
-    look had not ended, and a run that is resumed takes it again.
+    The weights that are validated are saved, since they may be the best. A checkpoint says which
+    validation was still running, and a resumed run starts it again.
     """
 
     def __init__(self, run: Run, state: TrainState, saves: _Saves) -> None:
         self._run, self._state, self._saves = run, state, saves
         self._open: Future[EvaluationResult] | None = None
 
-    def again(self) -> None:
-        """Take the look again that was open at the checkpoint; one of that very step is due."""
-        run, state, step = self._run, self._state, self._state.best.looking
-        state.best.looking = None
+    def restart(self) -> None:
+        """Start the validation again that was running at the checkpoint, unless it is due now."""
+        run, state, step = self._run, self._state, self._state.best.pending
+        state.best.pending = None
         if step not in (None, state.step) and run.recipe.evaluation.servers:
             weights = run.path / state.phase / f"checkpoint-{step}"
             self.begin(step, lambda: run.load(str(weights)))
@@ -185,16 +185,16 @@ class _Looks:
     def begin(self, step: int, policy: Callable[[], Policy]) -> bool:
         """Begin one, once the one before it has ended; whether it has begun."""
         self.settle(wait=True)
-        self._state.best.looking = step
+        self._state.best.pending = step
         with self._reported():
-            self._open = self._run.begin_look(policy(), phase=self._state.phase, step=step)
+            self._open = self._run.begin_validation(policy(), phase=self._state.phase, step=step)
         return self._open is not None
 
     def settle(self, *, wait: bool = False) -> None:
         """Record what the open one has found, if it has ended; what fails is only reported."""
         run, state, future = self._run, self._state, self._open
         while wait and future is not None and not future.done():
-            run.raise_if_stopped("waiting for a look at the validation problems")
+            run.raise_if_stopped("waiting for the validation")
             futures.wait([future], timeout=0.1)
         if future is None or not future.done():
             return
@@ -202,18 +202,18 @@ class _Looks:
         with self._reported():
             result = run.record(future.result())
             state.best.offer(result.step, result.accuracy, result.interval)
-        state.best.looking = None
+        state.best.pending = None
         tidy(run, state)
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
-        """What goes wrong with a look is reported, and training goes on."""
+        """Report what goes wrong with a validation, and go on training."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it is
-            step, self._state.best.looking = self._state.best.looking, None
+            step, self._state.best.pending = self._state.best.pending, None
             what = error.paragraph() if isinstance(error, GrouperError) else repr(error)
-            self._saves.report(f"look-failed: no validation at step {step}: {what}")
+            self._saves.report(f"validation-failed: no validation at step {step}: {what}")
 
 
 class _Saves:

@@ -165,7 +165,7 @@ class Run:
         self.watchdog = Watchdog(rank=self.processes.rank, fatal=self.processes.size > 1)
         self._stop_requested = False
         self._beside, self._ending = ThreadPoolExecutor(2), threading.Event()
-        self._looks: Samplers | None = None
+        self._validators: Samplers | None = None
         self._ahead: Future[Any] | None = None
         self._previous: dict[int, Any] = {}
 
@@ -249,16 +249,18 @@ class Run:
         self.sampler(policy).release()
         return self.record(result)
 
-    def begin_look(self, policy: Policy, *, phase: str, step: int) -> Future[EvaluationResult]:
+    def begin_validation(
+        self, policy: Policy, *, phase: str, step: int
+    ) -> Future[EvaluationResult]:
         """Begin to measure a policy on the validation problems, on servers that do nothing else.
 
-        They have its weights when this returns. What is found has to be recorded.
+        They have its weights when this returns. The caller records the result.
 
         Raises:
             GrouperError: they cannot be started, or do not take the weights.
         """
-        self._looks = self._looks or self.prepared.samplers.of_looks()
-        sampler = self._looks.over(policy)
+        self._validators = self._validators or self.prepared.samplers.for_validation()
+        sampler = self._validators.over(policy)
         assert isinstance(sampler, VllmSampler)
         card = self._loss_card(policy, phase, "validation")
         measure = partial(self._measure, progress=self.raise_if_ending, card=card)
@@ -286,7 +288,7 @@ class Run:
         items, seconds = (self.prepared.test, None) if on_test else self._validation()
         return self.prepared.evaluate(
             sampler,
-            name=phase if on_test else look_name(phase, step),
+            name=phase if on_test else validation_name(phase, step),
             phase=phase,
             step=step,
             split=split,
@@ -306,15 +308,15 @@ class Run:
         return result
 
     def _validation(self) -> tuple[Items, float | None]:
-        """What a look at the validation problems has, and how many seconds the first one has.
+        """The problems of a validation, and the seconds that the first one has.
 
-        With `evaluation.validation_minutes` it is the problems of the first look.
+        With `evaluation.validation_minutes` later validations have the problems of the first.
         """
         items, minutes = self.prepared.validation, self.recipe.evaluation.validation_minutes
         if minutes is None:
             return items, None
-        looks = (r for r in self.folder.read_evaluations() if r.split == "validation")
-        first = self.processes.on_rank0(lambda: next(looks, None))
+        earlier = (r for r in self.folder.read_evaluations() if r.split == "validation")
+        first = self.processes.on_rank0(lambda: next(earlier, None))
         if first is not None:
             by_id = {item[0].id: item for item in items}
             chosen = dict.fromkeys(item.problem_id for item in first.light)
@@ -392,7 +394,7 @@ class Run:
             leave_processes(self._replica)
 
 
-def look_name(phase: str, step: int) -> str:
+def validation_name(phase: str, step: int) -> str:
     """The name of the evaluation on the validation problems after a step."""
     return f"validation-{phase}-{step:06d}"
 
