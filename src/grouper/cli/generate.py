@@ -33,9 +33,15 @@ QUESTION_COLUMNS = ("question", "problem", "prompt")
 ADDED = ("response", "extracted", "finish_reason", "tokens", "sample")
 
 
-def generate(
+def generate(model: str, **how: Any) -> None:
+    """Answer one question, a file of them, or those typed."""
+    _answer(model, converse=False, **how)
+
+
+def _answer(
     model: str,
     *,
+    converse: bool,
     question: str | None,
     input_file: Path | None,
     output_file: Path | None,
@@ -43,7 +49,6 @@ def generate(
     format_name: str | None,
     engine: str | None,
     quiet: bool,
-    converse: bool = False,
     **sampling: Any,
 ) -> None:
     """Check everything that can be checked before the model is loaded; then answer."""
@@ -171,7 +176,7 @@ def _typed() -> bool:
 def chat(model: str, **how: Any) -> None:
     """Converse in the terminal; the reasoning is dimmed, the answer is not."""
     nothing = dict.fromkeys(("question", "input_file", "output_file", "engine"))
-    generate(model, **nothing, **how, samples=1, quiet=True, converse=True)
+    _answer(model, **nothing, **how, samples=1, quiet=True, converse=True)
 
 
 def _converse(generator: Generator) -> None:
