@@ -34,6 +34,7 @@ def test_the_answer_is_what_the_evaluation_of_the_run_recorded(lora_run, generat
         assert solution.tokens == item.tokens
 
 
+@pytest.mark.slow
 def test_an_adapter_finds_its_base_and_how_it_is_asked(lora_run, generator):
     """The folder of `save_path`: base + adapter give the answers of the run's own final folder."""
     handed = lora_run.parent / "handed-over"
@@ -54,6 +55,7 @@ def test_an_adapter_without_its_base_says_so(lora_run, tmp_path):
         load_generator(alone)
 
 
+@pytest.mark.slow
 def test_settings_that_are_given_win(lora_run):
     with load_generator(lora_run / "sft" / "final", max_new_tokens=2, seed=5) as opened:
         assert opened.params.max_new_tokens == 2
@@ -64,6 +66,7 @@ def test_settings_that_are_given_win(lora_run):
         assert (opened.params.max_new_tokens, opened.params.temperature) == (3, 1.0)
 
 
+@pytest.mark.slow
 def test_as_many_samples_as_the_recipe_evaluates(lora_run):
     """T8: unless the answers are greedy, and all would be the same."""
     recipe = load_recipe(lora_run / "recipe.yaml").override(
@@ -76,6 +79,7 @@ def test_as_many_samples_as_the_recipe_evaluates(lora_run):
         assert opened.recipe.evaluation.samples == 1
 
 
+@pytest.mark.slow
 def test_questions_need_neither_training_data_nor_their_budget(lora_run):
     """With `max_total_tokens` completions in training have what the longest prompt leaves."""
     recipe = load_recipe(lora_run / "recipe.yaml").override(

@@ -45,6 +45,7 @@ def test_a_run_folder_measures_what_it_trained_as_training_did(grouper, run):
     assert label not in names
 
 
+@pytest.mark.slow
 def test_rewards_are_left_out_where_they_are_not_wanted(grouper, run, tmp_path):
     called = grouper(
         *("eval", run, "--no-base", "evaluation.rewards=false", "--output-dir", tmp_path / "plain")

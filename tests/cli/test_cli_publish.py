@@ -18,6 +18,7 @@ def test_an_exported_model_is_asked_without_its_run(grouper, exported):
     assert "license: mit" in (exported / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_what_would_be_served(grouper, exported, finished_run):
     called = grouper("serve", exported, "--engine", "transformers", "--dry-run", "--port", "8123")
     assert called.code == 0, called.err

@@ -119,6 +119,7 @@ def test_flags_are_overrides_of_the_phases_that_run(grouper, tmp_path):
     assert resolved("grpo", "demo")["skip_sft"] is True
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_the_table_the_reading_and_where_it_lies(grouper, small, finished_run):
     out = f"output_dir={finished_run.parent}"
     called = grouper("run", "demo", *small, out, "--resume", "--quiet")

@@ -76,6 +76,7 @@ BOMB = "a0: &a0 [1]\n" + "".join(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "what"),
     [

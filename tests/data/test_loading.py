@@ -271,6 +271,7 @@ def test_every_source_names_fields_that_exist():
         assert source.splits, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "path", "rows", "solutions", "answer"),
     [

@@ -190,6 +190,7 @@ def test_the_ready_variants_of_system_b(shared_data):
     assert of_a_recipe.problems == correct.problems
 
 
+@pytest.mark.slow
 def test_only_correct_keeps_what_the_rewards_pay(shared_data):
     """326 right answers after `</think>` and a newline earn nothing in the recipe's rewards."""
     path = shared_data / "math" / "sft.jsonl"

@@ -50,6 +50,7 @@ def odd_reward(folder: Path) -> str:
     return f"rewards=[{{name: '{folder}/odd.py:odd'}}]"
 
 
+@pytest.mark.slow
 def test_finals_load_with_transformers(tmp_path: Path) -> None:
     path = run(tmp_path)
     for phase in ("base", "sft/final", "grpo/final"):
@@ -78,6 +79,7 @@ def test_adapters_load_with_peft_on_their_base(tmp_path: Path) -> None:
         assert not torch.equal(model(ids).logits.detach(), plain)
 
 
+@pytest.mark.slow
 def test_an_adapter_loads_from_anywhere_and_after_the_run_has_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +96,7 @@ def test_an_adapter_loads_from_anywhere_and_after_the_run_has_moved(
     assert policy.adapter is not None
 
 
+@pytest.mark.slow
 def test_files_are_readable_by_whom_the_user_lets_read(tmp_path: Path) -> None:
     path = run(tmp_path, "skip_grpo=true")
     (tmp_path / "ordinary").write_text("")
@@ -103,6 +106,7 @@ def test_files_are_readable_by_whom_the_user_lets_read(tmp_path: Path) -> None:
             assert file.stat().st_mode & 0o666 == expected, file
 
 
+@pytest.mark.slow
 def test_the_record_is_complete(tmp_path: Path) -> None:
     path = run(tmp_path)
     for name in ("recipe.yaml", "run.json", "metrics.jsonl", "training.log"):
@@ -123,6 +127,7 @@ def test_the_record_is_complete(tmp_path: Path) -> None:
     assert {e.name for e in folder.read_evaluations()} == {"base", "sft", "grpo"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [(), ("model.lora={rank: 4}",)], ids=["full", "lora"])
 def test_kl_is_exactly_zero_at_the_first_step(tmp_path: Path, lora: tuple[str, ...]) -> None:
     """T23, P31: the reference is the SFT policy, adapter continued or all weights."""
@@ -160,6 +165,7 @@ def test_grpo_goes_on_from_sft_or_says_that_it_starts_from_the_base(
     assert "".join(f"GRPO starts from {start}".split()) in "".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_a_start_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     """Its tokens would mean other things; nothing but a low score would tell."""
     one = run(tmp_path / "one", "skip_grpo=true")
@@ -174,6 +180,7 @@ def test_a_start_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_missing_sft_final_is_named_as_missing(tmp_path: Path) -> None:
     """R10: it was told that SFT had not been run."""
     path = run(tmp_path)
@@ -182,6 +189,7 @@ def test_a_missing_sft_final_is_named_as_missing(tmp_path: Path) -> None:
         run(tmp_path, resume=True)
 
 
+@pytest.mark.slow
 def test_sft_is_not_put_behind_a_grpo_that_went_without_it(tmp_path: Path) -> None:
     path = run(tmp_path, "skip_sft=true")
     before = sorted(p for p in path.rglob("*") if p.is_file())
@@ -206,6 +214,7 @@ def test_every_dtype_goes_through_the_whole_run(tmp_path: Path, changes: tuple[s
     assert {e.name for e in RunFolder(path).read_evaluations()} == {"base", "sft", "grpo"}
 
 
+@pytest.mark.slow
 def test_sampler_and_trainer_agree_under_autocast(tmp_path: Path) -> None:
     reward = odd_reward(tmp_path)
     path = run(tmp_path, reward, "model.compute_dtype=bfloat16")
@@ -218,6 +227,7 @@ def test_sampler_and_trainer_agree_under_autocast(tmp_path: Path) -> None:
     assert all(gap.mean < 0.02 for gap in gaps)
 
 
+@pytest.mark.slow
 def test_an_answer_budget_beyond_the_context_is_refused_before_training(tmp_path: Path) -> None:
     path = run(tmp_path / "made", "skip_grpo=true", "model.new.max_position_embeddings=200")
     with pytest.raises(ConfigError, match="leave no room for a prompt"):
@@ -229,6 +239,7 @@ def test_an_answer_budget_beyond_the_context_is_refused_before_training(tmp_path
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_damaged_model_file_is_one_paragraph(tmp_path: Path, name: str) -> None:
     """What Grouper cannot make again; a damaged final folder of a run it can."""
@@ -240,6 +251,7 @@ def test_a_damaged_model_file_is_one_paragraph(tmp_path: Path, name: str) -> Non
         run(tmp_path / "made", resume=True)
 
 
+@pytest.mark.slow
 def test_a_budget_that_cuts_off_most_answers_is_refused(tmp_path: Path) -> None:
     """P1: never flat rewards for hours without a word."""
     with pytest.raises(
@@ -285,6 +297,7 @@ def test_the_loss_of_the_validation_problems_is_measured(tmp_path: Path) -> None
     assert measured.card["loss_tokens"] > 20
 
 
+@pytest.mark.slow
 def test_several_updates_resampling_and_the_band_are_in_the_record(tmp_path: Path) -> None:
     path = run(
         tmp_path,
@@ -308,6 +321,7 @@ def test_several_updates_resampling_and_the_band_are_in_the_record(tmp_path: Pat
     assert [row["advantage"] is None for row in first] == [False] * 24 + [True] * 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", sorted(PRESETS))
 def test_every_preset_runs(algorithm: str, tmp_path: Path) -> None:
     """Two steps of each: it learns something, and its log-probs are those of the sampler."""

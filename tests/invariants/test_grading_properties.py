@@ -154,6 +154,7 @@ def test_the_exact_rungs_answer_anything(prediction: str, reference: str):
     assert time.perf_counter() - started < 1
 
 
+@pytest.mark.slow
 @FAST
 @given(anything, st.sampled_from(CONTRACTS))
 def test_lenient_extraction_finds_what_strict_finds(text: str, contract: AnswerContract):

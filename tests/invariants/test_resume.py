@@ -316,6 +316,7 @@ def test_what_the_record_has_lost_is_told_by_name(
     assert "has lost the lines of metrics.jsonl of sft step 2." in caplog.text
 
 
+@pytest.mark.slow
 def test_a_checkpoint_counts_only_once_its_metrics_are_on_disk(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

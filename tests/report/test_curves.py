@@ -34,6 +34,7 @@ def test_the_group_mix_is_stacked_from_wrong_to_right(tmp_path):
     assert names == ["all wrong 25%", "mixed: can teach 50%", "all right 25%"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sft", [True, False])
 def test_the_picture_is_written(tmp_path, sft):
     assert draw_curves(make_run(tmp_path / "r", sft=sft)).read_bytes().startswith(b"\x89PNG")
