@@ -8,6 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 from grouper.models.folders import EXPORT_FILE
 
 
