@@ -624,14 +624,15 @@ def synthesize(
 
     Each line has `question`, `answer` and `response`, and where it comes from: problem, model,
     sample, seed, temperature. `data.sft={source: file, path: FILE, columns: {response:
-    response}}` trains on them. They are drawn and graded as an evaluation of the training
-    problems, at the temperature of training; what is interrupted goes on when it is called again.
+    response}}` trains on them. The completions are sampled and graded as an
+    evaluation of the training problems, at the temperature of training; after an interruption the
+    same call continues.
 
     Args:
         recipe: whose problems, prompts, sampling and grading.
         model: a model or adapter folder, or a Hub name.
-        path: JSON lines; lines are added, when all are drawn.
-        samples: of each problem.
+        path: a JSON Lines file; rows are appended once everything is sampled.
+        samples: per problem.
         display: where progress goes; nowhere by default.
 
     Returns:

@@ -117,9 +117,7 @@ def test_show_prints_what_was_asked_for(grouper, finished_run):
     one = grouper("show", finished_run, "--step", "1", "--worst", "-n", "1").out
     assert one.count("grpo step 1  ") == 1
     assert "advantage" in one
-    assert grouper("show", finished_run, "--problem", "nowhere").out == (
-        "No rollout is like that.\n"
-    )
+    assert grouper("show", finished_run, "--problem", "nowhere").out == ("No rollout matches.\n")
     grouper("show", finished_run, "--step", "7").refused("no rollouts are stored of step 7")
     assert "give one" in grouper("show", finished_run, "--best", "--worst").err
     assert "only --problem" in grouper("show", finished_run, "--diff", "1", "2", "--best").err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, get_args
 
 import pytest
@@ -211,6 +212,9 @@ def test_vllm_comes_with_importance_weights() -> None:
     for use in ("sampling.engine=vllm", "evaluation.servers=[auto]"):
         with pytest.raises(ConfigError, match="vLLM cannot sample from 4bit weights"):
             load_recipe("demo", [use, *lora])
+        for temperature, accepted in (("0", True), ("0.005", False), ("0.01", True)):
+            with nullcontext() if accepted else pytest.raises(ConfigError, match=r"below 0\.01"):
+                load_recipe("demo", [use, f"evaluation.temperature={temperature}"])
 
 
 @pytest.mark.parametrize(

@@ -160,8 +160,7 @@ class CommandLine:
     @cached_property
     def running(self) -> Sequence[str]:
         """The phases of the command that the recipe does not skip."""
-        kept = [phase for phase in self.phases if not getattr(self.recipe, f"skip_{phase}")]
-        return kept or self.phases
+        return [phase for phase in self.phases if phase in self.recipe.phases] or self.phases
 
     def keys(self, template: str) -> list[str]:
         """The keys that a row of the table means: `{phase}` is GRPO where it runs."""

@@ -185,7 +185,7 @@ def _converse(generator: Generator) -> None:
 
     turns = uses_chat(generator.prepared.format, generator.prepared.tokenizer)
     kind = "" if turns else " This model was trained on single questions: each stands alone."
-    click.echo(f"/stats shows or hides numbers, /new begins anew, Ctrl-D ends.{kind}", err=True)
+    click.echo(f"/stats shows or hides numbers, /new starts over, Ctrl-D ends.{kind}", err=True)
     earlier: list[Message] = []
     stats = False
     while True:

@@ -48,9 +48,8 @@ def _run(path: Path) -> dict[str, Any]:
     """One row of the list of runs."""
     recipe, run = load_recipe(path / RECIPE_FILE), RunFolder(path)
     reports = run.read_metrics()
-    wanted = [phase for phase in ("sft", "grpo") if not getattr(recipe, f"skip_{phase}")]
-    done = all((path / phase / "final").is_dir() for phase in wanted)
-    state = "running" if is_running(path) else "finished" if done else "stopped"
+    ended = "finished" if run.has_finished(recipe.phases) else "stopped"
+    state = "running" if is_running(path) else ended
     tested = [r for r in run.read_evaluations() if r.split == "test"]
     last = max((file.stat().st_mtime for file in path.iterdir()), default=path.stat().st_mtime)
     return {
@@ -102,7 +101,7 @@ def show(
     for row in itertools.islice(found, count):
         print_rich(in_words(row))
     if row is None:
-        click.echo("No rollout is like that.")
+        click.echo("No rollout matches.")
 
 
 def watch(run: str, *, every: float) -> None:

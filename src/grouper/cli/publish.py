@@ -78,7 +78,7 @@ def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool
     with tempfile.TemporaryDirectory(prefix="grouper-serve-") as place:
         folder = Path(source).expanduser()
         if not (folder / EXPORT_FILE).is_file():
-            # Served programs know nothing of recipes: template and stops must be in the folder.
+            # Other servers know nothing of recipes: template and stops must be in the folder.
             folder = Path(place) / "model"
             export_model(source, folder)
         words = [sys.executable, "-m", *module, str(folder), "--host", host, "--port", str(port)]
@@ -92,7 +92,7 @@ def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool
 
 
 def _curl(folder: Path, host: str, port: int) -> str:
-    """A request that can be typed, with the stops of the model where they are known."""
+    """A curl command that asks the server, with the model's stops where they are known."""
     messages = [{"role": "user", "content": "What is 3 + 4?"}]
     body: dict[str, Any] = {"model": str(folder), "messages": messages}
     file = folder / EXPORT_FILE

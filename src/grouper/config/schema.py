@@ -459,6 +459,9 @@ class GRPOConfig(PhaseConfig):
 
 
 _MAX_NEW_TOKENS = 512
+# vLLM raises the temperature of a request below this to it, silently; requests are relative to
+# sampling.temperature.
+_LOWEST_OF_VLLM = 0.01
 
 
 class VllmConfig(Section):
@@ -701,11 +704,23 @@ class Recipe(Section):
                 "vLLM cannot sample from 4bit weights with an adapter: sampling.engine: native, "
                 "and no evaluation.servers"
             )
+        relative = self.evaluation.temperature / self.sampling.temperature
+        if (vllm or self.evaluation.servers) and 0 < relative < _LOWEST_OF_VLLM:
+            yield (
+                f"vLLM samples at no temperature below {_LOWEST_OF_VLLM:g} times "
+                "sampling.temperature: evaluation.temperature is too low"
+            )
         if self.grpo.max_staleness and not (vllm and self.sampling.vllm.mode == "server"):
             yield (
                 "grpo.max_staleness samples while the training device is busy: set "
                 "sampling.engine: vllm and sampling.vllm.mode: server"
             )
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Those of SFT and GRPO that are not skipped, in order."""
+        skipped = {"sft": self.skip_sft, "grpo": self.skip_grpo}
+        return tuple(phase for phase, left_out in skipped.items() if not left_out)
 
     def override(self, *settings: str, **sections: Any) -> Recipe:
         """This recipe with other settings; everything is checked again, and `self` stays as it is.

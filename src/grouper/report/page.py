@@ -186,8 +186,7 @@ Views = Mapping[str, RunView]
 
 
 def _state(run: RunView) -> str:
-    wanted = [p for p in PHASES[1:] if run.recipe and not getattr(run.recipe, f"skip_{p}")]
-    if wanted and all((run.folder.path / phase / "final").is_dir() for phase in wanted):
+    if run.recipe and run.folder.has_finished(run.recipe.phases):
         return "finished"
     last = run.reports[-1] if run.reports else None
     return f"at {label(last.phase)} step {last.step}" if last else "before its first step"
@@ -202,9 +201,9 @@ def _tests(run: RunView) -> dict[str, list[EvaluationResult]]:
     splits: dict[str, list[EvaluationResult]] = {}
     for result in run.evaluations:
         splits.setdefault(result.split, []).append(result)
-    looks = splits.pop("validation", [])
+    validations = splits.pop("validation", [])
     if not any(len(results) > 1 for results in splits.values()):
-        ends = [looks[0], looks[-1]][: len(looks)] if looks else []
+        ends = [validations[0], validations[-1]][: len(validations)] if validations else []
         named = [replace(r, name=f"{label(r.phase)} step {r.step}") for r in ends]
         splits = {**({"validation": named} if named else {}), **splits}
     return {**splits, **{name: [*results] for name, results in run.later.items()}}
@@ -448,8 +447,9 @@ class _Completions:
     def _evaluations(self, run: RunView, prefix: str) -> None:
         """Problems of each set in turn: what got worse, better, stayed wrong, stayed right."""
         groups = _tests(run)
-        looks = [r for r in run.evaluations if r.split == "validation"]
-        groups |= {} if "validation" in groups or not looks else {"validation": looks[-1:]}
+        validations = [r for r in run.evaluations if r.split == "validation"]
+        if validations and "validation" not in groups:
+            groups["validation"] = validations[-1:]
         budget = EVALUATION_BYTES // (self.runs * max(1, len(groups)))
         for name, results in groups.items():
             compared = name if len(results) > 1 or self.runs > 1 else ""

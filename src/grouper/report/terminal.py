@@ -169,7 +169,7 @@ def watch(run: RunFolder, console: Console, *, seconds: float) -> None:
     Args:
         run: the run folder.
         console: where.
-        seconds: between looks.
+        seconds: between updates.
     """
     if not console.is_terminal:
         console.print(frame(run))

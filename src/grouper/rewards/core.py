@@ -363,7 +363,8 @@ class RewardStack:
         self._functions = {reward_label(config.name): (config, f) for config, f in functions}
         self.weights = {name: config.weight for name, (config, _) in self._functions.items()}
         self._file: Path | None = None
-        # Looks and rollouts may be scored beside each other; functions need not know of threads.
+        # Validation and rollouts may be scored in threads at the same time; functions need not be
+        # thread-safe.
         self._one_at_a_time = threading.Lock()
         self._answers: dict[str, dict[str, Any]] = {}
         # What their values depend on besides the question.

@@ -427,6 +427,10 @@ class RunFolder:
                 for row in read_lines(file, records.parse_rollout):
                     yield row.model_dump(exclude_unset=True)
 
+    def has_finished(self, phases: Sequence[str]) -> bool:
+        """Whether each of these phases has left its final model."""
+        return all((self.path / phase / "final").is_dir() for phase in phases)
+
     def rollout_files(self) -> Iterator[tuple[str, int, Path]]:
         """(phase, step, file) of every step whose rollouts are stored, in order."""
         found = []

@@ -164,7 +164,7 @@ class VllmSampler:
             ModelError: the engine is gone, or does not have the policy's weights.
         """
         held = copy.copy(self)
-        held._held = self._freshen(), self._policy.version  # noqa: SLF001 - one of us
+        held._held = self._freshen(), self._policy.version  # noqa: SLF001 - a copy of this object
         return held
 
     def release(self) -> None:

@@ -76,7 +76,8 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
             orders=_orders(run, state, len(rollouts.groups)),
         )
         tokens = TokenLog(rollouts.groups, assembled.advantages, run.recipe.tracking.token_groups)
-        objective = grpo_objective(config, tokens.see)
+        recorded = tokens.see if run.recipe.tracking.token_groups else None
+        objective = grpo_objective(config, recorded)
         updates = [update_phase(state, b, objective, config) for b in assembled.batches]
     _advance(state, rollouts)
     _record(run, state, rollouts, assembled.advantages, tokens)

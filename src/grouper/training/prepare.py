@@ -190,14 +190,14 @@ class Prepared:
         model = self.model_path if new is None else "a new random qwen3 model"
         first = self.problems[0]
         rewards = ", ".join(f"{weight:g} {name}" for name, weight in self.rewards.weights.items())
-        phases = [name for name in ("sft", "grpo") if not getattr(self.recipe, f"skip_{name}")]
+        phases = " then ".join(self.recipe.phases) or "measuring only"
         sizes = (
             f"{len(self.train):,} to train on, {len(self.validation):,} for validation, "
             f"{len(self.test):,} to test; {len(self.demonstrations):,} demonstrations"
         )
         return "\n".join(
             [
-                f"{self.recipe.name}: {' then '.join(phases) or 'measuring only'} of {model}",
+                f"{self.recipe.name}: {phases} of {model}",
                 f"problems:       {sizes}",
                 f"first problem:  {first.question!r} -> {first.answer!r}",
                 f"first prompt:   {self.prompt.text!r}",
