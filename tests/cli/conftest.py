@@ -69,6 +69,12 @@ def grouper() -> Grouper:
 
 
 @pytest.fixture
+def extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes packages of the extras for installed: settings are read, nothing is run."""
+    monkeypatch.setattr("grouper.errors.find_spec", lambda name: name)
+
+
+@pytest.fixture
 def small() -> tuple[str, ...]:
     return SMALL
 

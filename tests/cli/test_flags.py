@@ -107,6 +107,7 @@ def _show(recipe: Any, _intent: Any) -> None:
     print(resolved_yaml(recipe))
 
 
+@pytest.mark.usefixtures("extras")
 @pytest.mark.parametrize(("arguments", "expected"), CASES, ids=lambda value: str(value)[:60])
 def test_a_flag_is_a_setting(resolved, arguments, expected):
     recipe = resolved("run", "demo", *arguments)

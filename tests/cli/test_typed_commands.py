@@ -198,6 +198,7 @@ def at(recipe: Any, key: str) -> Any:
     return [row["name"] for row in value] if key == "rewards" else value
 
 
+@pytest.mark.usefixtures("extras")
 @pytest.mark.parametrize("spelling", [str, in_underscores, in_dashes], ids=lambda f: f.__name__)
 @pytest.mark.parametrize(("command", "expected"), TYPED, ids=lambda value: str(value)[:80])
 def test_what_is_typed_elsewhere_means_the_same(resolved, command, expected, spelling):
