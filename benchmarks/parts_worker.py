@@ -15,7 +15,7 @@ from grouper.kernels import modules
 from grouper.kernels.cpu import attention, ops
 from grouper.sampling import decode_attention as decoding
 from grouper.sampling import engine
-from grouper.sampling.graphs import OpByOp
+from grouper.sampling.engine import OpByOp
 
 RUNNING: list[GrouperSteps] = []
 

@@ -13,7 +13,7 @@ from grouper.data import load_problems
 from grouper.errors import ConfigError, DataError, ModelError, RunFolderError
 from grouper.prompts import make_format
 from grouper.runs.folder import RunFolder
-from grouper.sampling.scripted import ScriptedSampler
+from grouper.sampling.base import ScriptedSampler
 from grouper.training.prepare import Prepared
 
 

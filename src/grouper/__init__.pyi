@@ -25,9 +25,9 @@ from grouper.rewards import Completed as Completed
 from grouper.rewards import RewardStack as RewardStack
 from grouper.rewards import build_rewards as build_rewards
 from grouper.rewards import reward as reward
+from grouper.runs.folder import LoadedRun as LoadedRun
 from grouper.runs.folder import RunFolder as RunFolder
-from grouper.runs.loaded import LoadedRun as LoadedRun
-from grouper.runs.loaded import load_run as load_run
+from grouper.runs.folder import load_run as load_run
 from grouper.training.phases import RunResult as RunResult
 from grouper.training.prepare import Prepared as Prepared
 from grouper.training.run import Run as Run

@@ -56,9 +56,8 @@ from grouper.report.page import draw_pictures
 from grouper.rewards.calling import load_hook
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
-from grouper.sampling.base import SampleRequest, draw_seed
+from grouper.sampling.base import SampleRequest, StopStrings, draw_seed
 from grouper.sampling.native import NativeSampler
-from grouper.sampling.stops import StopStrings
 from grouper.training import phases
 from grouper.training import prepare as preparation
 from grouper.training.checkpoint import is_complete, read_state

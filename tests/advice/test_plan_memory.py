@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from grouper.advice.run_plan import FOUR_BITS, ModelMemory
 from grouper.advice.tracing import Tracer
-from grouper.algorithms.rows import Rows
+from grouper.algorithms.batching import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
 from grouper.kernels.cpu.graph import packable
 from grouper.kernels.cpu.library import library

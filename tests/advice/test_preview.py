@@ -17,7 +17,7 @@ from grouper.grading import grade
 from grouper.prompts import FORMATS
 from grouper.prompts.rendering import StopTokens
 from grouper.rewards import build_rewards
-from grouper.sampling.scripted import ScriptedSampler
+from grouper.sampling.base import ScriptedSampler
 from grouper.types import Problem, Prompt, SamplingParams
 
 TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig
 
 from grouper.advice.run_plan import ModelMemory
-from grouper.algorithms.rows import Rows
+from grouper.algorithms.batching import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
 from grouper.models.loading import weightless_policy
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from grouper.algorithms.rows import Rows
+from grouper.algorithms.batching import Rows
 from grouper.config.schema import LoraConfig, ModelConfig, OptimizerConfig
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy

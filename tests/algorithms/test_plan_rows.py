@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grouper.algorithms.batching import micro_batches
-from grouper.algorithms.rows import Rows, worst_rows
+from grouper.algorithms.batching import Rows, micro_batches, worst_rows
 
 
 @settings(max_examples=60, deadline=None)

@@ -39,7 +39,6 @@ OTHER_NAMES = {
     "test_row_blocks.py": "attention.py",
     "test_varlen.py": "attention.py",
     # Two tests of one name cannot be collected together.
-    "test_plan_rows.py": "rows.py",
     "test_triton_draw.py": "draw.py",
     "test_triton_head.py": "head.py",
     "test_triton_layers.py": "layers.py",
@@ -52,6 +51,13 @@ OTHER_NAMES = {
     "test_decode_costs.py": "weights.py",
     "test_update_costs.py": "update.py",
     "test_behaviour.py": "evaluate.py",
+    "test_beside.py": "evaluate.py",
+    "test_plan_rows.py": "batching.py",
+    "test_graphs.py": "engine.py",
+    "test_nan_dump.py": "loop.py",
+    "test_rehearsal.py": "live_checks.py",
+    "test_loaded.py": "folder.py",
+    "test_tokens.py": "recorder.py",
 }
 
 # Spelled in pieces, so that this file does not hold them itself.

@@ -18,15 +18,11 @@ from codebase import SOURCE, TOP, modules
 
 # Lines of code of the whole package. It only falls: raise it with a reason in the commit. It was
 # last raised for vLLM, evaluation with a report, and publishing, from 21,038.
-BUDGET = 24_770
+BUDGET = 24_726
 
 FILES_PER_ROOM = 14
-# Rooms that have not been put in order yet, with the files they have; these only fall, too.
-LARGER_ROOMS = {
-    "kernels": 22,
-    "sampling": 17,  # vLLM: the table of engines, the adapter, its servers, what runs inside them
-    "training": 16,
-}
+# It holds two folders of their own, one for each kind of processor.
+LARGER_ROOMS = {"kernels": 20}
 
 # Files beside the rooms.
 LOOSE_FILES = 6

@@ -21,7 +21,7 @@ from grouper.prompts import FORMATS
 from grouper.rewards import RewardStack, build_rewards
 from grouper.rewards.builtin import format_holds
 from grouper.runs.folder import RunFolder
-from grouper.sampling.scripted import ScriptedSampler
+from grouper.sampling.base import ScriptedSampler
 from grouper.types import Problem, Prompt, SamplingParams
 
 TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>

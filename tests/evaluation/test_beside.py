@@ -14,7 +14,7 @@ from evaluation.test_items import Counting, measure
 from grouper.config.schema import RewardConfig
 from grouper.errors import RunFolderError
 from grouper.evaluation import evaluate as module
-from grouper.evaluation.beside import Beside, Parent
+from grouper.evaluation.evaluate import Beside, Parent
 from grouper.prompts import FORMATS
 from grouper.rewards import build_rewards
 
@@ -47,7 +47,8 @@ def test_items_do_not_depend_on_where_they_are_made(tmp_path, monkeypatch):
     assert not multiprocessing.active_children()
 
 
-def test_an_interrupted_one_goes_on(tmp_path, beside):
+def test_an_interrupted_one_goes_on(tmp_path, monkeypatch, beside):
+    monkeypatch.setattr(module, "_BATCH", 64)
     with pytest.raises(KeyboardInterrupt):
         measure(tmp_path, Counting(limit=150), items=ITEMS)
     sampler = Counting()

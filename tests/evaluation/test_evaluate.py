@@ -14,8 +14,7 @@ from grouper.errors import DataError
 from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.statistics import wilson_interval
-from grouper.sampling.base import SampleRequest
-from grouper.sampling.scripted import ScriptedSampler
+from grouper.sampling.base import SampleRequest, ScriptedSampler
 from grouper.types import Completion, Grade, Problem, Prompt, SamplingParams, Verdict
 
 

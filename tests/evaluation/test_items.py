@@ -16,8 +16,7 @@ from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.items import StoredItems, Unfinished
 from grouper.evaluation.result import EvaluationResult
 from grouper.runs.folder import RunFolder
-from grouper.sampling.base import SampleRequest
-from grouper.sampling.scripted import ScriptedSampler
+from grouper.sampling.base import SampleRequest, ScriptedSampler
 from grouper.types import Completion, SamplingParams
 
 

@@ -42,10 +42,9 @@ from grouper.evaluation.evaluate import evaluate
 from grouper.grading import Grader
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup, SingleProcess
-from grouper.sampling.base import SampleRequest, draw_seed
+from grouper.sampling.base import SampleRequest, ScriptedSampler, draw_seed
 from grouper.sampling.graded import draw_and_grade
 from grouper.sampling.native import NativeSampler
-from grouper.sampling.scripted import ScriptedSampler
 from grouper.sampling.weights import SamplingWeights
 from grouper.training.checkpoint import (
     TrainState,

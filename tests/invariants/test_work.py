@@ -16,8 +16,7 @@ from grouper.config.schema import GRPOConfig
 from grouper.kernels.cpu import graph
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, draw_seed
-from grouper.sampling.engine import BaseEngine, Engine, make_engine
-from grouper.sampling.graphs import CpuGraphs, OpByOp
+from grouper.sampling.engine import BaseEngine, CpuGraphs, Engine, OpByOp, make_engine
 from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights

@@ -13,8 +13,7 @@ from transformers.models.qwen3 import modeling_qwen3
 
 from grouper.algorithms.batching import unweighted_rows
 from grouper.kernels import modules
-from grouper.kernels.cpu.calls import listened
-from grouper.kernels.cpu.library import library
+from grouper.kernels.cpu.library import library, listened
 from grouper.kernels.switch import running, switched_off
 from grouper.models.policy import Policy
 

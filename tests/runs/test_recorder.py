@@ -20,8 +20,8 @@ from grouper.errors import ConfigError
 from grouper.models.process_group import SingleProcess
 from grouper.report.page import draw_pictures
 from grouper.runs.folder import RunFolder
-from grouper.runs.identity import recipe_changes
 from grouper.runs.recorder import Recorder
+from grouper.runs.records import recipe_changes
 from grouper.runs.trackers import Step, TrackedRun, WandbSink, check_trackers
 from grouper.training.run import Run
 from grouper.types import StepReport, Tally

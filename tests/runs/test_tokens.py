@@ -10,7 +10,7 @@ from grouper.algorithms.batching import rollout_rows
 from grouper.config.schema import GRPOConfig
 from grouper.models.policy import Policy
 from grouper.models.process_group import SingleProcess
-from grouper.runs.tokens import TokenLog
+from grouper.runs.recorder import TokenLog
 from grouper.training.grpo import assemble
 from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import Scorer, accumulate_gradient, grpo_objective

@@ -21,8 +21,7 @@ from grouper.kernels.switch import planned
 from grouper.kernels.triton.draw import BLOCK
 from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
-from grouper.sampling.engine import Engine
-from grouper.sampling.graphs import OpByOp
+from grouper.sampling.engine import Engine, OpByOp
 from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.weights import SamplingWeights, copy_dtype
 

@@ -11,11 +11,10 @@ import torch
 from tiny_models import LetterTokenizer, make_prompt, tiny_model
 
 from grouper.models.policy import Policy
-from grouper.sampling.base import SampleRequest, draw_seed
+from grouper.sampling.base import SampleRequest, StopStrings, draw_seed
 from grouper.sampling.decode_rows import DecodeRows, HostLog
 from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.native import NativeSampler
-from grouper.sampling.stops import StopStrings
 from grouper.sampling.weights import SamplingWeights
 from grouper.types import Completion, FinishReason, SamplingParams
 

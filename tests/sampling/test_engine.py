@@ -21,8 +21,15 @@ from grouper.kernels.triton.language import AVAILABLE
 from grouper.models.policy import Policy
 from grouper.sampling import decode_attention, draw, engine
 from grouper.sampling.base import SampleRequest, draw_seed
-from grouper.sampling.engine import BaseEngine, Engine, PaddedEngine, make_engine
-from grouper.sampling.graphs import CpuGraphs, OpByOp, allows_recording
+from grouper.sampling.engine import (
+    BaseEngine,
+    CpuGraphs,
+    Engine,
+    OpByOp,
+    PaddedEngine,
+    allows_recording,
+    make_engine,
+)
 from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.native import NativeSampler, keep_no_engines
 from grouper.sampling.weights import SamplingWeights

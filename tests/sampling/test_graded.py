@@ -8,9 +8,8 @@ from concurrent.futures import Future
 import pytest
 from tiny_models import make_prompt
 
-from grouper.sampling.base import SampleRequest
+from grouper.sampling.base import SampleRequest, ScriptedSampler
 from grouper.sampling.graded import draw_and_grade, grade_as_drawn
-from grouper.sampling.scripted import ScriptedSampler
 from grouper.types import Completion, Grade, SamplingParams, Verdict
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from grouper.sampling.graphs import CudaGraphs
+from grouper.sampling.engine import CudaGraphs
 
 
 class Stream:

@@ -20,8 +20,7 @@ from grouper.sampling import engine as engine_module
 from grouper.sampling import kv_cache
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.decode_attention import Decode, DecodeState, Prefill
-from grouper.sampling.engine import Engine
-from grouper.sampling.graphs import OpByOp
+from grouper.sampling.engine import Engine, OpByOp
 from grouper.sampling.kv_cache import CacheSize, KVCache, fitting_size, slots_that_fit
 from grouper.types import SamplingParams
 

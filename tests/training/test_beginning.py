@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grouper.runs.identity import RunInfo
+from grouper.runs.records import RunInfo
 from grouper.training.phases import banner_lines
 
 INFO = RunInfo(

@@ -15,8 +15,7 @@ from tiny_models import make_group, make_prompt
 from grouper.config.schema import DifficultyConfig, GradingConfig, SFTConfig
 from grouper.errors import ConfigError, RunFolderError
 from grouper.grading import Grader
-from grouper.sampling.base import SampleRequest
-from grouper.sampling.scripted import ScriptedSampler
+from grouper.sampling.base import SampleRequest, ScriptedSampler
 from grouper.training import curriculum
 from grouper.training.curriculum import (
     DifficultyBand,

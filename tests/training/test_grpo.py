@@ -21,8 +21,7 @@ from grouper.config.schema import GRPOConfig, PromptConfig, RewardConfig
 from grouper.models.policy import Policy
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
-from grouper.sampling.base import SampleRequest
-from grouper.sampling.scripted import ScriptedSampler
+from grouper.sampling.base import SampleRequest, ScriptedSampler
 from grouper.training.grpo import (
     RolloutBatch,
     advantages_of,

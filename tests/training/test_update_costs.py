@@ -14,7 +14,7 @@ from tensor_costs import PRODUCTS, TensorCosts, costs_on_cuda
 from transformers import AutoConfig
 
 from grouper.advice.tracing import Tracer
-from grouper.algorithms.rows import Rows
+from grouper.algorithms.batching import Rows
 from grouper.config.schema import ModelConfig
 from grouper.models.attention import SharedPrompts
 from grouper.models.loading import weightless_policy

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from grouper.advice.live_checks import Rehearsal
 from grouper.config.schema import Recipe, RewardConfig
 from grouper.errors import Interrupted
 from grouper.kernels.switch import switched_off
@@ -28,7 +29,6 @@ from grouper.training.checkpoint import TrainState
 from grouper.training.grpo import grpo_step
 from grouper.training.metrics import matrix_rate
 from grouper.training.phases import begin
-from grouper.training.rehearsal import Rehearsal
 from grouper.training.run import Run
 from grouper.types import StepReport
 

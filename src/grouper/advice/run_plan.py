@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from grouper.advice.checks import found
+from grouper.advice.live_checks import worst_slices
 from grouper.advice.tracing import Tracer
-from grouper.algorithms.rows import Rows
+from grouper.algorithms.batching import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig, Recipe
 from grouper.errors import GrouperError
 from grouper.kernels.cpu.graph import packable
@@ -31,7 +32,7 @@ from grouper.models.new_model import make_new_model, new_model_config
 from grouper.models.policy import Policy
 from grouper.models.token_scores import chunk_rows
 from grouper.prompts import make_format
-from grouper.sampling.graphs import CpuGraphs, multiplied
+from grouper.sampling.engine import CpuGraphs, multiplied
 from grouper.sampling.kv_cache import (
     CacheSize,
     cache_bytes,
@@ -44,7 +45,6 @@ from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
 from grouper.training.prepare import Prepared, prepare
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
-from grouper.training.rehearsal import worst_slices
 
 GIB = 2**30
 

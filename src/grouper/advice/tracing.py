@@ -19,8 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # torch's 
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grouper.algorithms.batching import TrainBatch
-from grouper.algorithms.rows import Rows
+from grouper.algorithms.batching import Rows, TrainBatch
 from grouper.kernels.switch import planned, switched_off
 from grouper.models.attention import SharedPrompts
 from grouper.models.policy import Policy

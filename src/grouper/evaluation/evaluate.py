@@ -6,20 +6,36 @@ Knows nothing of training: anything that meets the sampler and grader protocols 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
+import multiprocessing
+import os
 import shutil
+import signal
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import torch
 
 from grouper.errors import DataError
-from grouper.evaluation.beside import Beside, Parent, has_a_processor
-from grouper.evaluation.items import Drawn, Lightener, StoredItems, Unfinished, Write, bare, row_of
+from grouper.evaluation.items import (
+    FIELDS,
+    Drawn,
+    Lightener,
+    StoredItems,
+    Unfinished,
+    Write,
+    bare,
+    row_of,
+)
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import delete, write_lines
 from grouper.grading import by_text_alone
@@ -143,7 +159,9 @@ def evaluate(
         with contextlib.ExitStack() as stack:
             follower = None
             if beside and processes.rank == 0 and (rewards is None or rewards.ours):
-                follower = stack.enter_context(Beside(lambda parent: finish(wait=parent.wait)))
+                follower = stack.enter_context(
+                    Beside(lambda parent: _as_columns(*finish(wait=parent.wait)))
+                )
             count, started = len(items), time.monotonic()
             end = count if seconds is None else min(count, _FIRST_WAVE)
             drawn: set[int] = {*done}
@@ -160,7 +178,7 @@ def evaluate(
                 end = min(count, fits)
             card["n"] = end
             light, failures = processes.on_rank0(
-                (lambda: finish(end)) if follower is None else follower.result
+                (lambda: finish(end)) if follower is None else lambda: _as_items(*follower.result())
             )
         if failures and processes.rank == 0:
             log.warning(
@@ -198,7 +216,7 @@ def _fitting(done: int, took: float, seconds: float | None) -> int:
 # Completions from which on a process of its own is worth its start.
 _MANY = 2_000
 # Completions, or seconds in which there are fewer, that are handed over together.
-_BATCH, _PATIENCE = 64, 1.0
+_BATCH, _PATIENCE = 256, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,6 +335,18 @@ def _finish(
     return light, notes.events
 
 
+def _as_columns(
+    light: list[EvaluationItem], failed: list[str]
+) -> tuple[list[list[Any]], list[str]]:
+    """What `_finish` returns, field by field: a list of records takes ten times as long to send."""
+    return [[getattr(item, name) for item in light] for name in FIELDS], failed
+
+
+def _as_items(columns: list[list[Any]], failed: list[str]) -> Finished:
+    rows = zip(*columns, strict=True)
+    return [EvaluationItem(**dict(zip(FIELDS, row, strict=True))) for row in rows], failed
+
+
 def _item(
     problem: Problem,
     prompt: Prompt,
@@ -394,3 +424,103 @@ def reasoning_of(text: str, fmt: AnswerFormat) -> str:
 
 # Where the answer of a format without tags begins.
 _ANSWER_MARKS = {AnswerKind.BOXED: "\\boxed", AnswerKind.HASHES: "####"}
+
+
+# --- work that goes on beside the sampler, in a copy of this process on a processor of its own ----
+
+Result = TypeVar("Result")
+
+# Seconds in which a copy that is not needed any more may still write down what it has.
+_GRACE = 10.0
+
+
+def has_a_processor() -> bool:
+    """Whether a copy can be made here, and would not take the processor of this process.
+
+    Not on a machine with CUDA: a copy of a process that has used it may not touch it, and none is
+    needed, since the processor waits for the GPU.
+    """
+    here = getattr(os, "sched_getaffinity", lambda _: ())(0)
+    daemon = multiprocessing.current_process().daemon
+    return len(here) > 1 and not daemon and not torch.cuda.is_available()
+
+
+class Parent:
+    """The other side of a `Beside`; both methods raise `EOFError` once it has given up or ended."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def receive(self) -> Any:
+        """What was sent, when it has been."""
+        return self._connection.recv()
+
+    def wait(self) -> None:
+        """A moment, where nothing is to be received."""
+        if self._connection.poll(0.05):
+            self.receive()
+
+
+class Beside(Generic[Result]):
+    """A function in a forked copy of this process, which must not touch an accelerator there.
+
+    Leaving the context ends it: what it waits for then raises `EOFError`.
+
+    Args:
+        do: called with a `Parent`, which hands on what `send` is given.
+    """
+
+    def __init__(self, do: Callable[[Parent], Result]) -> None:
+        context = multiprocessing.get_context("fork")
+        self._connection, theirs = context.Pipe()
+        arguments = (do, theirs, self._connection)
+        self._process = context.Process(target=_run, args=arguments, daemon=True)
+        with warnings.catch_warnings():  # of threads: what runs in the copy needs none of them
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
+        theirs.close()
+
+    def send(self, thing: Any) -> None:
+        """Hand something over; waits while the copy is busy. Raises what it has ended with."""
+        try:
+            self._connection.send(thing)
+        except BrokenPipeError:
+            self.result()
+            raise
+
+    def result(self) -> Result:
+        """What the function returns; raises what it raised."""
+        try:
+            value, error = self._connection.recv()
+        except (EOFError, ConnectionResetError) as ended:
+            self._process.join(_GRACE)
+            status = self._process.exitcode
+            raise RuntimeError(f"a process of an evaluation has ended: {status}") from ended
+        if error is not None:
+            raise error
+        found: Result = value
+        return found
+
+    def __enter__(self) -> Beside[Result]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        self._process.join(_GRACE)
+        self._process.kill()
+        self._process.join()
+
+
+def _run(do: Callable[[Parent], Any], connection: Connection, other: Connection) -> None:
+    """In the copy: the parent decides when it ends, by closing its side or by ending itself."""
+    other.close()
+    gc.freeze()  # a collection would touch, and so copy, all that is shared
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    outcome: tuple[Any, Exception | None]
+    try:
+        outcome = (do(Parent(connection)), None)
+    except Exception as error:  # noqa: BLE001 - raised in the parent
+        outcome = (None, error)
+    with contextlib.suppress(OSError):
+        connection.send(outcome)

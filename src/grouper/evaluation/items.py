@@ -126,12 +126,12 @@ def bare(ids: tuple[int, ...], text: str, reason: FinishReason, version: int) ->
 _PLACE = len('{"place":')
 # More processes than will ever evaluate together.
 _MOST_FILES = 1 << 16
-_FIELDS = [field.name for field in fields(EvaluationItem)]
+FIELDS = [field.name for field in fields(EvaluationItem)]
 
 
 def row_of(item: EvaluationItem) -> dict[str, Any]:
     """The line of an item; `asdict` would copy what it holds."""
-    return {name: getattr(item, name) for name in _FIELDS}
+    return {name: getattr(item, name) for name in FIELDS}
 
 
 class Unfinished:

@@ -39,7 +39,7 @@ from grouper.report import charts
 from grouper.report.curves import draw_curves
 from grouper.report.panels import Panel, RunView, overlaid, panels_of
 from grouper.runs.folder import PHASES, RunFolder
-from grouper.runs.identity import flat_settings, numbers_in_words
+from grouper.runs.records import flat_settings, numbers_in_words
 from grouper.runs.samples import printable
 
 # Bytes of JSON that completions may take, for all runs together.

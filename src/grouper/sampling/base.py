@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from grouper.errors import PromptError
-from grouper.types import Completion, Prompt, SamplingParams
+from grouper.types import Completion, FinishReason, Prompt, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,3 +85,117 @@ def draw_seed(*parts: int | str) -> int:
     # repr keeps ("1",) and (1,) apart; the separator keeps ("ab", "c") and ("a", "bc") apart.
     text = "\x1f".join(repr(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+# --- canned answers -------------------------------------------------------------------------------
+
+
+class ScriptedSampler:
+    """Answers every request from a function of the request and its index.
+
+    A token is a character's code point; 0 ends a completion that does not use up its length.
+
+    Args:
+        script: (request, index) -> the completion's text. Deterministic scripts make
+            deterministic runs.
+
+    >>> from grouper.types import Prompt, SamplingParams
+    >>> prompt = Prompt(problem_id="a/0", text="2+2=", token_ids=(1,))
+    >>> sampler = ScriptedSampler(lambda request, index: "4")
+    >>> [(i, c.text) for i, c in sampler.sample(
+    ...     [SampleRequest(prompt=prompt, params=SamplingParams(), key=0)])]
+    [(0, '4')]
+    """
+
+    def __init__(self, script: Callable[[SampleRequest, int], str]) -> None:
+        self._script = script
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        for index, request in enumerate(requests):
+            text = self._script(request, index)
+            ids = [*map(ord, text), 0]
+            limit = request.params.max_new_tokens
+            truncated = len(ids) > limit
+            completion = Completion(
+                token_ids=tuple(ids[:limit]),
+                logprobs=(-1.0,) * min(len(ids), limit),
+                text=text[: limit if truncated else None],
+                finish_reason=FinishReason.LENGTH if truncated else FinishReason.STOP_TOKEN,
+                policy_version=0,
+            )
+            yield index, completion
+
+
+# --- where a completion ends ----------------------------------------------------------------------
+
+
+class Decoder(Protocol):
+    """The part of a tokenizer this file needs."""
+
+    def decode(self, token_ids: Sequence[int], **kwargs: bool) -> str: ...
+    def __len__(self) -> int: ...
+
+
+class StopStrings:
+    """Watches sequences for any of a few strings.
+
+    Decoding every sequence at every token would cost more than a small model. A token can only
+    complete a stop string if its own text contains the string's last character (or is a fragment
+    of a character), so all other tokens are passed over by a table lookup.
+
+    Args:
+        tokenizer: decodes ids to text.
+        stops: the strings, none of them empty.
+    """
+
+    def __init__(self, tokenizer: Decoder, stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stops = tuple(stops)
+
+    @cached_property
+    def candidates(self) -> list[bool]:
+        """By token id: whether it may complete a stop string."""
+        # U+FFFD marks a token that is only part of a character's bytes.
+        lasts = {"\ufffd", *(stop[-1] for stop in self._stops)}
+        texts = (self.text([token]) for token in range(len(self._tokenizer)))
+        return [any(last in text for last in lasts) for text in texts]
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, special tokens kept: nothing the model wrote is hidden."""
+        return self._tokenizer.decode(
+            token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def completed(self, token_ids: Sequence[int]) -> bool:
+        """Whether the last token has just completed a stop string."""
+        text = self.text(token_ids)
+        return any(stop in text for stop in self._stops)
+
+    def cut(self, text: str, *, include_stop: bool) -> str:
+        """The text up to the first stop string, of which there is one."""
+        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
+        start, stop = min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
+        return text[: start + len(stop)] if include_stop else text[:start]
+
+    def completion(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        reason: FinishReason,
+        *,
+        include_stop: bool,
+        policy_version: int,
+        entropies: tuple[float, ...] = (),
+    ) -> Completion:
+        """What was drawn, with its text: without the stop token, cut at the stop string."""
+        text = self.text(token_ids[:-1] if reason is FinishReason.STOP_TOKEN else token_ids)
+        if reason is FinishReason.STOP_STRING:
+            text = self.cut(text, include_stop=include_stop)
+        return Completion(
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs),
+            text=text,
+            finish_reason=reason,
+            policy_version=policy_version,
+            entropies=entropies,
+        )

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from grouper.algorithms.batching import unweighted_rows
 from grouper.kernels.cpu import ops
-from grouper.kernels.cpu.calls import DTYPES
-from grouper.kernels.cpu.library import library
+from grouper.kernels.cpu.library import DTYPES, library
 from grouper.kernels.triton import decode as triton
 from grouper.kernels.triton.language import Refused, serves
 from grouper.models.attention import AttentionSpec, SharedPrompts, spread_rows

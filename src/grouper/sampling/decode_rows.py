@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grouper.sampling.base import SampleRequest
+from grouper.sampling.base import SampleRequest, StopStrings
 from grouper.sampling.draw import DrawFlags, Drawn, DrawSettings, draw_tokens, uniforms
 from grouper.sampling.kv_cache import CacheSize
-from grouper.sampling.stops import StopStrings
 from grouper.types import FinishReason, SamplingParams
 
 # How a slot draws that was never filled.

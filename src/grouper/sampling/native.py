@@ -23,12 +23,11 @@ import torch
 
 from grouper.errors import ModelError, PromptError, first_line, is_out_of_memory
 from grouper.models.policy import Policy
-from grouper.sampling.base import SampleRequest, check_lengths
+from grouper.sampling.base import SampleRequest, StopStrings, check_lengths
 from grouper.sampling.decode_rows import Finished, HostLog
 from grouper.sampling.draw import Drawn
 from grouper.sampling.engine import BaseEngine, make_engine
 from grouper.sampling.kv_cache import CacheSize
-from grouper.sampling.stops import StopStrings
 from grouper.sampling.weights import SamplingWeights
 from grouper.types import Completion
 

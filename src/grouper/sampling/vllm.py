@@ -30,8 +30,7 @@ from torch import Tensor
 from grouper.algorithms.batching import unweighted_rows
 from grouper.errors import ConfigError, ModelError, first_line
 from grouper.models.policy import Policy
-from grouper.sampling.base import SampleRequest, check_lengths
-from grouper.sampling.stops import StopStrings
+from grouper.sampling.base import SampleRequest, StopStrings, check_lengths
 from grouper.sampling.vllm_worker import BACKEND, EXTENSION, HANDED
 from grouper.sampling.weights import whole_weights
 from grouper.types import Completion, FinishReason, SamplingParams

@@ -26,8 +26,8 @@ from grouper.config.schema import GRPOConfig
 from grouper.evaluation.items import checked
 from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.rewards import Notes, RewardStack
+from grouper.runs.recorder import TokenLog
 from grouper.runs.samples import format_sample
-from grouper.runs.tokens import TokenLog
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import Grader, draw_and_grade
 from grouper.sampling.vllm import VllmSampler

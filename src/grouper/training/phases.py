@@ -18,7 +18,7 @@ from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.allocator import prefer_expandable_segments
 from grouper.models.policy import Policy
-from grouper.runs.identity import LENGTHS, Changes, RunInfo, describe_changes, that_differ
+from grouper.runs.records import LENGTHS, Changes, RunInfo, describe_changes, that_differ
 from grouper.training.checkpoint import (
     OPTIMIZER_FOLDER,
     STATE_FILE,

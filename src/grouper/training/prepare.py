@@ -42,7 +42,7 @@ from grouper.prompts.preparing import (
 )
 from grouper.prompts.rendering import find_stop_tokens, install_template, right_completion
 from grouper.rewards import RewardStack, build_rewards
-from grouper.runs.identity import flat_settings
+from grouper.runs.records import flat_settings
 from grouper.sampling.base import ModelSampler, Sampler
 from grouper.sampling.engines import Samplers
 from grouper.training.checkpoint import is_complete, read_state

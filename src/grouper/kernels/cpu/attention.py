@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grouper.kernels.cpu.calls import DTYPES, call, letters
-from grouper.kernels.cpu.library import library
+from grouper.kernels.cpu.library import DTYPES, call, letters, library
 from grouper.kernels.switch import device_type, is_running
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - no public name

@@ -26,8 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from grouper.kernels.cpu.calls import Tensors, function, listened, packed
-from grouper.kernels.cpu.library import library
+from grouper.kernels.cpu.library import Tensors, function, library, listened, packed
 
 ALIGNMENT = 64
 """Bytes of a cache line."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grouper.kernels.cpu.calls import DTYPES, call, letters, threads_for
-from grouper.kernels.cpu.library import library
+from grouper.kernels.cpu.library import DTYPES, call, letters, library, threads_for
 from grouper.kernels.layers import fits_rotation, norm_dtype
 
 Pair = tuple[Tensor, Tensor]

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grouper.advice.live_checks import Rehearsal
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.models.policy import Policy
 from grouper.runs.progress import Progress
-from grouper.training.rehearsal import Rehearsal
 from grouper.training.run import Run
 
 SMALL = [
@@ -97,9 +97,9 @@ def test_what_does_not_fit_is_known_before_the_first_step(
 
 
 def test_on_the_cpu_nothing_is_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from grouper.training import rehearsal
+    from grouper.advice import live_checks
 
-    monkeypatch.setattr(rehearsal, "accumulate_gradient", None)
+    monkeypatch.setattr(live_checks, "accumulate_gradient", None)
     run(tmp_path, "sft.steps=1", "device=cpu")
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tiny_models import make_prompt
 
-from grouper.sampling.base import Sampler, SampleRequest
-from grouper.sampling.scripted import ScriptedSampler
+from grouper.sampling.base import Sampler, SampleRequest, ScriptedSampler
 from grouper.types import FinishReason, SamplingParams
 
 
