@@ -12,7 +12,7 @@ from workers import serve
 from workload import CASES
 
 from grouper.kernels import modules
-from grouper.kernels.cpu import attention, ops
+from grouper.kernels.cpu import ops
 from grouper.sampling import decode_attention as decoding
 from grouper.sampling import engine
 from grouper.sampling.engine import OpByOp
@@ -44,7 +44,7 @@ def drawing() -> None:
 
 
 def attention_backward() -> None:
-    attention.DTYPES = frozenset()
+    ops.attention_serves = no
 
 
 PARTS: dict[str, Callable[[], None]] = {

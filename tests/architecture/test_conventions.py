@@ -39,6 +39,7 @@ OTHER_NAMES = {
     "test_row_blocks.py": "attention.py",
     "test_varlen.py": "attention.py",
     # Two tests of one name cannot be collected together.
+    "test_attention.py": "ops.py",
     "test_triton_draw.py": "draw.py",
     "test_triton_head.py": "head.py",
     "test_triton_layers.py": "layers.py",

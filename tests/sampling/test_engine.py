@@ -11,7 +11,7 @@ from tiny_models import LetterTokenizer, make_prompt, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grouper.kernels.cpu import graph
+from grouper.kernels.cpu import graph, ops
 from grouper.kernels.cpu.graph import PackedWeights, Step
 from grouper.kernels.cpu.library import library
 from grouper.kernels.triton import decode as triton_decode
@@ -356,6 +356,7 @@ def test_sampling_goes_on_without_a_kernel_that_fails(
     monkeypatch.setattr(language, "_FAILURES", [])
     monkeypatch.setattr(triton_decode, "own_part", broken)
     monkeypatch.setattr(triton_draw, "_sums", broken)
+    monkeypatch.setattr(ops, "draw_serves", lambda _: False)
     if first == "decode":
         monkeypatch.setattr(draw, "draws_here", lambda _: False)
     for make in (op_by_op, make_engine):

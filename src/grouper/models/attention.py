@@ -29,7 +29,7 @@ from transformers import AttentionInterface
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.errors import ModelError
-from grouper.kernels.cpu import attention as fused
+from grouper.kernels.cpu import ops
 from grouper.kernels.switch import device_type, has_memory
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ def attend(  # noqa: PLR0917 - tensors by position
     value: Tensor,
     mask: Tensor | None,
     spec: AttentionSpec,
-    span: fused.VisibleSpan | None = None,
+    span: ops.VisibleSpan | None = None,
 ) -> Tensor:
     """Attention of query [B, Hq, Q, D] over key and value [B, Hkv, K, D] -> [B, Hq, Q, D].
 
@@ -127,8 +127,8 @@ def attend(  # noqa: PLR0917 - tensors by position
     same in numbers, for a backward of our own. Query heads are grouped as transformers groups
     them: head h uses key head h // (Hq / Hkv).
     """
-    if span is not None and spec.softcap is None and fused.serves(query, key, value):
-        return fused.attend(query, key, value, mask, span, spec.scaling)
+    if span is not None and spec.softcap is None and ops.attention_serves(query, key, value):
+        return ops.attend(query, key, value, mask, span, spec.scaling)
     # The memory-efficient kernel of CUDA takes a mask but no grouped heads: without it all scores
     # [B, Hq, Q, K] would be held for the backward. Nor does the plain product below take them.
     on_cuda = device_type(query) == "cuda"
@@ -411,7 +411,7 @@ class SharedPrompts:
             spread_rows(prompt, self._prompt_places, *self._prompt_shape) for prompt, _ in pairs
         )
         none = torch.zeros_like(self._prompt_lengths)
-        span = fused.VisibleSpan(none, self._prompt_lengths, 0, spec.window)
+        span = ops.VisibleSpan(none, self._prompt_lengths, 0, spec.window)
         blocks = attend(prompt_query, prompt_key, prompt_value, prompt_mask, spec, span)
         out = collect_rows(blocks, self._prompt_places)
         if self._places.numel() == 0:
@@ -424,7 +424,7 @@ class SharedPrompts:
             for prompt, own in ((prompt_key, own_key), (prompt_value, own_value))
         )
         before = self._prompts_of_rows, self._inputs, self._prompt_shape[1]
-        span = fused.VisibleSpan(*before, spec.window)
+        span = ops.VisibleSpan(*before, spec.window)
         rows = attend(own_query, rows_key, rows_value, mask, spec, span)
         return torch.cat([out, collect_rows(rows, self._places)], dim=2)
 

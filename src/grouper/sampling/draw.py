@@ -109,11 +109,11 @@ def draw_tokens(
     """
     if not settings.flags.truncated:
         rows = (logits, uniform, settings.temperature, early, stops)
+        if ops.draw_serves(logits):
+            return ops.draw(*rows)
         if draws_here(logits):
             with contextlib.suppress(Refused):
                 return kernel_draw(*rows)
-        if ops.draw_serves(logits):
-            return ops.draw(*rows)
     banned = None if early is None else early[:, None] & stops
     return draw(logits, uniform, settings, banned)
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from grouper.kernels.cpu import attention
-from grouper.kernels.cpu.attention import VisibleSpan, attend, serves
+from grouper.kernels.cpu import ops
 from grouper.kernels.cpu.library import library
+from grouper.kernels.cpu.ops import VisibleSpan, attend, attention_serves
 from grouper.kernels.switch import running, switched_off
 
 
@@ -60,7 +60,7 @@ def made(
 def compare(span: VisibleSpan, heads: tuple[int, int], dim: int, dtype: torch.dtype) -> None:
     inputs, grad = made(span, heads, dim, dtype)
     mask = seen(span, TOKENS)
-    assert serves(*inputs)
+    assert attention_serves(*inputs)
     ours = attend(*inputs, mask, span, 0.3)
     theirs = scaled_dot_product_attention(*inputs, attn_mask=mask, scale=0.3, enable_gqa=True)
     assert torch.equal(ours, theirs)
@@ -91,7 +91,7 @@ def test_a_few_heads_at_a_time(room: int) -> None:
     inputs, grad = made(span, (4, 2), 8, torch.float32)
     mask = seen(span, TOKENS)
     whole = torch.autograd.grad(attend(*inputs, mask, span, 0.3), inputs, grad)
-    with mock.patch.object(attention, "ROOM", room):
+    with mock.patch.object(ops, "ROOM", room):
         parts = torch.autograd.grad(attend(*inputs, mask, span, 0.3), inputs, grad)
     for a, b in zip(whole, parts, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
@@ -112,11 +112,11 @@ def test_what_it_does_not_serve() -> None:
     inputs, _ = made(span, (4, 2), 8, torch.float32)
     query, key, value = inputs
     with switched_off(), running():
-        assert not serves(*inputs)
-    assert not serves(query.double(), key.double(), value.double())
-    assert not serves(query, key.bfloat16(), value)
-    assert not serves(query, key, value[..., :4])
+        assert not attention_serves(*inputs)
+    assert not attention_serves(query.double(), key.double(), value.double())
+    assert not attention_serves(query, key.bfloat16(), value)
+    assert not attention_serves(query, key, value[..., :4])
     with torch.no_grad():
-        assert not serves(*inputs)
-    with mock.patch.object(attention, "ROOM", 2 * TOKENS * (PROMPT_COLUMNS + TOKENS) - 1):
-        assert not serves(*inputs)
+        assert not attention_serves(*inputs)
+    with mock.patch.object(ops, "ROOM", 2 * TOKENS * (PROMPT_COLUMNS + TOKENS) - 1):
+        assert not attention_serves(*inputs)
