@@ -240,3 +240,12 @@ def test_a_base_models_own_chat_template_is_kept(finished_run: Path, name: str, 
     # Where the template opens a thinking block that training leaves out, it says that it cannot.
     assert alone is (chat != "thinks")
     assert (tokenizer.chat_template == CHATS[chat]) is not alone
+
+
+def test_a_format_that_adds_nothing_leaves_the_template_alone(finished_run: Path) -> None:
+    source = str(finished_run / "grpo" / "final")
+    with Prepared(grouper.load_recipe("demo"), ProblemSets(), model=source) as prepared:
+        assert not prepared.format.system + prepared.format.prefix
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        assert export._make_portable(prepared, tokenizer)
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(source).chat_template

@@ -190,17 +190,16 @@ def _make_portable(prepared: Prepared, tokenizer: Any) -> bool:
     elif fmt.chat == "install" or not isinstance(before, str):
         tokenizer.chat_template = prepared.tokenizer.chat_template
     else:
-        system, opened = json.dumps(fmt.system), json.dumps(fmt.prefix)
-        first = f"[{{'role': 'system', 'content': {system}}}] + messages"
+        first = f"[{{'role': 'system', 'content': {json.dumps(fmt.system)}}}] + messages"
         if [message["role"] for message in prompts[0].messages or ()] == ["user"]:
             joined = f"{json.dumps(fmt.system + chr(10) * 2)} + messages[0]['content']"
             first = f"[{{'role': 'user', 'content': {joined}}}] + messages[1:]"
-        tokenizer.chat_template = (
-            "{%- if messages[0]['role'] != 'system' -%}"
-            f"{{%- set messages = {first if fmt.system else 'messages'} -%}}"
-            f"{{%- endif -%}}{before}"
-            f"{{%- if add_generation_prompt -%}}{{{{- {opened} -}}}}{{%- endif -%}}"
-        )
+        asked = f"{{%- set messages = {first} -%}}"
+        asked = f"{{%- if messages[0]['role'] != 'system' -%}}{asked}{{%- endif -%}}"
+        opened = f"{{{{- {json.dumps(fmt.prefix)} -}}}}"
+        opened = f"{{%- if add_generation_prompt -%}}{opened}{{%- endif -%}}"
+        before_all, after_all = asked if fmt.system else "", opened if fmt.prefix else ""
+        tokenizer.chat_template = before_all + before + after_all
     for problem, prompt in zip(problems, prompts, strict=True):
         turn = [{"role": "user", "content": problem.question}]
         ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
