@@ -9,6 +9,7 @@ test fails while a page says anything else than the files.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -70,7 +71,7 @@ def _spread(seconds: list[float]) -> str:
 
 def _mean(values: Iterable[float]) -> float:
     known = list(values)
-    return sum(known) / len(known)
+    return math.fsum(known) / len(known)
 
 
 def step(records: Records) -> str:
