@@ -39,6 +39,8 @@ def test_a_run_is_as_recorded(name: str, runs: Path) -> None:
         for name in load("renames")["new metrics"]:
             row["metrics"].pop(name, None)
     same = recorded.pop("arithmetic") == found.pop("arithmetic")
+    # bitsandbytes chooses its code by processor, and no variable of the environment stops it.
+    same = same and found["recipe"]["sft"]["optimizer"]["name"] != "adamw_8bit"
     if not same:
         # Another library calculates: the same up to rounding.
         for phase in found["weights"]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,8 +62,9 @@ def standardised(rewards: Tensor, group_ids: Tensor, eps: float = STD_EPS) -> Te
     values, mean, size, flat = _group_statistics(rewards, group_ids)
     _, index = torch.unique(group_ids, return_inverse=True)
     squares = torch.zeros_like(values).scatter_add(0, index, (values - mean) ** 2)[index]
-    std = (squares / (size - 1).clamp(min=1)).sqrt()
-    return torch.where(flat, 0.0, (values - mean) / (std + eps))
+    # PyTorch leaves its own to MKL, which on some processors is off by the last bit.
+    std = torch.from_numpy(np.sqrt((squares / (size - 1).clamp(min=1)).cpu().numpy()))
+    return torch.where(flat, 0.0, (values - mean) / (std.to(values.device) + eps))
 
 
 def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
