@@ -20,6 +20,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grouper.runs.lock import is_running
+
 pytestmark = pytest.mark.alone  # two or four processes at a time
 
 GANG = Path(__file__).parent / "gang.py"
@@ -316,7 +318,9 @@ def test_a_killed_run_of_two_goes_on_as_if_nothing_had_happened(
         time.sleep(0.05)
     os.killpg(launcher.pid, signal.SIGKILL)
     launcher.wait()
-    time.sleep(1.0)  # the processes die with their launcher
+    # The processes end with their launcher.
+    while time.monotonic() < deadline and is_running(killed):
+        time.sleep(0.05)
     assert not (killed / "grpo" / "final").exists(), "the kill came too late"
     again = [(2, [*run, "name=killed", "--resume"])]
     assert gang("runs", 1, json.dumps(again)) == [[{"exit": 0}] * 2]
