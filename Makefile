@@ -21,10 +21,13 @@ OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # Two OpenMP threads collapse when another process holds a core (a step of the demonstration then
 # takes ten times as long), so tests and the demonstration use one unless told otherwise.
 ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
-PYTEST := $(OFFLINE) $(ONE_THREAD) $(BIN)/python -m pytest
-# Two processes share the tests, a file at a time; those that measure time or use both cores by
+# Python keeps what it compiles, whatever the environment says: tests start hundreds of processes.
+COMPILED := PYTHONDONTWRITEBYTECODE=
+PYTEST := $(OFFLINE) $(ONE_THREAD) $(COMPILED) $(BIN)/python -m pytest
+# Two processes share the tests, a file at a time, in the order of the folders (else files of one
+# long test come last, and the other process waits). Those that measure time or use both cores by
 # themselves come after, one by one.
-SHARED := --numprocesses $${TEST_PROCESSES:-2} --dist loadfile
+SHARED := --numprocesses $${TEST_PROCESSES:-2} --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

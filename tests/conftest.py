@@ -13,6 +13,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import gc
 import signal
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 # In the background a shell has its children ignore Ctrl-C, and their children, too: tests that
@@ -41,15 +42,23 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_grouper_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What the user has cached plays no part in tests, and tests leave nothing there."""
-    os.environ["GROUPER_CACHE"] = str(tmp_path_factory.mktemp("grouper-cache"))
+    """What the user has cached plays no part in tests, and tests leave nothing there.
+
+    Processes that share the tests share the cache, too: the kernels are built once.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    os.environ["GROUPER_CACHE"] = str(folder / "grouper-cache")
 
 
 @pytest.fixture(autouse=True)
-def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs draw nothing unless marked `pictures`: it is half of the time of a run of few steps."""
-    if "grouper.api" in sys.modules and "pictures" not in request.keywords:
-        monkeypatch.setattr("grouper.api.draw_pictures", lambda folder: None)
+def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a test that is marked `pictures` draw what those of users draw."""
+    if "pictures" in request.keywords:
+        from grouper.report.page import draw_pictures
+
+        monkeypatch.setattr("grouper.api.draw_pictures", draw_pictures)
 
 
 @pytest.fixture(scope="session")
@@ -59,12 +68,26 @@ def shared_data() -> Path:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: a run collects garbage several times, and looks through less.
+    """Two things took most of the time of a run of a few steps: pictures, and `gc.collect`.
 
-    Half of the time of a run of a few steps went by in `gc.collect`.
+    So runs draw nothing, those of fixtures included. What is imported by now stays: a run collects
+    garbage several times, and looks through less.
     """
+    if api := sys.modules.get("grouper.api"):
+        api.draw_pictures = lambda folder: None
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """What a file of tests leaves stays, too: in the end each look took half a second."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

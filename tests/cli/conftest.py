@@ -81,9 +81,13 @@ def small() -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two SFT and two GRPO steps. Tests read it and write nothing into it."""
+    """A run of two SFT and two GRPO steps with its pictures. Tests write nothing into it."""
+    from grouper.report.page import draw_pictures
+
     outputs = tmp_path_factory.mktemp("outputs")
-    called = call("run", "demo", *SMALL, f"output_dir={outputs}", "--quiet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grouper.api.draw_pictures", draw_pictures)
+        called = call("run", "demo", *SMALL, f"output_dir={outputs}", "--quiet")
     assert called.code == 0, called.err
     return outputs / "demo"
 

@@ -62,6 +62,9 @@ def printed() -> list[str]:
     return list(found)
 
 
+SHIPPED = {name for name, _ in recipes.list_recipes()}
+
+
 def needs_hub(command: str) -> bool:
     """Whether a command's model or data come from the Hub, or its samples from vLLM."""
     if "vllm" in command or "serve-rollouts" in command:  # which is not installed here, either
@@ -69,7 +72,7 @@ def needs_hub(command: str) -> bool:
     words = shlex.split(command)
     if words[1] == "push":
         return True
-    named = set(words) & {name for name, _ in recipes.list_recipes()} - {"demo"}
+    named = set(words) & SHIPPED - {"demo"}
     kinds = {"run", "sft", "grpo", "eval", "preview", "plan", "bench", "generate"}
     hub = {"openmath-mini", "gsm8k", "numina-tir", "hub"}
     from_source = words[1:3] == ["data", "prepare"] and words[3] in hub

@@ -50,19 +50,24 @@ def odd_reward(folder: Path) -> str:
     return f"rewards=[{{name: '{folder}/odd.py:odd'}}]"
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run. Tests read it and write nothing into it."""
+    return run(tmp_path_factory.mktemp("whole"))
+
+
 @pytest.mark.slow
-def test_finals_load_with_transformers(tmp_path: Path) -> None:
-    path = run(tmp_path)
+def test_finals_load_with_transformers(whole: Path) -> None:
     for phase in ("base", "sft/final", "grpo/final"):
-        model = AutoModelForCausalLM.from_pretrained(path / phase)
-        tokenizer = AutoTokenizer.from_pretrained(path / phase)
+        model = AutoModelForCausalLM.from_pretrained(whole / phase)
+        tokenizer = AutoTokenizer.from_pretrained(whole / phase)
         assert tokenizer.chat_template
-        assert GenerationConfig.from_pretrained(path / phase).eos_token_id is not None
+        assert GenerationConfig.from_pretrained(whole / phase).eos_token_id is not None
         ids = tokenizer("What is 2 plus 3?", return_tensors="pt").input_ids
         with torch.no_grad():
             assert torch.isfinite(model(ids).logits).all()
         # Our attention's name must not end up in a saved config.
-        assert "grouper" not in (path / phase / "config.json").read_text()
+        assert "grouper" not in (whole / phase / "config.json").read_text()
 
 
 @pytest.mark.slow
@@ -97,21 +102,19 @@ def test_an_adapter_loads_from_anywhere_and_after_the_run_has_moved(
 
 
 @pytest.mark.slow
-def test_files_are_readable_by_whom_the_user_lets_read(tmp_path: Path) -> None:
-    path = run(tmp_path, "skip_grpo=true")
+def test_files_are_readable_by_whom_the_user_lets_read(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "ordinary").write_text("")
     expected = (tmp_path / "ordinary").stat().st_mode & 0o666
-    for file in path.rglob("*"):
+    for file in whole.rglob("*"):
         if file.is_file() and file.suffix != ".log":
             assert file.stat().st_mode & 0o666 == expected, file
 
 
 @pytest.mark.slow
-def test_the_record_is_complete(tmp_path: Path) -> None:
-    path = run(tmp_path)
+def test_the_record_is_complete(whole: Path) -> None:
     for name in ("recipe.yaml", "run.json", "metrics.jsonl", "training.log"):
-        assert (path / name).stat().st_size > 0
-    folder = RunFolder(path)
+        assert (whole / name).stat().st_size > 0
+    folder = RunFolder(whole)
     assert [(r.phase, r.step) for r in folder.read_metrics()] == [
         ("sft", 1),
         ("sft", 2),

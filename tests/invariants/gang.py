@@ -1,6 +1,8 @@
-"""Several processes for one test: `python gang.py JOB SIZE ...` prints what they found as JSON.
+"""Several processes for one test: `python gang.py` reads one order a line and answers each in JSON.
 
-One process imports everything and forks the others, which is much quicker than starting each.
+One process imports everything and forks the others, which is much quicker than starting each. An
+order is {"job", "size", "arguments", "folder"}: what is printed goes to `gang.log` in that folder,
+and the answer is what each process has found, by rank. Runs draw no pictures.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from tiny_models import (
     with_exact_norms,
 )
 
+from grouper import api
 from grouper.algorithms.batching import TrainBatch
 from grouper.algorithms.weighting import sequence_mean
 from grouper.cli.main import main
@@ -427,7 +430,6 @@ JOBS: dict[str, Callable[..., Any]] = {
     "short_sampling": lambda size: fork_all(size, short_sampling),
     "full_disk": lambda size, run, rank: fork_all(size, lambda: full_disk(run, int(rank))),
     "states": lambda _, folder, pairs: states(folder, json.loads(pairs)),
-    "run": lambda size, *arguments: fork_all(size, lambda: main(list(arguments))),
     "runs": lambda _, plan: [
         fork_all(size, lambda arguments=arguments: main(arguments))
         for size, arguments in json.loads(plan)
@@ -436,5 +438,14 @@ JOBS: dict[str, Callable[..., Any]] = {
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    _job, _size, *_others = sys.argv[1:]
-    print(json.dumps(JOBS[_job](int(_size), *_others)))
+    api.draw_pictures = lambda folder: None
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        order = json.loads(line)
+        os.chdir(order["folder"])
+        log = os.open("gang.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        found = JOBS[order["job"]](order["size"], *order["arguments"])
+        print(json.dumps(found), file=answers, flush=True)

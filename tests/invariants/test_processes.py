@@ -11,12 +11,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from grouper.runs.lock import is_running
 
 pytestmark = pytest.mark.alone  # two or four processes at a time
 
@@ -57,25 +61,58 @@ def odd(*, completion_ids, **kwargs):
 """
 
 
-def gang(job: str, size: int, *arguments: str, cwd: Path | None = None) -> Any:
-    done = subprocess.run(
-        [sys.executable, str(GANG), job, str(size), *arguments],
-        capture_output=True,
-        check=False,
-        text=True,
-        cwd=cwd,
-        timeout=280,
-    )
-    print(done.stderr)  # pytest shows it with the test that fails
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert "Timeout (0:01:40)" not in done.stderr, done.stderr
-    return found
+class Gang:
+    """A process that has imported everything and forks those that a test asks for."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, folder: Path, job: str, size: int, *arguments: str) -> Any:
+        """What each process has found, by rank."""
+        process = self._process or subprocess.Popen(
+            [sys.executable, str(GANG)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._process = None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        order = {"job": job, "size": size, "arguments": arguments, "folder": str(folder)}
+        try:
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+            log = (folder / "gang.log").read_text()
+            print(log)  # pytest shows it with the test that fails
+            assert answer, log
+            assert "Timeout (0:01:40)" not in log, log
+        except BaseException:
+            process.kill()
+            process.communicate()
+            raise
+        self._process = process  # only one that has answered is asked again
+        return json.loads(answer)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Gang]:
+    gang = Gang()
+    yield gang
+    gang.close()
+
+
+@pytest.fixture
+def gang(started: Gang, tmp_path: Path) -> Callable[..., Any]:
+    """Asks for a job in the folder of the test."""
+    return partial(started.ask, tmp_path)
 
 
 @pytest.mark.slow  # 10 s each
 @pytest.mark.parametrize("size", [2, 4])
-def test_the_gradient_is_that_of_one_process(size: int) -> None:
+def test_the_gradient_is_that_of_one_process(gang: Callable[..., Any], size: int) -> None:
     """T11, T16: DDP and FSDP2, full and LoRA, fewer slices than processes and more."""
     by_rank = gang("gradients", size)
     assert len(by_rank) == size
@@ -95,7 +132,7 @@ ALL = "10000"
     ids=["first", "second", "only", "rehearsal"],
 )
 def test_memory_that_runs_out_on_one_process_is_split_on_all(
-    at: str, budget: str, apart: list[str]
+    gang: Callable[..., Any], at: str, budget: str, apart: list[str]
 ) -> None:
     """All cut the step alike and start it again, and the gradient stays that of one process."""
     by_rank = gang("shortage", 2, "ddp", at, budget, *apart)
@@ -107,7 +144,9 @@ def test_memory_that_runs_out_on_one_process_is_split_on_all(
 
 
 @pytest.mark.slow  # 4 s each
-def test_memory_that_runs_out_while_others_wait_ends_all_with_advice() -> None:
+def test_memory_that_runs_out_while_others_wait_ends_all_with_advice(
+    gang: Callable[..., Any],
+) -> None:
     first, last = gang("shortage", 2, "fsdp", "0", ALL)
     assert "while other processes waited" in last["told"]
     assert "tokens_per_micro_batch" in last["told"]
@@ -115,7 +154,9 @@ def test_memory_that_runs_out_while_others_wait_ends_all_with_advice() -> None:
 
 
 @pytest.mark.slow  # 4 s
-def test_a_process_that_runs_out_of_memory_while_sampling_holds_up_no_other() -> None:
+def test_a_process_that_runs_out_of_memory_while_sampling_holds_up_no_other(
+    gang: Callable[..., Any],
+) -> None:
     """It draws its share in fewer slots; what all have in the end is what one would draw."""
     first, last = gang("short_sampling", 2)
     assert first == {"same": True, "slots": 256}
@@ -124,7 +165,7 @@ def test_a_process_that_runs_out_of_memory_while_sampling_holds_up_no_other() ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
-def test_everything_is_drawn_and_graded_exactly_once(size: int) -> None:
+def test_everything_is_drawn_and_graded_exactly_once(gang: Callable[..., Any], size: int) -> None:
     """T31: also where there is less to do than there are processes."""
     for by_rank in gang("sharing", size).values():
         assert all(found["right"] for found in by_rank)
@@ -176,7 +217,9 @@ def saved(path: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow  # 60 s: seven short runs
 @pytest.mark.parametrize("model", [[], ["model.lora={rank: 4}"]], ids=["full", "lora"])
-def test_whole_runs_are_the_same(model: list[str], tmp_path: Path) -> None:
+def test_whole_runs_are_the_same(
+    gang: Callable[..., Any], model: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "odd.py").write_text(ODD)
 
     def run(name: str, *more: str) -> list[str]:
@@ -191,7 +234,7 @@ def test_whole_runs_are_the_same(model: list[str], tmp_path: Path) -> None:
         (1, run("wider", "--skip-grpo")),
         (2, run("wider", "--resume", "parallel=fsdp")),
     ]
-    codes = gang("runs", 1, json.dumps(plan), cwd=tmp_path)
+    codes = gang("runs", 1, json.dumps(plan))
     assert codes == [[{"exit": 0}] * size for size, _ in plan]
     one = tmp_path / "out" / "one"
     assert any(m["status"] == "learning" for m in metrics(one) if m["phase"] == "grpo")
@@ -206,7 +249,7 @@ def _files(path: Path) -> list[str]:
 
 @pytest.mark.slow  # 20 s
 def test_an_optimizer_state_is_bit_for_bit_the_same_for_any_number_of_processes(
-    tmp_path: Path,
+    gang: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Whoever wrote it, whoever reads it; and nobody reads rows of weights that others hold."""
     found = gang("states", 1, str(tmp_path), json.dumps([(1, 5), (5, 2), (2, 1)]))
@@ -225,7 +268,9 @@ def test_an_optimizer_state_is_bit_for_bit_the_same_for_any_number_of_processes(
 
 
 @pytest.mark.slow  # 4 s
-def test_a_full_disk_is_refused_on_all_and_the_next_save_is_whole(tmp_path: Path) -> None:
+def test_a_full_disk_is_refused_on_all_and_the_next_save_is_whole(
+    gang: Callable[..., Any], tmp_path: Path
+) -> None:
     by_rank = gang("full_disk", 2, str(tmp_path), "0")
     for found in by_rank:
         assert "nothing more can be written" in found["refused"]
@@ -235,29 +280,31 @@ def test_a_full_disk_is_refused_on_all_and_the_next_save_is_whole(tmp_path: Path
 
 
 @pytest.mark.slow  # 20 s
-def test_split_optimizer_state_is_read_by_any_number_of_processes(tmp_path: Path) -> None:
+def test_split_optimizer_state_is_read_by_any_number_of_processes(
+    gang: Callable[..., Any], tmp_path: Path
+) -> None:
     """One process goes on from what two have written."""
     (tmp_path / "odd.py").write_text(ODD)
     run = ["run", "demo", *SMALL, "output_dir=out", "-q"]
     plan = [(1, [*run, "name=one"]), (2, [*run, "name=split", "parallel=fsdp"])]
-    assert gang("runs", 1, json.dumps(plan), cwd=tmp_path)[1] == [{"exit": 0}] * 2
+    assert gang("runs", 1, json.dumps(plan))[1] == [{"exit": 0}] * 2
     split = tmp_path / "out" / "split"
     # As if it had been killed after the checkpoint of step 2.
     shutil.rmtree(split / "grpo" / "final")
     shutil.rmtree(split / "grpo" / "checkpoint-3")
     plan = [(1, [*run, "name=split", "--resume"])]
-    assert gang("runs", 1, json.dumps(plan), cwd=tmp_path) == [[{"exit": 0}]]
+    assert gang("runs", 1, json.dumps(plan)) == [[{"exit": 0}]]
     assert "Resuming grpo at step 2" in (split / "training.log").read_text()
     same_run(tmp_path / "out" / "one", split)
 
 
 @pytest.mark.slow  # 25 s
-def test_a_killed_run_of_two_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_a_killed_run_of_two_goes_on_as_if_nothing_had_happened(
+    gang: Callable[..., Any], tmp_path: Path
+) -> None:
     (tmp_path / "odd.py").write_text(ODD)
     run = ["run", "demo", *SMALL, "grpo.steps=7", "output_dir=out", "-q"]
-    assert gang("runs", 1, json.dumps([(2, [*run, "name=whole"])]), cwd=tmp_path) == [
-        [{"exit": 0}] * 2
-    ]
+    assert gang("runs", 1, json.dumps([(2, [*run, "name=whole"])])) == [[{"exit": 0}] * 2]
     killed = tmp_path / "out" / "killed"
     launcher = subprocess.Popen(
         [sys.executable, "-m", "grouper", *run, "name=killed", "--nproc", "2"],
@@ -271,10 +318,12 @@ def test_a_killed_run_of_two_goes_on_as_if_nothing_had_happened(tmp_path: Path) 
         time.sleep(0.05)
     os.killpg(launcher.pid, signal.SIGKILL)
     launcher.wait()
-    time.sleep(1.0)  # the processes die with their launcher
+    # The processes end with their launcher.
+    while time.monotonic() < deadline and is_running(killed):
+        time.sleep(0.05)
     assert not (killed / "grpo" / "final").exists(), "the kill came too late"
     again = [(2, [*run, "name=killed", "--resume"])]
-    assert gang("runs", 1, json.dumps(again), cwd=tmp_path) == [[{"exit": 0}] * 2]
+    assert gang("runs", 1, json.dumps(again)) == [[{"exit": 0}] * 2]
     assert "Resuming grpo at step" in (killed / "training.log").read_text()
     same_run(tmp_path / "out" / "whole", killed)
 
@@ -466,4 +515,7 @@ def test_two_machines_meet_by_torchruns_rendezvous(tmp_path: Path) -> None:
     for machine in machines:
         _, errors = machine.communicate(timeout=120)
         assert machine.returncode == 0, errors
-    assert (tmp_path / "out" / "demo" / "grpo" / "final" / "model.safetensors").exists()
+    run = tmp_path / "out" / "demo"
+    assert (run / "grpo" / "final" / "model.safetensors").exists()
+    assert (run / "report.html").exists()
+    assert (run / "curves.png").exists()

@@ -96,7 +96,9 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, phase: str, step: int) -> C
     ("phase", "step", "overrides"),
     [
         pytest.param("sft", 3, (), marks=pytest.mark.slow),
-        ("grpo", 3, ()),
+        # The smallest whole run: an epoch ends inside the step before the interruption, and another
+        # inside the last one.
+        ("grpo", 3, ("sft.steps=2", "sft.evaluate_every=0", "grpo.steps=5")),
         pytest.param("grpo", 4, ("grpo.beta=0.05",), marks=pytest.mark.slow),
         pytest.param("sft", 1, ("model.lora={rank: 4, dropout: 0.2}",), marks=pytest.mark.slow),
         pytest.param(

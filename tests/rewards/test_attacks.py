@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from grouper.grading import Grader
 from grouper.prompts import FORMATS, make_format
 from grouper.rewards import Completed, RewardStack, build_rewards, probe, reward
 from grouper.rewards.attacks import ProbeResult, attacks
-from grouper.types import AnswerFormat, Verdict
+from grouper.types import AnswerContract, AnswerFormat, Verdict
 
 NAMES = {
     *("empty", "only_format", "repeated_tags", "answer_list", "all_options", "prompt_copy"),
@@ -57,10 +57,22 @@ def test_the_honest_answer_is_of_median_length(shared_data: Path) -> None:
     assert len(reasoning) == pytest.approx(statistics.median(lengths), rel=0.1)
 
 
+_GRADERS: dict[AnswerContract, Grader] = {}
+"""One for every layout: its process takes half a second to start."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _graders_end() -> Iterator[None]:
+    yield
+    for grader in _GRADERS.values():
+        grader.close()
+
+
 def attack(rewards: Sequence[RewardConfig] | RewardStack, fmt: AnswerFormat) -> list[ProbeResult]:
     stack = rewards if isinstance(rewards, RewardStack) else build_rewards(rewards, fmt)
-    with Grader(fmt.contract, GradingConfig()) as grader:
-        return probe(stack, fmt, grader)
+    if fmt.contract not in _GRADERS:
+        _GRADERS[fmt.contract] = Grader(fmt.contract, GradingConfig())
+    return probe(stack, fmt, _GRADERS[fmt.contract])
 
 
 def failed(results: list[ProbeResult]) -> list[str]:

@@ -229,26 +229,23 @@ def test_ends_are_those_of_the_native_sampler(made: tuple[Policy, Engine]) -> No
 
 
 @pytest.mark.parametrize("least", [0, 12])
-@pytest.mark.parametrize("include", [False, True])
-def test_a_stop_string_ends_at_its_first_token(
-    made: tuple[Policy, Engine], least: int, include: bool
-) -> None:
+def test_a_stop_string_ends_at_its_first_token(made: tuple[Policy, Engine], least: int) -> None:
     """Also before `min_new_tokens`, where vLLM itself does not look."""
     sampler = over(*made)
     plain = draw(sampler, requests(12, min_new_tokens=least))
     # A character that some completions have early.
     stop = next(c.text[2] for c in plain if len(c.text) > 3 and c.text[2].isascii())
-    cut = draw(sampler, requests(12, min_new_tokens=least, stop=(stop,), include_stop=include))
-    reasons = [c.finish_reason for c in cut]
-    assert FinishReason.STOP_STRING in reasons
-    for before, after in zip(plain, cut, strict=True):
-        assert before.token_ids[: len(after.token_ids)] == after.token_ids
-        if after.finish_reason is FinishReason.STOP_STRING:
-            assert stop in TOKENIZER.decode([after.token_ids[-1]])
-            assert stop not in TOKENIZER.decode(after.token_ids[:-1])
-            assert after.text.endswith(stop) == include
-        else:
-            assert stop not in after.text
+    for include in (False, True):
+        cut = draw(sampler, requests(12, min_new_tokens=least, stop=(stop,), include_stop=include))
+        assert FinishReason.STOP_STRING in [c.finish_reason for c in cut]
+        for before, after in zip(plain, cut, strict=True):
+            assert before.token_ids[: len(after.token_ids)] == after.token_ids
+            if after.finish_reason is FinishReason.STOP_STRING:
+                assert stop in TOKENIZER.decode([after.token_ids[-1]])
+                assert stop not in TOKENIZER.decode(after.token_ids[:-1])
+                assert after.text.endswith(stop) == include
+            else:
+                assert stop not in after.text
 
 
 def test_no_stop_token_before_the_least_length(made: tuple[Policy, Engine]) -> None:
