@@ -53,7 +53,7 @@ from grouper.models.policy import Policy
 from grouper.prompts.rendering import render
 from grouper.publish.hub import PushCheckpoints
 from grouper.report.page import draw_pictures
-from grouper.rewards.calling import load_hook
+from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest, StopStrings, draw_seed
@@ -198,7 +198,11 @@ def evaluate(
             "model_hash": identity_of(model, recipe.model.revision),
             "data": problems.fingerprint,
             "left_out": len(problems) - len(items),
+            "grading": recipe.grading.model_dump(mode="json"),
         }
+        if recipe.evaluation.rewards:
+            card["rewards"] = [reward.model_dump(mode="json") for reward in recipe.rewards]
+            card["code"] = code_fingerprints(reward.name for reward in recipe.rewards)
         if suite is not None:
             card["suite"] = {**suite.card, "revision": problems.revision}
 

@@ -238,6 +238,18 @@ def test_a_model_without_a_recipe_is_asked_in_the_prompt_that_suits_it(
     assert "pass@2" in called.out
 
 
+def test_other_rewards_and_grading_are_measured_anew(grouper, run):
+    grouper("eval", run, "--no-base", "--limit", 2)
+    settings = ("rewards=[{name: correctness, weight: 5}]", "grading.symbolic=false")
+    called = grouper("eval", run, "--no-base", "--limit", 2, *settings)
+    assert "Measured before" not in called.err
+    assert "tag_count" not in called.out
+    again = grouper("eval", run, "--no-base", "--limit", 2, *settings)
+    assert "Measured before" in again.err
+    folder = run / "eval_runs/demo-grpo-final/evaluations"
+    assert {p.stem for p in folder.glob("*.json")} == {"test-greedy-2x1", "test-greedy-2x1-2"}
+
+
 def test_several_prompts_are_tried_at_the_same_budget(grouper, run, suite_file):
     flags = ("--on", suite_file, "--prompt", "boxed", "--prompt", "gsm8k-5-shot", "--limit", 2)
     called = grouper("eval", run, "--no-base", "--max-new-tokens", 8, *flags)
