@@ -295,6 +295,15 @@ def test_recorded_evaluations_are_compared_problem_by_problem(grouper, run, tmp_
     assert "Over 2 seeds" in seeds.out
 
 
+def test_a_single_run_is_compared_on_the_problems_that_were_named(grouper, run):
+    stored = {r.name: r for r in RunFolder(run).read_evaluations()}
+    found = json.loads(grouper("compare", run, "--on", "validation", "--json").out)
+    last = [stored[f"validation-{phase}-000002"] for phase in ("sft", "grpo")]
+    assert [row["problems"] for row in found["results"]] == [r.overall.problems for r in last]
+    assert [row["mean_tokens"] for row in found["results"]] == [r.mean_tokens for r in last]
+    grouper("compare", run, "--on", "gsm8k").refused("the gsm8k problems were not measured")
+
+
 def test_a_run_that_goes_on_is_compared_as_far_as_it_is(grouper, run, monkeypatch):
     folder = run / "evaluations"
     later = {path: path.read_bytes() for path in folder.glob("*grpo*")}
