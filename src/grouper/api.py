@@ -264,7 +264,12 @@ def pass_rates(
     with _loaded(recipe, model, train=load_part(recipe, "train")) as (prepared, policy):
         params = prepared.training_params()
         wanted = PassRates(
-            path=Path(path), samples=samples, params=params, model=model, seed=recipe.seed
+            path=Path(path),
+            samples=samples,
+            params=params,
+            model=f"{model} {identity_of(model, recipe.model.revision)}",
+            prompts=recipe.prompt.model_dump_json(),
+            seed=recipe.seed,
         )
         with display.track("measuring pass rates", len(prepared.train)) as task:
             sampler, grader = prepared.sampler(policy), prepared.grader
