@@ -263,7 +263,7 @@ def _results(views: Views) -> Iterator[Part]:
         # On the first set that all have: a run's own, before what was measured afterwards.
         first, *others = tests.values()
         shared = [split for split in first if all(split in found for found in others)]
-        chosen = {name: shared[0] if shared else [*found][0] for name, found in tests.items()}
+        chosen = {name: (shared or [*found])[0] for name, found in tests.items()}
         named = [replace(tests[name][split][-1], name=name) for name, split in chosen.items()]
         yield "The last models against each other", [*_compared(named)]
 
