@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 import pytest
 from tiny_runs import TINY_RUN, data_from, write_problems
@@ -17,7 +18,7 @@ from grouper import (
     solve,
     train,
 )
-from grouper.errors import ConfigError, ModelError, RewardError
+from grouper.errors import ConfigError, ModelError, RewardError, RunFolderError
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import render
 from grouper.runs.folder import RunFolder
@@ -148,3 +149,14 @@ def test_pass_rates_are_counted_and_continued(lora_run, tmp_path):
     before = path.read_text()
     assert pass_rates(recipe, str(lora_run / "base"), path, samples=2) == first
     assert path.read_text() == before
+    # Other weights in the same folder, or another prompt, are another measurement.
+    other = recipe.override("prompt.system=Answer.")
+    with pytest.raises(RunFolderError, match="another model"):
+        pass_rates(other, str(lora_run / "base"), path, samples=2)
+    shutil.copytree(lora_run / "base", tmp_path / "model")
+    path.unlink()
+    pass_rates(recipe, str(tmp_path / "model"), path, samples=2)
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))
+    with pytest.raises(RunFolderError, match="another model"):
+        pass_rates(recipe, str(tmp_path / "model"), path, samples=2)

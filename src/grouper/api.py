@@ -53,7 +53,7 @@ from grouper.models.policy import Policy
 from grouper.prompts.rendering import render
 from grouper.publish.hub import PushCheckpoints
 from grouper.report.page import draw_pictures
-from grouper.rewards.calling import load_hook
+from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest, StopStrings, draw_seed
@@ -198,7 +198,11 @@ def evaluate(
             "model_hash": identity_of(model, recipe.model.revision),
             "data": problems.fingerprint,
             "left_out": len(problems) - len(items),
+            "grading": recipe.grading.model_dump(mode="json"),
         }
+        if recipe.evaluation.rewards:
+            card["rewards"] = [reward.model_dump(mode="json") for reward in recipe.rewards]
+            card["code"] = code_fingerprints(reward.name for reward in recipe.rewards)
         if suite is not None:
             card["suite"] = {**suite.card, "revision": problems.revision}
 
@@ -260,7 +264,12 @@ def pass_rates(
     with _loaded(recipe, model, train=load_part(recipe, "train")) as (prepared, policy):
         params = prepared.training_params()
         wanted = PassRates(
-            path=Path(path), samples=samples, params=params, model=model, seed=recipe.seed
+            path=Path(path),
+            samples=samples,
+            params=params,
+            model=f"{model} {identity_of(model, recipe.model.revision)}",
+            prompts=recipe.prompt.model_dump_json(),
+            seed=recipe.seed,
         )
         with display.track("measuring pass rates", len(prepared.train)) as task:
             sampler, grader = prepared.sampler(policy), prepared.grader

@@ -238,6 +238,18 @@ def test_a_model_without_a_recipe_is_asked_in_the_prompt_that_suits_it(
     assert "pass@2" in called.out
 
 
+def test_other_rewards_and_grading_are_measured_anew(grouper, run):
+    grouper("eval", run, "--no-base", "--limit", 2)
+    settings = ("rewards=[{name: correctness, weight: 5}]", "grading.symbolic=false")
+    called = grouper("eval", run, "--no-base", "--limit", 2, *settings)
+    assert "Measured before" not in called.err
+    assert "tag_count" not in called.out
+    again = grouper("eval", run, "--no-base", "--limit", 2, *settings)
+    assert "Measured before" in again.err
+    folder = run / "eval_runs/demo-grpo-final/evaluations"
+    assert {p.stem for p in folder.glob("*.json")} == {"test-greedy-2x1", "test-greedy-2x1-2"}
+
+
 def test_several_prompts_are_tried_at_the_same_budget(grouper, run, suite_file):
     flags = ("--on", suite_file, "--prompt", "boxed", "--prompt", "gsm8k-5-shot", "--limit", 2)
     called = grouper("eval", run, "--no-base", "--max-new-tokens", 8, *flags)
@@ -281,6 +293,15 @@ def test_recorded_evaluations_are_compared_problem_by_problem(grouper, run, tmp_
     assert found["left_out"] == 0
     seeds = grouper("compare", f"{run},{other}")
     assert "Over 2 seeds" in seeds.out
+
+
+def test_a_single_run_is_compared_on_the_problems_that_were_named(grouper, run):
+    stored = {r.name: r for r in RunFolder(run).read_evaluations()}
+    found = json.loads(grouper("compare", run, "--on", "validation", "--json").out)
+    last = [stored[f"validation-{phase}-000002"] for phase in ("sft", "grpo")]
+    assert [row["problems"] for row in found["results"]] == [r.overall.problems for r in last]
+    assert [row["mean_tokens"] for row in found["results"]] == [r.mean_tokens for r in last]
+    grouper("compare", run, "--on", "gsm8k").refused("the gsm8k problems were not measured")
 
 
 def test_a_run_that_goes_on_is_compared_as_far_as_it_is(grouper, run, monkeypatch):

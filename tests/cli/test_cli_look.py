@@ -45,6 +45,19 @@ def test_the_runs_of_a_folder_with_the_latest_last(grouper, finished_run, tmp_pa
     assert all(name in table for name in ("name", "accuracy %", "done", "stopped"))
 
 
+def test_a_damaged_run_hides_no_other(grouper, tmp_path):
+    make_run(tmp_path / "sound")
+    for name, file in (("metrics", "metrics.jsonl"), ("recipe", "recipe.yaml")):
+        make_run(tmp_path / name)
+        (tmp_path / name / file).write_text("{broken\n")
+    called = grouper("runs", tmp_path, "--json")
+    assert called.code == 0, called.err
+    rows = {row["name"]: row for row in json.loads(called.out)}
+    assert rows["sound"]["step"] == "grpo 5"
+    assert [rows[name]["state"] for name in ("metrics", "recipe")] == ["damaged", "damaged"]
+    assert "line 1 cannot be read" in called.err
+
+
 def test_a_folder_without_runs_and_one_that_is_not_there(grouper, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     grouper("runs").refused("outputs: there is no folder of this name")

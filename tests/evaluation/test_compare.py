@@ -246,6 +246,54 @@ def test_seeds_with_problems_of_their_own_have_all_of_them():
     assert [item.problem_id for item in pooled.items][2:] == ["p/0 (seed 1)", "p/1 (seed 1)"]
 
 
+def test_the_interval_over_seeds_is_over_the_problems_that_all_have():
+    # Of the last 40 problems, which only the later arm has, all are right.
+    before = seeds_of("base", "+" * 2 + "-" * 8, "+" * 4 + "-" * 6)
+    after = seeds_of("grpo", "+" * 3 + "-" * 7 + "+" * 40, "+" * 5 + "-" * 5 + "+" * 40)
+    arms = {"base": before, "grpo": after}
+    comparison = compare([pool(name, arm) for name, arm in arms.items()], seeds=arms)
+    (difference,) = comparison.differences
+    assert comparison.left_out == 40
+    assert difference.seeds.low == pytest.approx(0.1)
+    assert difference.seeds.high == pytest.approx(0.1)
+    assert comparison.numbers["accuracies_of_seeds"]["grpo"] == [0.3, 0.5]
+    # Also where each seed has problems of its own, which pooling renames.
+    for arm in arms.values():
+        others = tuple(replace(item, answer="2") for item in arm[1].items)
+        arm[1] = replace(arm[1], items=others)
+    comparison = compare([pool(name, arm) for name, arm in arms.items()], seeds=arms)
+    assert comparison.left_out == 80
+    assert comparison.numbers["accuracies_of_seeds"]["grpo"] == [0.3, 0.5]
+
+
+def test_arms_of_different_sizes_have_no_interval_over_seeds_and_say_so():
+    arms = {"base": seeds_of("base", "+-", "+-"), "grpo": seeds_of("grpo", "++", "++", "+-")}
+    comparison = compare([pool(name, arm) for name, arm in arms.items()], seeds=arms)
+    assert comparison.differences[0].seeds is None
+    said = "No interval over seeds of GRPO - base, which have 3 and 2: the verdict is that over"
+    assert said in plain(render_table(comparison)).replace("\n", " ")
+
+
+def several_samples(name: str, *marks: str) -> EvaluationResult:
+    """Samples of one problem, each with an answer of its mark."""
+    samples = [replace(make_result(name, mark).items[0], extracted=mark) for mark in marks]
+    items = tuple(replace(item, sample=number) for number, item in enumerate(samples))
+    return replace(make_result(name, "+"), items=items, samples=len(items))
+
+
+def test_seeds_with_other_numbers_of_samples_are_pooled():
+    pooled = pool("grpo", [several_samples("grpo", *"+--+"), several_samples("grpo", *"++")])
+    assert len(pooled.items) == 6
+    assert pooled.accuracy == pytest.approx(4 / 6)
+
+
+def test_each_of_pooled_seeds_votes_by_itself():
+    seeds = [several_samples("grpo", *"++-"), several_samples("grpo", *"---")]
+    pooled = pool("grpo", seeds)
+    assert pooled.majority == 0.5
+    assert pooled.majority == sum(seed.majority or 0 for seed in seeds) / 2
+
+
 def test_by_subject_or_nothing():
     assert [by for by, _ in render_parts([SFT])] == ["length"]
     both = [

@@ -274,3 +274,10 @@ def test_a_tokenizer_of_another_kind_than_the_configuration_is_one_paragraph(
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    tiny_model("qwen3").save_pretrained(tmp_path / "model")
+    with pytest.raises(ModelError, match="holds no tokenizer") as refused:
+        load_tokenizer(str(tmp_path / "model"))
+    assert "tokenizer.json" in refused.value.fix

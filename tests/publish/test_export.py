@@ -186,6 +186,24 @@ def test_the_card_has_the_results_with_their_intervals(exported: Path, finished_
     assert "None" not in card
 
 
+def test_the_card_of_an_sft_model_has_its_own_results(finished_run: Path, tmp_path: Path) -> None:
+    export.export_model(str(finished_run / "sft" / "final"), tmp_path / "sft")
+    card = (tmp_path / "sft" / "README.md").read_text()
+    metadata = yaml.safe_load(card[4:].split("\n---\n")[0])
+    result = grouper.RunFolder(finished_run).read_evaluation("sft")
+    assert result is not None
+    (metric,) = metadata["model-index"][0]["results"][0]["metrics"]
+    assert metric["value"] == round(result.accuracy, 4)
+    assert "grpo" not in metadata["tags"]
+    assert "by\nSFT with" in card
+    assert "| SFT - base |" in card
+    assert "| GRPO" not in card
+    record = json.loads((tmp_path / "sft" / EXPORT_FILE).read_text())
+    assert "grpo" not in {row["phase"] for row in record["evaluations"]}
+    export.export_model(str(finished_run / "base"), tmp_path / "base")
+    assert "Exported with Grouper" in (tmp_path / "base" / "README.md").read_text()
+
+
 def test_stops_are_in_the_generation_config(exported: Path) -> None:
     config = json.loads((exported / "generation_config.json").read_text())
     record = json.loads((exported / EXPORT_FILE).read_text())

@@ -158,6 +158,21 @@ def test_several_runs_lie_over_each_other(tmp_path):
     assert names == {"a", "b"}
 
 
+def test_runs_are_compared_on_their_own_problems_whatever_was_measured_afterwards(tmp_path):
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b")]
+    later = RunFolder(runs[1].path / "eval_runs" / "b-grpo-final")
+    later.write_evaluation(result("gsm8k-greedy-20x1", "grpo", 5, "gsm8k", 3, problem="other"))
+    text, _ = page(*runs)
+    assert "share no problem" not in text
+    assert "b - a" in text
+
+
+def test_a_unit_is_there_only_where_a_curve_has_one(tmp_path):
+    text, _ = page(make_run(tmp_path / "demo"))
+    assert ", by GRPO step<" in text
+    assert "<small>, by" not in text
+
+
 def test_runs_of_other_problems_are_not_compared(tmp_path):
     first, second = make_run(tmp_path / "a"), new_run(tmp_path / "b")
     second.write_evaluation(result("grpo", "grpo", 5, "test", 3, problem="other"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from drawn_runs import NASTY, make_run, new_run, rollout
+from drawn_runs import NASTY, make_run, new_run, result, rollout
 from rich.console import Console
 
 from grouper.errors import RunFolderError
@@ -80,6 +80,16 @@ def test_the_same_problems_at_two_steps(tmp_path):
     write_lines(run.path / "rollouts" / "grpo-000004.jsonl.gz", [rollout(4, 40)])
     with pytest.raises(RunFolderError, match="steps 1 and 4 have no problem in common"):
         list(changes(run, 1, 4, None))
+
+
+def test_rollouts_are_compared_where_only_one_of_the_steps_was_evaluated(tmp_path):
+    run = make_run(tmp_path / "demo")
+    name = "validation-grpo-000004"
+    run.write_evaluation(result(name, "grpo", 4, "validation", 3, problem="held-out"))
+    assert "train/1: the reference is 2" in printed(*changes(run, 1, 4, "train/1"))
+    name = "validation-grpo-000001"
+    run.write_evaluation(result(name, "grpo", 1, "validation", 3, problem="held-out"))
+    assert "held-out/1: the reference is" in printed(*changes(run, 1, 4, "/1"))
 
 
 def test_a_frame_shows_where_a_run_is(tmp_path):

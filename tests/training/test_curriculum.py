@@ -199,6 +199,7 @@ def wanted(path: Path, **changes: Any) -> PassRates:
         "samples": 4,
         "params": SamplingParams(max_new_tokens=40),
         "model": "m",
+        "prompts": "p",
         "seed": 0,
     }
     return PassRates(path=path, **{**settings, **changes})
@@ -238,7 +239,14 @@ def test_a_stopped_measurement_goes_on(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"model": "other"}, {"samples": 8}, {"seed": 1}, {"params": SamplingParams()}]
+    "changes",
+    [
+        {"model": "other"},
+        {"prompts": "other"},
+        {"samples": 8},
+        {"seed": 1},
+        {"params": SamplingParams()},
+    ],
 )
 def test_other_settings_are_not_mixed_in(
     changes: dict[str, object], tmp_path: Path, grader: Grader

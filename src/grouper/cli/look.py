@@ -16,14 +16,16 @@ from typing import Any
 import click
 
 from grouper.cli.opening import require_writable
-from grouper.cli.text import definitions, table
+from grouper.cli.text import definitions, table, warn
 from grouper.cli.text import show as print_rich
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, GrouperError
+from grouper.evaluation.result import EvaluationResult
 from grouper.models.folders import RECIPE_FILE
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import is_running
+from grouper.types import StepReport
 
 
 def runs(folder: str | None, *, as_json: bool) -> None:
@@ -46,12 +48,20 @@ def runs(folder: str | None, *, as_json: bool) -> None:
 
 def _run(path: Path) -> dict[str, Any]:
     """One row of the list of runs."""
-    recipe, run = load_recipe(path / RECIPE_FILE), RunFolder(path)
-    reports = run.read_metrics()
-    ended = "finished" if run.has_finished(recipe.phases) else "stopped"
-    state = "running" if is_running(path) else ended
-    tested = [r for r in run.read_evaluations() if r.split == "test"]
-    last = max((file.stat().st_mtime for file in path.iterdir()), default=path.stat().st_mtime)
+    run = RunFolder(path)
+    reports: list[StepReport] = []
+    tested: list[EvaluationResult] = []
+    try:
+        recipe, reports = load_recipe(path / RECIPE_FILE), run.read_metrics()
+        tested = [r for r in run.read_evaluations() if r.split == "test"]
+        state = "finished" if run.has_finished(recipe.phases) else "stopped"
+    except GrouperError as error:  # one of many: the others are listed anyway
+        warn(error.paragraph())
+        state = "damaged"
+    state = "running" if is_running(path) else state
+    # The others are gone a moment later, where a run goes on: half-written files, and its lock.
+    files = [file for file in path.iterdir() if not file.name.startswith(".")]
+    last = max((file.stat().st_mtime for file in files), default=path.stat().st_mtime)
     return {
         "name": path.name,
         "state": state,

@@ -388,7 +388,7 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
     if len(places) == 1 and len(places[0]) == 1 and not (places[0][0] / "run.json").exists():
         raise click.UsageError("name at least two things to compare, or one run.")
     if len(places) == 1:
-        found = stages(places[0])
+        found = stages(places[0], on=on)
     else:
         found = _pooled({_arm_name(arm): [_recorded(place, on) for place in arm] for arm in places})
     if as_json:
@@ -399,17 +399,23 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
     show_changes(first, last, items)
 
 
-def stages(runs: Sequence[Path]) -> Comparison:
+def stages(runs: Sequence[Path], *, on: str = "test") -> Comparison:
     """Base, SFT and GRPO of a run, or of several seeds of one recipe.
 
+    Args:
+        runs: their folders.
+        on: the problems, `test` or `validation`; the last evaluation of each phase counts.
+
     Raises:
-        ConfigError: nothing was measured in one of them.
+        ConfigError: nothing was measured on them in one of the runs.
     """
-    of_runs = [{r.name: r for r in RunFolder(run).read_evaluations()} for run in runs]
+    of_runs = [
+        {r.phase: r for r in RunFolder(run).read_evaluations() if r.split == on} for run in runs
+    ]
     names = [name for name in PHASES if all(name in found for found in of_runs)]
     if not names:
         raise ConfigError(
-            "the test problems were not measured in every one of them",
+            f"the {on} problems were not measured in every one of them",
             where=", ".join(map(str, runs)),
             fix="Finish the runs (--resume), or name their evaluations.",
         )

@@ -109,6 +109,10 @@ def compare(
         require_shared(len(shared), [result.name for result in results])
     if left_out:
         results = [_of_problems(result, shared) for result in results]
+        seeds = {
+            name: [_of_problems(one, shared, number) for number, one in enumerate(found)]
+            for name, found in seeds.items()
+        }
     names = dict.fromkeys(item.problem_id for result in results for item in result.light)
     common = [name for name in names if all(name in result.scores for result in results)]
     pairs = list(itertools.pairwise(results))
@@ -155,20 +159,34 @@ def pool(name: str, seeds: Sequence[EvaluationResult]) -> EvaluationResult:
     """
     problems = [{(item.problem_id, item.answer) for item in seed.light} for seed in seeds]
     own = any(other != problems[0] for other in problems)
+    samples = max(seed.samples for seed in seeds)
     items = [
         replace(
             item,
-            problem_id=f"{item.problem_id} (seed {number})" if own else item.problem_id,
-            sample=number * seed.samples + item.sample,
+            problem_id=_of_seed(item.problem_id, number) if own else item.problem_id,
+            sample=number * samples + item.sample,
         )
         for number, seed in enumerate(seeds)
         for item in seed.light
     ]
-    return replace(seeds[0], name=name, items=tuple(items))
+    return replace(seeds[0], name=name, items=tuple(items), samples=samples)
 
 
-def _of_problems(result: EvaluationResult, shared: set[tuple[str, str]]) -> EvaluationResult:
-    items = tuple(i for i in result.light if (i.problem_id, i.answer) in shared)
+def _of_seed(problem: str, number: int) -> str:
+    """The name of a problem of one seed's own."""
+    return f"{problem} (seed {number})"
+
+
+def _of_problems(
+    result: EvaluationResult, shared: set[tuple[str, str]], seed: int | None = None
+) -> EvaluationResult:
+    """The items of these problems; those of a seed may have its number in their names there."""
+    items = tuple(
+        item
+        for item in result.light
+        if (item.problem_id, item.answer) in shared
+        or (seed is not None and (_of_seed(item.problem_id, seed), item.answer) in shared)
+    )
     return replace(result, items=items)
 
 
@@ -293,8 +311,14 @@ def _on_differences(comparison: Comparison) -> Iterator[str]:
         parts = [f"{name} {100 * difference.causes[name]:+.1f}" for name in CAUSES]
         if difference.verdict != "no evidence":
             yield f"Causes of {_title(difference)}, in points: {', '.join(parts)}."
+        sizes = [len(comparison.seeds.get(n, [0])) for n in (difference.before, difference.after)]
+        if difference.seeds is None and max(sizes) > 1:
+            yield (
+                f"No interval over seeds of {_title(difference)}, which have "
+                f"{sizes[1]} and {sizes[0]}: the verdict is that over problems alone."
+            )
         if difference.seeds is not None:
-            count = len(comparison.seeds[difference.after])
+            count = sizes[1]
             yield f"Over {count} seeds {_title(difference)}: {_points(difference.seeds)}."
 
 

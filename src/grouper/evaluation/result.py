@@ -215,11 +215,16 @@ class EvaluationResult:
         """maj@k with k = `samples`: share of problems whose most frequent answer is right.
 
         Equal numbers are one answer however they are written. Of several that are equally frequent
-        each counts with its share; no answer is no vote. None with one sample.
+        each counts with its share; no answer is no vote. None with one sample. Of pooled seeds
+        each votes by itself: the mean of theirs.
         """
         if self.samples == 1:
             return None
-        ballots = _by(self._scored_items, lambda item: item.problem_id, lambda item: item)
+        ballots = _by(
+            self._scored_items,
+            lambda item: f"{item.sample // self.samples} {item.problem_id}",
+            lambda item: item,
+        )
         return mean_of(_majority(ballot) for ballot in ballots.values())
 
     @cached_property

@@ -97,10 +97,19 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
     """The tokenizer of a model folder or Hub name.
 
     Raises:
-        ModelError: it cannot be loaded.
+        ModelError: it cannot be loaded, or is not there.
     """
     require_model_folder(path)
-    return _load(transformers.AutoTokenizer, path, revision=revision)
+    tokenizer = _load(transformers.AutoTokenizer, path, revision=revision)
+    # Without its files transformers makes one that knows no word, and every text is empty to it.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise ModelError(
+            f"{path!r} holds no tokenizer",
+            where="the model",
+            fix="Copy tokenizer.json and tokenizer_config.json there from the model that it was "
+            "made from.",
+        )
+    return tokenizer
 
 
 def shape_of(path: str, revision: str | None = None, *, cached: bool = False) -> PretrainedConfig:

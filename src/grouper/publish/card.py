@@ -16,7 +16,8 @@ from grouper.evaluation.compare import compare, render_table
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.folders import base_of, looks_local, read_adapter
 from grouper.report.page import blocks
-from grouper.runs.folder import RunFolder
+from grouper.runs.folder import PHASES, RunFolder
+from grouper.training.checkpoint import is_complete, read_state
 
 CURVES_FILE = "curves.png"
 
@@ -40,8 +41,12 @@ def model_card(
     """
     recipe = record["recipe"] if record else {}
     base = (recipe.get("model") or {}).get("path") or base_of(source)
-    results = RunFolder(run).read_evaluations() if run is not None else []
-    tested = [result for result in results if result.split == "test"]
+    made = made_by(source) if run is not None else None
+    tested = [result for result in results_of(source, run) if result.split == "test"]
+    of_itself = [result for result in tested if (result.phase, result.step) == made]
+    skipped = {"sft": recipe.get("skip_sft"), "grpo": recipe.get("skip_grpo")}
+    last = PHASES.index(made[0] if made else PHASES[-1])
+    phases = [name for name in PHASES[1 : last + 1] if recipe and not skipped[name]]
     name = recipe.get("name") or Path(source).name
     data = {
         part: rows for part, rows in (recipe.get("data") or {}).items() if isinstance(rows, dict)
@@ -49,12 +54,12 @@ def model_card(
     metadata = ModelCardData(
         library_name="transformers" if read_adapter(source) is None else "peft",
         pipeline_tag="text-generation",
-        tags=["grouper", "math", *(["grpo"] if recipe and not recipe["skip_grpo"] else [])],
+        tags=["grouper", "math", *(["grpo"] if "grpo" in phases else [])],
         base_model=None if looks_local(base) else base,
         license=license_id or license_of(base),
         datasets=sorted(_hub_sets(data)) or None,
         model_name=name,
-        eval_results=[_measured(tested[-1], data)] if tested else None,
+        eval_results=[_measured(of_itself[-1], data)] if of_itself else None,
     )
     environment = Environment(  # noqa: S701 - Markdown, not HTML
         loader=PackageLoader("grouper.publish", ""),
@@ -70,12 +75,32 @@ def model_card(
         base="a new random model" if (recipe.get("model") or {}).get("new") else base,
         record=record,
         recipe=recipe,
+        phases=phases,
         data=data,
         info=None if run is None else RunFolder(run).read_info(),
         results=[*blocks(render_table(compare(tested)))] if tested else [],
         curves=CURVES_FILE,
         version=version("grouper-rl"),
     )
+
+
+def made_by(source: str) -> tuple[str, int]:
+    """The phase that made a model of a run, and the step of it; `base` and 0 before training."""
+    folder = Path(source).expanduser()
+    if not is_complete(folder):
+        return PHASES[0], 0
+    state = read_state(folder)
+    return state["phase"], state["step"]
+
+
+def results_of(source: str, run: Path | None) -> list[EvaluationResult]:
+    """What a run measured up to this model: nothing of a phase or step that came after it."""
+    if run is None:
+        return []
+    phase, step = made_by(source)
+    made = PHASES.index(phase), step
+    results = RunFolder(run).read_evaluations()
+    return [result for result in results if (PHASES.index(result.phase), result.step) <= made]
 
 
 def license_of(base: str) -> str | None:

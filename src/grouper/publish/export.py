@@ -34,7 +34,7 @@ from grouper.models.folders import (
 from grouper.models.loading import load_policy, load_tokenizer, save_policy
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import own_chat_template, render, uses_chat
-from grouper.publish.card import CURVES_FILE, model_card
+from grouper.publish.card import CURVES_FILE, model_card, results_of
 from grouper.report.curves import draw_curves
 from grouper.runs.folder import RunFolder
 from grouper.runs.records import evaluation_summary
@@ -233,7 +233,6 @@ def _record(prepared: Prepared, source: str, *, in_template: bool) -> dict[str, 
     if recipe.prompt.template == "auto":  # the export has a chat template in any case
         chat = uses_chat(fmt, prepared.tokenizer)
         recipe = recipe.override(f"prompt.template={'chat' if chat else 'plain'}")
-    results = RunFolder(run).read_evaluations() if run is not None else []
     return {
         **recipe_record(recipe),
         "prompt": {
@@ -245,5 +244,5 @@ def _record(prepared: Prepared, source: str, *, in_template: bool) -> dict[str, 
             "in_chat_template": in_template,
         },
         "sampling": asdict(prepared.evaluation_params()),
-        "evaluations": [evaluation_summary(result) for result in results],
+        "evaluations": [evaluation_summary(result) for result in results_of(source, run)],
     }

@@ -147,7 +147,8 @@ def _page(runs: Sequence[RunView]) -> str:
 
 
 def _unit(panel: Panel) -> str:
-    return f"{panel.unit}, by {label(panel.phase)} step"
+    steps = f"by {label(panel.phase)} step"
+    return f"{panel.unit}, {steps}" if panel.unit else steps
 
 
 def _templates() -> Environment:
@@ -257,9 +258,13 @@ def _results(views: Views) -> Iterator[Part]:
                     *blocks(render_metrics(results)),
                 ],
             )
-    last = {name: results[-1] for name, run in views.items() for results in _tests(run).values()}
-    if len(last) > 1:
-        named = [replace(result, name=name) for name, result in last.items()]
+    tests = {name: found for name, run in views.items() if (found := _tests(run))}
+    if len(tests) > 1:
+        # On the first set that all have: a run's own, before what was measured afterwards.
+        first, *others = tests.values()
+        shared = [split for split in first if all(split in found for found in others)]
+        chosen = {name: (shared or [*found])[0] for name, found in tests.items()}
+        named = [replace(tests[name][split][-1], name=name) for name, split in chosen.items()]
         yield "The last models against each other", [*_compared(named)]
 
 

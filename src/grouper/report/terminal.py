@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,13 @@ def changes(run: RunFolder, before: int, after: int, problem: str | None) -> Ite
     Raises:
         RunFolderError: the steps have no problem in common.
     """
-    sides = [_of_step(run, step, problem) for step in (before, after)]
+    names = [f"validation-grpo-{step:06d}" for step in (before, after)]
+    evaluated = [result for name in names if (result := run.read_evaluation(name)) is not None]
+    if len(evaluated) == len(names):
+        rows: list[Iterable[Row]] = [map(asdict, result.items) for result in evaluated]
+    else:
+        rows = [rollouts(run, step=step, problem=problem) for step in (before, after)]
+    sides = [_firsts(found, problem) for found in rows]
     common = [name for name in sides[0] if name in sides[1]]
     if not common:
         raise RunFolderError(
@@ -140,12 +146,10 @@ def changes(run: RunFolder, before: int, after: int, problem: str | None) -> Ite
         yield table
 
 
-def _of_step(run: RunFolder, step: int, problem: str | None) -> dict[str, Row]:
-    """The first sample of each problem."""
-    result = run.read_evaluation(f"validation-grpo-{step:06d}")
-    items = () if result is None else map(asdict, result.items)
+def _firsts(rows: Iterable[Row], problem: str | None) -> dict[str, Row]:
+    """The first sample of each problem whose id has this in it."""
     firsts: dict[str, Row] = {}
-    for row in items or rollouts(run, step=step, problem=problem):
+    for row in rows:
         if (problem or "") in row["problem_id"]:
             firsts.setdefault(row["problem_id"], row)
     return firsts

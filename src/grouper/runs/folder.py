@@ -98,8 +98,14 @@ def _read(path: Path, what: str, parse: Callable[[dict[str, Any]], Value]) -> Va
 def _of_card(card: Mapping[str, Any]) -> tuple[object, ...]:
     """What two evaluations have in common where one may replace the other."""
     # Through JSON, as a stored card went.
-    named = ("model", "model_hash", "data", "seed", "sampling", "n", "k", "prompt_of_item_0")
-    return tuple(json.dumps(card.get(name), sort_keys=True) for name in named)
+    return tuple(json.dumps(card.get(name), sort_keys=True) for name in _MEASURED_BY)
+
+
+# In a card: what is measured, on which problems, and how it is drawn, graded and rewarded.
+_MEASURED_BY = (
+    *("model", "model_hash", "data", "seed", "sampling", "n", "k", "prompt_of_item_0"),
+    *("grading", "rewards", "code"),
+)
 
 
 def _settings(summary: Mapping[str, Any]) -> tuple[object, ...]:

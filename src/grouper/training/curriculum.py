@@ -216,13 +216,15 @@ class PassRates:
     """Completions of each problem."""
     params: SamplingParams
     model: str
-    """What is measured: another model's lines are not mixed with these."""
+    """What is measured, weights included: another model's lines are not mixed with these."""
+    prompts: str
+    """How it is asked."""
     seed: int
 
     @property
     def settings(self) -> str:
         """Names everything the numbers depend on but the problem."""
-        facts = [self.model, self.samples, self.seed, asdict(self.params)]
+        facts = [self.model, self.prompts, self.samples, self.seed, asdict(self.params)]
         text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
