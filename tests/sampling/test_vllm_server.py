@@ -58,6 +58,7 @@ class FakeServer:
     def __init__(self, engine: FakeVllm, port: int = 0, name: str = NAME) -> None:
         self.engine, self.name = engine, name
         self.calls: Counter[str] = Counter()
+        self.files: list[Path] = []
         self.broken = 0
         """How many more requests are answered with 503."""
         outer, lock = self, threading.Lock()
@@ -104,6 +105,7 @@ class FakeServer:
             return {"weight_version": self.engine.tag()}
         if path == "/update_weights":
             update = body["update_info"]
+            self.files.append(Path(update["path"]))
             weights = load_file(update["path"]).items()
             self.engine.push(weights, "loaded", update["temperature"])
         if path == "/finish_weight_update":
@@ -143,7 +145,9 @@ def connect(urls: list[str], **changes: Any) -> ServerEngine:
         **changes,
     }
     settings["settings"] = VllmConfig(timeout_seconds=settings.pop("timeout", 60.0))
-    return ServerEngine(urls, PASSWORD, **settings)
+    engine = ServerEngine(urls, PASSWORD, **settings)
+    engine.require_model()
+    return engine
 
 
 @pytest.mark.slow
@@ -160,10 +164,9 @@ def test_several_servers_share_the_work(served: Made) -> None:
     assert sum(counts) == 2 * (24 + 2 * 2), "every request once, and the fixed prompts of each"
     assert max(counts) - min(counts) <= 2, "in turns"
     assert [server.calls["/reset_prefix_cache"] for server in servers] == [2, 2]
-    folder = Path(engine._folder.name)
-    assert folder.is_dir()
-    engine.close()
-    assert not folder.exists()
+    folders_of_weights = {path.parent for path in servers[0].files}
+    assert len(folders_of_weights) == 2
+    assert not any(folder.exists() for folder in folders_of_weights), "memory is given back"
 
 
 def test_a_server_that_stumbles_is_asked_again(served: Made) -> None:

@@ -9,6 +9,7 @@ push that was skipped cannot look like an old policy.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import functools
@@ -30,6 +31,7 @@ from torch import Tensor
 from grouper.algorithms.batching import unweighted_rows
 from grouper.errors import ConfigError, ModelError, first_line
 from grouper.models.policy import Policy
+from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.sampling.base import SampleRequest, StopStrings, check_lengths
 from grouper.sampling.vllm_worker import BACKEND, EXTENSION, HANDED
 from grouper.sampling.weights import whole_weights
@@ -110,6 +112,8 @@ class VllmSampler:
         max_length: the longest sequence the engine takes, or None.
         tolerance: how far the engine's log-probs may be from the policy's, mean in nats.
         temperature: at which log-probs are taken, whatever a completion is drawn at.
+        processes: those that train the policy. The first pushes the weights and has them proved;
+            each draws what it is asked for.
     """
 
     def __init__(
@@ -122,28 +126,30 @@ class VllmSampler:
         max_length: int | None,
         tolerance: float,
         temperature: float = 1.0,
+        processes: ProcessGroup | None = None,
     ) -> None:
         self._policy, self._engine = policy, engine
+        self._processes = processes or SingleProcess()
         self._stop_ids = sorted(set(stop_token_ids))
         self._max_length, self._tolerance = max_length, tolerance
         self._temperature = temperature
         self._watcher = functools.cache(functools.partial(StopStrings, tokenizer))
         # Another sampler over the same engine must never take its weights for ours.
-        self._name = secrets.token_hex(4)
+        self._name = self._processes.on_rank0(lambda: secrets.token_hex(4))
         self._proved: str | None = None
         self._held: tuple[str, int] | None = None
         self.gap: float | None = None
         self.seconds = {"prefill": 0.0, "push": 0.0}
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
-        """Yield (request index, completion) as each finishes. Zero requests yield nothing.
+        """Yield (request index, completion) as each finishes.
+
+        Every process has to call it, also with zero requests.
 
         Raises:
             PromptError: a prompt and its completion do not fit.
             ModelError: the engine is gone, or does not have the policy's weights.
         """
-        if not requests:
-            return
         check_lengths(requests, self._max_length)
         tag, version = self._held or (self._freshen(), self._policy.version)
         asks = [Ask(r.prompt.token_ids, self._params(r.params, r.key)) for r in requests]
@@ -157,7 +163,7 @@ class VllmSampler:
     def held(self) -> VllmSampler:
         """This sampler with the weights as they are now, whatever becomes of the policy.
 
-        Another thread may draw with it, as long as nothing else uses the engine.
+        Another thread of one process may draw with it, as long as nothing else uses the engine.
 
         Raises:
             ModelError: the engine is gone, or does not have the policy's weights.
@@ -172,12 +178,20 @@ class VllmSampler:
     def _freshen(self) -> str:
         """The tag of the policy's weights, once the engine has them and that has been proved."""
         tag = f"{self._name}-{self._policy.version}"
-        if self._proved == tag and self._engine.tag() == tag:
+        on_rank0 = self._processes.on_rank0
+        if on_rank0(lambda: self._proved == tag and self._engine.tag() == tag):
             return tag
         started = time.perf_counter()
         self._proved = None
-        self._engine.push(whole_weights(self._policy), tag, self._temperature)
-        self._require(tag, "did not acknowledge its weights")
+        weights = whole_weights(self._policy)
+        if self._processes.rank > 0:  # takes part in gathering them
+            collections.deque(weights, maxlen=0)
+
+        def push() -> None:
+            self._engine.push(weights, tag, self._temperature)
+            self._require(tag, "did not acknowledge its weights")
+
+        on_rank0(push)
         self._prove()
         self._proved = tag
         self.seconds["push"] += time.perf_counter() - started
@@ -195,7 +209,10 @@ class VllmSampler:
 
     @torch.no_grad()
     def _prove(self) -> None:
-        """Compare log-probs on the fixed prompts, on every replica. Raises `ModelError`."""
+        """Compare log-probs on the fixed prompts, on every replica. Raises `ModelError`.
+
+        Every process computes them, since the weights may be split over all; the first compares.
+        """
         room = (self._max_length or max(_CANARIES) + _CANARY_TOKENS) - _CANARY_TOKENS
         prompts = [
             tuple(((torch.arange(min(n, room)) * 7919 + 11) % self._policy.vocabulary).tolist())
@@ -208,7 +225,8 @@ class VllmSampler:
             for replica in range(self._engine.replicas)
             for prompt in prompts
         ]
-        drawn = dict(self._engine.answers(asks))
+        on_rank0 = self._processes.on_rank0
+        drawn = on_rank0(lambda: dict(self._engine.answers(asks)))
         rows = unweighted_rows(
             [ask.prompt for ask in asks],
             [drawn[i].token_ids for i in range(len(asks))],
@@ -216,8 +234,10 @@ class VllmSampler:
         )
         rows = replace(rows, temperature=self._temperature)
         ours = self._policy(rows.to(self._policy.device)).logprobs.double().cpu()
+        # Weights that are split stay gathered until a backward, and there is none here.
+        getattr(self._policy, "reshard", lambda: None)()
         theirs = torch.tensor([drawn[i].logprobs for i in range(len(asks))], dtype=torch.float64)
-        gaps = (ours - theirs).abs().mean(1)
+        gaps = on_rank0(lambda: (ours - theirs).abs().mean(1))
         self.gap = float(gaps.max())
         # What is not finite is found by the update, which says more about it.
         if self.gap > self._tolerance and bool(ours.isfinite().all()):

@@ -80,20 +80,22 @@ class ServerEngine:
         self._turn = itertools.count()
         shared = _SHARED_MEMORY if Path(_SHARED_MEMORY).is_dir() else None
         folder = settings.weights_dir and Path(settings.weights_dir).expanduser()
-        self._folder = tempfile.TemporaryDirectory(prefix="grouper-", dir=folder or shared)
-        self._file = Path(self._folder.name) / "weights.safetensors"
-        for url in urls:
+        self._weights_dir = folder or shared
+
+    def require_model(self) -> None:
+        """Wait for the servers. Raises `ModelError` if one has another model or tokenizer."""
+        for url in self._urls:
             served = self._patiently(partial(self._call, url, "/v1/models"))["data"][0]["id"]
-            if served != name:
+            if served != self._name:
                 raise ModelError(
                     f"the server has another model or tokenizer than the run ({served}, not "
-                    f"{name})",
+                    f"{self._name})",
                     where=url,
                     fix="Start it with the recipe of this run: grouper serve-rollouts RECIPE.",
                 )
 
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
-        with ThreadPoolExecutor(min(len(asks), self._threads)) as pool:
+        with ThreadPoolExecutor(min(len(asks), self._threads) or 1) as pool:
             waiting = {pool.submit(self._draw, ask): number for number, ask in enumerate(asks)}
             try:
                 for done in as_completed(waiting):
@@ -103,9 +105,12 @@ class ServerEngine:
 
     def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
         sent = {name: w.detach().to("cpu", self._dtype, copy=True) for name, w in weights}
-        save_file({name: tensor.contiguous() for name, tensor in sent.items()}, self._file)
-        for url in self._urls:
-            self._patiently(partial(self._load, url, tag, temperature))
+        with tempfile.TemporaryDirectory(prefix="grouper-", dir=self._weights_dir) as folder:
+            file = Path(folder) / "weights.safetensors"
+            save_file({name: tensor.contiguous() for name, tensor in sent.items()}, file)
+            update = {"version": tag, "temperature": temperature, "path": str(file)}
+            for url in self._urls:
+                self._patiently(partial(self._load, url, update))
 
     def tag(self) -> str | None:
         """What all servers have."""
@@ -117,7 +122,7 @@ class ServerEngine:
         """Servers have a device of their own."""
 
     def close(self) -> None:
-        self._folder.cleanup()
+        """Those that are ours are ended by whoever has started them."""
 
     def _draw(self, ask: Ask) -> Answer:
         """A completion, of the server whose turn it is, or of those after it."""
@@ -132,12 +137,11 @@ class ServerEngine:
         logprobs = tuple(map(float, choice["logprobs"]["token_logprobs"]))
         return Answer(tuple(choice["token_ids"]), logprobs, choice["finish_reason"] == "stop")
 
-    def _load(self, url: str, tag: str, temperature: float) -> None:
-        update = {"version": tag, "temperature": temperature, "path": str(self._file)}
+    def _load(self, url: str, update: dict[str, Any]) -> None:
         self._call(url, "/init_weight_transfer_engine", {"init_info": {}})
         self._call(url, "/start_weight_update", {})
         self._call(url, "/update_weights", {"update_info": update})
-        self._call(url, "/finish_weight_update", {"weight_version": tag})
+        self._call(url, "/finish_weight_update", {"weight_version": update["version"]})
         self._call(url, "/reset_prefix_cache", {})
 
     def _call(self, url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -211,7 +215,14 @@ def server_command(
     # An engine in this process has set the last one otherwise.
     names = ("VLLM_SERVER_DEV_MODE", "VLLM_NO_USAGE_STATS", "VLLM_ENABLE_V1_MULTIPROCESSING")
     fixed = dict.fromkeys(names, "1")
-    return command, ENVIRONMENT_DEFAULTS | dict(os.environ) | fixed
+    # What torchrun has set would have the server join the processes of the trainer.
+    ours = ("TORCHELASTIC_", "MASTER_"), ("RANK", "WORLD_SIZE")
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not (name.startswith(ours[0]) or name.endswith(ours[1]))
+    }
+    return command, ENVIRONMENT_DEFAULTS | own | fixed
 
 
 class ServerProcess:
