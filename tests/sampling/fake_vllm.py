@@ -2,20 +2,32 @@
 
 It has weights of its own, keeps the keys and values of whole blocks of 128 prompt tokens from call
 to call, masks stop tokens until `min_tokens`, and looks for stop strings only after that.
+
+`python fake_vllm.py FOLDER NAME PORT` serves one, with vLLM's routes.
 """
 
 from __future__ import annotations
 
 import copy
+import json
+import os
+import sys
+import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from grouper.sampling.vllm import Answer, Ask
+from grouper.sampling.vllm_worker import SECRET
 
 BLOCK = 128
+PASSWORD = "a secret of the tests"
 
 
 class FakeVllm:
@@ -99,3 +111,96 @@ class FakeVllm:
             output = self.model(torch.tensor([block]), use_cache=True)
             self._blocks[block] = output.past_key_values
         return copy.deepcopy(self._blocks[block]), length
+
+
+class FakeServer:
+    """vLLM's routes over a `FakeVllm`."""
+
+    def __init__(
+        self, engine: FakeVllm, name: str, *, port: int = 0, secret: str = PASSWORD
+    ) -> None:
+        self.engine, self.name = engine, name
+        self.calls: Counter[str] = Counter()
+        self.files: list[Path] = []
+        self.broken = 0
+        """How many more requests are answered with 503."""
+        outer, lock = self, threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None: ...
+
+            def do_GET(self) -> None:
+                self._handle({})
+
+            def do_POST(self) -> None:
+                size = int(self.headers["Content-Length"])
+                self._handle(json.loads(self.rfile.read(size)))
+
+            def _handle(self, body: dict[str, Any]) -> None:
+                with lock:
+                    outer.calls[self.path] += 1
+                    if self.headers["Authorization"] != f"Bearer {secret}":
+                        self._send(401, {})
+                    elif outer.broken:
+                        outer.broken -= 1
+                        self._send(503, {})
+                    else:
+                        self._send(200, outer.answer(self.path, body))
+
+            def _send(self, status: int, body: dict[str, Any]) -> None:
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path == "/v1/models":
+            return {"data": [{"id": self.name}]}
+        if path == "/weight_info":
+            return {"weight_version": self.engine.tag()}
+        if path == "/update_weights":
+            update = body["update_info"]
+            self.files.append(Path(update["path"]))
+            weights = load_file(update["path"]).items()
+            self.engine.push(weights, "loaded", update["temperature"])
+        if path == "/finish_weight_update":
+            self.engine._tag = body["weight_version"]
+        if path == "/v1/completions":
+            ((_, found),) = self.engine.answers([Ask(tuple(body["prompt"]), body)])
+            choice = {
+                "token_ids": found.token_ids,
+                "logprobs": {"token_logprobs": found.logprobs},
+                "finish_reason": "stop" if found.stopped else "length",
+            }
+            return {"choices": [choice]}
+        return {}
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+if __name__ == "__main__":
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    # As a server that torchrun's variables reach would wait for the trainer's processes.
+    assert not [name for name in os.environ if name.startswith("TORCHELASTIC_")]
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & os.environ.keys()
+    torch.set_num_threads(1)
+    _folder, _name, _port = sys.argv[1:]
+    _model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(_folder))
+    FakeServer(
+        FakeVllm(_model, AutoTokenizer.from_pretrained(_folder)),
+        _name,
+        port=int(_port),
+        secret=os.environ[SECRET],
+    )
+    threading.Event().wait()

@@ -7,21 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_vllm import FakeVllm
+from fake_vllm import PASSWORD, FakeServer, FakeVllm
 from pydantic import ValidationError
-from safetensors.torch import load_file
 from test_vllm import (
     LENGTH,
     REAL,
@@ -39,7 +35,7 @@ from grouper.config.schema import SamplingConfig, VllmConfig
 from grouper.errors import ConfigError, ModelError
 from grouper.models.policy import Policy
 from grouper.sampling import vllm_server
-from grouper.sampling.vllm import Ask, engine_arguments, write_shape
+from grouper.sampling.vllm import engine_arguments, write_shape
 from grouper.sampling.vllm_server import (
     ServerEngine,
     ServerProcess,
@@ -49,80 +45,6 @@ from grouper.sampling.vllm_server import (
 from grouper.sampling.vllm_worker import SECRET, RequireSecret
 
 NAME = "grouper-test"
-PASSWORD = "a secret of the tests"
-
-
-class FakeServer:
-    """vLLM's routes over a `FakeVllm`."""
-
-    def __init__(self, engine: FakeVllm, port: int = 0, name: str = NAME) -> None:
-        self.engine, self.name = engine, name
-        self.calls: Counter[str] = Counter()
-        self.files: list[Path] = []
-        self.broken = 0
-        """How many more requests are answered with 503."""
-        outer, lock = self, threading.Lock()
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: Any) -> None: ...
-
-            def do_GET(self) -> None:
-                self._handle({})
-
-            def do_POST(self) -> None:
-                size = int(self.headers["Content-Length"])
-                self._handle(json.loads(self.rfile.read(size)))
-
-            def _handle(self, body: dict[str, Any]) -> None:
-                with lock:
-                    outer.calls[self.path] += 1
-                    if self.headers["Authorization"] != f"Bearer {PASSWORD}":
-                        self._send(401, {})
-                    elif outer.broken:
-                        outer.broken -= 1
-                        self._send(503, {})
-                    else:
-                        self._send(200, outer.answer(self.path, body))
-
-            def _send(self, status: int, body: dict[str, Any]) -> None:
-                data = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.port = self._server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        if path == "/v1/models":
-            return {"data": [{"id": self.name}]}
-        if path == "/weight_info":
-            return {"weight_version": self.engine.tag()}
-        if path == "/update_weights":
-            update = body["update_info"]
-            self.files.append(Path(update["path"]))
-            weights = load_file(update["path"]).items()
-            self.engine.push(weights, "loaded", update["temperature"])
-        if path == "/finish_weight_update":
-            self.engine._tag = body["weight_version"]
-        if path == "/v1/completions":
-            ((_, found),) = self.engine.answers([Ask(tuple(body["prompt"]), body)])
-            choice = {
-                "token_ids": found.token_ids,
-                "logprobs": {"token_logprobs": found.logprobs},
-                "finish_reason": "stop" if found.stopped else "length",
-            }
-            return {"choices": [choice]}
-        return {}
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 Made = tuple[Policy, list[FakeServer]]
@@ -131,7 +53,7 @@ Made = tuple[Policy, list[FakeServer]]
 @pytest.fixture
 def served(folders: dict[bool, Path]) -> Iterator[Made]:  # noqa: F811 - the fixture
     policy = load(folders[True])
-    servers = [FakeServer(FakeVllm(policy.model, TOKENIZER)) for _ in range(2)]
+    servers = [FakeServer(FakeVllm(policy.model, TOKENIZER), NAME) for _ in range(2)]
     yield policy, servers
     for server in servers:
         server.close()
