@@ -67,7 +67,12 @@ def launch(*more: str, processes: int = 2, limit: float = 200) -> subprocess.Com
     )
 
 
-@pytest.mark.parametrize("model", [[], ["model.lora={rank: 4}"]], ids=["full", "lora"])
+LORA = "model.lora={rank: 4}"
+
+
+@pytest.mark.parametrize(
+    "model", [[], [LORA], [LORA, "sampling.dtype=same"]], ids=["full", "merged", "adapter"]
+)
 def test_whole_runs_are_the_same(model: list[str], served: list[FakeServer]) -> None:
     own = [*model, f"sampling.vllm.servers={at(*served[:2])}"]
     counts = []
@@ -143,7 +148,7 @@ def test_a_validation_that_fails_is_reported_by_all(served: list[FakeServer]) ->
 
 
 def test_stale_weights_end_all_with_one_paragraph(served: list[FakeServer]) -> None:
-    def push(weights: Any, tag: str, temperature: float) -> None:
+    def push(weights: Any, tag: str, temperature: float, *_: Any) -> None:
         served[1].engine._temperature = temperature
 
     served[1].engine.push = push  # type: ignore[method-assign]
@@ -179,19 +184,18 @@ def test_servers_of_the_run_are_started_once(
     if kind == "fake":
         Path("sitecustomize.py").write_text(
             "import os, sys\n"
-            "if 'WORLD_SIZE' in os.environ:\n"
-            "    import grouper.advice.recipe_checks, grouper.errors\n"
-            "    from grouper.sampling import engines, vllm_server\n"
-            "    grouper.advice.recipe_checks.require_vllm = lambda: '0.32.0'\n"
-            "    engines.require_vllm = lambda: '0.32.0'\n"
-            "    real = vllm_server.server_command\n"
-            "    def command(folder, name, arguments, *, host, port):\n"
-            "        with open('starts', 'a') as file:\n"
-            "            file.write(os.environ['RANK'])\n"
-            "        _, environment = real(folder, name, arguments, host=host, port=port)\n"
-            f"        script = {str(SAMPLING / 'fake_vllm.py')!r}\n"
-            "        return [sys.executable, script, str(folder), name, str(port)], environment\n"
-            "    vllm_server.server_command = command\n"
+            "import grouper.advice.recipe_checks\n"
+            "from grouper.sampling import engines, vllm_server\n"
+            "grouper.advice.recipe_checks.require_vllm = lambda: '0.32.0'\n"
+            "engines.require_vllm = lambda: '0.32.0'\n"
+            "real = vllm_server.server_command\n"
+            "def command(folder, name, arguments, *, host, port):\n"
+            "    with open('starts', 'a') as file:\n"
+            "        file.write(os.environ['RANK'])\n"
+            "    _, environment = real(folder, name, arguments, host=host, port=port)\n"
+            f"    script = {str(SAMPLING / 'fake_vllm.py')!r}\n"
+            "    return [sys.executable, script, str(folder), name, str(port)], environment\n"
+            "vllm_server.server_command = command\n"
         )
     head = ["model.new.head_dim=32", "model.new.hidden_size=64"] if kind == "real" else []
     done = launch(f"parallel={parallel}", *head, limit=280)

@@ -11,19 +11,23 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file
 from torch import Tensor
 
-from grouper.sampling.vllm import Answer, Ask
+from grouper.sampling.vllm import Answer, Ask, Save
 from grouper.sampling.vllm_worker import SECRET
 
 BLOCK = 128
@@ -43,13 +47,32 @@ class FakeVllm:
         self.resting = True
         self.asked: list[Ask] = []
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
-        self._temperature = temperature
+    @torch.no_grad()
+    def push(
+        self,
+        weights: Iterable[tuple[str, Tensor]] | None,
+        tag: str,
+        temperature: float,
+        adapter: Save | None = None,
+    ) -> None:
         held = dict(self.model.named_parameters())
-        with torch.no_grad():
+        if weights is not None:
+            self._temperature, self._plain = temperature, {}
             for name, value in weights:
-                held.pop(name).copy_(value)
-        assert not held, f"weights did not arrive: {held.keys()}"
+                self._plain[name] = value.clone()
+                held[name].copy_(value)
+            assert self._plain.keys() == held.keys(), "weights did not arrive"
+        if adapter is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                adapter(folder)
+                settings = LoraConfig.from_pretrained(folder)
+                found = load_file(Path(folder) / "adapter_model.safetensors")
+            scale = settings.lora_alpha / settings.r
+            for name in found:
+                if ".lora_A" in name:
+                    plain = name.removeprefix("base_model.model.").replace(".lora_A", "")
+                    delta = found[name.replace(".lora_A", ".lora_B")] @ found[name]
+                    held[plain].copy_(self._plain[plain] + scale * delta)
         self.reset_prefix_cache()
         self._tag = tag
 
@@ -122,6 +145,7 @@ class FakeServer:
         self.engine, self.name = engine, name
         self.calls: Counter[str] = Counter()
         self.files: list[Path] = []
+        self.adapter = self.name
         self.broken = 0
         """How many more requests are answered with 503."""
         outer, lock = self, threading.Lock()
@@ -171,9 +195,14 @@ class FakeServer:
             self.files.append(Path(update["path"]))
             weights = load_file(update["path"]).items()
             self.engine.push(weights, "loaded", update["temperature"])
-        if path == "/finish_weight_update":
-            self.engine._tag = body["weight_version"]
+        if path == "/v1/load_lora_adapter":
+            copy_to = partial(shutil.copytree, body["lora_path"], dirs_exist_ok=True)
+            self.engine.push(None, "loaded", 0.0, copy_to)
+            self.adapter = body["lora_name"]
+        if path == "/update_weight_version":
+            self.engine._tag = body["new_version"]
         if path == "/v1/completions":
+            assert body["model"] in (self.name, self.adapter)
             ((_, found),) = self.engine.answers([Ask(tuple(body["prompt"]), body)])
             choice = {
                 "token_ids": found.token_ids,

@@ -19,7 +19,6 @@ import torch
 from fake_vllm import PASSWORD, FakeServer, FakeVllm
 from pydantic import ValidationError
 from test_vllm import (
-    LENGTH,
     REAL,
     TOKENIZER,
     draw,
@@ -29,7 +28,9 @@ from test_vllm import (
     over,
     requests,
     train,
+    train_lora,
 )
+from test_vllm import served as engine_of
 
 from grouper.config.schema import SamplingConfig, VllmConfig
 from grouper.errors import ConfigError, ModelError
@@ -238,13 +239,12 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not REAL, reason="the real engine: make test-vllm")
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "adapter"])
 @torch.no_grad()
-def test_the_real_server(folders: dict[bool, Path], tmp_path: Path) -> None:  # noqa: F811 - the fixture
-    policy = load(folders[True])
-    arguments = engine_arguments(
-        SamplingConfig(max_slots=32), dtype="float32", device="cpu", max_length=LENGTH
-    )
-    name, secret = write_shape(tmp_path, policy.model.config, TOKENIZER), PASSWORD
+def test_the_real_server(folders: dict[bool, Path], tmp_path: Path, lora: bool) -> None:  # noqa: F811 - the fixture
+    policy = load(folders[True], lora=lora)
+    name, arguments = engine_of(policy, tmp_path, adapter=lora)
+    secret = PASSWORD
     process = ServerProcess(tmp_path, name, arguments, secret=secret)
     try:
         engine = ServerEngine(
@@ -256,14 +256,15 @@ def test_the_real_server(folders: dict[bool, Path], tmp_path: Path) -> None:  # 
             concurrency=16,
             processes=[process],
         )
-        sampler = over(policy, engine)
+        engine.require_model()
+        sampler = over(policy, engine, adapter=lora, tolerance=2e-5)
         for version in range(2):
             # The last are more than vLLM takes at a time: prompts must not be cut in two.
             for wanted in (requests(12), requests(16, length=200)):
                 drawn = draw(sampler, wanted)
-                assert gap(policy, wanted, drawn) < 2e-5
+                assert gap(policy, wanted, drawn) < 5e-5
                 assert {c.policy_version for c in drawn} == {version}
-            train(policy)
+            (train_lora if lora else train)(policy)
         # To the last bits it depends on what else the server computes at the time.
         first, second = (draw(sampler, requests(4)) for _ in range(2))
         assert [c.token_ids for c in first] == [c.token_ids for c in second]

@@ -92,7 +92,12 @@ class Samplers:
         name = write_shape(folder, config, self.tokenizer)
         sampling, length = self.recipe.sampling, self.max_length(config)
         dtype = self.dtype(computed)
-        return name, engine_arguments(sampling, dtype=dtype, device=device, max_length=length)
+        arguments = engine_arguments(sampling, dtype=dtype, device=device, max_length=length)
+        lora = self.recipe.model.lora
+        if lora is not None and sampling.dtype == "same":
+            room = max(8, 1 << (lora.rank - 1).bit_length())  # a power of two
+            arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+        return name, arguments
 
     def engine_of_vllm(self, policy: Policy) -> Engine:
         """The engine for models of this shape, started with the first one."""
@@ -142,6 +147,7 @@ def _vllm(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
         max_length=samplers.max_length(policy.model.config),
         tolerance=sampling.vllm.tolerance or TOLERANCE[exact],
         temperature=sampling.temperature,
+        adapter=sampling.dtype == "same",
         processes=samplers.processes,
     )
 

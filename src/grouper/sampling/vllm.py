@@ -19,8 +19,9 @@ import itertools
 import json
 import os
 import secrets
+import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -34,7 +35,7 @@ from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.sampling.base import SampleRequest, StopStrings, check_lengths
 from grouper.sampling.vllm_worker import BACKEND, EXTENSION, HANDED
-from grouper.sampling.weights import whole_weights
+from grouper.sampling.weights import adapter_saver, whole_weights
 from grouper.types import Completion, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
@@ -66,6 +67,12 @@ class Ask(NamedTuple):
     """Arguments of `vllm.SamplingParams`, which are also fields of a request over HTTP."""
     replica: int | None = None
     """Which one is to draw it; None: any."""
+    adapter: bool = False
+    """With the adapter that was pushed last, beside the weights."""
+
+
+Weights = Iterable[tuple[str, Tensor]]
+Save = Callable[[str], None]
 
 
 class Answer(NamedTuple):
@@ -85,10 +92,16 @@ class Engine(Protocol):
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
         """Yield (index, answer) as each finishes."""
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
+    def push(
+        self, weights: Weights | None, tag: str, temperature: float, adapter: Save | None = None
+    ) -> None:
         """Give every replica these weights, and clear its prefix cache.
 
-        Logits are divided by the temperature from then on, before all else.
+        Args:
+            weights: None: those of the last push stay, and its temperature.
+            tag: of weights and adapter together.
+            temperature: logits are divided by it from then on, before all else.
+            adapter: writes LoRA that is put beside them to a folder, as PEFT does.
         """
 
     def tag(self) -> str | None:
@@ -112,6 +125,7 @@ class VllmSampler:
         max_length: the longest sequence the engine takes, or None.
         tolerance: how far the engine's log-probs may be from the policy's, mean in nats.
         temperature: at which log-probs are taken, whatever a completion is drawn at.
+        adapter: LoRA is not merged: it stays beside the weights, and is all that is pushed again.
         processes: those that train the policy. The first pushes the weights and has them proved;
             each draws what it is asked for.
     """
@@ -126,6 +140,7 @@ class VllmSampler:
         max_length: int | None,
         tolerance: float,
         temperature: float = 1.0,
+        adapter: bool = False,
         processes: ProcessGroup | None = None,
     ) -> None:
         self._policy, self._engine = policy, engine
@@ -133,6 +148,7 @@ class VllmSampler:
         self._stop_ids = sorted(set(stop_token_ids))
         self._max_length, self._tolerance = max_length, tolerance
         self._temperature = temperature
+        self._adapter = adapter and policy.adapter is not None
         self._watcher = functools.cache(functools.partial(StopStrings, tokenizer))
         # Another sampler over the same engine must never take its weights for ours.
         self._name = self._processes.on_rank0(lambda: secrets.token_hex(4))
@@ -152,7 +168,10 @@ class VllmSampler:
         """
         check_lengths(requests, self._max_length)
         tag, version = self._held or (self._freshen(), self._policy.version)
-        asks = [Ask(r.prompt.token_ids, self._params(r.params, r.key)) for r in requests]
+        asks = [
+            Ask(r.prompt.token_ids, self._params(r.params, r.key), adapter=self._adapter)
+            for r in requests
+        ]
         try:
             for index, answer in self._engine.answers(asks):
                 yield index, self._completion(answer, requests[index].params, version)
@@ -179,16 +198,19 @@ class VllmSampler:
         """The tag of the policy's weights, once the engine has them and that has been proved."""
         tag = f"{self._name}-{self._policy.version}"
         on_rank0 = self._processes.on_rank0
-        if on_rank0(lambda: self._proved == tag and self._engine.tag() == tag):
+        found, proved = on_rank0(self._engine.tag), self._proved
+        if found == proved == tag:
             return tag
         started = time.perf_counter()
-        self._proved = None
-        weights = whole_weights(self._policy)
-        if self._processes.rank > 0:  # takes part in gathering them
-            collections.deque(weights, maxlen=0)
+        self._proved, weights = None, None
+        adapter = adapter_saver(self._policy) if self._adapter else None
+        if adapter is None or found is None or found != proved:
+            weights = whole_weights(self._policy, merged=not self._adapter)
+            if self._processes.rank > 0:  # takes part in gathering them
+                collections.deque(weights, maxlen=0)
 
         def push() -> None:
-            self._engine.push(weights, tag, self._temperature)
+            self._engine.push(weights, tag, self._temperature, adapter)
             self._require(tag, "did not acknowledge its weights")
 
         on_rank0(push)
@@ -221,7 +243,7 @@ class VllmSampler:
         quiet = {"stop_token_ids": [], "min_tokens": 0}  # nothing ends early, nothing is masked
         greedy = SamplingParams(temperature=0.0, max_new_tokens=_CANARY_TOKENS)
         asks = [
-            Ask(prompt, self._params(greedy, 0) | quiet, replica)
+            Ask(prompt, self._params(greedy, 0) | quiet, replica, self._adapter)
             for replica in range(self._engine.replicas)
             for prompt in prompts
         ]
@@ -397,6 +419,7 @@ class LocalEngine:
         self._sleeps = bool(arguments.get("enable_sleep_mode"))
         self._asleep = False
         self._tag: str | None = None
+        self._lora: Any = None
         self._names = map(str, itertools.count())
 
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
@@ -406,7 +429,10 @@ class LocalEngine:
             for number, ask in enumerate(asks):
                 params = self._vllm.SamplingParams(**ask.params, output_kind=whole.FINAL_ONLY)
                 name = next(self._names)
-                engine.add_request(name, {"prompt_token_ids": list(ask.prompt)}, params)
+                prompt, lora = {"prompt_token_ids": list(ask.prompt)}, None
+                if ask.adapter:
+                    lora = self._lora
+                engine.add_request(name, prompt, params, lora_request=lora)
                 waiting[name] = number
             while waiting:
                 for output in engine.step():
@@ -416,17 +442,26 @@ class LocalEngine:
             if waiting:  # Ctrl-C, or an error elsewhere
                 engine.abort_request(list(waiting))
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
+    def push(
+        self, weights: Weights | None, tag: str, temperature: float, adapter: Save | None = None
+    ) -> None:
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
         self._tag = None
-        HANDED[tag] = weights
         with _as_model_error("vLLM does not take the weights"):
-            self._llm.start_weight_update()
-            update = {"version": tag, "temperature": temperature}
-            self._llm.update_weights({"update_info": update})
-            self._llm.finish_weight_update(tag)
+            if weights is not None:
+                HANDED[tag] = weights
+                self._llm.start_weight_update()
+                update = {"version": tag, "temperature": temperature}
+                self._llm.update_weights({"update_info": update})
+                self._llm.finish_weight_update(tag)
+            if adapter is not None:
+                with tempfile.TemporaryDirectory(prefix="grouper-") as folder:
+                    adapter(folder)
+                    request = functools.partial(self._vllm.lora.request.LoRARequest, tag, 1, folder)
+                    self._llm.llm_engine.add_lora(request(load_inplace=True))
+                    self._lora = request()
             if not self._llm.reset_prefix_cache():
                 raise RuntimeError("its prefix cache could not be cleared")
         self._tag = tag

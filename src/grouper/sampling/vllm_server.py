@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from http.client import HTTPException
@@ -25,11 +25,10 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from grouper.config.schema import VllmConfig
 from grouper.errors import ConfigError, ModelError, hide
-from grouper.sampling.vllm import ENVIRONMENT_DEFAULTS, Answer, Ask
+from grouper.sampling.vllm import ENVIRONMENT_DEFAULTS, Answer, Ask, Save, Weights
 from grouper.sampling.vllm_worker import MIDDLEWARE, SECRET, end_with_parent
 
 Value = TypeVar("Value")
@@ -38,6 +37,8 @@ Value = TypeVar("Value")
 _PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 # HTTP statuses of a server that is overloaded, starts again, or ends since its engine has.
 _AWAY = (429, 500, 502, 503, 504)
+# The adapter's name, where a server has one beside the weights.
+_ADAPTER = "adapter"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - files in it are named by tempfile
 # Lines of a server's log that are shown when it has ended.
 _LAST_LINES = 15
@@ -103,14 +104,29 @@ class ServerEngine:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
-        sent = {name: w.detach().to("cpu", self._dtype, copy=True) for name, w in weights}
+    def push(
+        self, weights: Weights | None, tag: str, temperature: float, adapter: Save | None = None
+    ) -> None:
+        sent = {name: w.detach().to("cpu", self._dtype, copy=True) for name, w in weights or ()}
         with tempfile.TemporaryDirectory(prefix="grouper-", dir=self._weights_dir) as folder:
             file = Path(folder) / "weights.safetensors"
             save_file({name: tensor.contiguous() for name, tensor in sent.items()}, file)
             update = {"version": tag, "temperature": temperature, "path": str(file)}
+            calls: list[tuple[str, dict[str, Any]]] = []
+            if weights is not None:
+                calls = [
+                    ("/init_weight_transfer_engine", {"init_info": {}}),
+                    ("/start_weight_update", {}),
+                    ("/update_weights", {"update_info": update}),
+                    ("/finish_weight_update", {}),
+                ]
+            if adapter is not None:
+                adapter(folder)
+                named = {"lora_name": _ADAPTER, "lora_path": folder, "load_inplace": True}
+                calls.append(("/v1/load_lora_adapter", named))
+            calls += [("/update_weight_version", {"new_version": tag}), ("/reset_prefix_cache", {})]
             for url in self._urls:
-                self._patiently(partial(self._load, url, update))
+                self._patiently(partial(self._load, url, calls))
 
     def tag(self) -> str | None:
         """What all servers have."""
@@ -126,7 +142,8 @@ class ServerEngine:
 
     def _draw(self, ask: Ask) -> Answer:
         """A completion, of the server whose turn it is, or of those after it."""
-        body = {**ask.params, "model": self._name, "prompt": ask.prompt, "return_token_ids": True}
+        model = _ADAPTER if ask.adapter else self._name
+        body = {**ask.params, "model": model, "prompt": ask.prompt, "return_token_ids": True}
         first = next(self._turn) if ask.replica is None else ask.replica
         turns = itertools.count(first, 1 if ask.replica is None else 0)
 
@@ -137,12 +154,9 @@ class ServerEngine:
         logprobs = tuple(map(float, choice["logprobs"]["token_logprobs"]))
         return Answer(tuple(choice["token_ids"]), logprobs, choice["finish_reason"] == "stop")
 
-    def _load(self, url: str, update: dict[str, Any]) -> None:
-        self._call(url, "/init_weight_transfer_engine", {"init_info": {}})
-        self._call(url, "/start_weight_update", {})
-        self._call(url, "/update_weights", {"update_info": update})
-        self._call(url, "/finish_weight_update", {"weight_version": update["version"]})
-        self._call(url, "/reset_prefix_cache", {})
+    def _load(self, url: str, calls: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        for path, body in calls:
+            self._call(url, path, body)
 
     def _call(self, url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """A server's answer: to GET without a body, else to POST.
@@ -215,6 +229,8 @@ def server_command(
     # An engine in this process has set the last one otherwise.
     names = ("VLLM_SERVER_DEV_MODE", "VLLM_NO_USAGE_STATS", "VLLM_ENABLE_V1_MULTIPROCESSING")
     fixed = dict.fromkeys(names, "1")
+    if "enable_lora" in arguments:
+        fixed["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     # What torchrun has set would have the server join the processes of the trainer.
     ours = ("TORCHELASTIC_", "MASTER_"), ("RANK", "WORLD_SIZE")
     own = {
