@@ -174,8 +174,9 @@ class FakeServer:
                         self._send(200, outer.answer(self.path, body))
 
             def _send(self, status: int, body: dict[str, Any]) -> None:
-                data = json.dumps(body).encode()
+                data = json.dumps(body).encode() if body else b"Success: it is done"
                 self.send_response(status)
+                self.send_header("Content-Type", "application/json" if body else "text/plain")
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)

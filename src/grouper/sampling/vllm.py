@@ -429,9 +429,8 @@ class LocalEngine:
             for number, ask in enumerate(asks):
                 params = self._vllm.SamplingParams(**ask.params, output_kind=whole.FINAL_ONLY)
                 name = next(self._names)
-                prompt, lora = {"prompt_token_ids": list(ask.prompt)}, None
-                if ask.adapter:
-                    lora = self._lora
+                prompt = {"prompt_token_ids": list(ask.prompt)}
+                lora = self._lora if ask.adapter else None
                 engine.add_request(name, prompt, params, lora_request=lora)
                 waiting[name] = number
             while waiting:

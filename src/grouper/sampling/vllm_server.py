@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -43,6 +44,8 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - files in it are named by tempfile
 # Lines of a server's log that are shown when it has ended.
 _LAST_LINES = 15
 
+# With these a server would wait for the processes of the trainer.
+_OF_TORCHRUN = re.compile("^TORCHELASTIC_|^MASTER_|RANK$|WORLD_SIZE$")
 _OPENER = build_opener(ProxyHandler({}))
 
 
@@ -169,8 +172,9 @@ class ServerEngine:
         request = Request(url + path, data, self._headers)  # noqa: S310 - the recipe's own address
         try:
             with _OPENER.open(request, timeout=self._timeout) as response:
-                found: dict[str, Any] = json.loads(response.read() or b"{}")
-                return found
+                found, kind = response.read(), response.headers.get_content_type()
+                # Some routes say in plain text that they have done it, or nothing.
+                return dict(json.loads(found)) if kind == "application/json" else {}
         except HTTPError as error:
             answer = f"{error.code} {error.read(300).decode(errors='replace')}"
             if error.code in _AWAY:
@@ -231,13 +235,7 @@ def server_command(
     fixed = dict.fromkeys(names, "1")
     if "enable_lora" in arguments:
         fixed["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
-    # What torchrun has set would have the server join the processes of the trainer.
-    ours = ("TORCHELASTIC_", "MASTER_"), ("RANK", "WORLD_SIZE")
-    own = {
-        name: value
-        for name, value in os.environ.items()
-        if not (name.startswith(ours[0]) or name.endswith(ours[1]))
-    }
+    own = {name: value for name, value in os.environ.items() if not _OF_TORCHRUN.search(name)}
     return command, ENVIRONMENT_DEFAULTS | own | fixed
 
 
