@@ -217,11 +217,11 @@ class _BackgroundValidation:
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
         """Report what goes wrong with a validation, and go on training."""
+        # Of several processes only Grouper's own errors are raised on all.
+        reported = Exception if self._run.processes.size == 1 else GrouperError
         try:
             yield
-        except Exception as error:
-            if self._run.processes.size > 1 and not isinstance(error, GrouperError):
-                raise  # not known to the other processes, which may be waiting
+        except reported as error:
             step, self._state.best.pending = self._state.best.pending, None
             what = error.paragraph() if isinstance(error, GrouperError) else repr(error)
             self._saves.report(f"validation-failed: no validation at step {step}: {what}")
