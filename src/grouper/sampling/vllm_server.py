@@ -182,7 +182,7 @@ class ServerEngine:
             raise ModelError(
                 f"the server refuses {path}: {answer}",
                 where=url,
-                fix=f"Have trainer and server the same {SECRET}, and the same Grouper?",
+                fix=f"Have trainer and server the same {SECRET}, Grouper and recipe?",
             ) from error
         except (OSError, HTTPException) as error:
             raise Unreachable(f"{url}: {error!r}") from error
