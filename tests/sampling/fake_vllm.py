@@ -145,7 +145,7 @@ class FakeServer:
         self.engine, self.name = engine, name
         self.calls: Counter[str] = Counter()
         self.files: list[Path] = []
-        self.adapter = self.name
+        self.adapters: list[str] = []
         self.broken = 0
         """How many more requests are answered with 503."""
         outer, lock = self, threading.Lock()
@@ -171,7 +171,10 @@ class FakeServer:
                         outer.broken -= 1
                         self._send(503, {})
                     else:
-                        self._send(200, outer.answer(self.path, body))
+                        try:
+                            self._send(200, outer.answer(self.path, body))
+                        except LookupError:
+                            self._send(404, {})
 
             def _send(self, status: int, body: dict[str, Any]) -> None:
                 data = json.dumps(body).encode() if body else b"Success: it is done"
@@ -196,14 +199,19 @@ class FakeServer:
             self.files.append(Path(update["path"]))
             weights = load_file(update["path"]).items()
             self.engine.push(weights, "loaded", update["temperature"])
+        if path == "/v1/unload_lora_adapter":
+            assert body["lora_name"] == self.adapters.pop()
         if path == "/v1/load_lora_adapter":
+            if body["lora_name"] in self.adapters:
+                raise LookupError("loaded already")
             copy_to = partial(shutil.copytree, body["lora_path"], dirs_exist_ok=True)
             self.engine.push(None, "loaded", 0.0, copy_to)
-            self.adapter = body["lora_name"]
+            self.adapters.append(body["lora_name"])
         if path == "/update_weight_version":
             self.engine._tag = body["new_version"]
         if path == "/v1/completions":
-            assert body["model"] in (self.name, self.adapter)
+            if body["model"] not in (self.name, *self.adapters):
+                raise LookupError(body["model"])
             ((_, found),) = self.engine.answers([Ask(tuple(body["prompt"]), body)])
             choice = {
                 "token_ids": found.token_ids,

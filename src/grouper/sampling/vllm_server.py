@@ -6,6 +6,7 @@ a safetensors file in a folder that both sides see. Every route asks for the sha
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -115,19 +116,16 @@ class ServerEngine:
             file = Path(folder) / "weights.safetensors"
             save_file({name: tensor.contiguous() for name, tensor in sent.items()}, file)
             update = {"version": tag, "temperature": temperature, "path": str(file)}
-            calls: list[tuple[str, dict[str, Any]]] = []
+            calls: dict[str, dict[str, Any]] = {}
             if weights is not None:
-                calls = [
-                    ("/init_weight_transfer_engine", {"init_info": {}}),
-                    ("/start_weight_update", {}),
-                    ("/update_weights", {"update_info": update}),
-                    ("/finish_weight_update", {}),
-                ]
+                calls["/init_weight_transfer_engine"] = {"init_info": {}}
+                calls["/start_weight_update"] = {}
+                calls["/update_weights"] = {"update_info": update}
+                calls["/finish_weight_update"] = {}
             if adapter is not None:
                 adapter(folder)
-                named = {"lora_name": _ADAPTER, "lora_path": folder, "load_inplace": True}
-                calls.append(("/v1/load_lora_adapter", named))
-            calls += [("/update_weight_version", {"new_version": tag}), ("/reset_prefix_cache", {})]
+                calls["/v1/load_lora_adapter"] = {"lora_name": _ADAPTER, "lora_path": folder}
+            calls |= {"/update_weight_version": {"new_version": tag}, "/reset_prefix_cache": {}}
             for url in self._urls:
                 self._patiently(partial(self._load, url, calls))
 
@@ -157,8 +155,12 @@ class ServerEngine:
         logprobs = tuple(map(float, choice["logprobs"]["token_logprobs"]))
         return Answer(tuple(choice["token_ids"]), logprobs, choice["finish_reason"] == "stop")
 
-    def _load(self, url: str, calls: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        for path, body in calls:
+    def _load(self, url: str, calls: dict[str, dict[str, Any]]) -> None:
+        if "/v1/load_lora_adapter" in calls:
+            # Replaced in place it would be read again with every request. There may be none yet.
+            with contextlib.suppress(ModelError):
+                self._call(url, "/v1/unload_lora_adapter", {"lora_name": _ADAPTER})
+        for path, body in calls.items():
             self._call(url, path, body)
 
     def _call(self, url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
