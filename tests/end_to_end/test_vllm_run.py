@@ -87,9 +87,19 @@ def test_a_run_records_what_it_was_sampled_by(recipe: Recipe) -> None:
     assert [r.step for r in folder.read_metrics() if r.phase == "grpo"] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("use", ["sampling.engine=vllm", "evaluation.servers=[auto]"])
-def test_several_processes_are_refused(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("vllm", "here", "told"),
+    [
+        ("{mode: colocate}", 2, "one training process, and there are 2"),
+        ("{mode: server}", 1, "on several machines"),
+        ("{mode: server, servers: ['http://a:1', 'cuda:1']}", 1, "on several machines"),
+    ],
+)
+def test_what_several_processes_cannot_share_is_refused(
+    vllm: str, here: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two = SimpleNamespace(size=2, rank=0)
     monkeypatch.setattr("grouper.training.run.join_processes", lambda: two)
-    with pytest.raises(ConfigError, match="one training process, and there are 2"):
-        Run(load_recipe("demo", [use]))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+    with pytest.raises(ConfigError, match=told):
+        Run(load_recipe("demo", ["sampling.engine=vllm", f"sampling.vllm={vllm}"]))

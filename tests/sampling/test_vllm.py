@@ -78,22 +78,27 @@ def load(folder: Path, *, lora: bool = False) -> Policy:
     return load_policy(config, str(folder), seed=0)
 
 
-_REAL: dict[bool, LocalEngine] = {}
+_REAL: dict[tuple[bool, bool], LocalEngine] = {}
 
 
-def engine_for(kind: str, policy: Policy, folder: Path) -> Engine:
+def engine_for(kind: str, policy: Policy, folder: Path, *, adapter: bool = False) -> Engine:
     if kind == "fake":
         return FakeVllm(load(folder).model, TOKENIZER)
-    tied = policy.model.config.tie_word_embeddings
-    if tied not in _REAL:  # a start takes seconds, and one serves all tests
-        arguments = engine_arguments(
-            SamplingConfig(max_slots=32), dtype="float32", device="cpu", max_length=LENGTH
-        )
-        shape = folder.parent / f"shape-{tied}"
+    which = (policy.model.config.tie_word_embeddings, adapter)
+    if which not in _REAL:  # a start takes seconds, and one serves all tests
+        shape = folder.parent / f"shape-{which}"
         shape.mkdir()
-        write_shape(shape, policy.model.config, TOKENIZER)
-        _REAL[tied] = LocalEngine(shape, arguments)
-    return _REAL[tied]
+        _REAL[which] = LocalEngine(shape, served(policy, shape, adapter=adapter)[1])
+    return _REAL[which]
+
+
+def served(policy: Policy, folder: Path, *, adapter: bool) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of an engine, as of a recipe."""
+    lora = ["model.lora={rank: 4}", "sampling.dtype=same"] if adapter else []
+    recipe = load_recipe("demo", ["sampling.max_slots=32", *lora])
+    samplers = Samplers(recipe=recipe, tokenizer=TOKENIZER, stop_token_ids=[STOP], longest=8)
+    name, arguments = samplers.served(policy.model.config, folder, computed="float32", device="cpu")
+    return name, arguments | {"max_model_len": LENGTH}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -261,18 +266,59 @@ def test_what_is_left_unread_is_given_up(made: tuple[Policy, Engine]) -> None:
     assert len(draw(sampler, requests(3))) == 3
 
 
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.fixture(params=["merged", "beside"])
+def with_lora(
+    request: pytest.FixtureRequest, kind: str, folders: dict[bool, Path]
+) -> tuple[Policy, Engine, VllmSampler]:
+    """Adapters that are merged, or stay beside the weights."""
+    policy, adapter = load(folders[True], lora=True), request.param == "beside"
+    engine = engine_for(kind, policy, folders[True], adapter=adapter)
+    return policy, engine, over(policy, engine, tolerance=2e-5, adapter=adapter)
+
+
 @torch.no_grad()
-def test_adapters_arrive_merged(kind: str, folders: dict[bool, Path], lora: bool) -> None:
-    policy = load(folders[True], lora=lora)
-    sampler = over(policy, engine_for(kind, policy, folders[True]), tolerance=2e-5)
-    for _ in range(2):
-        wanted = requests()
-        assert gap(policy, wanted, draw(sampler, wanted)) < 5e-5
-        if lora:
-            for parameter in policy.trainable().values():
-                parameter.normal_(std=0.1)
-            policy.version += 1
+def train_lora(policy: Policy) -> None:
+    for parameter in policy.trainable().values():
+        parameter.normal_(std=0.1)
+    policy.version += 1
+
+
+@torch.no_grad()
+def test_adapters_arrive(
+    with_lora: tuple[Policy, Engine, VllmSampler],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy, engine, sampler = with_lora
+    push, whole = engine.push, []
+    monkeypatch.setattr(
+        engine, "push", lambda sent, *how: (whole.append(sent is not None), push(sent, *how))
+    )
+    for _ in range(3):
+        for wanted in (requests(), requests(length=200)):
+            assert gap(policy, wanted, draw(sampler, wanted)) < 5e-5
+        train_lora(policy)
+    beside = "beside" in request.node.name
+    assert whole == [True, not beside, not beside], "the adapter alone is pushed again"
+    if isinstance(engine, FakeVllm):
+        engine._tag = None  # as after a start
+        draw(sampler, requests(1))
+        assert whole[-1], "its weights are gone, too"
+
+
+def test_stale_adapters_end_the_run(
+    with_lora: tuple[Policy, Engine, VllmSampler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, engine, sampler = with_lora
+    train_lora(policy)
+    draw(sampler, requests(2))
+    with monkeypatch.context() as patch:
+        skip_everything(engine, patch)
+        train_lora(policy)
+        with pytest.raises(ModelError, match="its weights are different"):
+            draw(sampler, requests(2))
+    wanted = requests(4)
+    assert gap(policy, wanted, draw(sampler, wanted)) < 5e-5, "repaired"
 
 
 @pytest.mark.skipif(not REAL, reason="the real engine: make test-vllm")
@@ -297,8 +343,8 @@ def test_what_does_not_start_is_one_paragraph(folders: dict[bool, Path], tmp_pat
 
 
 def skip_everything(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def push(weights: Any, tag: str, temperature: float) -> None:
-        list(weights)
+    def push(weights: Any, tag: str, *_: Any) -> None:
+        list(weights or ())
         engine._tag = tag
 
     monkeypatch.setattr(engine, "push", push)
@@ -398,7 +444,7 @@ def test_weights_are_pushed_once_a_version(fake: tuple[Policy, FakeVllm]) -> Non
     sampler = over(policy, engine)
     pushed = []
     push = engine.push
-    engine.push = lambda weights, tag, heat: (pushed.append(tag), push(weights, tag, heat))  # type: ignore[method-assign,assign,func-returns-value]
+    engine.push = lambda weights, tag, *how: (pushed.append(tag), push(weights, tag, *how))  # type: ignore[method-assign,assign,func-returns-value]
     assert list(sampler.sample([])) == []
     for _ in range(2):
         draw(sampler, requests(1))

@@ -7,23 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_vllm import FakeVllm
+from fake_vllm import PASSWORD, FakeServer, FakeVllm
 from pydantic import ValidationError
-from safetensors.torch import load_file
 from test_vllm import (
-    LENGTH,
     REAL,
     TOKENIZER,
     draw,
@@ -33,13 +28,15 @@ from test_vllm import (
     over,
     requests,
     train,
+    train_lora,
 )
+from test_vllm import served as engine_of
 
 from grouper.config.schema import SamplingConfig, VllmConfig
 from grouper.errors import ConfigError, ModelError
 from grouper.models.policy import Policy
 from grouper.sampling import vllm_server
-from grouper.sampling.vllm import Ask, engine_arguments, write_shape
+from grouper.sampling.vllm import engine_arguments, write_shape
 from grouper.sampling.vllm_server import (
     ServerEngine,
     ServerProcess,
@@ -49,78 +46,6 @@ from grouper.sampling.vllm_server import (
 from grouper.sampling.vllm_worker import SECRET, RequireSecret
 
 NAME = "grouper-test"
-PASSWORD = "a secret of the tests"
-
-
-class FakeServer:
-    """vLLM's routes over a `FakeVllm`."""
-
-    def __init__(self, engine: FakeVllm, port: int = 0, name: str = NAME) -> None:
-        self.engine, self.name = engine, name
-        self.calls: Counter[str] = Counter()
-        self.broken = 0
-        """How many more requests are answered with 503."""
-        outer, lock = self, threading.Lock()
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: Any) -> None: ...
-
-            def do_GET(self) -> None:
-                self._handle({})
-
-            def do_POST(self) -> None:
-                size = int(self.headers["Content-Length"])
-                self._handle(json.loads(self.rfile.read(size)))
-
-            def _handle(self, body: dict[str, Any]) -> None:
-                with lock:
-                    outer.calls[self.path] += 1
-                    if self.headers["Authorization"] != f"Bearer {PASSWORD}":
-                        self._send(401, {})
-                    elif outer.broken:
-                        outer.broken -= 1
-                        self._send(503, {})
-                    else:
-                        self._send(200, outer.answer(self.path, body))
-
-            def _send(self, status: int, body: dict[str, Any]) -> None:
-                data = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.port = self._server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        if path == "/v1/models":
-            return {"data": [{"id": self.name}]}
-        if path == "/weight_info":
-            return {"weight_version": self.engine.tag()}
-        if path == "/update_weights":
-            update = body["update_info"]
-            weights = load_file(update["path"]).items()
-            self.engine.push(weights, "loaded", update["temperature"])
-        if path == "/finish_weight_update":
-            self.engine._tag = body["weight_version"]
-        if path == "/v1/completions":
-            ((_, found),) = self.engine.answers([Ask(tuple(body["prompt"]), body)])
-            choice = {
-                "token_ids": found.token_ids,
-                "logprobs": {"token_logprobs": found.logprobs},
-                "finish_reason": "stop" if found.stopped else "length",
-            }
-            return {"choices": [choice]}
-        return {}
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 Made = tuple[Policy, list[FakeServer]]
@@ -129,7 +54,7 @@ Made = tuple[Policy, list[FakeServer]]
 @pytest.fixture
 def served(folders: dict[bool, Path]) -> Iterator[Made]:  # noqa: F811 - the fixture
     policy = load(folders[True])
-    servers = [FakeServer(FakeVllm(policy.model, TOKENIZER)) for _ in range(2)]
+    servers = [FakeServer(FakeVllm(policy.model, TOKENIZER), NAME) for _ in range(2)]
     yield policy, servers
     for server in servers:
         server.close()
@@ -143,7 +68,9 @@ def connect(urls: list[str], **changes: Any) -> ServerEngine:
         **changes,
     }
     settings["settings"] = VllmConfig(timeout_seconds=settings.pop("timeout", 60.0))
-    return ServerEngine(urls, PASSWORD, **settings)
+    engine = ServerEngine(urls, PASSWORD, **settings)
+    engine.require_model()
+    return engine
 
 
 @pytest.mark.slow
@@ -160,10 +87,9 @@ def test_several_servers_share_the_work(served: Made) -> None:
     assert sum(counts) == 2 * (24 + 2 * 2), "every request once, and the fixed prompts of each"
     assert max(counts) - min(counts) <= 2, "in turns"
     assert [server.calls["/reset_prefix_cache"] for server in servers] == [2, 2]
-    folder = Path(engine._folder.name)
-    assert folder.is_dir()
-    engine.close()
-    assert not folder.exists()
+    folders_of_weights = {path.parent for path in servers[0].files}
+    assert len(folders_of_weights) == 2
+    assert not any(folder.exists() for folder in folders_of_weights), "memory is given back"
 
 
 def test_a_server_that_stumbles_is_asked_again(served: Made) -> None:
@@ -313,13 +239,12 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not REAL, reason="the real engine: make test-vllm")
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "adapter"])
 @torch.no_grad()
-def test_the_real_server(folders: dict[bool, Path], tmp_path: Path) -> None:  # noqa: F811 - the fixture
-    policy = load(folders[True])
-    arguments = engine_arguments(
-        SamplingConfig(max_slots=32), dtype="float32", device="cpu", max_length=LENGTH
-    )
-    name, secret = write_shape(tmp_path, policy.model.config, TOKENIZER), PASSWORD
+def test_the_real_server(folders: dict[bool, Path], tmp_path: Path, lora: bool) -> None:  # noqa: F811 - the fixture
+    policy = load(folders[True], lora=lora)
+    name, arguments = engine_of(policy, tmp_path, adapter=lora)
+    secret = PASSWORD
     process = ServerProcess(tmp_path, name, arguments, secret=secret)
     try:
         engine = ServerEngine(
@@ -331,14 +256,15 @@ def test_the_real_server(folders: dict[bool, Path], tmp_path: Path) -> None:  # 
             concurrency=16,
             processes=[process],
         )
-        sampler = over(policy, engine)
+        engine.require_model()
+        sampler = over(policy, engine, adapter=lora, tolerance=2e-5)
         for version in range(2):
             # The last are more than vLLM takes at a time: prompts must not be cut in two.
             for wanted in (requests(12), requests(16, length=200)):
                 drawn = draw(sampler, wanted)
-                assert gap(policy, wanted, drawn) < 2e-5
+                assert gap(policy, wanted, drawn) < 5e-5
                 assert {c.policy_version for c in drawn} == {version}
-            train(policy)
+            (train_lora if lora else train)(policy)
         # To the last bits it depends on what else the server computes at the time.
         first, second = (draw(sampler, requests(4)) for _ in range(2))
         assert [c.token_ids for c in first] == [c.token_ids for c in second]

@@ -13,6 +13,7 @@ from grouper.algorithms.batching import Rows, worst_rows
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import CheckError, PreflightError
 from grouper.models.loading import context_length
+from grouper.models.process_group import share_of
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.engines import STRETCH
 from grouper.training.checkpoint import TrainState, last_good
@@ -121,13 +122,14 @@ def _sample(
         SampleRequest(prompt=prompt, params=params, key=draw_seed(seed, purpose, problem.id))
         for problem, prompt in (train[i] for i in first_met(len(train), count, seed=seed))
     ]
-    drawn = []
-    with run.display.track(f"{purpose}: sampling", len(requests)) as task:
-        for _, completion in run.sampler(state.policy).sample(requests):
+    drawn, processes = [], run.processes
+    mine = [requests[i] for i in share_of(requests, processes.rank, processes.size)]
+    with run.display.track(f"{purpose}: sampling", len(mine)) as task:
+        for _, completion in run.sampler(state.policy).sample(mine):
             drawn.append((len(completion.token_ids), not completion.truncated))
             task.advance()
             run.raise_if_stopped()
-    return drawn
+    return [one for part in processes.gather(drawn) for one in part]
 
 
 # --- a rehearsal ----------------------------------------------------------------------------------

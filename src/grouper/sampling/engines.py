@@ -17,6 +17,7 @@ from grouper.errors import require_vllm
 from grouper.models.device import DTYPES
 from grouper.models.loading import context_length
 from grouper.models.policy import Policy
+from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.sampling.base import ModelSampler
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.vllm import (
@@ -45,12 +46,14 @@ class Samplers:
         tokenizer: of all its models.
         stop_token_ids: ids that end a completion.
         longest: tokens of the longest completion.
+        processes: those that train; the first starts the engine.
     """
 
     recipe: Recipe
     tokenizer: Any
     stop_token_ids: Sequence[int]
     longest: int
+    processes: ProcessGroup = field(default_factory=SingleProcess)
     ends: ExitStack = field(default_factory=ExitStack)
     """What `close` has to end."""
     _started: Engine | None = None
@@ -89,7 +92,12 @@ class Samplers:
         name = write_shape(folder, config, self.tokenizer)
         sampling, length = self.recipe.sampling, self.max_length(config)
         dtype = self.dtype(computed)
-        return name, engine_arguments(sampling, dtype=dtype, device=device, max_length=length)
+        arguments = engine_arguments(sampling, dtype=dtype, device=device, max_length=length)
+        lora = self.recipe.model.lora
+        if lora is not None and sampling.dtype == "same":
+            room = max(8, 1 << (lora.rank - 1).bit_length())  # a power of two
+            arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+        return name, arguments
 
     def engine_of_vllm(self, policy: Policy) -> Engine:
         """The engine for models of this shape, started with the first one."""
@@ -139,6 +147,8 @@ def _vllm(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
         max_length=samplers.max_length(policy.model.config),
         tolerance=sampling.vllm.tolerance or TOLERANCE[exact],
         temperature=sampling.temperature,
+        adapter=sampling.dtype == "same",
+        processes=samplers.processes,
     )
 
 
@@ -168,20 +178,24 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
     config, computed = policy.model.config, _name(policy)
     config.architectures = config.architectures or [type(policy.model).__name__]
     name, arguments = samplers.served(config, folder, computed=computed, device=policy.device.type)
-    engine: Engine
+    engine: LocalEngine | ServerEngine
     if settings.mode == "colocate":
         engine = LocalEngine(folder, arguments)
     else:
-        secret = shared_secret() if urls else secrets.token_hex(32)
-        own = [
-            ServerProcess(folder, name, arguments, secret=secret, device=place)
-            for place in places
-            if place not in urls
-        ]
-        for process in own:
-            samplers.ends.callback(process.close)
+        own: list[ServerProcess] = []
+
+        def start() -> tuple[list[str], str]:
+            secret = shared_secret() if urls else secrets.token_hex(32)
+            for place in places:
+                if place not in urls:
+                    process = ServerProcess(folder, name, arguments, secret=secret, device=place)
+                    samplers.ends.callback(process.close)
+                    own.append(process)
+            return [*urls, *(process.url for process in own)], secret
+
+        reached, secret = samplers.processes.on_rank0(start)
         engine = ServerEngine(
-            [*urls, *(process.url for process in own)],
+            reached,
             secret,
             name=name,
             dtype=DTYPES[samplers.dtype(computed)],
@@ -189,5 +203,6 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
             concurrency=recipe.sampling.max_slots,
             processes=own,
         )
+        samplers.processes.on_rank0(engine.require_model)
     log.info("vLLM was ready after %.0f seconds.", time.perf_counter() - started)
     return engine

@@ -9,6 +9,7 @@ push that was skipped cannot look like an old policy.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import functools
@@ -18,8 +19,9 @@ import itertools
 import json
 import os
 import secrets
+import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -30,9 +32,10 @@ from torch import Tensor
 from grouper.algorithms.batching import unweighted_rows
 from grouper.errors import ConfigError, ModelError, first_line
 from grouper.models.policy import Policy
+from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.sampling.base import SampleRequest, StopStrings, check_lengths
 from grouper.sampling.vllm_worker import BACKEND, EXTENSION, HANDED
-from grouper.sampling.weights import whole_weights
+from grouper.sampling.weights import adapter_saver, whole_weights
 from grouper.types import Completion, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
@@ -64,6 +67,12 @@ class Ask(NamedTuple):
     """Arguments of `vllm.SamplingParams`, which are also fields of a request over HTTP."""
     replica: int | None = None
     """Which one is to draw it; None: any."""
+    adapter: bool = False
+    """With the adapter that was pushed last, beside the weights."""
+
+
+Weights = Iterable[tuple[str, Tensor]]
+Save = Callable[[str], None]
 
 
 class Answer(NamedTuple):
@@ -83,10 +92,16 @@ class Engine(Protocol):
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
         """Yield (index, answer) as each finishes."""
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
+    def push(
+        self, weights: Weights | None, tag: str, temperature: float, adapter: Save | None = None
+    ) -> None:
         """Give every replica these weights, and clear its prefix cache.
 
-        Logits are divided by the temperature from then on, before all else.
+        Args:
+            weights: None: those of the last push stay, and its temperature.
+            tag: of weights and adapter together.
+            temperature: logits are divided by it from then on, before all else.
+            adapter: writes LoRA that is put beside them to a folder, as PEFT does.
         """
 
     def tag(self) -> str | None:
@@ -110,6 +125,9 @@ class VllmSampler:
         max_length: the longest sequence the engine takes, or None.
         tolerance: how far the engine's log-probs may be from the policy's, mean in nats.
         temperature: at which log-probs are taken, whatever a completion is drawn at.
+        adapter: LoRA is not merged: it stays beside the weights, and is all that is pushed again.
+        processes: those that train the policy. The first pushes the weights and has them proved;
+            each draws what it is asked for.
     """
 
     def __init__(
@@ -122,31 +140,38 @@ class VllmSampler:
         max_length: int | None,
         tolerance: float,
         temperature: float = 1.0,
+        adapter: bool = False,
+        processes: ProcessGroup | None = None,
     ) -> None:
         self._policy, self._engine = policy, engine
+        self._processes = processes or SingleProcess()
         self._stop_ids = sorted(set(stop_token_ids))
         self._max_length, self._tolerance = max_length, tolerance
         self._temperature = temperature
+        self._adapter = adapter and policy.adapter is not None
         self._watcher = functools.cache(functools.partial(StopStrings, tokenizer))
         # Another sampler over the same engine must never take its weights for ours.
-        self._name = secrets.token_hex(4)
+        self._name = self._processes.on_rank0(lambda: secrets.token_hex(4))
         self._proved: str | None = None
         self._held: tuple[str, int] | None = None
         self.gap: float | None = None
         self.seconds = {"prefill": 0.0, "push": 0.0}
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
-        """Yield (request index, completion) as each finishes. Zero requests yield nothing.
+        """Yield (request index, completion) as each finishes.
+
+        Every process has to call it, also with zero requests.
 
         Raises:
             PromptError: a prompt and its completion do not fit.
             ModelError: the engine is gone, or does not have the policy's weights.
         """
-        if not requests:
-            return
         check_lengths(requests, self._max_length)
         tag, version = self._held or (self._freshen(), self._policy.version)
-        asks = [Ask(r.prompt.token_ids, self._params(r.params, r.key)) for r in requests]
+        asks = [
+            Ask(r.prompt.token_ids, self._params(r.params, r.key), adapter=self._adapter)
+            for r in requests
+        ]
         try:
             for index, answer in self._engine.answers(asks):
                 yield index, self._completion(answer, requests[index].params, version)
@@ -157,7 +182,7 @@ class VllmSampler:
     def held(self) -> VllmSampler:
         """This sampler with the weights as they are now, whatever becomes of the policy.
 
-        Another thread may draw with it, as long as nothing else uses the engine.
+        Another thread of one process may draw with it, as long as nothing else uses the engine.
 
         Raises:
             ModelError: the engine is gone, or does not have the policy's weights.
@@ -172,12 +197,23 @@ class VllmSampler:
     def _freshen(self) -> str:
         """The tag of the policy's weights, once the engine has them and that has been proved."""
         tag = f"{self._name}-{self._policy.version}"
-        if self._proved == tag and self._engine.tag() == tag:
+        on_rank0 = self._processes.on_rank0
+        found, proved = on_rank0(self._engine.tag), self._proved
+        if found == proved == tag:
             return tag
         started = time.perf_counter()
-        self._proved = None
-        self._engine.push(whole_weights(self._policy), tag, self._temperature)
-        self._require(tag, "did not acknowledge its weights")
+        self._proved, weights = None, None
+        adapter = adapter_saver(self._policy) if self._adapter else None
+        if adapter is None or found is None or found != proved:
+            weights = whole_weights(self._policy, merged=not self._adapter)
+            if self._processes.rank > 0:  # takes part in gathering them
+                collections.deque(weights, maxlen=0)
+
+        def push() -> None:
+            self._engine.push(weights, tag, self._temperature, adapter)
+            self._require(tag, "did not acknowledge its weights")
+
+        on_rank0(push)
         self._prove()
         self._proved = tag
         self.seconds["push"] += time.perf_counter() - started
@@ -195,7 +231,10 @@ class VllmSampler:
 
     @torch.no_grad()
     def _prove(self) -> None:
-        """Compare log-probs on the fixed prompts, on every replica. Raises `ModelError`."""
+        """Compare log-probs on the fixed prompts, on every replica. Raises `ModelError`.
+
+        Every process computes them, since the weights may be split over all; the first compares.
+        """
         room = (self._max_length or max(_CANARIES) + _CANARY_TOKENS) - _CANARY_TOKENS
         prompts = [
             tuple(((torch.arange(min(n, room)) * 7919 + 11) % self._policy.vocabulary).tolist())
@@ -204,11 +243,12 @@ class VllmSampler:
         quiet = {"stop_token_ids": [], "min_tokens": 0}  # nothing ends early, nothing is masked
         greedy = SamplingParams(temperature=0.0, max_new_tokens=_CANARY_TOKENS)
         asks = [
-            Ask(prompt, self._params(greedy, 0) | quiet, replica)
+            Ask(prompt, self._params(greedy, 0) | quiet, replica, self._adapter)
             for replica in range(self._engine.replicas)
             for prompt in prompts
         ]
-        drawn = dict(self._engine.answers(asks))
+        on_rank0 = self._processes.on_rank0
+        drawn = on_rank0(lambda: dict(self._engine.answers(asks)))
         rows = unweighted_rows(
             [ask.prompt for ask in asks],
             [drawn[i].token_ids for i in range(len(asks))],
@@ -216,8 +256,10 @@ class VllmSampler:
         )
         rows = replace(rows, temperature=self._temperature)
         ours = self._policy(rows.to(self._policy.device)).logprobs.double().cpu()
+        # Weights that are split stay gathered until a backward, and there is none here.
+        getattr(self._policy, "reshard", lambda: None)()
         theirs = torch.tensor([drawn[i].logprobs for i in range(len(asks))], dtype=torch.float64)
-        gaps = (ours - theirs).abs().mean(1)
+        gaps = on_rank0(lambda: (ours - theirs).abs().mean(1))
         self.gap = float(gaps.max())
         # What is not finite is found by the update, which says more about it.
         if self.gap > self._tolerance and bool(ours.isfinite().all()):
@@ -377,6 +419,7 @@ class LocalEngine:
         self._sleeps = bool(arguments.get("enable_sleep_mode"))
         self._asleep = False
         self._tag: str | None = None
+        self._lora: Any = None
         self._names = map(str, itertools.count())
 
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
@@ -386,7 +429,9 @@ class LocalEngine:
             for number, ask in enumerate(asks):
                 params = self._vllm.SamplingParams(**ask.params, output_kind=whole.FINAL_ONLY)
                 name = next(self._names)
-                engine.add_request(name, {"prompt_token_ids": list(ask.prompt)}, params)
+                prompt = {"prompt_token_ids": list(ask.prompt)}
+                lora = self._lora if ask.adapter else None
+                engine.add_request(name, prompt, params, lora_request=lora)
                 waiting[name] = number
             while waiting:
                 for output in engine.step():
@@ -396,17 +441,26 @@ class LocalEngine:
             if waiting:  # Ctrl-C, or an error elsewhere
                 engine.abort_request(list(waiting))
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
+    def push(
+        self, weights: Weights | None, tag: str, temperature: float, adapter: Save | None = None
+    ) -> None:
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
         self._tag = None
-        HANDED[tag] = weights
         with _as_model_error("vLLM does not take the weights"):
-            self._llm.start_weight_update()
-            update = {"version": tag, "temperature": temperature}
-            self._llm.update_weights({"update_info": update})
-            self._llm.finish_weight_update(tag)
+            if weights is not None:
+                HANDED[tag] = weights
+                self._llm.start_weight_update()
+                update = {"version": tag, "temperature": temperature}
+                self._llm.update_weights({"update_info": update})
+                self._llm.finish_weight_update(tag)
+            if adapter is not None:
+                with tempfile.TemporaryDirectory(prefix="grouper-") as folder:
+                    adapter(folder)
+                    request = functools.partial(self._vllm.lora.request.LoRARequest, tag, 1, folder)
+                    self._llm.llm_engine.add_lora(request(load_inplace=True))
+                    self._lora = request()
             if not self._llm.reset_prefix_cache():
                 raise RuntimeError("its prefix cache could not be cleared")
         self._tag = tag

@@ -6,15 +6,17 @@ a safetensors file in a folder that both sides see. Every route asks for the sha
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from http.client import HTTPException
@@ -25,11 +27,10 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from grouper.config.schema import VllmConfig
 from grouper.errors import ConfigError, ModelError, hide
-from grouper.sampling.vllm import ENVIRONMENT_DEFAULTS, Answer, Ask
+from grouper.sampling.vllm import ENVIRONMENT_DEFAULTS, Answer, Ask, Save, Weights
 from grouper.sampling.vllm_worker import MIDDLEWARE, SECRET, end_with_parent
 
 Value = TypeVar("Value")
@@ -38,10 +39,14 @@ Value = TypeVar("Value")
 _PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 # HTTP statuses of a server that is overloaded, starts again, or ends since its engine has.
 _AWAY = (429, 500, 502, 503, 504)
+# The adapter's name, where a server has one beside the weights.
+_ADAPTER = "adapter"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - files in it are named by tempfile
 # Lines of a server's log that are shown when it has ended.
 _LAST_LINES = 15
 
+# With these a server would wait for the processes of the trainer.
+_OF_TORCHRUN = re.compile("^TORCHELASTIC_|^MASTER_|RANK$|WORLD_SIZE$")
 _OPENER = build_opener(ProxyHandler({}))
 
 
@@ -80,20 +85,22 @@ class ServerEngine:
         self._turn = itertools.count()
         shared = _SHARED_MEMORY if Path(_SHARED_MEMORY).is_dir() else None
         folder = settings.weights_dir and Path(settings.weights_dir).expanduser()
-        self._folder = tempfile.TemporaryDirectory(prefix="grouper-", dir=folder or shared)
-        self._file = Path(self._folder.name) / "weights.safetensors"
-        for url in urls:
+        self._weights_dir = folder or shared
+
+    def require_model(self) -> None:
+        """Wait for the servers. Raises `ModelError` if one has another model or tokenizer."""
+        for url in self._urls:
             served = self._patiently(partial(self._call, url, "/v1/models"))["data"][0]["id"]
-            if served != name:
+            if served != self._name:
                 raise ModelError(
                     f"the server has another model or tokenizer than the run ({served}, not "
-                    f"{name})",
+                    f"{self._name})",
                     where=url,
                     fix="Start it with the recipe of this run: grouper serve-rollouts RECIPE.",
                 )
 
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
-        with ThreadPoolExecutor(min(len(asks), self._threads)) as pool:
+        with ThreadPoolExecutor(min(len(asks), self._threads) or 1) as pool:
             waiting = {pool.submit(self._draw, ask): number for number, ask in enumerate(asks)}
             try:
                 for done in as_completed(waiting):
@@ -101,11 +108,26 @@ class ServerEngine:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], tag: str, temperature: float) -> None:
-        sent = {name: w.detach().to("cpu", self._dtype, copy=True) for name, w in weights}
-        save_file({name: tensor.contiguous() for name, tensor in sent.items()}, self._file)
-        for url in self._urls:
-            self._patiently(partial(self._load, url, tag, temperature))
+    def push(
+        self, weights: Weights | None, tag: str, temperature: float, adapter: Save | None = None
+    ) -> None:
+        sent = {name: w.detach().to("cpu", self._dtype, copy=True) for name, w in weights or ()}
+        with tempfile.TemporaryDirectory(prefix="grouper-", dir=self._weights_dir) as folder:
+            file = Path(folder) / "weights.safetensors"
+            save_file({name: tensor.contiguous() for name, tensor in sent.items()}, file)
+            update = {"version": tag, "temperature": temperature, "path": str(file)}
+            calls: dict[str, dict[str, Any]] = {}
+            if weights is not None:
+                calls["/init_weight_transfer_engine"] = {"init_info": {}}
+                calls["/start_weight_update"] = {}
+                calls["/update_weights"] = {"update_info": update}
+                calls["/finish_weight_update"] = {}
+            if adapter is not None:
+                adapter(folder)
+                calls["/v1/load_lora_adapter"] = {"lora_name": _ADAPTER, "lora_path": folder}
+            calls |= {"/update_weight_version": {"new_version": tag}, "/reset_prefix_cache": {}}
+            for url in self._urls:
+                self._patiently(partial(self._load, url, calls))
 
     def tag(self) -> str | None:
         """What all servers have."""
@@ -117,11 +139,12 @@ class ServerEngine:
         """Servers have a device of their own."""
 
     def close(self) -> None:
-        self._folder.cleanup()
+        """Those that are ours are ended by whoever has started them."""
 
     def _draw(self, ask: Ask) -> Answer:
         """A completion, of the server whose turn it is, or of those after it."""
-        body = {**ask.params, "model": self._name, "prompt": ask.prompt, "return_token_ids": True}
+        model = _ADAPTER if ask.adapter else self._name
+        body = {**ask.params, "model": model, "prompt": ask.prompt, "return_token_ids": True}
         first = next(self._turn) if ask.replica is None else ask.replica
         turns = itertools.count(first, 1 if ask.replica is None else 0)
 
@@ -132,13 +155,13 @@ class ServerEngine:
         logprobs = tuple(map(float, choice["logprobs"]["token_logprobs"]))
         return Answer(tuple(choice["token_ids"]), logprobs, choice["finish_reason"] == "stop")
 
-    def _load(self, url: str, tag: str, temperature: float) -> None:
-        update = {"version": tag, "temperature": temperature, "path": str(self._file)}
-        self._call(url, "/init_weight_transfer_engine", {"init_info": {}})
-        self._call(url, "/start_weight_update", {})
-        self._call(url, "/update_weights", {"update_info": update})
-        self._call(url, "/finish_weight_update", {"weight_version": tag})
-        self._call(url, "/reset_prefix_cache", {})
+    def _load(self, url: str, calls: dict[str, dict[str, Any]]) -> None:
+        if "/v1/load_lora_adapter" in calls:
+            # Replaced in place it would be read again with every request. There may be none yet.
+            with contextlib.suppress(ModelError):
+                self._call(url, "/v1/unload_lora_adapter", {"lora_name": _ADAPTER})
+        for path, body in calls.items():
+            self._call(url, path, body)
 
     def _call(self, url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """A server's answer: to GET without a body, else to POST.
@@ -151,8 +174,9 @@ class ServerEngine:
         request = Request(url + path, data, self._headers)  # noqa: S310 - the recipe's own address
         try:
             with _OPENER.open(request, timeout=self._timeout) as response:
-                found: dict[str, Any] = json.loads(response.read() or b"{}")
-                return found
+                found, kind = response.read(), response.headers.get_content_type()
+                # Some routes say in plain text that they have done it, or nothing.
+                return dict(json.loads(found)) if kind == "application/json" else {}
         except HTTPError as error:
             answer = f"{error.code} {error.read(300).decode(errors='replace')}"
             if error.code in _AWAY:
@@ -160,7 +184,7 @@ class ServerEngine:
             raise ModelError(
                 f"the server refuses {path}: {answer}",
                 where=url,
-                fix=f"Have trainer and server the same {SECRET}, and the same Grouper?",
+                fix=f"Have trainer and server the same {SECRET}, Grouper and recipe?",
             ) from error
         except (OSError, HTTPException) as error:
             raise Unreachable(f"{url}: {error!r}") from error
@@ -211,7 +235,10 @@ def server_command(
     # An engine in this process has set the last one otherwise.
     names = ("VLLM_SERVER_DEV_MODE", "VLLM_NO_USAGE_STATS", "VLLM_ENABLE_V1_MULTIPROCESSING")
     fixed = dict.fromkeys(names, "1")
-    return command, ENVIRONMENT_DEFAULTS | dict(os.environ) | fixed
+    if "enable_lora" in arguments:
+        fixed["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    own = {name: value for name, value in os.environ.items() if not _OF_TORCHRUN.search(name)}
+    return command, ENVIRONMENT_DEFAULTS | own | fixed
 
 
 class ServerProcess:

@@ -155,7 +155,9 @@ class Receiver:
         """Load them; an error unless every parameter of the model was among them."""
         path, held = update_info.path, HANDED.pop(update_info.version, ())
         loaded = self.model.load_weights(held if path is None else _read(path))
-        left = {name for name, _ in self.model.named_parameters()} - set(loaded or ())
+        named = (name for name, _ in self.model.named_parameters())
+        # Within a layer that may have an adapter beside it, weights have another name.
+        left = {name.replace(".base_layer", "") for name in named} - set(loaded or ())
         if left:
             raise ValueError(f"weights did not arrive: {', '.join(sorted(left)[:5])}")
         # vLLM reports log-probs before the temperature, or after all that cuts the distribution.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -118,8 +119,10 @@ class SamplingWeights:
 
 
 @torch.no_grad()
-def whole_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every weight of a policy under the name that the plain model has for it, adapters merged in.
+def whole_weights(policy: Policy, *, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every weight of a policy under the name that the plain model has for it.
+
+    With `merged`, adapters are added; else they are left out.
 
     Tied weights come once. Weights that are split over processes are gathered one by one, so every
     process has to go through all of them.
@@ -134,9 +137,18 @@ def whole_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 value = _whole(parameter)
-                if key == "weight" and delta is not None:
+                if merged and key == "weight" and delta is not None:
                     value = value + delta
                 yield f"{name}.{key}".lstrip("."), value
+
+
+def adapter_saver(policy: Policy) -> Callable[[str], None]:
+    """What writes a policy's adapter to a folder, as PEFT does; every process has to call this."""
+    assert policy.adapter is not None
+    names = {name: p for name, p in policy.model.named_parameters() if ".lora_" in name}
+    # PEFT's names: it wraps the model in two layers.
+    whole = {f"base_model.model.{name}": _whole(p.detach()) for name, p in names.items()}
+    return partial(policy.adapter.save_pretrained, state_dict=whole)
 
 
 def _lora_delta(module: Any) -> torch.Tensor | None:

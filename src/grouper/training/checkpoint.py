@@ -224,6 +224,10 @@ def save_checkpoint(
     @refusing(target)
     def finish() -> None:
         save_policy(state.policy, tokenizer, folder, weights)
+        # Where drawing has failed, the next step says so.
+        if resumable and state.ahead is not None and state.ahead.exception() is None:
+            drawn = to_jsonable_python(state.ahead.result(), fallback=str)
+            write_atomic(folder / AHEAD_FILE, dumps(drawn).encode())
         if state.best.step == state.step:
             mark_best(folder, state.best)
         # A checkpoint must not be ahead of a record that could still be lost.
@@ -242,10 +246,6 @@ def save_checkpoint(
         folder = processes.on_rank0(begin)
         if resumable:
             save_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER, processes, named=target)
-            # Where drawing has failed, the next step says so.
-            if state.ahead is not None and state.ahead.exception() is None:
-                drawn = to_jsonable_python(state.ahead.result(), fallback=str)
-                write_atomic(folder / AHEAD_FILE, dumps(drawn).encode())
         weights = state.replica.whole_weights()
         processes.on_rank0(finish)
     return target

@@ -224,7 +224,10 @@ def _rollouts(run: Run, state: TrainState) -> RolloutBatch:
     """The rollouts of this step; those of the next one are begun where the recipe says so."""
     sampler, started = run.sampler(state.policy), time.perf_counter()
     earlier, ahead = dict(sampler.seconds), state.ahead
-    rollouts = _collect_step(run, state, sampler) if ahead is None else ahead.result()
+    if ahead is None:
+        rollouts = _collect_step(run, state, sampler)
+    else:
+        rollouts = run.processes.on_rank0(ahead.result)
     state.ahead = None
     spent = {name: value - earlier[name] for name, value in sampler.seconds.items()}
     sample_seconds, grade_seconds = rollouts.sample_seconds, rollouts.grade_seconds
@@ -265,8 +268,9 @@ def _collect_step(
         run: as in `grpo_step`.
         state: of which step, position and difficulty are read.
         sampler: draws.
-        beside: the run trains meanwhile: nothing is shown.
+        beside: the run trains meanwhile: nothing is shown, and this process draws alone.
     """
+    processes = SingleProcess() if beside else run.processes
     config, train, step = run.recipe.grpo, run.prepared.train, state.step
     position, seen = state.position, Counter[str]()
     notes = Notes(place=f"grpo {step}", global_step=step, max_steps=state.total)
@@ -296,7 +300,7 @@ def _collect_step(
                 key=(run.recipe.seed, "grpo", step),
                 seen=seen,
                 notes=notes,
-                processes=run.processes,
+                processes=processes,
                 progress=progress,
             )
         return replace(drawn, position=position)
@@ -304,7 +308,7 @@ def _collect_step(
     rollouts = dynamically(
         draw, wanted=config.prompts_per_step, rounds=config.dynamic_sampling_rounds
     )
-    run.processes.on_rank0(lambda: run.rewards.raise_if_failing(notes))
+    processes.on_rank0(lambda: run.rewards.raise_if_failing(notes))
     if config.shuffle_rewards:  # the control experiment
         dealt = shuffle_rewards(rollouts.groups, draw_seed(run.recipe.seed, "shuffle", step))
         rollouts = replace(rollouts, groups=dealt)

@@ -199,14 +199,17 @@ class _BackgroundValidation:
     def settle(self, *, wait: bool = False) -> None:
         """Record what the open one has found, if it has ended; what fails is only reported."""
         run, state, future = self._run, self._state, self._open
-        while wait and future is not None and not future.done():
-            run.raise_if_stopped("waiting for the validation")
-            futures.wait([future], timeout=0.1)
-        if future is None or not future.done():
+        if future is None:
             return
+        on_rank0 = run.processes.on_rank0
+        while not on_rank0(future.done):
+            if not wait:
+                return
+            run.raise_if_stopped("waiting for the validation", together=True)
+            futures.wait([future], timeout=0.1)
         self._open = None
         with self._reported():
-            result = run.record(future.result())
+            result = run.record(on_rank0(future.result))
             state.best.offer(result.step, result.accuracy, result.interval)
         state.best.pending = None
         tidy(run, state)
@@ -214,9 +217,11 @@ class _BackgroundValidation:
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
         """Report what goes wrong with a validation, and go on training."""
+        # Of several processes only Grouper's own errors are raised on all.
+        reported = Exception if self._run.processes.size == 1 else GrouperError
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever it is
+        except reported as error:
             step, self._state.best.pending = self._state.best.pending, None
             what = error.paragraph() if isinstance(error, GrouperError) else repr(error)
             self._saves.report(f"validation-failed: no validation at step {step}: {what}")

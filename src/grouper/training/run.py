@@ -31,6 +31,7 @@ from grouper.models.folders import on_this_machine, read_adapter, require_model_
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
+from grouper.models.process_group import ProcessGroup, SingleProcess
 from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, setup_logging
@@ -83,13 +84,8 @@ class Run:
         self.hash = recipe_hash(recipe)
         path = Path(recipe.output_dir).expanduser() / recipe.name
         find_device(recipe.device)
-        with_vllm = recipe.sampling.engine == "vllm" or recipe.evaluation.servers
-        if self.processes.size > 1 and with_vllm:
-            raise ConfigError(
-                f"vLLM samples for one training process, and there are {self.processes.size}",
-                where="sampling.engine",
-                fix="Leave --nproc out, or use sampling.engine=native and no evaluation.servers.",
-            )
+        if self.processes.size > 1 and recipe.sampling.engine == "vllm":
+            self._require_servers()
         check_models(recipe, path, resume=resume)
         for hook in recipe.hooks:
             load_hook(hook)
@@ -114,6 +110,24 @@ class Run:
             self.folder.close()
             self._discard()
             raise
+
+    def _require_servers(self) -> None:
+        """Raise `ConfigError` unless every process can reach the vLLM of the recipe."""
+        size, vllm = self.processes.size, self.recipe.sampling.vllm
+        if vllm.mode == "colocate":
+            raise ConfigError(
+                f"mode colocate is for one training process, and there are {size}: each of them "
+                "would need a vLLM of its own",
+                where="sampling.vllm.mode",
+                fix="Use sampling.vllm.mode=server, or leave --nproc out.",
+            )
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        if here < size and not all("://" in place for place in vllm.servers or ("auto",)):
+            raise ConfigError(
+                "the run is on several machines, and a server that it starts is seen by one alone",
+                where="sampling.vllm.servers",
+                fix="Start servers with grouper serve-rollouts, and give their addresses.",
+            )
 
     def _discard(self) -> None:
         """Remove a folder that this run has created: the next attempt finds no old recipe."""
@@ -142,6 +156,7 @@ class Run:
         if _needs_start(recipe, self.path):
             self._check_start(str(recipe.grpo.start_from))
         self.prepared = prepare(recipe, sets, model=self.base_path)
+        self.prepared.samplers.processes = self.processes
         self.grader = self.prepared.grader
         self.grader.start()
         if self.prepared.budget_note is not None:
@@ -244,9 +259,10 @@ class Run:
                 self.raise_if_stopped(f"evaluation of {phase} on {split}")
 
             what = {"card": self._loss_card(policy, phase, split), "progress": progress}
-            result = self._measure(self.sampler(policy), phase, step, split, **what)
+            sampler = self.sampler(policy)
+            result = self._measure(sampler, phase, step, split, self.processes, **what)
         # An evaluation may need far more cache than a training step.
-        self.sampler(policy).release()
+        sampler.release()
         return self.record(result)
 
     def begin_validation(
@@ -254,7 +270,7 @@ class Run:
     ) -> Future[EvaluationResult]:
         """Begin to measure a policy on the validation problems, on servers that do nothing else.
 
-        They have its weights when this returns. The caller records the result.
+        They have its weights when this returns. The caller records the result, which is rank 0's.
 
         Raises:
             GrouperError: they cannot be started, or do not take the weights.
@@ -264,12 +280,20 @@ class Run:
         assert isinstance(sampler, VllmSampler)
         card = self._loss_card(policy, phase, "validation")
         measure = partial(self._measure, progress=self.raise_if_ending, card=card)
-        return self._beside.submit(measure, sampler.held(), phase, step, "validation")
+        held = sampler.held()
+        return self._begin(lambda: measure(held, phase, step, "validation", SingleProcess()))
 
     def begin_ahead(self, collect: Callable[[], Any]) -> Future[Any]:
-        """Begin to draw the rollouts of the next step; nothing else samples until that is done."""
-        self._ahead = future = self._beside.submit(collect)
+        """Begin to draw the rollouts of the next step; nothing else samples until that is done.
+
+        The result is rank 0's.
+        """
+        self._ahead = future = self._begin(collect)
         return future
+
+    def _begin(self, work: Callable[[], Any]) -> Future[Any]:
+        """Begin work beside training, on rank 0 alone: processes can only meet in one place."""
+        return self._beside.submit(work if self.processes.rank == 0 else lambda: None)
 
     def raise_if_ending(self, *_: int) -> None:
         """Raise `Interrupted` in what goes on beside training, once the run is closed.
@@ -281,11 +305,17 @@ class Run:
             raise Interrupted("the run has ended", where=str(self.path), fix="Use --resume.")
 
     def _measure(
-        self, sampler: Sampler, phase: str, step: int, split: str, **others: Any
+        self,
+        sampler: Sampler,
+        phase: str,
+        step: int,
+        split: str,
+        processes: ProcessGroup,
+        **others: Any,
     ) -> EvaluationResult:
         """Measure the model of a sampler, with `others` of `evaluate`; in any thread."""
         on_test = split == "test"
-        items, seconds = (self.prepared.test, None) if on_test else self._validation()
+        items, seconds = (self.prepared.test, None) if on_test else self._validation(processes)
         return self.prepared.evaluate(
             sampler,
             name=phase if on_test else validation_name(phase, step),
@@ -293,7 +323,7 @@ class Run:
             step=step,
             split=split,
             items=items,
-            processes=self.processes,
+            processes=processes,
             folder=self.path / "evaluations",
             seconds=seconds,
             **others,
@@ -307,7 +337,7 @@ class Run:
         self.folder.write_evaluation(result)
         return result
 
-    def _validation(self) -> tuple[Items, float | None]:
+    def _validation(self, processes: ProcessGroup) -> tuple[Items, float | None]:
         """The problems of a validation, and the seconds that the first one has.
 
         With `evaluation.validation_minutes` later validations have the problems of the first.
@@ -316,7 +346,7 @@ class Run:
         if minutes is None:
             return items, None
         earlier = (r for r in self.folder.read_evaluations() if r.split == "validation")
-        first = self.processes.on_rank0(lambda: next(earlier, None))
+        first = processes.on_rank0(lambda: next(earlier, None))
         if first is not None:
             by_id = {item[0].id: item for item in items}
             chosen = dict.fromkeys(item.problem_id for item in first.light)
