@@ -31,7 +31,7 @@ def refused(error: OSError, path: Path) -> NoReturn:
             f"nothing more can be written ({reason})",
             where=str(path),
             fix="Free some space (old checkpoints first) or set output_dir to another disk, then "
-            "continue with --resume; what was written before is complete.",
+            "start it again (a run with --resume); what was written before is complete.",
         ) from error
     raise RunFolderError(
         f"cannot write here ({reason})",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,9 +28,10 @@ def test_the_first_speaks_at_once_and_the_others_after_it(
 
 
 def test_a_process_that_was_started_starts_no_more(
-    grouper: Grouper, monkeypatch: pytest.MonkeyPatch
+    grouper: Grouper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It has the same arguments as the command that was typed, `--nproc` among them."""
+    monkeypatch.chdir(tmp_path)  # where no demonstration has run
     started: list[list[str]] = []
     trained: list[str] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -59,8 +61,9 @@ def test_processes_may_share_a_processor(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_command_asks_before_it_starts_any(
-    grouper: Grouper, monkeypatch: pytest.MonkeyPatch
+    grouper: Grouper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(train, "launch", lambda *_: pytest.fail("processes were started"))
     grouper("run", "demo", "--nproc", "2").refused("2 processes", "has 1", "--nproc 1 or fewer")

@@ -65,7 +65,8 @@ def test_a_grpo_file_becomes_the_same_run(imported):
     g = recipe.grpo
     assert (g.prompts_per_step, g.group_size, g.updates_per_batch) == (4, 16, 1)
     assert (g.optimizer.learning_rate, g.optimizer.max_grad_norm) == (5e-6, 0.1)
-    assert [r.name for r in recipe.rewards] == ["accuracy", "format"]
+    assert [r.name for r in recipe.rewards] == ["accuracy", "think_format"]
+    assert recipe.prompt.format == "boxed"  # where TRL reads the answer, whatever it rewards
     assert recipe.sampling.max_new_tokens == 786
     assert g.checkpoint_every == 100
 

@@ -217,6 +217,11 @@ def test_vllm_comes_with_importance_weights() -> None:
                 load_recipe("demo", [use, f"evaluation.temperature={temperature}"])
 
 
+def test_a_seed_that_pytorch_does_not_take_is_refused() -> None:
+    with pytest.raises(ConfigError, match="seed: should be less than"):
+        load_recipe("demo", ["seed=99999999999999999999999"])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

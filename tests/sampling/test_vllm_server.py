@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -121,6 +122,28 @@ def test_a_server_that_vanishes_is_waited_for_and_reported(served: Made) -> None
     server.broken, engine._timeout = 10**6, 0.5
     with pytest.raises(ModelError, match=r"has not answered for 0\.5 seconds.*--resume"):
         draw(sampler, requests(2))
+
+
+def test_what_is_stopped_waits_for_no_server(served: Made) -> None:
+    policy, (server, _) = served
+    engine = connect([server.url], timeout=600.0)
+    sampler = over(policy, engine)
+    draw(sampler, requests(1))
+    server.broken, ended = 10**6, list[ModelError]()
+
+    def wait() -> None:
+        try:
+            draw(sampler, requests(2))
+        except ModelError as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    time.sleep(0.3)
+    assert not ended
+    engine.close()
+    waiting.join(30)
+    assert ended
 
 
 def test_nobody_there_is_one_sentence() -> None:

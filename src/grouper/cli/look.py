@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import platform
 import re
@@ -16,7 +15,7 @@ from typing import Any
 import click
 
 from grouper.cli.opening import require_writable
-from grouper.cli.text import definitions, table, warn
+from grouper.cli.text import definitions, show_json, table, warn
 from grouper.cli.text import show as print_rich
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
@@ -37,7 +36,7 @@ def runs(folder: str | None, *, as_json: bool) -> None:
         (_run(path.parent) for path in place.glob(f"*/{RECIPE_FILE}")), key=lambda row: row["when"]
     )
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        show_json(found)
     elif not found:
         click.echo(f"There are no runs in {place}.")
     else:
@@ -139,7 +138,7 @@ def diagnose(run: str, *, as_json: bool) -> int:
     steps = {"sft": len(record.sft), "grpo": len(record.grpo)}
     if as_json:
         found = [asdict(finding) for finding in findings]
-        click.echo(json.dumps({"run": run, "steps": steps, "findings": found}, indent=2))
+        show_json({"run": run, "steps": steps, "findings": found})
     else:
         done = ", ".join(f"{count} steps of {phase}" for phase, count in steps.items() if count)
         click.echo(f"{run}: {done}")
@@ -160,7 +159,7 @@ def env(*, as_json: bool) -> None:
     """Print what a bug report needs."""
     facts = _environment()
     if as_json:
-        click.echo(json.dumps(facts, indent=2))
+        show_json(facts)
     for title, rows in () if as_json else facts.items():
         definitions(rows.items(), title.capitalize())
 

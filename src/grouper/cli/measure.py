@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import re
 from collections import Counter
@@ -23,7 +22,7 @@ from grouper.cli.opening import (
     sampled_by,
     show_plan,
 )
-from grouper.cli.text import counted, duration, is_follower, short, show, table, warn
+from grouper.cli.text import counted, duration, is_follower, short, show, show_json, table, warn
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError
 from grouper.evaluation.result import EvaluationResult
@@ -141,7 +140,7 @@ def _as_overrides(
 def _show_measured(found: Mapping[str, Comparison], *, as_json: bool, titles: bool) -> None:
     if as_json:
         rows = [{"problems": name, **comparison.numbers} for name, comparison in found.items()]
-        click.echo(json.dumps({"evaluations": rows}, indent=2))
+        show_json({"evaluations": rows})
         return
     for name, comparison in found.items():
         if titles:
@@ -392,7 +391,7 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
     else:
         found = _pooled({_arm_name(arm): [_recorded(place, on) for place in arm] for arm in places})
     if as_json:
-        click.echo(json.dumps(found.numbers, indent=2))
+        show_json(found.numbers)
         return
     show_results(found)
     first, last = found.results[0], found.results[-1]
@@ -588,7 +587,7 @@ def plan(
 
     found = plan_run(opened, device=device, tokens_per_second=tokens_per_second)
     if as_json:
-        click.echo(json.dumps(found.as_dict(), indent=2))
+        show_json(found.as_dict())
     else:
         _show_plan(found)
 
@@ -658,7 +657,7 @@ def bench(
 
     seen = measuring.bench(opened, model=subject, progress=progress(quiet=quiet), **measured)
     if as_json:
-        click.echo(json.dumps(seen.as_dict(), indent=2))
+        show_json(seen.as_dict())
     else:
         _show_bench(seen)
 

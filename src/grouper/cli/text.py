@@ -58,6 +58,13 @@ def show(*things: Any) -> None:
         console.print(thing, highlight=False, markup=not text, soft_wrap=text)
 
 
+def show_json(value: Any) -> None:
+    """Print JSON that strict readers take, too: NaN and infinities are null."""
+    from pydantic_core import to_json
+
+    click.echo(to_json(value, indent=2, inf_nan_mode="null").decode())
+
+
 def short(text: str | None, length: int = 200) -> str:
     r"""Text on one line that cannot steer the terminal, cut where it is long.
 

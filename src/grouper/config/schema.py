@@ -20,6 +20,8 @@ from grouper.config.overrides import changed
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
+# What PyTorch takes.
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
@@ -148,7 +150,7 @@ class RowsConfig(Section):
     """our field -> the file's column (question, answer, ...)"""
     streaming: bool = False
     """read row by row and stop at limit, for sets larger than memory"""
-    shuffle: NonNegative | None = None
+    shuffle: Seed | None = None
     """seed of a shuffle before offset and limit; left out: in order"""
     offset: NonNegative = 0
     """leave out this many rows at the start"""
@@ -651,7 +653,7 @@ class Recipe(Section):
     description: str = ""
     note: str = ""
     """printed at the end: what the result is and is not"""
-    seed: NonNegative = 0
+    seed: Seed = 0
     output_dir: str = "outputs"
     save_path: str | None = None
     """a folder for what was trained, the adapter alone where there is one"""

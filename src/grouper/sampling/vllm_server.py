@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -82,7 +83,7 @@ class ServerEngine:
         self._headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
         self._name, self._dtype, self._timeout = name, dtype, settings.timeout_seconds
         self._threads, self._processes = concurrency * len(urls), processes
-        self._turn = itertools.count()
+        self._turn, self._closed = itertools.count(), threading.Event()
         shared = _SHARED_MEMORY if Path(_SHARED_MEMORY).is_dir() else None
         folder = settings.weights_dir and Path(settings.weights_dir).expanduser()
         self._weights_dir = folder or shared
@@ -100,13 +101,13 @@ class ServerEngine:
                 )
 
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
-        with ThreadPoolExecutor(min(len(asks), self._threads) or 1) as pool:
+        pool = ThreadPoolExecutor(min(len(asks), self._threads) or 1)
+        try:
             waiting = {pool.submit(self._draw, ask): number for number, ask in enumerate(asks)}
-            try:
-                for done in as_completed(waiting):
-                    yield waiting[done], done.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        finally:  # Ctrl-C does not wait for what is still on its way
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def push(
         self, weights: Weights | None, tag: str, temperature: float, adapter: Save | None = None
@@ -139,7 +140,8 @@ class ServerEngine:
         """Servers have a device of their own."""
 
     def close(self) -> None:
-        """Those that are ours are ended by whoever has started them."""
+        """Wait for none any longer; those that are ours are ended by whoever has started them."""
+        self._closed.set()
 
     def _draw(self, ask: Ask) -> Answer:
         """A completion, of the server whose turn it is, or of those after it."""
@@ -186,7 +188,7 @@ class ServerEngine:
                 where=url,
                 fix=f"Have trainer and server the same {SECRET}, Grouper and recipe?",
             ) from error
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:
             raise Unreachable(f"{url}: {error!r}") from error
 
     def _patiently(self, attempt: Callable[[], Value]) -> Value:
@@ -198,13 +200,13 @@ class ServerEngine:
             except Unreachable as error:
                 for process in self._processes:
                     process.require_alive()
-                if time.monotonic() > deadline:
+                if self._closed.is_set() or time.monotonic() > deadline:
                     raise ModelError(
                         f"a vLLM server has not answered for {self._timeout:g} seconds ({error})",
                         where="sampling.vllm",
                         fix="Start it again, and go on with --resume: the step is done anew.",
                     ) from error
-            time.sleep(pause)
+            self._closed.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
 

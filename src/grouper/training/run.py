@@ -388,14 +388,15 @@ class Run:
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self._stop_requested and number == signal.SIGINT:
+        before, self._stop_requested = self._stop_requested, True
+        if before and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._stop_requested = True
         if number == signal.SIGHUP:  # the terminal is gone: what is written to it would fail
             self.display.mute()
-        self.display.say(
-            "Stopping: the current step is finished and saved first (Ctrl-C again: stop at once)."
-        )
+        if not before:
+            self.display.say(
+                "Stopping: the current step is finished and saved first (Ctrl-C: stop at once)."
+            )
 
     def __enter__(self) -> Self:
         self.watchdog.start()
