@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -225,6 +225,8 @@ class _LogFile(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
         logging.getLogger("grouper").removeHandler(self)
+        with suppress(OSError):  # what is left in the buffer cannot be written either
+            self.close()
         logger.warning("%s can no longer be written: %s", self.baseFilename, record.getMessage())
 
 
