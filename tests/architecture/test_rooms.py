@@ -18,7 +18,7 @@ from codebase import SOURCE, TOP, modules
 
 # Lines of code of the whole package. It only falls: raise it with a reason in the commit. It was
 # last raised for vLLM, evaluation with a report, and publishing, from 21,038.
-BUDGET = 24_925
+BUDGET = 24_933
 
 FILES_PER_ROOM = 14
 # It holds two folders of their own, one for each kind of processor.

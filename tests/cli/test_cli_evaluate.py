@@ -342,6 +342,9 @@ def test_a_run_that_goes_on_is_compared_as_far_as_it_is(grouper, run, monkeypatc
 
 def test_what_cannot_be_compared_is_refused(grouper, run, tmp_path):
     grouper("compare", run, tmp_path / "nowhere").refused("there is nothing here")
+    called = grouper("compare", f"{run},{run}", run)
+    assert called.code == 2
+    assert "the same run cannot be two seeds" in called.err
     grouper("compare", run, tmp_path).refused("no evaluation on test problems")
     grouper("compare", run, run, "--on", "gsm8k").refused("no evaluation on gsm8k problems")
     called = grouper("compare", tmp_path)

@@ -230,6 +230,7 @@ def test_seeds_of_one_recipe_are_one_arm_with_an_interval_over_them():
     assert difference.seeds.low == pytest.approx(0.41 - 0.043027 / 3**0.5, abs=1e-6)
     assert difference.verdict == "better"
     assert "Over 3 seeds GRPO - base: [+38.5, +43.5]." in plain(render_table(comparison))
+    assert "100 problems, 1 completion each from every seed" in plain(render_table(comparison))
     assert comparison.numbers["accuracies_of_seeds"]["grpo"] == [0.6, 0.66, 0.63]
     # Seeds that do not agree leave it open, whatever the problems say.
     arms["grpo"] = seeds_of("grpo", "+" * 100, "+" * 95 + "-" * 5, "-" * 80 + "+" * 20)
@@ -292,6 +293,14 @@ def test_each_of_pooled_seeds_votes_by_itself():
     pooled = pool("grpo", seeds)
     assert pooled.majority == 0.5
     assert pooled.majority == sum(seed.majority or 0 for seed in seeds) / 2
+
+
+def test_what_is_left_out_of_a_long_table_is_counted():
+    many = make_result("grpo", "+" * 43)
+    items = tuple(replace(item, subject=f"part {n}") for n, item in enumerate(many.items))
+    (by, (table, *_)), *_ = render_parts([replace(many, items=items)])
+    assert by == "subject"
+    assert "and 3 more" in plain(table)
 
 
 def test_by_subject_or_nothing():

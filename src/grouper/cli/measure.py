@@ -384,6 +384,9 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
             raise ConfigError("there is nothing here", where=str(place), fix="Check the path.")
         if is_running(place):
             warn(f"the run in {place} goes on; this is what it has measured so far.")
+    for arm in places:
+        if len({place.resolve() for place in arm}) < len(arm):
+            raise click.UsageError("the same run cannot be two seeds of one arm.")
     if len(places) == 1 and len(places[0]) == 1 and not (places[0][0] / "run.json").exists():
         raise click.UsageError("name at least two things to compare, or one run.")
     if len(places) == 1:

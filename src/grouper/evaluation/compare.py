@@ -282,7 +282,9 @@ def _notes(comparison: Comparison) -> list[str]:
     results = comparison.results
     problems = len({item.problem_id for item in results[0].items})
     each = "1 completion" if results[0].samples == 1 else f"{results[0].samples} completions"
-    notes = [f"{problems} problems, {each} each{_shared(results, comparison.seeds)}."]
+    pooled = any(len(r.light) > len({i.problem_id for i in r.light}) * r.samples for r in results)
+    each += " each from every seed" if pooled else " each"
+    notes = [f"{problems} problems, {each}{_shared(results, comparison.seeds)}."]
     if comparison.differences:
         methods = sorted({d.paired.method for d in comparison.differences})
         notes.append(f"Paired by problem: {'; '.join(methods)}.")
@@ -426,7 +428,8 @@ def render_parts(
 def _accuracy_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
     """A row per part and a column per result; None where there is no part."""
     parts: list[Mapping[str, Accuracy]] = [getattr(result, f"by_{by}") for result in results]
-    names = list(dict.fromkeys(name for part in parts for name in part))[:_MANY_PARTS]
+    every = list(dict.fromkeys(name for part in parts for name in part))
+    names, more = every[:_MANY_PARTS], len(every) - _MANY_PARTS
     if not names:
         return None
     models = [label(result.name) for result in results]
@@ -436,7 +439,9 @@ def _accuracy_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
         names.sort(key=lambda name: int(name.partition("-")[0]))
         return _table(["tokens", *models], [[name, *cells[name]] for name in names])
     counts = {n: next(str(one.problems) for one in found[n] if one) for n in names}
-    return _table([by, "problems", *models], [[n, counts[n], *cells[n]] for n in names])
+    rows = [[n, counts[n], *cells[n]] for n in names]
+    rows += [[f"and {more} more", *[""] * (1 + len(models))]] if more > 0 else []
+    return _table([by, "problems", *models], rows)
 
 
 def _rewards_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
