@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,51 +61,42 @@ GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 MOST_HELD = 1.6
 
 
-def measured(names: Sequence[str], device: str, environment: Mapping[str, str]) -> dict[str, int]:
-    """Case -> the peak in bytes of a process of its own."""
-    cases = [
-        {
-            "device": device,
-            "model": {"path": "x", **changes},
-            "shape": SHAPE,
-            "rows": rows,
-            "slices": slices,
-        }
-        for changes, rows, slices in map(CASES.__getitem__, names)
-    ]
+def measured(
+    changes: dict[str, Any],
+    rows: dict[str, int],
+    slices: int,
+    device: str,
+    environment: Mapping[str, str],
+) -> int:
+    """The peak in bytes of a process of its own."""
+    case = {
+        "device": device,
+        "model": {"path": "x", **changes},
+        "shape": SHAPE,
+        "rows": rows,
+        "slices": slices,
+    }
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("training_steps.py"))],
-        input="".join(json.dumps(case) + "\n" for case in cases),
+        [sys.executable, str(Path(__file__).with_name("training_steps.py")), json.dumps(case)],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
     assert done.returncode == 0, done.stderr
-    peaks = [int(json.loads(line)["peak"]) for line in done.stdout.splitlines()]
-    return dict(zip(names, peaks, strict=True))
-
-
-@pytest.fixture(scope="module")
-def peaks() -> dict[str, dict[str, int]]:
-    """The peaks of all cases where freed memory is given back, and where it is left to glibc."""
-    names = [*CASES]
-    return {
-        "alive": measured(names, "cpu", GIVING_BACK),
-        "held": measured(names, "cpu", {}),
-    }
+    return int(json.loads(done.stdout.splitlines()[-1])["peak"])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # all cases are measured at once
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 @pytest.mark.parametrize("name", CASES)
-def test_the_peak_is_within_a_tenth_of_what_is_alive(
-    name: str, peaks: dict[str, dict[str, int]]
-) -> None:
+def test_the_peak_is_within_a_tenth_of_what_is_alive(name: str) -> None:
     """And what a process holds that leaves its heap to glibc is more, within what is documented."""
-    found = planned(*CASES[name], "cpu")
-    alive, held = (peaks[how][name] for how in ("alive", "held"))
+    found, alive, held = (
+        planned(*CASES[name], "cpu"),
+        measured(*CASES[name], "cpu", GIVING_BACK),
+        measured(*CASES[name], "cpu", {}),
+    )
     mib = [round(size / 2**20) for size in (found, alive, held)]
     print(f"{name}: planned {mib[0]} MiB, measured {mib[1]} MiB, left to glibc {mib[2]} MiB")
     assert alive >= 10**9
@@ -116,5 +107,5 @@ def test_the_peak_is_within_a_tenth_of_what_is_alive(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("name", CASES)
 def test_the_peak_is_within_a_tenth_of_the_allocators(name: str) -> None:
-    expected = measured([name], "cuda", {})[name]
-    assert planned(*CASES[name], "cuda") == pytest.approx(expected, rel=0.1)
+    found, expected = planned(*CASES[name], "cuda"), measured(*CASES[name], "cuda", {})
+    assert found == pytest.approx(expected, rel=0.1)
