@@ -11,12 +11,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_processes import ODD, SMALL, _files, gang, metrics, same_run, texts
+from test_processes import ODD, SMALL, _files, gang, metrics, same_run, started, texts  # noqa: F401 - fixtures
 
 from grouper import load_recipe, prepare
 from grouper.sampling.vllm import write_shape
@@ -74,7 +74,11 @@ LORA = "model.lora={rank: 4}"
 @pytest.mark.parametrize(
     "model", [[], [LORA], [LORA, "sampling.dtype=same"]], ids=["full", "merged", "adapter"]
 )
-def test_whole_runs_are_the_same(model: list[str], served: list[FakeServer]) -> None:
+def test_whole_runs_are_the_same(
+    model: list[str],
+    served: list[FakeServer],
+    gang: Callable[..., Any],  # noqa: F811 - the fixture
+) -> None:
     own = [*model, f"sampling.vllm.servers={at(*served[:2])}"]
     counts = []
     for size, name, more in ((1, "one", []), (2, "two", []), (2, "split", ["parallel=fsdp"])):
@@ -98,7 +102,10 @@ def test_whole_runs_are_the_same(model: list[str], served: list[FakeServer]) -> 
     assert drawn[2] - drawn[0] in (0, 2 * 2)
 
 
-def test_what_runs_beside_training_is_the_same(served: list[FakeServer]) -> None:
+def test_what_runs_beside_training_is_the_same(
+    served: list[FakeServer],
+    gang: Callable[..., Any],  # noqa: F811 - the fixture
+) -> None:
     """Validation and the next rollouts are drawn by rank 0, and known to all."""
     beside = [
         f"sampling.vllm.servers={at(*served[:2])}",
@@ -126,14 +133,17 @@ def test_what_runs_beside_training_is_the_same(served: list[FakeServer]) -> None
     assert texts(Path("out/one")) == texts(Path("out/split"))
 
 
-def test_a_validation_that_fails_is_reported_by_all(served: list[FakeServer]) -> None:
+def test_a_validation_that_fails_is_reported_by_all(
+    served: list[FakeServer],
+    gang: Callable[..., Any],  # noqa: F811 - the fixture
+) -> None:
     served[2].calls.clear()
     plain = served[2].answer
     served[2].answer = lambda path, body: (  # type: ignore[method-assign]
         {"weight_version": "of another run"} if path == "/weight_info" else plain(path, body)
     )
     servers = [f"sampling.vllm.servers={at(*served[:2])}", f"evaluation.servers={at(served[2])}"]
-    assert gang("run", 2, *run("two", *servers)) == [{"exit": 0}] * 2
+    assert gang("runs", 1, json.dumps([(2, run("two", *servers))])) == [[{"exit": 0}] * 2]
     assert "did not acknowledge" in str(metrics(Path("out/two")))
 
 
@@ -158,11 +168,11 @@ def test_a_rank_whose_server_fails_ends_all_within_seconds(served: list[FakeServ
         "        raise ModelError('only rank one sees this')\n"
         "    ServerEngine.answers = answers\n"
     )
-    started = time.monotonic()
+    before = time.monotonic()
     done = launch(f"sampling.vllm.servers={at(*served[:2])}", limit=100)
     assert done.returncode != 0
     assert "[rank 1] error: only rank one sees this" in done.stderr
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - before < 60
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
