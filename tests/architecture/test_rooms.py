@@ -18,10 +18,10 @@ from codebase import SOURCE, TOP, modules
 
 # Lines of code of the whole package. It only falls: raise it with a reason in the commit. It was
 # last raised for vLLM, evaluation with a report, and publishing, from 21,038.
-BUDGET = 24_933
+BUDGET = 24_937
 
 FILES_PER_ROOM = 14
-# It holds two folders of their own, one for each kind of processor.
+# The kernels have a folder for each kind of processor.
 LARGER_ROOMS = {"kernels": 19}
 
 # Files beside the rooms.

@@ -340,6 +340,17 @@ def test_a_run_that_goes_on_is_compared_as_far_as_it_is(grouper, run, monkeypatc
     grouper("compare", run).refused("the test problems were not measured", "--resume")
 
 
+def test_json_is_strict_where_nothing_was_right(grouper, run):
+    """The mean length of right answers is no number there, which Python would write as NaN."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    found = json.loads(grouper("compare", run, "--json").out, parse_constant=refuse)
+    lengths = [result["tokens_right"] for result in found["results"]]
+    assert None in lengths
+
+
 def test_what_cannot_be_compared_is_refused(grouper, run, tmp_path):
     grouper("compare", run, tmp_path / "nowhere").refused("there is nothing here")
     called = grouper("compare", f"{run},{run}", run)

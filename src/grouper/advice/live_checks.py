@@ -136,7 +136,11 @@ def _sample(
 
 
 class Rehearsal(Hook):
-    """Runs the largest slice of a phase once, on a GPU."""
+    """Runs the largest slice of a phase once, on a GPU, before the first step.
+
+    So what does not fit is known within a minute, and slices are made smaller before anything
+    depends on them. The gradient is discarded; weights, optimizer and random numbers stay.
+    """
 
     # A host that runs out of memory swaps and kills processes: a rehearsal could not catch that.
     devices: tuple[str, ...] = ("cuda", "mps")

@@ -62,9 +62,10 @@ def standardised(rewards: Tensor, group_ids: Tensor, eps: float = STD_EPS) -> Te
     values, mean, size, flat = _group_statistics(rewards, group_ids)
     _, index = torch.unique(group_ids, return_inverse=True)
     squares = torch.zeros_like(values).scatter_add(0, index, (values - mean) ** 2)[index]
-    # PyTorch leaves its own to MKL, which on some processors is off by the last bit.
-    std = torch.from_numpy(np.sqrt((squares / (size - 1).clamp(min=1)).cpu().numpy()))
-    return torch.where(flat, 0.0, (values - mean) / (std.to(values.device) + eps))
+    variance = squares / (size - 1).clamp(min=1)
+    # PyTorch leaves square roots to MKL, whose last bit depends on the processor; NumPy's does not.
+    std = torch.from_numpy(np.sqrt(variance.cpu().numpy())).to(values.device)
+    return torch.where(flat, 0.0, (values - mean) / (std + eps))
 
 
 def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:

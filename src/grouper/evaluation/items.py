@@ -126,6 +126,7 @@ def bare(ids: tuple[int, ...], text: str, reason: FinishReason, version: int) ->
 _PLACE = len('{"place":')
 # More processes than will ever evaluate together.
 _MOST_FILES = 1 << 16
+# Of an item, in order.
 FIELDS = [field.name for field in fields(EvaluationItem)]
 
 

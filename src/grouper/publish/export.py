@@ -194,12 +194,15 @@ def _make_portable(prepared: Prepared, tokenizer: Any) -> bool:
         if [message["role"] for message in prompts[0].messages or ()] == ["user"]:
             joined = f"{json.dumps(fmt.system + chr(10) * 2)} + messages[0]['content']"
             first = f"[{{'role': 'user', 'content': {joined}}}] + messages[1:]"
-        asked = f"{{%- set messages = {first} -%}}"
-        asked = f"{{%- if messages[0]['role'] != 'system' -%}}{asked}{{%- endif -%}}"
-        opened = f"{{{{- {json.dumps(fmt.prefix)} -}}}}"
-        opened = f"{{%- if add_generation_prompt -%}}{opened}{{%- endif -%}}"
-        before_all, after_all = asked if fmt.system else "", opened if fmt.prefix else ""
-        tokenizer.chat_template = before_all + before + after_all
+        tokenizer.chat_template = before
+        if fmt.system:
+            tokenizer.chat_template = (
+                "{%- if messages[0]['role'] != 'system' -%}"
+                f"{{%- set messages = {first} -%}}{{%- endif -%}}{tokenizer.chat_template}"
+            )
+        if fmt.prefix:
+            opened = f"{{{{- {json.dumps(fmt.prefix)} -}}}}"
+            tokenizer.chat_template += f"{{%- if add_generation_prompt -%}}{opened}{{%- endif -%}}"
     for problem, prompt in zip(problems, prompts, strict=True):
         turn = [{"role": "user", "content": problem.question}]
         ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)

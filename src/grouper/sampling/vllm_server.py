@@ -112,13 +112,13 @@ class ServerEngine:
     def push(
         self, weights: Weights | None, tag: str, temperature: float, adapter: Save | None = None
     ) -> None:
-        sent = {name: w.detach().to("cpu", self._dtype, copy=True) for name, w in weights or ()}
         with tempfile.TemporaryDirectory(prefix="grouper-", dir=self._weights_dir) as folder:
-            file = Path(folder) / "weights.safetensors"
-            save_file({name: tensor.contiguous() for name, tensor in sent.items()}, file)
-            update = {"version": tag, "temperature": temperature, "path": str(file)}
             calls: dict[str, dict[str, Any]] = {}
             if weights is not None:
+                file = Path(folder) / "weights.safetensors"
+                sent = {n: w.detach().to("cpu", self._dtype, copy=True) for n, w in weights}
+                save_file({name: tensor.contiguous() for name, tensor in sent.items()}, file)
+                update = {"version": tag, "temperature": temperature, "path": str(file)}
                 calls["/init_weight_transfer_engine"] = {"init_info": {}}
                 calls["/start_weight_update"] = {}
                 calls["/update_weights"] = {"update_info": update}

@@ -395,7 +395,7 @@ class Run:
             self.display.mute()
         if not before:
             self.display.say(
-                "Stopping: the current step is finished and saved first (Ctrl-C: stop at once)."
+                "Stopping: the current step is finished and saved first (Ctrl-C stops at once)."
             )
 
     def __enter__(self) -> Self:
